@@ -1,4 +1,4 @@
-"""The command line: all questions, some of them, one comparison of one's own, or the pages of figures."""
+"""The benchmark command: run all or some questions, one custom comparison, or write the pages of figures."""
 
 import sys
 import time
@@ -32,7 +32,7 @@ def ask(
     quick: Annotated[bool, typer.Option(help="One round of everything: does it run? Figures mean little.")] = False,
     docs: Annotated[bool, typer.Option(help="Measure nothing: write the pages from the last run's results.")] = False,
 ) -> None:
-    """Ask the questions, print one table and write it down; the exit status says whether every target was met.
+    """Run the questions, print and save one table; exit with status 1 unless every target was met.
 
     `python -m benchmarks compare --help` tells how to compare a mask, shape and dtype of your own.
     """

@@ -21,7 +21,7 @@ MEMORY_TARGET = 50.0
 
 
 class Case(NamedTuple):
-    """Inputs and weights."""
+    """Random inputs and weights of additive attention."""
 
     tensors: list[Tensor]
     score: scores.Additive
@@ -33,7 +33,7 @@ class Case(NamedTuple):
         return [*self.tensors, *self.score.parameters()]
 
     def ours(self) -> Tensor:
-        """One side."""
+        """Run this library."""
         return sc.attention(*self.tensors, score=self.score)
 
     def theirs(self) -> Tensor:
@@ -44,26 +44,26 @@ class Case(NamedTuple):
         return (hidden @ self.score.output_weight).softmax(-1) @ value
 
     def ours_both(self) -> tuple[Tensor, ...]:
-        """Forward and backward."""
+        """Run forward and backward."""
         return torch.autograd.grad(self.ours(), self.leaves, self.grad)
 
     def theirs_both(self) -> tuple[Tensor, ...]:
-        """Forward and backward."""
+        """Run forward and backward."""
         return torch.autograd.grad(self.theirs(), self.leaves, self.grad)
 
     def ours_forward(self) -> Tensor:
-        """Without gradients."""
+        """Run forward without gradients."""
         with torch.no_grad():
             return self.ours()
 
     def theirs_forward(self) -> Tensor:
-        """Without gradients."""
+        """Run forward without gradients."""
         with torch.no_grad():
             return self.theirs()
 
 
 def case(n: int = N) -> Case:
-    """Random inputs, the same for every run."""
+    """Return random inputs, the same in every run."""
     torch.manual_seed(0)
     tensors = [torch.randn(1, 1, n, DIM, requires_grad=True) for _ in range(3)]
     return Case(tensors, scores.Additive(DIM, DIM, DIM), torch.randn(1, 1, n, DIM))
@@ -78,13 +78,13 @@ def check(its: Case) -> None:
 
 
 def memory_of(side: str, n: int = N) -> Call:
-    """For `extra_bytes`: one side, its code once run."""
+    """Return a run of one side for `extra_bytes`, after a first run."""
     getattr(case(64), side)()
     return functools.partial(getattr(case(n), side))
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     its = case()
     check(case(512))  # in float32 the other side's gradient of the output weight loses digits with length
     assert_agree(its.ours_forward(), its.theirs_forward())

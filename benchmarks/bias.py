@@ -45,7 +45,7 @@ class Case(NamedTuple):
         return torch.autograd.grad(out, [*self.tensors, self.table.weight], self.grad)
 
     def theirs_table(self) -> tuple[Tensor, ...]:
-        """Do the same by SDPA: make the bias dense, and gather the gradient from all pairs."""
+        """Do the same by SDPA: expand the bias to all pairs, and sum the gradient over them."""
         at = torch.arange(self.grad.shape[2])
         distance = (at[:, None] - at).clamp(-REACH, REACH) + REACH
         out = F.scaled_dot_product_attention(*self.tensors, attn_mask=self.table.weight[:, distance][None])
@@ -53,7 +53,7 @@ class Case(NamedTuple):
 
 
 def case(n: int = N) -> Case:
-    """Random inputs, the same for every run."""
+    """Return random inputs, the same in every run."""
     torch.manual_seed(0)
     table = positions.Clipped(HEADS, REACH)
     torch.nn.init.normal_(table.weight)
@@ -66,7 +66,7 @@ def case(n: int = N) -> Case:
 
 
 def check(its: Case) -> None:
-    """All gradients agree."""
+    """Check that all gradients agree."""
     for ours, theirs in ((its.ours_full, its.theirs_full), (its.ours_table, its.theirs_table)):
         for own, other in zip(ours(), theirs(), strict=True):
             size = max(1.0, other.abs().max().item())  # of a table's entry, the sum over many pairs
@@ -74,7 +74,7 @@ def check(its: Case) -> None:
 
 
 def memory_of(side: str, n: int = N) -> Call:
-    """For `extra_bytes`: a training step of one side, its code once run."""
+    """Return a training step of one side for `extra_bytes`, after a first run."""
     getattr(case(256), side)()
     its = case(n)
     if side.endswith("table"):
@@ -83,7 +83,7 @@ def memory_of(side: str, n: int = N) -> Call:
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     its = case()
     check(its)
     pair = compare(its.ours_full, its.theirs_full, rounds=5, referee=referee)

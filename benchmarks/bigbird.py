@@ -1,9 +1,8 @@
 """How much faster is a BigBird layer than that of transformers, per pair that is seen?
 
-Theirs draws its random blocks only while training, and other ones than ours, so that outputs cannot be compared: each
-side is compared with its own mask written out. Ours may draw a block that the window shows already, theirs draws until
-it does not; the ratio is therefore per pair. Theirs also returns its weights as a dense matrix, always: the time to
-fill one with zeros is measured beside it.
+The layer of transformers draws random blocks only in training, and different ones, so outputs cannot be compared: each
+side is checked against its dense mask. Our random blocks may overlap the window, theirs do not; the ratio is therefore
+per pair. Their layer always returns a dense matrix of weights, so the time to fill one with zeros is measured, too.
 """
 
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ TITLE_ZH = f"BigBird 层：块大小 {BLOCK}，随机块 {RANDOM} 个，{N:,} �
 
 
 class Layers(nn.Module):
-    """Their layer and ours on one set of weights."""
+    """The layer of transformers and ours with the same weights."""
 
     def __init__(self, n: int = N, block: int = BLOCK):
         super().__init__()
@@ -60,11 +59,11 @@ class Layers(nn.Module):
         return self.layer(self.hidden, **self.facts)[0]
 
     def ours(self) -> Tensor:
-        """Three projections and one product."""
+        """Run our layer: three projections and one product."""
         return sc.attention(*self.projected(), self.mask).transpose(1, 2).flatten(2)
 
     def projected(self) -> list[Tensor]:
-        """Query, key and value."""
+        """Return the projected query, key and value."""
         linears = (self.layer.query, self.layer.key, self.layer.value)
         return [linear(self.hidden).unflatten(2, (HEADS, DIM)).transpose(1, 2) for linear in linears]
 
@@ -74,7 +73,7 @@ class Layers(nn.Module):
 
 
 def check(layers: Layers) -> tuple[int, int]:
-    """Each side is its own mask, written out; returns the pairs that ours and theirs see, over all heads."""
+    """Check each side against its dense mask; return the visible pairs of ours and theirs, over all heads."""
     with torch.no_grad():
         projected = layers.projected()
         n = layers.hidden.shape[1]
@@ -89,7 +88,7 @@ def check(layers: Layers) -> tuple[int, int]:
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     layers = Layers()
     own, other = check(layers)
 

@@ -21,7 +21,7 @@ OF_SDPA, OF_CAUSAL = 0.85, 0.95  # the second: as fast, but for what timing leav
 
 
 def case(n: int = N) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Query, key and value, and masks."""
+    """Return query, key and value, and masks."""
     torch.manual_seed(0)
     tensors = [torch.randn(BATCH, HEADS, n, DIM) for _ in range(3)]
     half = torch.rand(n, n) < 0.5
@@ -32,12 +32,12 @@ def case(n: int = N) -> tuple[list[Tensor], dict[str, Tensor]]:
 
 
 def check(tensors: list[Tensor], mask: Tensor) -> None:
-    """Both sides agree."""
+    """Check that both sides agree."""
     assert_agree(sc.attention(*tensors, mask), F.scaled_dot_product_attention(*tensors, attn_mask=mask))
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     tensors, given = case()
     for name, mask in given.items():
         check(tensors, mask)

@@ -1,4 +1,4 @@
-"""Correctness, before anything is timed."""
+"""Correctness checks that run before anything is timed."""
 
 from collections.abc import Sequence
 
@@ -12,13 +12,13 @@ ERRORS = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
 
 
 def assert_agree(ours: Tensor, theirs: Tensor) -> None:
-    """Both sides computed the same."""
+    """Raise an error unless both sides computed the same."""
     error = ERRORS[ours.dtype]
     torch.testing.assert_close(ours, theirs.to(ours.dtype), rtol=error, atol=error)
 
 
 def some_rows(n: int, count: int = 24) -> Tensor:
-    """Row numbers spread over a sequence, both ends among them."""
+    """Return row numbers spread over a sequence, including both ends."""
     return torch.linspace(0, n - 1, min(n, count)).round().to(torch.int64).unique()
 
 
@@ -36,6 +36,6 @@ def by_definition(query: Tensor, key: Tensor, value: Tensor, mask: Mask, rows: T
 
 
 def assert_rows_by_definition(out: Tensor, inputs: Sequence[Tensor], mask: Mask, rows: Tensor | None = None) -> None:
-    """Rows of an output are what the mask's own definition gives."""
+    """Raise an error unless rows of an output equal the definition with the mask."""
     rows = some_rows(out.shape[2]) if rows is None else rows
     assert_agree(out[:, :, rows], by_definition(*inputs, mask, rows))

@@ -67,7 +67,7 @@ WAYS = {"forward": (False, 0.0), "gradient": (True, 0.0), "dropout": (True, 0.1)
 
 
 class Choice(NamedTuple):
-    """One attention of many kinds."""
+    """One combination of mask, terms and sizes to attend with."""
 
     mask: str
     terms: str
@@ -84,12 +84,12 @@ class Choice(NamedTuple):
 
     @property
     def is_sensible(self) -> bool:
-        """Whether the mask is one of these lengths, and what is written out is not too large."""
+        """Whether the mask fits these lengths and the dense tensors are not too large."""
         written_out = self.terms in ("bias", "bias, trained") or self.mask == "dense"
         return not (self.length == 1 and self.mask == "grid") and not (written_out and self.length > 2048)
 
     def sides(self) -> "Sides":
-        """Prepare the inputs."""
+        """Draw the inputs."""
         torch.manual_seed(0)
         kv_len = DECODED if self.length == 1 else self.length
         batch = 2 if self.mask == "padding" else 1
@@ -110,7 +110,7 @@ class Choice(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """Inputs that every kernel gets."""
+    """The inputs that every kernel receives."""
 
     tensors: list[Tensor]
     mask: object
@@ -120,11 +120,11 @@ class Sides(NamedTuple):
 
     @property
     def backward(self) -> bool:
-        """Whether gradients are taken too."""
+        """Whether gradients are computed, too."""
         return self.tensors[0].requires_grad
 
     def run(self, impl: str) -> object:
-        """One call."""
+        """Run one call with a kernel."""
         with torch.set_grad_enabled(self.backward):
             out = sc.attention(*self.tensors, self.mask, **self.options, dropout_p=self.dropout_p, impl=impl)
         return torch.autograd.grad(out, [*self.tensors, *self.trained], out.detach()) if self.backward else out
@@ -145,7 +145,7 @@ class Sides(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How "auto" did: seconds of processor time."""
+    """The result of "auto" on one choice: seconds of processor time."""
 
     chosen: str
     best: str
@@ -158,14 +158,14 @@ class Verdict(NamedTuple):
         return self.auto / self.seconds
 
     def row(self, choice: Choice) -> Row:
-        """As a row of the table."""
+        """Return the result as a row of the table."""
         text = f"{self.ratio:.2f}x of {self.best}: {self.chosen} {duration(self.auto)}, {duration(self.seconds)}"
         figures = {"ratio": self.ratio, "auto_s": self.auto, "best_s": self.seconds}
         return Row(str(choice), text, f"at most {TARGET:g}x", self.ratio <= TARGET, figures)
 
 
 def judged(choice: Choice, clock: Callable[[], float] = time.process_time) -> Verdict:
-    """Time all kernels in turn, again where "auto" seems slow: a disturbance makes one side slower, not both."""
+    """Time all kernels in turn; repeat if "auto" seems slow, since a disturbance slows only one side."""
     sides = choice.sides()
     chosen, able = sides.kernels()
     first = {name: _seconds(partial(sides.run, name), clock) for name in ("auto", *able)}  # plans are made and kept
@@ -196,7 +196,7 @@ def _mean(call: Call, clock: Callable[[], float]) -> float:
 
 
 def choices(count: int, seed: int = 0) -> list[Choice]:
-    """Every mask with every kind of term once, and random ones up to ``count``."""
+    """Return every mask with every kind of term once, and random combinations up to ``count``."""
     drawn = random.Random(seed)
     rest = list(itertools.product(LENGTHS, DTYPES, WAYS, WIDTHS, KV_HEADS))
     pairs = list(itertools.product(MASKS, TERMS))
@@ -205,7 +205,7 @@ def choices(count: int, seed: int = 0) -> list[Choice]:
 
 
 def measure(referee: Referee, count: int = 300) -> Iterator[Row]:
-    """Rows of this question; the worst come last, again."""
+    """Measure this question and return its rows; the worst are repeated last."""
     worst: list[tuple[float, Row]] = []
     with threads(1):
         for choice in [FAULT, *choices(referee.rounds(count))]:

@@ -1,4 +1,4 @@
-"""One problem, as the command line gives it, against any peers."""
+"""A comparison of one problem from the command line with any peers."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,7 +22,7 @@ def title(its: Problem) -> str:
 
 
 def rows(its: Problem, peers: Sequence[str], referee: Referee, rounds: int, *, is_busy: bool = False) -> Iterator[Row]:
-    """Each of our kernels by its rates, and each peer beside `ours`; again on a busy machine where that is asked."""
+    """Return rows: each of our kernels by its rates, each peer against `ours`; optionally on a busy machine, too."""
     ready = sides(its, ["ours", *peers])
     races = {"": ready.race(referee, rounds)}
     if is_busy:

@@ -26,7 +26,7 @@ _NEAR = masks.Window(WIDTH, WIDTH)
 
 
 class Case(NamedTuple):
-    """A problem for two kernels."""
+    """A problem that two kernels run."""
 
     name: str
     mask: masks.Mask | None
@@ -48,13 +48,13 @@ CASES = (
 
 
 def tensors(n: int, dtype: torch.dtype) -> list[Tensor]:
-    """Query, key and value, and the gradient of the output."""
+    """Return query, key and value, and the gradient of the output."""
     torch.manual_seed(0)
     return [torch.randn(1, HEADS, n, DIM).to(dtype).requires_grad_(i < 3) for i in range(4)]
 
 
 def run(case: Case, its: list[Tensor], impl: str, *, backward: bool = False) -> tuple[Tensor, ...]:
-    """One side."""
+    """Run this library."""
     torch.manual_seed(0)  # of the dropout
     with torch.set_grad_enabled(backward):
         out = sc.attention(*its[:3], case.mask, impl=impl, **case.options)
@@ -62,7 +62,7 @@ def run(case: Case, its: list[Tensor], impl: str, *, backward: bool = False) -> 
 
 
 def check(case: Case, its: list[Tensor]) -> None:
-    """Both kernels agree, forward and backward."""
+    """Check that both kernels agree, forward and backward."""
     for backward in (False, True):
         both = (run(case, its, impl, backward=backward) for impl in ("native", case.other))
         for own, other in zip(*both, strict=True):
@@ -70,7 +70,7 @@ def check(case: Case, its: list[Tensor]) -> None:
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question; none where the compiled kernel is not installed."""
+    """Measure this question and return its rows; none if the compiled kernel is not installed."""
     level = abilities()
     for dtype in [torch.float32, torch.bfloat16][: 0 if level is None else 2 if level >= 3 else 1]:
         name = str(dtype).removeprefix("torch.")

@@ -15,13 +15,13 @@ _SPIN = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
 
 
 def thread_counts() -> list[int]:
-    """One, two and all."""
+    """Return the numbers of threads to try: one, two and all."""
     return sorted({1, min(2, os.cpu_count() or 1), os.cpu_count() or 1})
 
 
 @contextmanager
 def threads(number: int) -> Iterator[None]:
-    """So many threads in torch's operations and in ours."""
+    """Use a number of threads in torch's operations and in ours."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -32,7 +32,7 @@ def threads(number: int) -> Iterator[None]:
 
 @contextmanager
 def busy(cores: int = 2) -> Iterator[None]:
-    """Someone else keeps so many cores busy; ends with us, however we end."""
+    """Keep a number of cores busy with another process, which ends with this one in any case."""
     others = [subprocess.Popen([sys.executable, "-c", _SPIN]) for _ in range(cores)]
     try:
         yield
@@ -44,7 +44,7 @@ def busy(cores: int = 2) -> Iterator[None]:
 
 @contextmanager
 def no_wheel() -> Iterator[None]:
-    """As if saccade-cpu were not installed, in this process, so that both sides take turns in one run."""
+    """Run as if saccade-cpu were not installed, in this process, so that both sides take turns in one run."""
     # SACCADE_CPU=off is read once for a process.
     with patch.object(native, "is_on", bool), patch.object(native_statistics, "is_on", bool):
         yield

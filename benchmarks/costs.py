@@ -26,7 +26,7 @@ TITLE_ZH = "saccade.cost：预测值与实测值之比，张量的内存与时�
 
 
 class Case(NamedTuple):
-    """Something that can be costed and run."""
+    """A computation whose cost is forecast and measured."""
 
     name: str
     length: int
@@ -145,7 +145,7 @@ def measured_seconds(run: Call, rounds: int, patience: float) -> float:
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     rounds, patience = (1, 0.0) if referee.most_rounds == 1 else (7, 2.0)
     machine = Machine()  # measured now, since what is kept may stem from a day on which others ran beside it
     for case in cases():

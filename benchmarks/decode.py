@@ -28,7 +28,7 @@ _CAUSAL, _SOFTMAX = masks.Causal(), Softmax()
 
 
 class Case(NamedTuple):
-    """A cache, the token that is decoded, and the keys and values with that token: in the cache, and copied."""
+    """A cache, the token to decode, and keys and values including that token: in the cache, and copied."""
 
     cache: KVCache
     token: tuple[Tensor, Tensor, Tensor]
@@ -59,7 +59,7 @@ class Case(NamedTuple):
 
 
 def case(n: int, dtype: torch.dtype, heads: int = HEADS, kv_heads: int = KV_HEADS, dim: int = DIM) -> Case:
-    """Random inputs: n tokens in the cache, the last of which is the one that is decoded."""
+    """Return random inputs: n tokens in the cache, the last of which is the token to decode."""
     torch.manual_seed(0)
     query = torch.randn(1, heads, n, dim).to(dtype)
     key, value = (torch.randn(1, kv_heads, n, dim).to(dtype) for _ in range(2))
@@ -77,7 +77,7 @@ def case(n: int, dtype: torch.dtype, heads: int = HEADS, kv_heads: int = KV_HEAD
 
 
 def check(its: Case) -> None:
-    """Both sides agree."""
+    """Check that both sides agree."""
     ours = its.ours()
     assert_agree(ours, its.theirs())
     assert_agree(ours, its.theirs_apart())
@@ -88,7 +88,7 @@ def _beside(its: Case, call: Call, referee: Referee) -> Pair:
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     for dtype, targets in TARGETS.items():
         for n, promised in targets.items():
             target = ELSEWHERE[dtype] if lacking(dtype) else promised

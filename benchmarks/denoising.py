@@ -22,7 +22,7 @@ TARGET = 1.0
 
 
 def photographs(side: int = SIDE) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Two crops with added noise, (clean, noisy), ``[3, side, side]``."""
+    """Return two crops of photographs with added noise, (clean, noisy), ``[3, side, side]``."""
     rng = np.random.default_rng(0)
     clean = [
         image[60 : 60 + side, 200 : 200 + side].transpose(2, 0, 1) / 255.0 for image in load_sample_images().images
@@ -31,7 +31,7 @@ def photographs(side: int = SIDE) -> list[tuple[NDArray[np.float64], NDArray[np.
 
 
 def ours(noisy: NDArray[np.float64]) -> NDArray[np.float32]:
-    """One side."""
+    """Run this library."""
     return vision.non_local_means(torch.from_numpy(noisy).float(), PATCH, RADIUS, h=NOISE).numpy()
 
 
@@ -43,7 +43,7 @@ def theirs(noisy: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def memory_of(side: str, pixels: int = SIDE) -> Call:
-    """For `extra_bytes`: one picture, the code once run."""
+    """Return the denoising of one image for `extra_bytes`, after a first run."""
     call = {"ours": ours, "theirs": theirs}[side]
     call(photographs(24)[0][1])
     return functools.partial(call, photographs(pixels)[0][1])
@@ -60,7 +60,7 @@ def _quality(number: int, clean: NDArray[np.float64], noisy: NDArray[np.float64]
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     pictures = photographs()
     for number, (clean, noisy) in enumerate(pictures):
         yield _quality(number, clean, noisy)

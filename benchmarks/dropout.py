@@ -25,13 +25,13 @@ TITLE_ZH = f"dropout {P}，{HEADS} 个头，每头宽 {DIM}，float32，前向 +
 
 
 class Case(NamedTuple):
-    """Inputs of one length."""
+    """The inputs of one length."""
 
     tensors: list[Tensor]
     grad: Tensor
 
     def ours(self) -> tuple[Tensor, ...]:
-        """One side."""
+        """Run this library."""
         return torch.autograd.grad(sc.attention(*self.tensors, dropout_p=P), self.tensors, self.grad)
 
     def without_wheel(self) -> tuple[Tensor, ...]:
@@ -40,19 +40,19 @@ class Case(NamedTuple):
             return self.ours()
 
     def theirs(self) -> tuple[Tensor, ...]:
-        """Run the peer."""
+        """Run the peer that this library is compared with."""
         out = F.scaled_dot_product_attention(*self.tensors, dropout_p=P)
         return torch.autograd.grad(out, self.tensors, self.grad)
 
 
 def case(n: int) -> Case:
-    """Random inputs, the same for every run."""
+    """Return random inputs, the same in every run."""
     torch.manual_seed(0)
     return Case([torch.randn(1, HEADS, n, DIM, requires_grad=True) for _ in range(3)], torch.randn(1, HEADS, n, DIM))
 
 
 def check(its: Case) -> None:
-    """Output and gradients are those of dense attention with the same weights dropped; SDPA draws others."""
+    """Check output and gradients against dense attention with the same weights dropped; SDPA drops others."""
     query, key, value = its.tensors
     b, h, i, j = (torch.arange(size) for size in (1, HEADS, query.shape[2], key.shape[2]))
     kept = dropout.keep(7, b[:, None, None, None], h[:, None, None], i[:, None], j, P)
@@ -66,13 +66,13 @@ def check(its: Case) -> None:
 
 
 def memory_of(side: str, n: int = MEMORY_N) -> Call:
-    """For `extra_bytes`: a training step of one side, its code once run."""
+    """Return a training step of one side for `extra_bytes`, after a first run."""
     getattr(case(256), side)()
     return functools.partial(getattr(case(n), side))
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     check(case(1024))
     for n, target in TARGETS.items():
         its = case(n)

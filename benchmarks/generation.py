@@ -30,14 +30,14 @@ TITLE_ZH = f"生成 {NEW} 个词元，直到上下文 {CONTEXT:,}；Llama，宽 
 
 
 class Run(NamedTuple):
-    """A text that was generated: its tokens, and the time at the start and after each of them."""
+    """A generated text: its tokens, and the time at the start and after each of them."""
 
     tokens: list[int]
     times: list[float]
 
     @property
     def steps(self) -> list[float]:
-        """Seconds of each token after the first."""
+        """Return the seconds of each token after the first."""
         return [after - before for before, after in itertools.pairwise(self.times[1:])]
 
 
@@ -52,7 +52,7 @@ class _Clock:
         self.times.append(time.perf_counter())
 
     def end(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class Case:
@@ -99,7 +99,7 @@ class Case:
 
 
 def check(its: Case) -> None:
-    """Both sides choose the same tokens."""
+    """Check that both sides generate the same tokens."""
     ours, theirs = its.ours(), its.theirs()
     if ours.tokens != theirs.tokens or len(set(ours.tokens)) < 2:
         got = f"{ours.tokens} and {theirs.tokens}"
@@ -109,7 +109,7 @@ def check(its: Case) -> None:
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     its = Case()
     check(its)
     runs: dict[str, Run] = {}

@@ -24,14 +24,14 @@ DIM = 64
 LONGEST = 100_000
 TITLE = f"growth, {SIZES[0]} to {SIZES[-1]} tokens, one head of {DIM}, float32, forward"
 TITLE_ZH = f"随长度的增长，{SIZES[0]:,} 到 {SIZES[-1]:,} 个词元，一个宽 {DIM} 的头，float32，前向"
-MOST_MEMORY = 3.0  # of query + key + value
+MOST_MEMORY = 3.0  # of the bytes of query + key + value
 WINDOW = 256
 DENSE = f"SDPA, window ±{WINDOW} as a mask"
 DENSE_SIZES = SIZES[:4]  # the mask of the next size takes 16 GiB
 
 
 class Pattern(NamedTuple):
-    """A mask for every length, and how time and memory may grow with it."""
+    """A mask for every length, with the allowed growth of time and memory."""
 
     make: Callable[[int], Mask]
     most_time_slope: float = 1.1
@@ -51,13 +51,13 @@ PATTERNS = {
 
 
 def inputs(n: int) -> list[Tensor]:
-    """Query, key and value of one head."""
+    """Return query, key and value of one head."""
     torch.manual_seed(0)
     return [torch.randn(1, 1, n, DIM) for _ in range(3)]
 
 
 def check(n: int, names: tuple[str, ...] = tuple(PATTERNS)) -> None:
-    """Rows spread over the sequence are what the definition of each mask gives."""
+    """Check rows spread over the sequence against the definition of each mask."""
     tensors = inputs(n)
     for name in names:
         mask = PATTERNS[name].make(n)
@@ -78,20 +78,20 @@ def dense(tensors: list[Tensor], mask: Tensor) -> Tensor:
 
 
 def check_dense(n: int) -> None:
-    """SDPA computes the same window."""
+    """Check that SDPA computes the same window."""
     tensors = inputs(n)
     assert_rows_by_definition(dense(tensors, terms(n)), tensors, masks.Window(WINDOW, WINDOW))
 
 
 def dense_memory_of(n: int) -> Call:
-    """For `extra_bytes`: SDPA and the mask that it must be given, which ours is not."""
+    """Return SDPA with its dense mask for `extra_bytes`; this library needs no dense mask."""
     tensors, few = inputs(n), min(n, 2048)
     dense([x[:, :, :few] for x in tensors], terms(few))
     return lambda: dense(tensors, terms(n))
 
 
 def memory_of(name: str, n: int) -> Call:
-    """For `extra_bytes`: one product, its inputs made and the code once run."""
+    """Return one product with its inputs for `extra_bytes`, after a first run."""
     make = (lambda n: masks.Causal()) if name == "causal" else PATTERNS[name].make
     tensors, few = inputs(n), min(n, 2048)
     sc.attention(*(x[:, :, :few] for x in tensors), make(few))
@@ -99,7 +99,7 @@ def memory_of(name: str, n: int) -> Call:
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question; draws growth.png."""
+    """Measure this question, draw growth.png and return the rows."""
     curves: dict[str, Curve] = {}
     for name, pattern in PATTERNS.items():
         check(SIZES[-1], (name,))
@@ -117,19 +117,19 @@ def measure(referee: Referee) -> Iterator[Row]:
 
 
 def times_of(pattern: Pattern, referee: Referee) -> Rounds:
-    """Every size once per round, so that a drift of the machine does not look like growth."""
+    """Time every size once per round, so that a drift of the machine does not look like growth."""
     calls = [functools.partial(sc.attention, *inputs(n), pattern.make(n)) for n in SIZES]
     return in_turn(calls, rounds=5, referee=referee)
 
 
 def dense_times(referee: Referee) -> Rounds:
-    """SDPA at the sizes that it is asked, its masks made before."""
+    """Time SDPA at its sizes, with masks built beforehand."""
     calls = [functools.partial(dense, inputs(n), terms(n)) for n in DENSE_SIZES]
     return in_turn(calls, rounds=3, referee=referee)
 
 
 def row_of(name: str, pattern: Pattern | None, curve: Curve, taken: Rounds) -> Row:
-    """Slopes beside their targets; nothing is asked of what is no pattern of ours."""
+    """Return the row of slopes with their targets; patterns of other libraries have none."""
     sizes = SIZES[: len(curve.times)]
     time_slope = statistics.median(slope(sizes, times) for times in taken.times)
     memory_slope = slope(sizes, curve.extras)

@@ -20,7 +20,7 @@ CODES = {
 
 
 def once(code: str, compiled: str) -> tuple[float, float]:
-    """Milliseconds of one process, by the clock and of the processor; compiled files lie in a folder of their own."""
+    """Return the milliseconds of one process, wall clock and processor; its compiled files are in a separate folder."""
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     start = time.perf_counter()
     process = subprocess.Popen(
@@ -33,7 +33,7 @@ def once(code: str, compiled: str) -> tuple[float, float]:
 
 
 def main(rounds: int = 20) -> None:
-    """Measure and print."""
+    """Run the command: measure and print."""
     with tempfile.TemporaryDirectory() as compiled:
         for code in CODES.values():  # writes what Python compiles
             once(code, compiled)

@@ -38,7 +38,7 @@ def published_loop(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 
 def package() -> Any:
-    """performer-pytorch's module; None where it is not installed."""
+    """Return performer-pytorch's module, or None if it is not installed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # its imports use what later versions of torch deprecate
@@ -56,7 +56,7 @@ def their_loop() -> tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
 
 
 class Case:
-    """Inputs, and the random directions that both Performers use."""
+    """The inputs, and the random directions that both Performers use."""
 
     def __init__(self, n: int = N):
         torch.manual_seed(0)
@@ -67,12 +67,12 @@ class Case:
         self.features = tuple(1e6 * self._features(x) for x in (self.query, self.key))
 
     def linear(self) -> Tensor:
-        """Ours, with features given."""
+        """Run our linear attention with precomputed features."""
         made = iter(self.features)
         return Linear(lambda _: next(made))(self.query, self.key, mask=Causal()) @ self.value
 
     def performed(self, mask: Causal | None = None) -> Tensor:
-        """Ours, features included."""
+        """Run our Performer, features included."""
         return self.performer(self.query, self.key, mask=mask) @ self.value
 
     def their_performed(self, product: Callable[[Tensor, Tensor, Tensor], Tensor], factor: float = 1.0) -> Tensor:
@@ -92,7 +92,7 @@ class Case:
 
 
 def check(its: Case) -> None:
-    """All sums agree."""
+    """Check that all sums agree."""
     loop = their_loop()[1]
     assert_agree(its.linear(), published_loop(*its.features, its.value))
     assert_agree(its.linear(), loop(*its.features, its.value))
@@ -103,13 +103,13 @@ def check(its: Case) -> None:
 
 
 def million(n: int = LONGEST) -> Call:
-    """For `extra_bytes`: one head over a million tokens, its code once run."""
+    """Return a run of one head over a million tokens for `extra_bytes`, after a first run."""
     run_one(1024)()
     return run_one(n)
 
 
 def run_one(n: int) -> Call:
-    """One head, elu features."""
+    """Run one head with elu features."""
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, 1, n, DIM) for _ in range(3))
     return functools.partial(_product, query, key, value)
@@ -120,12 +120,12 @@ def _product(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def declared(n: int) -> int:
-    """Bytes: two features and the output."""
+    """Return the bytes of two features and the output."""
     return 4 * n * 3 * DIM
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     check(Case(256))
     its, (peer, loop) = Case(), their_loop()
     pair = compare(its.linear, lambda: loop(*its.features, its.value), rounds=3, referee=referee)

@@ -27,7 +27,7 @@ TARGET, WITHOUT_WHEEL = 8.0, 5.0
 
 
 class Layers(nn.Module):
-    """Their layer and ours on one set of weights; token 0 is global."""
+    """The layer of transformers and ours with the same weights; token 0 is global."""
 
     def __init__(self, n: int = N, width: int = WIDTH, *, own_globals: bool = False):
         super().__init__()
@@ -61,7 +61,7 @@ class Layers(nn.Module):
         return self.layer(self.hidden, **self.facts)[0]
 
     def ours(self) -> Tensor:
-        """Three projections and one product; with global projections, three more and row 0 again."""
+        """Run our layer: three projections and one product; with global projections, three more and row 0 again."""
         query, key, value = self._projected("")
         if not self.own_globals:
             return sc.attention(query, key, value, self.mask).transpose(1, 2).flatten(2)
@@ -84,13 +84,13 @@ class Layers(nn.Module):
 
 
 def check(layers: Layers) -> None:
-    """Both layers give the same output."""
+    """Check that both layers return the same output."""
     with torch.no_grad():
         assert_agree(layers.ours(), layers.theirs())
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     for own in (False, True):
         layers = Layers(own_globals=own)
         check(layers)

@@ -23,23 +23,23 @@ _CAUSAL = masks.Causal()
 
 
 def inputs(n: int) -> list[Tensor]:
-    """Query, key and value of one head."""
+    """Return query, key and value of one head."""
     torch.manual_seed(0)
     return [torch.randn(1, 1, n, DIM) for _ in range(3)]
 
 
 def forward(tensors: list[Tensor]) -> Tensor:
-    """One product, by the kernel that runs without saccade-cpu."""
+    """Run one product with the kernel that runs without saccade-cpu."""
     return sc.attention(*tensors, _CAUSAL, impl="fused")
 
 
 def summary(tensors: list[Tensor]) -> object:
-    """All statistics of the default table, of a matrix that has not been asked before."""
+    """Compute all statistics of the default table on a new matrix, so that none is cached."""
     return sc.AttentionMatrix(tensors[0], tensors[1], _CAUSAL).summary()
 
 
 def others(tensors: list[Tensor]) -> object:
-    """What a summary leaves out."""
+    """Compute the statistics that a summary leaves out."""
     return sc.AttentionMatrix(tensors[0], tensors[1], _CAUSAL).compute(TopK(8), LagProfile(), Pooled(256), Coverage())
 
 
@@ -55,14 +55,14 @@ def check(n: int) -> None:
 
 
 def memory_of(n: int) -> Call:
-    """For `extra_bytes`: one summary, its inputs made and the code once run."""
+    """Return one summary with its inputs for `extra_bytes`, after a first run."""
     tensors = inputs(n)
     summary([x[:, :, :2048] for x in tensors])
     return functools.partial(summary, tensors)
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     check(512)
     tensors = inputs(N)
     (extra,) = extra_bytes([Job("benchmarks.looking:memory_of", [N])])

@@ -1,4 +1,4 @@
-"""A mask from a text such as ``Causal() & (Window(255, 0) | Global([0]))``: read, never evaluated."""
+"""Masks parsed from text such as ``Causal() & (Window(255, 0) | Global([0]))``, which is never evaluated."""
 
 import ast
 

@@ -1,4 +1,4 @@
-"""How things are timed: sides in turn, medians of ratios, and a referee who notices a disturbed machine."""
+"""Timing: sides in turn, medians of ratios, and a referee that detects a disturbed machine."""
 
 import math
 import statistics
@@ -12,20 +12,20 @@ Call = Callable[[], object]
 
 
 def seconds(call: Call, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Wall time of one call."""
+    """Return the wall time of one call in seconds."""
     start = clock()
     call()
     return clock() - start
 
 
 def matmul_rate(dtype: torch.dtype = torch.float32, size: int = 1024, runs: int = 2) -> float:
-    """FLOP/s of a dense product right now: the best of a few, since only a disturbance makes one slower."""
+    """Return the current FLOP/s of a dense product: the best of a few, since disturbances only slow it down."""
     a, b = (torch.randn(size, size).to(dtype) for _ in range(2))
     return 2 * size**3 / min(seconds(lambda: torch.mm(a, b)) for _ in range(runs))
 
 
 class Referee:
-    """Says whether the machine is quiet: whether a dense product runs at nearly the best rate ever seen here.
+    """Judge of whether the machine is quiet: whether a dense product runs at nearly the best rate seen so far.
 
     Args:
         rate: measures the product; any unit.
@@ -52,17 +52,17 @@ class Referee:
         self.peak = max(rate() for _ in range(samples))
 
     def look(self) -> float:
-        """Measure the rate now, which may be a new peak."""
+        """Measure the current rate, which may be a new peak."""
         rate = self._rate()
         self.peak = max(self.peak, rate)
         return rate
 
     def rounds(self, wanted: int) -> int:
-        """As many as wanted, or as a quick look allows."""
+        """Return the number of rounds to run, at most that of a quick look."""
         return wanted if self.most_rounds is None else min(wanted, self.most_rounds)
 
     def unruffled(self) -> "Referee":
-        """One for a machine that is busy on purpose: it never waits, and allows as many rounds."""
+        """Return a referee for a machine that is busy on purpose: it never waits, and allows as many rounds."""
         return Referee(self._rate, floor=0.0, samples=1, patience=0.0, most_rounds=self.most_rounds)
 
     def is_quiet(self, rate: float | None = None) -> bool:
@@ -71,7 +71,7 @@ class Referee:
         return rate >= self.floor * self.peak
 
     def wait(self) -> bool:
-        """Wait for a quiet moment while patience lasts; says whether it came."""
+        """Wait for a quiet moment while patience lasts; return whether it came."""
         start = self._clock()
         while not self.is_quiet():
             left = self.patience - (self._clock() - start)
@@ -106,7 +106,7 @@ def in_turn(
     warm_up: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Rounds:
-    """Time calls one after another, A B A B ..., and repeat the rounds beside which the reference was off.
+    """Time calls in turn, A B A B ..., and repeat the rounds during which the reference was slow.
 
     Args:
         calls: what is timed.
@@ -140,7 +140,7 @@ def in_turn(
 
 
 class Pair(NamedTuple):
-    """Two sides of one question: medians in seconds, and the median of the ratios round by round."""
+    """The result of two sides: medians in seconds, and the median of the ratios round by round."""
 
     ours: float
     theirs: float
@@ -151,17 +151,17 @@ class Pair(NamedTuple):
 
 
 def compare(ours: Call, theirs: Call, *, rounds: int, referee: Referee, batch: int = 1, warm_up: int = 1) -> Pair:
-    """Run the two sides in turn and judge round by round, so that a drift of the machine hits both."""
+    """Run two sides in turn and compare round by round, so that a drift of the machine affects both."""
     both = in_turn([ours, theirs], rounds=rounds, referee=referee, batch=batch, warm_up=warm_up)
     return Pair(both.median(0), both.median(1), median_ratio(both.times), both.rate, both.quiet)
 
 
 def median_ratio(times: Sequence[Sequence[float]]) -> float:
-    """Median over rounds of (second / first)."""
+    """Return the median over rounds of (second / first)."""
     return statistics.median(theirs / ours for ours, theirs in times)
 
 
 def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """Least-squares slope of log(value) against log(size): 1 is linear growth, 2 quadratic."""
+    """Return the least-squares slope of log(value) against log(size): 1 is linear growth, 2 quadratic."""
     x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
     return statistics.linear_regression(x, y).slope

@@ -1,4 +1,4 @@
-"""Peak memory of a call, each time in a process that has done nothing else (Linux)."""
+"""Peak memory of a call, measured in a process that does nothing else (Linux)."""
 
 import gc
 import importlib
@@ -27,7 +27,7 @@ class Job(NamedTuple):
 
 
 def extra_bytes(jobs: Sequence[Job]) -> list[int]:
-    """Peak resident memory that each job's call adds to that of its inputs, results included."""
+    """Return the peak resident memory that each job's call adds to that of its inputs, results included."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.memory"],
         input=json.dumps(jobs),

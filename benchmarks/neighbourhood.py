@@ -22,7 +22,7 @@ TARGET = 3.0
 
 
 class Case(NamedTuple):
-    """Inputs, and the mask in the form that each side takes."""
+    """The inputs, and the mask in the form that each side takes."""
 
     tensors: list[Tensor]
     mask: masks.Mask
@@ -30,7 +30,7 @@ class Case(NamedTuple):
     grad: Tensor
 
     def ours(self) -> Tensor:
-        """One side."""
+        """Run this library."""
         return sc.attention(*self.tensors, self.mask)
 
     def sdpa(self) -> Tensor:
@@ -38,16 +38,16 @@ class Case(NamedTuple):
         return F.scaled_dot_product_attention(*self.tensors, attn_mask=self.dense)
 
     def ours_both(self) -> tuple[Tensor, ...]:
-        """Forward and backward."""
+        """Run forward and backward."""
         return torch.autograd.grad(self.ours(), self.tensors, self.grad)
 
     def sdpa_both(self) -> tuple[Tensor, ...]:
-        """Forward and backward."""
+        """Run forward and backward."""
         return torch.autograd.grad(self.sdpa(), self.tensors, self.grad)
 
 
 def case(side: int = SIDE, radius: int = RADIUS) -> Case:
-    """Random inputs, the same for every run."""
+    """Return random inputs, the same in every run."""
     torch.manual_seed(0)
     n = side * side
     mask = masks.Neighborhood(side, side, radius)
@@ -64,7 +64,7 @@ def check(its: Case) -> None:
 
 
 def _pairs(its: Case) -> Row:
-    """Return computed pairs per visible pair, in squares and in the natural order."""
+    """Return the computed pairs per visible pair, in squares and in the natural order."""
     query, key, _ = its.tensors
     n = query.shape[2]
     visible = its.mask.density(n) * n * n
@@ -78,7 +78,7 @@ def _pairs(its: Case) -> Row:
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     its = case()
     check(its)
     yield _pairs(its)

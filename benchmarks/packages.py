@@ -25,7 +25,7 @@ CASES = {
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     for case, (its, peers) in CASES.items():
         turns = sides(its, ["ours", *peers]).race(referee, 5)
         for peer in peers:

@@ -27,7 +27,7 @@ Results = tuple[Tensor, ...]
 
 
 class Case(NamedTuple):
-    """The same documents one after the other ``[1, heads, tokens, dim]``, and one below the other."""
+    """The same documents packed ``[1, heads, tokens, dim]``, and padded in a batch."""
 
     lengths: list[int]
     packed: list[Tensor]
@@ -44,19 +44,19 @@ class Case(NamedTuple):
         return out, *torch.autograd.grad(out, self.packed, self.grads[0])
 
     def blocks(self) -> Results:
-        """SDPA, packed."""
+        """Run SDPA on packed documents with a dense block mask."""
         out = F.scaled_dot_product_attention(*self.packed, attn_mask=self.dense)
         return out, *torch.autograd.grad(out, self.packed, self.grads[0])
 
     def rows(self) -> Results:
-        """SDPA, padded."""
+        """Run SDPA on a padded batch."""
         keys = self.is_token[:, None, None]
         out = F.scaled_dot_product_attention(*self.padded, attn_mask=keys)
         return out, *torch.autograd.grad(out, self.padded, self.grads[1])
 
 
 def case(documents: int = DOCUMENTS, shortest: int = SHORTEST, longest: int = LONGEST) -> Case:
-    """Random lengths, the longest among them, and random inputs."""
+    """Return random lengths, including the longest, and random inputs."""
     torch.manual_seed(0)
     lengths = [*torch.randint(shortest, longest + 1, (documents - 1,)).tolist(), longest]
     is_token = torch.arange(longest) < torch.tensor(lengths)[:, None]
@@ -70,19 +70,19 @@ def case(documents: int = DOCUMENTS, shortest: int = SHORTEST, longest: int = LO
 
 
 def _packed(x: Tensor, is_token: Tensor) -> Tensor:
-    """``[documents, heads, longest, dim]`` to ``[1, heads, tokens, dim]``."""
+    """Pack ``[documents, heads, longest, dim]`` into ``[1, heads, tokens, dim]``."""
     return x.transpose(1, 2)[is_token].transpose(0, 1)[None].contiguous()
 
 
 def check(its: Case) -> None:
-    """All three agree where a token stands, gradients too."""
+    """Check that all three agree at every token, gradients too."""
     for own, dense, padded in zip(its.ours(), its.blocks(), its.rows(), strict=True):
         assert_agree(own, dense)
         assert_agree(own, _packed(padded, its.is_token))
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     its = case()
     check(its)
     filled = len(its.dense) / its.is_token.numel()

@@ -16,7 +16,7 @@ import saccade as sc
 from benchmarks.measuring import Referee
 from benchmarks.reporting import Row, duration
 from saccade.viz.page.document import document
-from saccade.viz.page.report import checked_options, page_parts
+from saccade.viz.page.html_report import checked_options, page_parts
 
 N, LAYERS, HEADS, DIM = 10_000, 12, 12, 32
 SIZE = 8_000_000  # what a page has room for, if nothing is said
@@ -39,7 +39,7 @@ _PAN = """async () => {
 
 
 def layers(n: int) -> list[sc.AttentionMatrix]:
-    """Heads of different sharpness, which look at different distances."""
+    """Return heads of different sharpness that attend to different distances."""
     torch.manual_seed(0)
     angles = torch.arange(n)[:, None] * 0.05 * torch.randn(LAYERS, HEADS, 1, DIM // 2)
     turned = torch.cat([angles.cos(), angles.sin()], -1) * (1 + torch.arange(HEADS)[:, None, None] % 4)
@@ -48,7 +48,7 @@ def layers(n: int) -> list[sc.AttentionMatrix]:
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     from playwright.sync_api import sync_playwright  # noqa: PLC0415  an extra
 
     yield from _sizes()
@@ -80,7 +80,7 @@ def measure(referee: Referee) -> Iterator[Row]:
 
 
 def _sizes() -> Iterator[Row]:
-    """How large pages of shorter texts are, and what they hold; the same on every machine."""
+    """Return the sizes of pages of shorter texts and their content, the same on every machine."""
     options = checked_options("page", None, "", ("", ""), 0, None, None, SIZE)
     for n in (16, 64, 128, 300, 1000):
         parts = page_parts("page", options, layers(n))

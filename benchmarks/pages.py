@@ -1,4 +1,4 @@
-"""The tables of the documents' page of figures, in both languages, made from the results of a run."""
+"""The tables of the documentation's page of figures, in both languages, from the results of a run."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -77,7 +77,7 @@ def page(text: str, results: dict[str, Any], language: str) -> str:
 
 
 def write(found: Path, root: Path) -> list[Path]:
-    """Keep the results of a run beside the questions, and write both pages and their pictures from them."""
+    """Save the results of a run, and write both pages and their figures from them."""
     results = json.loads(found.read_text(encoding="utf-8"))
     if (root / RESULTS).exists():
         results = joined(json.loads((root / RESULTS).read_text(encoding="utf-8")), results)
@@ -112,7 +112,7 @@ def joined(kept: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
 
 
 def drawings(results: dict[str, Any], language: str = "en") -> dict[str, Callable[[], bytes]]:
-    """Pictures of what was measured: ratios beside their targets, and growth."""
+    """Draw the figures of the measurements: ratios with their targets, and growth."""
     asked = [row for row in results["rows"] if "target_ratio" in row]
     grown = [row for row in results["rows"] if "time_slope" in row]
     found: dict[str, Callable[[], Figure]] = {}

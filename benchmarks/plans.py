@@ -54,7 +54,7 @@ def check(n: int = 2048) -> None:
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """Most that numpy and Python hold at once during a call."""
+    """Return the most memory that numpy and Python hold at once during a call."""
     gc.collect()
     tracemalloc.start()
     result = call()
@@ -65,7 +65,7 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     check()
     for name, make in MAKERS.items():
         plan = functools.partial(cold, make, N)

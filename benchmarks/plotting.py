@@ -1,4 +1,4 @@
-"""Pictures: how time and memory grow, and ratios beside their targets."""
+"""Figures: growth of time and memory, and ratios with their targets."""
 
 import io
 import itertools
@@ -23,7 +23,7 @@ class Curve(NamedTuple):
 
 
 def drawn(sizes: Sequence[int], curves: dict[str, Curve]) -> Figure:
-    """Time and extra memory against length, on logarithmic axes.
+    """Draw time and extra memory against length, on logarithmic axes.
 
     A curve whose name begins with SDPA, what torch does with all pairs, is black; it may end before the others.
     """
@@ -44,7 +44,7 @@ def drawn(sizes: Sequence[int], curves: dict[str, Curve]) -> Figure:
 
 
 def _dress(axes: Any, title: str, sizes: Sequence[int]) -> None:
-    """Two axes in ink, the numbers that are there written out."""
+    """Style two axes and write out their numbers."""
     axes.set_title(title, loc="left", size=11, color=INK)
     axes.set_xlabel("tokens", color=INK)
     axes.set_xticks(sizes, [f"{n // 1024} k" for n in sizes])
@@ -58,7 +58,7 @@ def _dress(axes: Any, title: str, sizes: Sequence[int]) -> None:
 
 
 def _guide(axes: Any, sizes: Sequence[int], first: float) -> None:
-    """How linear and quadratic time would grow from the fastest curve on, as far as there is room."""
+    """Draw how linear and quadratic time would grow from the fastest curve on, as far as there is room."""
     low, high = axes.get_ylim()
     for power, name in ((1, "∝ n"), (2, "∝ n²")):
         end = min(sizes[-1], sizes[0] * (0.8 * high / first) ** (1 / power))
@@ -69,7 +69,7 @@ def _guide(axes: Any, sizes: Sequence[int], first: float) -> None:
 
 
 def drawn_ratios(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Ratios as bars, their targets as lines across them, on a logarithmic axis; question by question."""
+    """Draw ratios as bars with their targets as lines, on a logarithmic axis, question by question."""
     lines: list[Mapping[str, Any] | str] = []
     for question, own in itertools.groupby(rows, key=lambda row: row["question"]):
         lines += [heading(question), *own]
@@ -96,7 +96,7 @@ def drawn_ratios(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def _bar(axes: Any, place: float, row: Mapping[str, Any]) -> None:
-    """One ratio, its target, and who was compared with."""
+    """Draw the bar of one ratio with its target and its peer."""
     ratio, target = row["ratio"], row["target_ratio"]
     colour = INKS[1] if row["met"] is False else INKS[2] if row["met"] else "0.75"
     axes.barh(place, ratio, color=colour, height=0.7)
@@ -116,7 +116,7 @@ def label(row: Mapping[str, Any]) -> str:
 
 
 def beside(row: Mapping[str, Any]) -> str:
-    """With whom a row compares, as it says so itself: "18.3x: 62.7 ms, sdpa+mask 1.13 s"."""
+    """Return the peer that a row names, as in "18.3x: 62.7 ms, sdpa+mask 1.13 s"."""
     found = re.match(r"(?:[\d.]+x: )?[\d.]+ \S+, (.+?) [\d.]+ (?:µs|ms|s)\b", row["measured"])
     return found[1] if found else ""
 

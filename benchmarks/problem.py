@@ -16,12 +16,12 @@ class Problem:
     """A problem to time; its inputs are random, the same in every run, and drawn on first use.
 
     Attributes:
-        mask: who may attend to whom; everyone when None.
-        batch, heads, n, dim: of the queries.
-        kv_heads: heads of keys and values; as many as of queries when None.
+        mask: the pairs that may attend; all if None.
+        batch, heads, n, dim: sizes of the queries.
+        kv_heads: heads of keys and values; as many as of queries if None.
         dtype: of all inputs.
         dropout_p: of the weights.
-        backward: whether gradients of query, key and value are taken too.
+        backward: whether gradients of query, key and value are computed, too.
     """
 
     mask: Mask | None = None
@@ -50,25 +50,25 @@ class Problem:
 
     @cached_property
     def allowed(self) -> Tensor | None:
-        """The mask written out: bool ``[batch or 1, heads or 1, n, n]``."""
+        """The dense mask: bool ``[batch or 1, heads or 1, n, n]``."""
         return None if self.mask is None else self.mask.to_dense(self.n)
 
     @cached_property
     def terms(self) -> Tensor | None:
-        """The same as terms to add, 0 and -inf: SDPA would make them of a bool mask in every call."""
+        """The dense mask as terms to add, 0 and -inf, which SDPA would compute from a bool mask in every call."""
         if self.allowed is None:
             return None
         return torch.zeros(self.allowed.shape, dtype=self.dtype).masked_fill_(~self.allowed, -torch.inf)
 
     @property
     def pairs(self) -> float:
-        """Pairs of a query and a key that it may attend to, of all heads."""
+        """Number of pairs that may attend, over all heads."""
         share = 1.0 if self.mask is None else self.mask.density(self.n)
         return share * self.batch * self.heads * self.n * self.n
 
     @property
     def dense_pairs(self) -> float:
-        """Pairs that SDPA computes without a dense mask."""
+        """Number of pairs that SDPA computes without a dense mask."""
         return self.pairs if self.mask == Causal() else float(self.batch * self.heads * self.n * self.n)
 
     @property

@@ -1,4 +1,4 @@
-"""All questions, by the names under which they are asked, in the order in which they are."""
+"""All benchmark questions by name, in the order in which they run."""
 
 from types import ModuleType
 

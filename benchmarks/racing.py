@@ -1,4 +1,4 @@
-"""Sides of one problem: checked against each other, then timed in turns."""
+"""Races between sides of one problem: they are checked against each other, then timed in turns."""
 
 from collections.abc import Sequence
 from functools import cache, partial
@@ -17,7 +17,7 @@ from saccade.support.errors import UnsupportedError
 
 
 def run(its: Problem, side: Side, dropout_p: float) -> tuple[Tensor, ...]:
-    """Output of one side, and its gradients where they are asked for."""
+    """Run one side; return its output, and its gradients if the problem has them."""
     with torch.set_grad_enabled(its.backward):
         out = side.forward(dropout_p)
     return (out, *torch.autograd.grad(out, its.tensors, its.grad)) if its.backward else (out,)
@@ -25,7 +25,7 @@ def run(its: Problem, side: Side, dropout_p: float) -> tuple[Tensor, ...]:
 
 @cache
 def matmul_peak(dtype: torch.dtype, number: int) -> float:
-    """FLOP/s of a dense product with so many threads, measured once in a run."""
+    """Return the FLOP/s of a dense product with a number of threads, measured once in a run."""
     with threads(number):
         return max(matmul_rate(dtype) for _ in range(20))
 
@@ -40,7 +40,7 @@ class Sides(NamedTuple):
     threads: int
 
     def race(self, referee: Referee, rounds: int) -> "Turns":
-        """All in turn."""
+        """Time all sides in turn."""
         return Turns(self, list(self.calls), in_turn(list(self.calls.values()), rounds=rounds, referee=referee))
 
 
@@ -65,24 +65,24 @@ def sides(its: Problem, names: Sequence[str]) -> Sides:
 
 
 class Turns(NamedTuple):
-    """Times of all sides, round by round."""
+    """The times of all sides, round by round."""
 
     sides: Sides
     names: list[str]
     rounds: Rounds
 
     def seconds(self, name: str) -> float:
-        """Median of one side."""
+        """Return the median time of one side."""
         return self.rounds.median(self.names.index(name))
 
     def pair(self, ours: str, theirs: str) -> Pair:
-        """Two of them."""
+        """Return the result of two sides."""
         own, other = self.names.index(ours), self.names.index(theirs)
         ratio = median_ratio([(times[own], times[other]) for times in self.rounds.times])
         return Pair(self.seconds(ours), self.seconds(theirs), ratio, self.rounds.rate, self.rounds.quiet)
 
     def row(self, case: str, ours: str, theirs: str, target: float | None = None, but: str | None = None) -> Row:
-        """How many times faster one is than another; see `asked` for ``but``, what the machine lacks when None."""
+        """Return a row on how many times faster one side is than another; see `asked` for ``but``."""
         missing = [name for name in (ours, theirs) if name not in self.names]
         if missing:
             return Row(case, f"{missing[0]} is left out: {self.sides.left_out[missing[0]]}")
@@ -91,7 +91,7 @@ class Turns(NamedTuple):
         return ratio_row(case, self.pair(ours, theirs), peer=theirs, target=target, note=note, but=but)
 
     def share_row(self, case: str, name: str, target: float | None = None, but: str | None = None) -> Row:
-        """One side's rate as a share of a dense product's, and per visible pair of that of SDPA over all pairs."""
+        """Return a row with one side's rate as a share of a dense product's, and of SDPA's per pair."""
         its, time = self.sides.its, self.seconds(name)
         of_peak = its.flops / time / matmul_peak(its.dtype, self.sides.threads)
         text, figures = f"{of_peak:.0%} of matmul peak: {duration(time)}", {"peak_share": of_peak, "ours_s": time}

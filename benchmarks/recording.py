@@ -21,7 +21,7 @@ TITLE_ZH = f"记录一个 Llama：{LAYERS} 层，宽 {WIDTH}，{HEADS}/{KV_HEADS
 
 
 class Case(NamedTuple):
-    """A model and a text, random."""
+    """A model with random weights and a random text."""
 
     model: LlamaModel
     ids: Tensor
@@ -39,7 +39,7 @@ class Case(NamedTuple):
 
 
 def case(tokens: int = TOKENS, width: int = WIDTH, layers: int = LAYERS, implementation: str = "sdpa") -> Case:
-    """Weights as they are drawn."""
+    """Return a model with its initial weights, and a text."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -65,7 +65,7 @@ def check(its: Case) -> None:
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     its = case()
     check(its)
     for keep, most in MOST_TIME.items():
@@ -89,7 +89,7 @@ def measure(referee: Referee) -> Iterator[Row]:
 
 
 def _ready(implementation: str = "sdpa") -> Case:
-    """Return inputs, and the state that a first call leaves."""
+    """Return the inputs after a first call."""
     its = case(implementation=implementation)
     with torch.no_grad(), sc.record(its.model) as _:
         its.model(its.ids[:, :64], use_cache=False)

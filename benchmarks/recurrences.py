@@ -28,7 +28,7 @@ TITLE_ZH = f"递归，{N:,} 个词元，{HEADS} 个头，每头宽 {DIM}，float
 
 
 class Sides(NamedTuple):
-    """The same rule twice, as functions of the same tensors ``[1, len, heads, …]``."""
+    """The same recurrence on both sides, as functions of the same tensors ``[1, len, heads, …]``."""
 
     ours: Callable[..., Tensor]
     theirs: Callable[..., Tensor]
@@ -48,7 +48,7 @@ def _tokens(n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def gated_delta(n: int = N) -> Sides:
-    """Qwen3-Next's."""
+    """Return both sides of Qwen3-Next's gated delta rule."""
     query, key, value, beta = _tokens(n)
     decay = -F.softplus(torch.randn(1, n, HEADS))
 
@@ -62,7 +62,7 @@ def gated_delta(n: int = N) -> Sides:
 
 
 def kda(n: int = SHORT) -> Sides:
-    """Kimi's: a decay for each channel."""
+    """Return both sides of Kimi's rule, with a decay for each channel."""
     query, key, value, beta = _tokens(n)
     decay = -F.softplus(torch.randn(1, n, HEADS, DIM))
 
@@ -76,15 +76,15 @@ def kda(n: int = SHORT) -> Sides:
 
 
 class Half(nn.Module):
-    """In the place of a gate: a half of everything."""
+    """A module in place of a gate that halves its input."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """0, whose sigmoid is a half."""
+        """Return 0, whose sigmoid is a half."""
         return x.new_zeros(())
 
 
 def ssd(n: int = N) -> Sides:
-    """Mamba-2's, in chunks of 256 as its configuration has them."""
+    """Return both sides of Mamba-2's rule, in chunks of 256 as in its configuration."""
     query, key, value, step = _tokens(n)
     rule = SSD(HEADS).requires_grad_(False)
 
@@ -99,7 +99,7 @@ def ssd(n: int = N) -> Sides:
 
 
 def lightning(n: int = N) -> Sides:
-    """MiniMax's, without projections, norm and gate: both sides begin with queries, keys and values."""
+    """Return both sides of MiniMax's rule without projections, norm and gate, from queries, keys and values."""
     torch.manual_seed(0)
     config = MiniMaxConfig(hidden_size=HEADS * DIM, num_attention_heads=HEADS, head_dim=DIM, num_hidden_layers=4)
     layer, rule = MiniMaxLightningAttention(config, 0).eval(), GatedLinear.lightning(HEADS, 0, 4)
@@ -122,7 +122,7 @@ SIDES = {"gated delta": gated_delta, "SSD": ssd, "lightning": lightning, "KDA": 
 
 
 def call(function: Callable[..., Tensor], tensors: tuple[Tensor, ...], *, backward: bool = False) -> Call:
-    """Forward without a graph, or forward and backward."""
+    """Run forward without a graph, or forward and backward."""
 
     def forward() -> Tensor:
         with torch.no_grad():
@@ -136,7 +136,7 @@ def call(function: Callable[..., Tensor], tensors: tuple[Tensor, ...], *, backwa
 
 
 def ours(n: int = N) -> Call:
-    """For `extra_bytes`: the gated delta rule, forward and backward."""
+    """Return the gated delta rule, forward and backward, for `extra_bytes`."""
     its = gated_delta(n)
     call(its.ours, gated_delta(64).tensors, backward=True)()
     return call(its.ours, its.tensors, backward=True)
@@ -150,14 +150,14 @@ def theirs(n: int = N) -> Call:
 
 
 def check() -> None:
-    """Both sides say the same."""
+    """Check that both sides agree."""
     for make in SIDES.values():
         its = make(192)
         assert_agree(its.ours(*its.tensors), its.theirs(*its.tensors))
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     check()
     for name, make in SIDES.items():
         its = make()

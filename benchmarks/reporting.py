@@ -1,4 +1,4 @@
-"""Answers of a question: rows, printed as one table and written to one file."""
+"""Rows of results, printed as one table and written to one file."""
 
 import json
 import os
@@ -25,7 +25,7 @@ Answers = Mapping[str, Sequence["Row"]]
 
 
 class Row(NamedTuple):
-    """One measured figure beside its target."""
+    """One measured number with its target."""
 
     case: str
     measured: str
@@ -76,14 +76,14 @@ def memory_row(case: str, ours: int, theirs: int, *, peer: str, target: float | 
 
 
 def duration(seconds: float) -> str:
-    """Seconds for a reader, in three digits."""
+    """Format seconds with three digits."""
     unit, factor = ("s", 1.0) if seconds >= 1.0 else ("ms", 1e3) if seconds >= 1e-3 else ("µs", 1e6)
     number = seconds * factor
     return f"{number:.{0 if number >= 100 else 1 if number >= 10 else 2}f} {unit}"
 
 
 def share(flops: float, seconds: float, peak: float) -> str:
-    """How much of the rate of a dense product was reached."""
+    """Format a rate as a share of a dense product's."""
     return f"{flops / seconds / peak:.0%} of matmul peak"
 
 
@@ -98,7 +98,7 @@ def cpu_name() -> str:
 
 
 def features() -> list[str]:
-    """Instructions that decide how fast products are; without the last two, bfloat16 is slower than float32."""
+    """Return the processor's instructions that decide the speed of products, such as those for bfloat16."""
     known = {
         "AVX512": torch.backends.cpu.get_cpu_capability() == "AVX512",
         "AVX512-BF16": torch.cpu._is_avx512_bf16_supported(),
@@ -130,7 +130,7 @@ def versions() -> dict[str, str]:
 
 
 def table(answers: Answers, referee: Referee) -> Table:
-    """All rows, question by question."""
+    """Format all rows as a table, question by question."""
     shown = Table("case", "measured", "target", "met", box=box.SIMPLE)
     for question, rows in answers.items():
         shown.add_row(Text(question, style="bold"))
@@ -155,7 +155,7 @@ def say(answers: Answers, referee: Referee) -> None:
 
 
 def results(answers: Answers, referee: Referee) -> dict[str, object]:
-    """All that was found, and where."""
+    """Return all results, and the machine that they are from."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
@@ -179,13 +179,13 @@ def results(answers: Answers, referee: Referee) -> dict[str, object]:
 
 
 def write(answers: Answers, referee: Referee, folder: Path = OUT, name: str = "results.json") -> Path:
-    """Write what was found: whole or not at all."""
+    """Write the results to a file, completely or not at all."""
     written = json.dumps(results(answers, referee), indent=1, ensure_ascii=False) + "\n"
     return replace(folder / name, written.encode())
 
 
 def replace(path: Path, content: bytes) -> Path:
-    """Write a file beside its place and move it there, so that no reader sees half of it."""
+    """Replace a file atomically, so that no reader sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -17,13 +17,13 @@ from saccade.scorers import BlockMeans
 
 N, DIM, SIZE, SHARE = 32_768, 64, 128, 16
 TARGETS = {"forward": 2.0, "forward + backward": 3.5}
-MOST_MEMORY = 3.0  # of query + key + value; the index alone takes a twelfth
+MOST_MEMORY = 3.0  # of the bytes of query + key + value; the index alone takes a twelfth
 TITLE = f"one of {SHARE} blocks of {SIZE} keys, chosen for each query, n={N:,}, one head of {DIM}, float32"
 TITLE_ZH = f"每个查询挑选 1/{SHARE} 的块，每块 {SIZE} 个键，{N:,} 个词元，一个头，宽 {DIM}，float32"
 
 
 class Case:
-    """Inputs, and the choice of a sixteenth of the blocks by their means."""
+    """The inputs, and a selection of a sixteenth of the blocks by their means."""
 
     def __init__(self, n: int = N, size: int = SIZE, *, backward: bool = False):
         torch.manual_seed(0)
@@ -52,7 +52,7 @@ class Case:
 
 
 def check(its: Case) -> None:
-    """Ours is what it is defined to be."""
+    """Check our output against the definition."""
     assert_agree(its.ours().detach(), its.defined())
 
 
@@ -63,14 +63,14 @@ def with_gradients(its: Case, run: Call) -> Call:
 
 
 def memory_of(backward: bool, n: int = N) -> Call:
-    """For `extra_bytes`: one product, its inputs made and the code once run."""
+    """Return one product with its inputs for `extra_bytes`, after a first run."""
     Case(1024).ours()
     its = Case(n, backward=backward)
     return with_gradients(its, its.ours) if backward else its.ours
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     check(Case(2048, 32))
     for name, target in TARGETS.items():
         its = Case(backward=name != "forward")

@@ -22,18 +22,18 @@ _CAUSAL = masks.Causal()
 
 
 class Case(NamedTuple):
-    """Inputs, whether they are causal, and whether gradients are taken too."""
+    """The inputs, whether they are causal, and whether gradients are computed, too."""
 
     tensors: list[Tensor]
     causal: bool
     trains: bool
 
     def ours(self) -> list[Tensor]:
-        """One side."""
+        """Run this library."""
         return self._results(sc.attention(*self.tensors, _CAUSAL if self.causal else None))
 
     def theirs(self) -> list[Tensor]:
-        """Run the peer."""
+        """Run the peer that this library is compared with."""
         return self._results(F.scaled_dot_product_attention(*self.tensors, is_causal=self.causal))
 
     def _results(self, out: Tensor) -> list[Tensor]:
@@ -41,18 +41,18 @@ class Case(NamedTuple):
 
 
 def case(n: int, causal: bool, trains: bool) -> Case:
-    """Random inputs."""
+    """Return random inputs."""
     return Case([torch.randn(1, HEADS, n, DIM, requires_grad=trains) for _ in range(3)], causal, trains)
 
 
 def check(its: Case) -> None:
-    """Both sides agree."""
+    """Check that both sides agree."""
     for own, other in zip(its.ours(), its.theirs(), strict=True):
         assert_agree(own, other)
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     for n, causal, trains in itertools.product(SIZES, (False, True), (False, True)):
         its = case(n, causal, trains)
         check(its)

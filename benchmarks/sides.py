@@ -26,11 +26,11 @@ FLEX_BLOCKS = ((64, 64), (64, 128))
 
 
 class UnfitError(Exception):
-    """A peer does not compute the problem; the message says why."""
+    """Error of a peer that cannot compute the problem; the message says why."""
 
 
 class Side(NamedTuple):
-    """A way to compute a problem.
+    """A side of a race: a way to compute a problem.
 
     Attributes:
         forward: from a probability of dropout to the output.

@@ -24,7 +24,7 @@ _CAUSAL, _SOFTMAX = masks.Causal(), Softmax()
 
 
 class Case(NamedTuple):
-    """The same tokens in a cache that chooses and in one that reads all, and the next token."""
+    """The same tokens in a cache that selects blocks and in one that reads all, and the next token."""
 
     chosen: BlockSelectCache
     dense: KVCache
@@ -38,7 +38,7 @@ class Case(NamedTuple):
 
 
 def case(n: int, budget: int, block: int, heads: int = HEADS, kv_heads: int = KV_HEADS, dim: int = DIM) -> Case:
-    """Random inputs: n tokens, the last of which is the one that is decoded."""
+    """Return random inputs: n tokens, the last of which is the token to decode."""
     torch.manual_seed(0)
     key, value = (torch.randn(1, kv_heads, n, dim) for _ in range(2))
     token = (torch.randn(1, heads, 1, dim), key[:, :, -1:].clone(), value[:, :, -1:].clone())
@@ -49,14 +49,14 @@ def case(n: int, budget: int, block: int, heads: int = HEADS, kv_heads: int = KV
 
 
 def check(its: Case) -> None:
-    """With a budget for everything, both are one."""
+    """Check that both caches agree if the budget covers all blocks."""
     everything = BlockSelectCache(its.chosen.block_size, its.chosen.block_size * (its.dense.length + 1))
     everything.fill(its.dense.key, its.dense.value)
     assert_agree(its.step(everything), its.step(its.dense))
 
 
 class Prompt(NamedTuple):
-    """A model, a prompt, and a store that knows how it begins."""
+    """A model, a prompt, and a store that holds the prompt's prefix."""
 
     model: models.Decoder
     tokens: list[int]
@@ -70,7 +70,7 @@ class Prompt(NamedTuple):
 
 
 def prompt(folder: str, length: int = PROMPT, known: int = KNOWN, width: int = 512, layers: int = 4) -> Prompt:
-    """Random weights, and a prompt of which a part is known."""
+    """Return a model with random weights, and a prompt with a stored prefix."""
     torch.manual_seed(0)
     config = models.DecoderConfig(
         vocab_size=1000,
@@ -92,7 +92,7 @@ def prompt(folder: str, length: int = PROMPT, known: int = KNOWN, width: int = 5
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     its = case(LENGTH, LENGTH // SHARE, BLOCK)
     check(its)
     with torch.no_grad():

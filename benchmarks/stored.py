@@ -18,7 +18,7 @@ FASTER = 2.0  # what is said of tiled attention: two to four times
 
 
 class Case(short.Case):
-    """The other side holds all weights in one tensor."""
+    """Attention that stores all weights in one tensor, as the other side."""
 
     def theirs(self) -> list[Tensor]:
         """Run the other side."""
@@ -31,7 +31,7 @@ class Case(short.Case):
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     for n, causal, trains in itertools.product(SIZES, (False, True), (False, True)):
         its = Case(*short.case(n, causal, trains))
         short.check(its)

@@ -17,7 +17,7 @@ OWN = {"ours": "", "no-wheel": ", without the wheel"}
 
 
 def _beside(name: str, who: str, quiet: Turns, loud: Turns, *, is_asked: bool) -> Iterator[Row]:
-    """Rows of one side beside a busy process."""
+    """Return the rows of one side beside a busy process."""
     but = lacking() if who == "ours" else ""
     times = loud.seconds(who) / quiet.seconds(who)
     told, met = asked(
@@ -31,7 +31,7 @@ def _beside(name: str, who: str, quiet: Turns, loud: Turns, *, is_asked: bool) -
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     counts = thread_counts()
     for count in counts:
         with threads(count):

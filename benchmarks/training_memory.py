@@ -25,7 +25,7 @@ TARGET = 6.0
 
 
 class Models(nn.Module):
-    """One set of weights: torch's layers, each with a table of biases that is written out, and ours."""
+    """Torch's layers, each with a table of biases expanded to all pairs, and ours, with the same weights."""
 
     def __init__(self, n: int = N, window: int = WINDOW):
         super().__init__()
@@ -57,14 +57,14 @@ class Models(nn.Module):
         return x
 
     def theirs(self) -> Tensor:
-        """Torch's: window and bias are one float mask, by which the table gets its gradient."""
+        """Run torch's layers: window and bias are one float mask, through which the table gets its gradient."""
         x = self.input
         for layer, bias in zip(self.layers, self.biases, strict=True):
             x = layer(x, src_mask=bias.weight[:, self.entries].masked_fill(self.hidden, -torch.inf))
         return x
 
     def step(self, side: str) -> list[Tensor]:
-        """Forward and backward; returns gradients of the tables."""
+        """Run forward and backward; return the gradients of the tables."""
         self.zero_grad()
         getattr(self, side)().square().mean().backward()
         tables = self.biases if side == "theirs" else [layer.attention.mechanism.bias for layer in self.own]
@@ -72,7 +72,7 @@ class Models(nn.Module):
 
 
 def check(models: Models) -> None:
-    """Without dropout both give the same, and the same gradients to their tables."""
+    """Check that without dropout outputs and gradients of the tables agree."""
     models.eval()
     assert_agree(models.ours(), models.theirs())
     for own, other in zip(models.step("ours"), models.step("theirs"), strict=True):
@@ -82,13 +82,13 @@ def check(models: Models) -> None:
 
 
 def memory_of(side: str, n: int = N) -> Call:
-    """For `extra_bytes`: a training step of one side, its code once run."""
+    """Return a training step of one side for `extra_bytes`, after a first run."""
     Models(n=300).step(side)
     return functools.partial(Models(n).step, side)
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     check(Models(n=1024))
     ours, theirs = extra_bytes([Job("benchmarks.training_memory:memory_of", [side]) for side in ("ours", "theirs")])
     yield memory_row("a step: memory", ours, theirs, peer="torch's layers", target=TARGET, but=lacking())

@@ -33,7 +33,7 @@ TITLE_ZH = f"install() 之下的 transformers 模型，4 层，窗口 {WINDOW}�
 
 
 class Kind(NamedTuple):
-    """A model, the length it is run at, the implementation it is compared with, and what is promised of time."""
+    """A model, its length, the implementation to compare with, and the promised ratio of time."""
 
     model: Any
     config: PreTrainedConfig
@@ -78,7 +78,7 @@ class Pair:
         self.tokens = torch.randint(_SIZES["vocab_size"], (1, n or kind.n))
 
     def forward(self, side: str) -> Tensor:
-        """Logits."""
+        """Return the logits."""
         with torch.no_grad():
             return self.models[side](self.tokens).logits
 
@@ -108,7 +108,7 @@ def _no_attention() -> str:
 
 
 def check(its: Pair) -> None:
-    """Logits and gradients agree."""
+    """Check that logits and gradients agree."""
     assert_agree(its.forward("ours"), its.forward("theirs"))
     ours, theirs = its.gradients("ours"), its.gradients("theirs")
     for name, other in theirs.items():
@@ -119,13 +119,13 @@ def check(its: Pair) -> None:
 
 
 def memory_of(name: str, side: str, way: str) -> Call:
-    """For `extra_bytes`: one call of one side, its code once run."""
+    """Return one call of one side for `extra_bytes`, after a first run."""
     getattr(Pair(name, 300), way)(side)
     return functools.partial(getattr(Pair(name), way), side)
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     for name, kind in KINDS.items():
         check(Pair(name, 4 * WINDOW))
         its, peer = Pair(name), f"transformers' {kind.peer}"

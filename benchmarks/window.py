@@ -19,11 +19,11 @@ from saccade import masks
 N, HEADS, DIM, WIDTH = 8192, 8, 64, 256
 TITLE = f"window ±{WIDTH}, n={N:,}, {HEADS} heads of {DIM}"
 TITLE_ZH = f"窗口 ±{WIDTH}，{N:,} 个词元，{HEADS} 个头，每头宽 {DIM}"
-MOST_MEMORY = 4.0  # of query + key + value
+MOST_MEMORY = 4.0  # of the bytes of query + key + value
 
 
 class Targets(NamedTuple):
-    """Targets: of the dense rate, against SDPA with a mask, against FlexAttention, and with backward against SDPA."""
+    """Targets as a share of the dense rate, against SDPA with a mask, FlexAttention, and SDPA with backward."""
 
     share: float | None
     mask: float
@@ -58,7 +58,7 @@ def _both(dtype: torch.dtype, name: str, referee: Referee) -> Iterator[Row]:
 
 
 def memory_of(backward: bool, n: int = N) -> Call:
-    """For `extra_bytes`: one product, its inputs made and the code once run."""
+    """Return one product with its inputs for `extra_bytes`, after a first run."""
     mask = masks.Window(WIDTH, WIDTH)
     tensors = [torch.randn(1, HEADS, n, DIM, requires_grad=backward) for _ in range(3)]
 
@@ -87,7 +87,7 @@ def _memory() -> Iterator[Row]:
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     for dtype in TARGETS:
         name = str(dtype).removeprefix("torch.")
         yield from _forward(dtype, name, referee)

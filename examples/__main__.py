@@ -1,6 +1,6 @@
 """Run the examples and collect their results in one table: ``python examples [NAME]... [--quick] [--docs]``.
 
-Each runs in a process of its own, one after the other, and goes on where it was stopped; those that are done are only
+Each example runs in a separate process, one after the other, and resumes where it was stopped; finished ones are only
 measured again. ``--docs`` runs nothing: it writes the table and the images of the last runs into the pages.
 """
 

@@ -2,13 +2,12 @@
 
     python examples/ask_scenes.py
 
-composes scenes of scikit-learn's digits (``scenes.py``), and asks of each: "what stands at the top left?", "what stands
-left of the seven?", "how many times three?", "how many are dark?", "is the seven dark or light?", "which is the
+composes scenes of scikit-learn's digits (``scenes.py``), and asks about each: "what stands at the top left?", "what
+stands left of the seven?", "how many times three?", "how many are dark?", "is the seven dark or light?", "which is the
 largest?". Convolutions make a map of 6x6 tokens; the words of the question are the queries of a decoder with
-cross-attention to them. Baselines are the same convolutions whose whole map a further network sees beside the question,
-without looking for anything, and the most frequent answer to each question, whatever the image. Three seeds; prints
-the share of answers that are right on held-out scenes, by kind of question, and draws what questions attend to.
-Interrupted runs resume.
+cross-attention to them. Baselines are the same convolutions with a network on the whole map and the question, without
+attention, and the most frequent answer to each question, whatever the image. Three seeds; prints the share of answers
+that are right on held-out scenes, by kind of question, and draws what questions attend to. Interrupted runs resume.
 
 Needs ``pip install 'saccade-attention[all]' scikit-learn``.
 """

@@ -5,10 +5,9 @@
 composes scenes of scikit-learn's digits (``scenes.py``); convolutions make a map of 6x6 tokens of each, and a decoder
 with cross-attention to them writes "top left dark seven, bottom left light three". Baselines are the same convolutions,
 whose whole map starts a recurrent network (GRU). Three seeds; prints the share of held-out scenes that get their
-sentence to the last word, with beams and greedily, beside a nearest neighbour that gets the position and ink of every
-digit; and draws what each word attends to: also empty cells, before it names the next one. The decoder with attention
-writes 97 sentences of 100 right, the recurrent network 96; beams change nothing where a scene has one right sentence.
-Interrupted runs resume.
+sentence right to the last word, with beams and greedily, against a nearest neighbour that gets the position and ink of
+every digit; and draws what each word attends to. The decoder with attention writes 97 of 100 sentences right, the
+recurrent network 96; beams change nothing as a scene has one right sentence. Interrupted runs resume.
 
 Needs ``pip install 'saccade-attention[all]' scikit-learn``.
 """

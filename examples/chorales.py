@@ -1,6 +1,4 @@
-"""Bach's chorales from scores in MusicXML: four voices on a grid of eighths, split so that no melody is on two
-sides.
-"""
+"""Bach's chorales from scores in MusicXML: four voices on a grid of eighths, split by melody."""
 
 from __future__ import annotations
 

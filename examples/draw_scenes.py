@@ -3,14 +3,14 @@
     python examples/draw_scenes.py
 
 composes scenes of scikit-learn's digits and their sentences (``scenes.py``). A scene is 64 patches of 3x3 pixels, each
-told by the nearest of 256 that k-means chose; a decoder reads the sentence and says which patch comes next, from left
-to right and down. Every layer sees the sentence, and of the image its row, its column or what is near
+represented by the nearest of 256 that k-means chose; a decoder reads the sentence and predicts the next patch, from
+left to right and down. Every layer sees the sentence, and of the image the row, the column or a neighbourhood
 (`saccade.masks.image_rows` and its relatives), and draws through a KV cache. Baselines are the same without the
 sentence, and a count of what follows which patches (Markov). Three seeds; prints bits per patch of held-out scenes, the
-share of drawn digits that a logistic regression, which saw real digits alone, reads as the sentence says, and the share
-of cells whose ink is as it says; and draws scenes, and which words patches attend to. After a minute or two of training
-ink stands where the sentence wants it, light or dark, in 96 cells of 100; which digit it wants is heeded in one of ten,
-hardly more often than by chance. Interrupted runs resume.
+share of drawn digits that a logistic regression trained on real digits reads as the sentence says, and the share of
+cells with the right ink; and draws scenes, and which words patches attend to. After a minute or two of training the ink
+is right, light or dark, in 96 of 100 cells; the digit is right in one of ten, hardly more often than by chance.
+Interrupted runs resume.
 
 Needs ``pip install 'saccade-attention[all]' scikit-learn``.
 """

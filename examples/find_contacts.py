@@ -5,14 +5,14 @@
 Folds are planted (``planted_folds.py``): a family's columns vary together where its residues touch, and also because
 its sequences are related. An alignment goes through attention within rows and within columns; how its columns vary
 together makes pairs, which attend to the pairs that they share a residue with: if i touches k and k touches j, then i
-and j are near. Every test family has a fold of its own that no training family has. Baselines are the same without
-triangles (as many weights), mutual information, two inverse covariances (direct coupling analysis), a logistic
-regression on all of these, and how often residues touch that are so far apart along the chain. Three seeds; prints
-which share of the best L/2 pairs at least 6 residues apart do touch, and draws a map, and what one pair attends to.
+and j are near. Every test family has a fold that no training family has. Baselines are the same without triangles (as
+many weights), mutual information, two inverse covariances (direct coupling analysis), a logistic regression on all of
+these, and the frequency of contacts at each distance along the chain. Three seeds; prints the share of contacts among
+the best L/2 pairs at least 6 residues apart, and draws a map, and what one pair attends to.
 
-What is learned has an advantage that inverse covariances do not: half of each coupling is the same in all families, as
-chemistry is. The regression, which has learned that too, is as good as rows and columns; triangles are what goes beyond
-it (73 % of the pairs touch, 67 %, and 49 % of the best inverse covariance's).
+Learned methods have an advantage over inverse covariances: half of each coupling is the same in all families, like
+chemistry. The regression learns that, too, and is as good as rows and columns; triangles are better (73 % of the pairs
+touch, against 67 %, and 49 % with the best inverse covariance).
 
 Needs ``pip install 'saccade-attention[all]' scikit-learn``.
 """

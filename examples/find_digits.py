@@ -3,12 +3,11 @@
     python examples/find_digits.py
 
 composes scenes of scikit-learn's digits (``scenes.py``), and trains DETR (`saccade.models.SetDecoder`): eight queries
-attend to a feature map and to each other, and each predicts a digit and its box, or none.
-Beside it stands a network of as many weights and no attention: convolutions, and a guess in each cell of a grid of 6x6.
-    Three
-seeds each; prints the share of held-out scenes in which every digit is found, as what it is and with a box that fits,
-and nothing else; and draws what the queries attend to. Both find all in about 97 scenes of 100: where digits keep
-apart, a grid does as well, and needs fewer steps. Interrupted runs resume.
+attend to a feature map and to each other, and each predicts a digit and its box, or none. The baseline is a network
+with as many weights and no attention: convolutions, and a prediction in each cell of a 6x6 grid. Three seeds each;
+prints the share of held-out scenes in which exactly the right digits are found, with fitting boxes; and draws what the
+queries attend to. Both are right in about 97 of 100 scenes: as digits do not overlap, a grid does as well, and needs
+fewer steps. Interrupted runs resume.
 
 Needs ``pip install 'saccade-attention[all]' scikit-learn``.
 """

@@ -4,14 +4,14 @@
 
 espeak-ng says 4,000 utterances of three to five digits each, in English, German and Chinese, with 35 voices.
 `models.SignalEncoder` learns to write the digits down: convolutions that shorten a spectrogram, and layers of local
-attention, with the loss that need not be told when what is said (CTC). Baselines are the same with as many more
-convolutions of as many parameters instead of the attention, and a line over 0.4 seconds of the spectrogram. The test
-has 23 other voices, all of them faster, and lower or higher, than any in training, in white noise. Three seeds, three
-minutes each; prints how many utterances are heard right to the last digit, and draws the attention of the frame of each
-digit. Interrupted runs resume.
+attention, with a loss that needs no alignment (CTC). Baselines are the same with as many more convolutions of as many
+parameters instead of the attention, and a line over 0.4 seconds of the spectrogram. The test has 23 other voices, all
+of them faster, and lower or higher, than any in training, in white noise. Three seeds, three minutes each; prints how
+many utterances are recognized right to the last digit, and draws the attention of the frame of each digit. Interrupted
+runs resume.
 
 Attention and convolutions hear equally well here: somewhat more than half of the utterances are right, and the seeds of
-either lie around the mean of the other. A line hears next to nothing.
+either lie around the mean of the other. A linear layer recognizes almost nothing.
 
 Needs ``pip install 'saccade-attention[all]'`` and ``apt-get install espeak-ng``.
 """

@@ -2,7 +2,7 @@
 
 A fold is a compact walk on a face-centred cubic lattice, where twelve places touch each place and neighbours share
 neighbours, as in a protein. A Potts model has a coupling wherever two residues touch: in part by a table of which
-letters like each other, the same in all families as chemistry is, in part by numbers of the pair's own. Sequences of a
+letters prefer each other, the same in all families like chemistry, in part by numbers of each pair. Sequences of a
 family descend from one ancestor along a tree, so that many pairs of columns agree which only share their history.
 """
 

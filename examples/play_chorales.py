@@ -4,10 +4,10 @@
 
 407 chorales of four voices are fetched from PyPI, on a grid of eighths: in every step soprano, alto, tenor and bass
 start a note, go on, or rest, one after the other. Layers of causal attention with a vector for each distance
-(`positions.ShawKeys`), as in the Music Transformer, learn which comes next, in all keys. Beside them stand the same
+(`positions.ShawKeys`), as in the Music Transformer, learn to predict the next one, in all keys. Baselines are the same
 without distances, a GRU with as many parameters, and Markov chains over the same pitches. No melody of the test is in
 the training data, in any key, under any number. Three seeds, three minutes each; prints how many bits a note takes,
-writes a MIDI file of how a chorale of the test goes on after two bars, and draws what a note attends to, and how far
+writes a MIDI file with a continuation of a test chorale after two bars, and draws what a note attends to, and how far
 back each head looks. Interrupted runs resume.
 
 Needs ``pip install 'saccade-attention[all]'``.

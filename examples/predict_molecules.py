@@ -11,8 +11,8 @@ counts of path lengths, and the mean. Three seeds; prints the R² on held-out mo
 to in one of them, and which distances its heads prefer.
 
 Distances help where paths count (R² 0.94 with them, 0.92 with bonds alone, 0.85 with neither, 0.88 from fingerprints).
-But trees that are given what J is made of, numbers of rings and of pairs at each distance, are better at it (0.975),
-and the worst at logP, where ridge regression on fragments comes close to attention.
+But trees on the ingredients of J, numbers of rings and of pairs at each distance, are better at it (0.975), and the
+worst at logP, where ridge regression on fragments comes close to attention.
 
 Needs ``pip install 'saccade-attention[all]' scikit-learn rdkit``.
 """

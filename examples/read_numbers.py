@@ -2,12 +2,12 @@
 
     python examples/read_numbers.py
 
-puts one to four of scikit-learn's handwritten digits in a row, wherever there is room, and learns to write under it
-"one hundred forty-two", or "一百四十二": the first token says which. Neither the digits of a test image were seen in
-training, nor, from 100 on, its number. Three seeds, some minutes each; prints how many captions are right to the last
-word, beside classifiers that get every digit cut out; and writes ``results.json`` and a figure of what each
-word of a caption attends to. Interrupted runs resume after their last checkpoint, with the same final
-weights.
+puts one to four of scikit-learn's handwritten digits in a row, wherever there is room, and learns to write
+under it "one hundred forty-two", or "一百四十二": the first token names the language. Neither the digits of a test
+image were seen in training, nor, from 100 on, its number. Three seeds, some minutes each; prints how many
+captions are right to the last word, against classifiers that get every digit cut out; and writes
+``results.json`` and a figure of what each word of a caption attends to. Interrupted runs resume after their
+last checkpoint, with the same final weights.
 
 Needs ``pip install 'saccade-attention[all]' scikit-learn``.
 """

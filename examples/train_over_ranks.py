@@ -2,10 +2,10 @@
 
     torchrun --nproc-per-node 4 examples/train_over_ranks.py --context 2
 
-puts four processes into two groups of two. Each group reads rows of its own, and each process of a group half of their
+puts four processes into two groups of two. Each group reads different rows, and each process of a group half of their
 tokens; all four share the parameters. The text is the manual's topics that CPython carries (PSF licence), byte by byte,
 several topics packed into a row: none sees another. With one process and the same number of rows in all, the losses are
-the same. A checkpoint is written every ten steps, and found again by any number of processes.
+the same. A checkpoint is written every ten steps, and can be resumed by any number of processes.
 
 Needs ``pip install saccade-attention typer``.
 """

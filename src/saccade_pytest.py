@@ -21,13 +21,13 @@ _REPORTS = pytest.StashKey[list["Report"]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the option."""
+    """Add the option."""
     text = "run tests marked reach: which token reaches which in a model"
     parser.getgroup("saccade").addoption("--saccade-audit", action="store_true", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Adds the marker."""
+    """Add the marker."""
     config.addinivalue_line("markers", _MARKER)
 
 
@@ -65,7 +65,7 @@ def audit(request: pytest.FixtureRequest) -> Callable[..., Report]:
 
 
 def _reach(rule: Any = None, **options: Any) -> dict[str, Any]:
-    """What a marker says, by name."""
+    """Return the arguments of a marker, by name."""
     return options | {"rule": rule}
 
 
@@ -79,7 +79,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Shows the lines that show a leak without saccade, in a section of their own."""
+    """Add a section with the lines that show a leak without saccade."""
     shown = yield
     if shown.when == "call" and shown.failed:
         scripts = [report.script for report in item.stash.get(_REPORTS, []) if report.script]

@@ -1,1 +1,1 @@
-"""The attention of other libraries, held to the laws of `saccade.testing`."""
+"""The attention of other libraries, checked against the laws of `saccade.testing`."""

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.generated_part import with_generated
 from benchmarks.peers.table import COMMAND, LIBRARIES, command, find, written
-from saccade.text.generated import with_generated
 
 __all__ = ["main"]
 

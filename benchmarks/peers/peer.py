@@ -1,4 +1,4 @@
-"""A peer: the attention of another library, the cases that it is tried on, and the definition that judges it."""
+"""A peer: the attention of another library, the cases that it is tried on, and the definition it is compared with."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def imported(module: str) -> Any:
 
 @cache
 def kit_cases() -> tuple[Case, ...]:
-    """Return the cases of the kit without the patterns, which a function of tensors cannot tell from other masks."""
+    """Return the cases of `saccade.testing` without the patterns, which are like other masks as tensors."""
     return tuple(case for case in CASES if case not in PATTERNS)
 
 
 def named(*names: str) -> tuple[Case, ...]:
-    """Return the cases of the kit with these names."""
+    """Return the cases of `saccade.testing` with these names."""
     return tuple(case for case in CASES if case.name in names)
 
 

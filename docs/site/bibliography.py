@@ -1,6 +1,6 @@
 """The page of papers, in both languages, from docs/bibliography.bib: ``python docs/site/bibliography.py``.
 
-The file is BibTeX with one field a line, and whatever else it holds is refused, so that nothing is lost unnoticed.
+The file is BibTeX with one field a line; anything else in it is an error, so that nothing is lost unnoticed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ FILE = DOCS / "bibliography.bib"
 HEAD = {
     "en": """# Papers
 
-The {count} papers, books and reports that the docstrings and pages cite, by first author. `docs/bibliography.bib` has them
-in BibTeX. [The flow of attention](flow.md#to-read-and-to-watch) suggests which to read first.
+The {count} papers, books and reports that the docstrings and pages cite, by first author. `docs/bibliography.bib` has
+them in BibTeX. [The flow of attention](flow.md#to-read-and-to-watch) suggests which to read first.
 """,
     "zh": """# 论文
 
@@ -43,17 +43,17 @@ class Entry(NamedTuple):
 
     @property
     def last_name(self) -> str:
-        """The first author's, or the team that wrote it."""
+        """Last name of the first author, or the name of the team."""
         return self.authors[0].partition(",")[0]
 
     @property
     def authors(self) -> list[str]:
-        """In their order, last names first; "others" may be the last."""
+        """Authors in order, last names first; "others" may be the last."""
         return [author.strip("{}") for author in self.fields["author"].split(" and ")]
 
 
 def read(text: str) -> list[Entry]:
-    """All entries of a file, as they stand."""
+    """Read all entries of a file, in order."""
     entries: list[Entry] = []
     inside = False
     for number, line in enumerate(text.splitlines(), 1):
@@ -72,7 +72,7 @@ def read(text: str) -> list[Entry]:
 
 
 def page(entries: Sequence[Entry], language: str) -> str:
-    """The page of a language."""
+    """Return the page in one language."""
     lines = [HEAD[language].format(count=len(entries))]
     for initial, own in groupby(sorted(entries, key=_order), lambda entry: _order(entry)[0][0].upper()):
         lines += [f"## {initial}", "", *(f"- {_told(entry, language)}" for entry in own), ""]

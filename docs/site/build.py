@@ -1,8 +1,7 @@
 """Build the site, in English and Chinese, into out/site or the folder that is named: ``make site``.
 
-The pages are those of docs/en and docs/zh, as they are; the reference comes of the docstrings. Nothing in the result
-asks another host for anything. A warning of Sphinx (a link that leads nowhere, a page in no table of contents) is an
-error.
+The pages are those of docs/en and docs/zh; the reference is generated from the docstrings. The site loads nothing from
+other hosts. A warning of Sphinx (a broken link, a page in no table of contents) is an error.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _DIAGRAM = re.compile(r"```mermaid\n.*?```", re.DOTALL)
 
 
 def main(out: Path) -> None:
-    """Both languages, and the page that leads to them."""
+    """Build both languages, and the page that links to them."""
     shutil.rmtree(out, ignore_errors=True)
     for language, code in LANGUAGES.items():
         source = out.with_name(f"{out.name}-source") / language
@@ -62,7 +61,7 @@ def main(out: Path) -> None:
 
 
 def write_source(language: str, source: Path) -> None:
-    """All pages of a language, as Sphinx reads them."""
+    """Write all pages of a language, as Sphinx reads them."""
     source.mkdir(parents=True)
     for page in (DOCS / language).glob("*.md"):
         (source / page.name).write_text(_rewritten(page.read_text(encoding="utf-8"), language), encoding="utf-8")
@@ -78,12 +77,12 @@ def write_source(language: str, source: Path) -> None:
 
 
 def parts() -> list[dict[str, object]]:
-    """The table of contents."""
+    """Return the table of contents."""
     return tomllib.loads((HERE / "structure.toml").read_text(encoding="utf-8"))["part"]
 
 
 def _rewritten(text: str, language: str) -> str:
-    """A page whose neighbours lie below it, not beside it."""
+    """Return a page with its links rewritten for neighbours in a folder below it."""
     numbers = iter(range(1, 100))
     text = _DIAGRAM.sub(lambda _: f"![](images/flow-{next(numbers)}-{language}.svg)", text)
     text = text.replace("](../../README.md)", "](index.md)").replace("](../../README.zh-CN.md)", "](index.md)")
@@ -108,7 +107,7 @@ def _write_index(language: str, source: Path) -> None:
 
 
 def _front(readme: str) -> str:
-    """What a README says before its first heading below the title, pictures included."""
+    """Return the part of a README before its second heading, including images."""
     front = readme.partition("\n## ")[0]
     front = re.sub(r"\]\(docs/(?:en|zh)/", "](", front).replace("](docs/images/", "](images/")
     front = re.sub(r" · \[[^]]+\]\(README[^)]*\)", "", front)
@@ -126,7 +125,7 @@ def _write_reference(language: str, source: Path) -> None:
     folder = source / "api"
     folder.mkdir()
     for package in PACKAGES:
-        # What the package itself names is told where it lives, and once.
+        # Document exported names once, in the module that defines them.
         twice = "   :no-index:\n" if package in ("saccade", "saccade.matrix") else ""
         # from_pretrained and the like are inherited from a base that is not public.
         inherited = "   :inherited-members: Module, tuple\n" if package == "saccade.models" else ""

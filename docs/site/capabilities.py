@@ -1,8 +1,8 @@
 """The tables of capabilities.md, in both languages, generated from the library: ``python docs/site/capabilities.py``.
 
-Masks, mechanisms and caches are those that the library exports, kernels those that it asks. One that is new has no
-example in `answers.examples`, and is an error until it has. What a table says depends neither on the machine nor on
-whether the compiled kernel is installed: kernels say of themselves what they run; only caches and mechanisms are run.
+Masks, mechanisms and caches are those that the library exports, kernels those that it chooses from. A new one is an
+error until `answers.examples` has an example of it. The tables depend neither on the machine nor on whether the
+compiled kernel is installed: kernels declare what they run; only caches and mechanisms are run.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ def main() -> None:
 
 
 def with_tables(text: str, language: str) -> str:
-    """A page with the tables as the library has them."""
+    """Return a page with current tables."""
     made = iter(tables(language))
     return _TABLE.sub(lambda _: next(made), text)
 
 
 def tables(language: str) -> list[str]:
-    """The tables of a page, in its order."""
+    """Return the tables of a page, in its order."""
     if missing():
         raise ValueError(f"no example in answers/examples.py of: {', '.join(missing())}")
     return [made(language) for made in TABLES]
 
 
 def tables_in(text: str) -> list[str]:
-    """The tables that stand in a page."""
+    """Return the tables that a page contains."""
     return _TABLE.findall(text)
 
 

@@ -1,4 +1,4 @@
-"""How Sphinx makes the site; `build.py` calls it, once for each language."""
+"""Sphinx configuration of the site; `build.py` runs it once for each language."""
 
 from __future__ import annotations
 
@@ -56,5 +56,5 @@ def _block(self: Any, node: nodes.math_block) -> None:
 
 
 def setup(app: Any) -> None:
-    """Mathematics as MathML, which browsers draw themselves."""
+    """Render mathematics as MathML, which browsers display natively."""
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))

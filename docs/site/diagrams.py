@@ -20,7 +20,7 @@ SETTINGS = (
 
 
 def main(script: str) -> None:
-    """All diagrams, in both languages, into docs/images."""
+    """Draw all diagrams, in both languages, into docs/images."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
         page = browser.new_page()

@@ -29,12 +29,12 @@ _KEPT = ("mystnb", "tags")  # of a cell: what a reader who cannot see its pictur
 
 
 def files(language: str) -> list[Path]:
-    """The notebooks of a language."""
+    """Return the notebooks of a language."""
     return sorted((DOCS / language / "notebooks").glob("*.ipynb"))
 
 
 def run(notebook: Any) -> Any:
-    """A copy that has been run from the top, in an empty folder; what its cells print and draw is in it."""
+    """Run a copy of a notebook from the top in an empty folder, and return it with its outputs."""
     new = nbformat.from_dict(notebook)
     with TemporaryDirectory() as folder:
         own = Path(folder) / "own"  # of the kernel: settings of whoever runs this do not count
@@ -58,7 +58,7 @@ def run(notebook: Any) -> Any:
 
 
 def tidied(notebook: Any) -> Any:
-    """The notebook with nothing in it but cells, numbered, and what they show."""
+    """Return the notebook reduced to numbered cells and their outputs."""
     notebook.metadata = nbformat.from_dict(METADATA)
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     for number, cell in enumerate(notebook.cells, 1):
@@ -71,7 +71,7 @@ def tidied(notebook: Any) -> Any:
 
 
 def smaller(png: str) -> str:
-    """A picture, as base64, in 256 colours of its own: a third of the size, and hard to tell from the other."""
+    """Return an image, as base64, in a palette of 256 colours: a third of the size, and almost the same."""
     written = io.BytesIO()
     with Image.open(io.BytesIO(b64decode(png))) as picture:
         few = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
@@ -80,7 +80,7 @@ def smaller(png: str) -> str:
 
 
 def main(names: list[str]) -> None:
-    """Run them in place."""
+    """Run the notebooks in place."""
     for path in [*files("en"), *files("zh")]:
         if not names or path.stem in names:
             notebook = run(nbformat.read(path, as_version=4))
@@ -90,7 +90,7 @@ def main(names: list[str]) -> None:
 
 
 def _environment(own: Path) -> dict[str, str]:
-    """This checkout, one thread, the kernels that come without a compiler."""
+    """Return the environment: this checkout, one thread, the kernels that need no compiler."""
     paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     own_settings = {"IPYTHONDIR": str(own), "PYTHONPATH": os.pathsep.join(paths)}
     return {**os.environ, **own_settings, "OMP_NUM_THREADS": "1", "SACCADE_CPU": "off", "PYTHONWARNINGS": "default"}

@@ -1,9 +1,9 @@
-"""Which pages and notebooks have been read beside one another in both languages: ``python docs/site/pairs.py``.
+"""Record that pages and notebooks agree in both languages: ``python docs/site/pairs.py``.
 
-Keeps a mark of each page of docs/en and docs/zh in pairs.json, and refuses where one of a pair has changed and the
-other has not. Of a notebook the cells count, not what they print or draw. ``--alone masks`` says that the change of
-masks.md has no counterpart in the other language, a spelling mistake for instance. A test fails until the marks are
-those of the pages.
+Keeps a hash of each page of docs/en and docs/zh in pairs.json, and exits with an error if one page of a pair has
+changed and the other has not. The hash of a notebook covers its cells, not their outputs. ``--alone masks`` declares
+that the change of masks.md needs no counterpart in the other language, such as a spelling mistake. A test fails until
+the hashes are current.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Marks = dict[str, list[str]]
 
 
 def marks() -> Marks:
-    """Of the pages as they are: ``{name: [English, Chinese]}``."""
+    """Return the hashes of the current pages: ``{name: [English, Chinese]}``."""
     english = DOCS / "en"
     names = sorted(path.relative_to(english) for kind in ("*.md", "notebooks/*.ipynb") for path in english.glob(kind))
     return {
@@ -28,18 +28,18 @@ def marks() -> Marks:
 
 
 def recorded() -> Marks:
-    """The marks of the last time."""
+    """Return the recorded hashes."""
     found: Marks = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
     return found
 
 
 def changed_alone(old: Marks, new: Marks) -> list[str]:
-    """Pages that have changed in one language and not in the other."""
+    """Return the pages that have changed in one language and not in the other."""
     return [name for name in new if name in old and (new[name][0] == old[name][0]) != (new[name][1] == old[name][1])]
 
 
 def main(allowed: list[str]) -> None:
-    """Record the marks, unless a page has changed alone."""
+    """Record the hashes, unless a page has changed in one language alone."""
     new = marks()
     alone = [name for name in changed_alone(recorded(), new) if name not in allowed]
     if alone:

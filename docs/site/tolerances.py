@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from saccade.auditing.rounding_noise import FACTOR
-from saccade.engine.kernel_check import compare
+from saccade.engine.kernel_check import check_kernel
 from saccade.testing import TOLERANCES
 from saccade.theory.measurement import SIGMAS, equal
 
@@ -46,18 +46,18 @@ _TABLE = re.compile(r"^\|.*?\n(?=\n)", re.MULTILINE | re.DOTALL)
 
 
 def tables(language: str) -> list[str]:
-    """The tables of a page, in its order."""
+    """Return the tables of a page, in its order."""
     return [_limits(language), _reasons(language), _elsewhere(language)]
 
 
 def with_tables(text: str, language: str) -> str:
-    """A page with the tables as the code has them."""
+    """Return a page with the tables of the code."""
     made = iter(tables(language))
     return _TABLE.sub(lambda _: next(made), text)
 
 
 def _limits(language: str) -> str:
-    """Of each dtype what is allowed of each quantity, and how many units of rounding that is."""
+    """Return the allowed error of each dtype and quantity, and its size in units of rounding."""
     names = COLUMNS[language]
     quantities = ("output", "lse", "gradient")
     lines = [f"| {names['']} | {' | '.join(names[one] for one in quantities)} |", "|---|---|---|---|"]
@@ -87,7 +87,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _elsewhere(language: str) -> str:
-    first = ", ".join(f"{_name(dtype)} {limit:g}" for dtype, limit in compare._LIMITS.items())
+    first = ", ".join(f"{_name(dtype)} {limit:g}" for dtype, limit in check_kernel._LIMITS.items())
     rounding = f"{inspect.signature(equal).parameters['tolerance'].default:.0e}"
     rows = {
         "en": [

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from saccade.costs.cost import Cost, cost
     from saccade.integrations.replace_attention import Replaced, replace_attention
     from saccade.masks.convert.packing import Packed, pack
-    from saccade.mechanisms.compare import compare
+    from saccade.mechanisms.comparison import compare
     from saccade.recording.record import record
     from saccade.recording.recording import Recording
 else:  # half of the package, which a product of attention does not need
@@ -35,7 +35,7 @@ else:  # half of the package, which a product of attention does not need
         "auditing.audit": "audit",
         "costs.cost": "Cost cost",
         "integrations.replace_attention": "Replaced replace_attention",
-        "mechanisms.compare": "compare",
+        "mechanisms.comparison": "compare",
         "masks.convert.packing": "Packed pack",
         "recording.record": "record",
         "recording.recording": "Recording",

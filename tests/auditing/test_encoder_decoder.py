@@ -7,8 +7,7 @@ import torch
 import transformers
 
 from saccade import audit, masks, models
-from saccade.auditing.encoder_decoder_rules import joint_rules
-from saccade.auditing.encoder_decoder_subject import PairSubject
+from saccade.auditing.encoder_decoder import EncoderDecoderUnderTest, joint_rules
 from saccade.auditing.reachability import Reach
 
 HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
@@ -180,7 +179,7 @@ def test_reach_is_the_product_of_the_steps():
     """Each layer of the decoder as two steps, each with its residual connection, by matrices."""
     near, across = masks.Causal() & masks.Window(2, 0), masks.Window(1, 1)
     rule = {"encoder": masks.Window(1, 0), "decoder": [near, near, masks.Window(0, 0)], "cross": across}
-    subject = PairSubject(made("T5"), texts())
+    subject = EncoderDecoderUnderTest(made("T5"), texts())
     reach = Reach(joint_rules(rule, subject)[0], batch=2, length=SOURCE + TARGET)
     found = torch.eye(SOURCE + TARGET)
     source, target = slice(0, SOURCE), slice(SOURCE, None)

@@ -160,10 +160,10 @@ def test_everything_is_as_before_a_wrong_argument() -> None:
 
 
 def test_a_runner_says_what_it_cannot_do() -> None:
-    class Whole(Runner):
+    class FullRun(Runner):
         pass
 
-    pairs = sameness(Whole(nn.Sequential(nn.Embedding(101, 8))), zoo.tokens(), **zoo.EVERYTHING)
+    pairs = sameness(FullRun(nn.Sequential(nn.Embedding(101, 8))), zoo.tokens(), **zoo.EVERYTHING)
     assert zoo.named(pairs, "not answered") >= zoo.CACHE | {
         "packed",
         *zoo.BESIDE,

@@ -9,7 +9,7 @@ import torch
 from matplotlib.colors import to_rgb, to_rgba
 
 from saccade import audit, masks, models, viz
-from saccade.auditing.figure import COLOURS
+from saccade.auditing.report import COLOURS
 
 # What dichromats see of linear red, green and blue: Machado, Oliveira and Fernandes 2009, severity 1; and no colour.
 SEEN_BY = {

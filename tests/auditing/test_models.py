@@ -102,7 +102,7 @@ def test_functions_of_vectors_have_no_modules():
     assert report["reach"].verdict == "broken"
 
 
-def test_outputs_without_gradients_are_not_said_to_see():
+def test_outputs_without_gradients_leave_sight_unanswered():
     x = torch.randn(2, 10, 3)
     report = audit(lambda x: x.cumsum(1).detach(), masks.Causal(), inputs=x)
     assert report["reach"].verdict == "held"

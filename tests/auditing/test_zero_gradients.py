@@ -8,7 +8,7 @@ from torch import nn
 
 from saccade import audit, masks
 from saccade.auditing.by_layer import ByLayer
-from saccade.auditing.model_under_test import Subject
+from saccade.auditing.model_under_test import ModelUnderTest
 from saccade.auditing.zero_gradients import Probe
 
 WIDTH, LENGTH = 24, 64
@@ -53,7 +53,7 @@ def recurrent(rate, **options):
 
 def is_zero_somewhere(model, name, inputs):
     """Whether the last row of a module, in the model's own dtype, has a gradient of 0 by a token before it."""
-    subject = Subject(model, inputs)
+    subject = ModelUnderTest(model, inputs)
     allowed = CAUSAL.to_dense(inputs.shape[1], batch=2)[:, 0]
     last = Probe(name, 0, inputs.shape[1] - 1)
     whole = torch.ones(inputs.shape, dtype=torch.bool)

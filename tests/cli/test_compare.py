@@ -7,7 +7,7 @@ TEXT = "A lizard is not a snake, although a slow worm looks like one and is a li
 
 @pytest.fixture
 def compare(run, monkeypatch):
-    monkeypatch.setattr("saccade.mechanisms.compare._ROUNDS", 1)
+    monkeypatch.setattr("saccade.mechanisms.comparison._ROUNDS", 1)
     return lambda *arguments: run("compare", *arguments)
 
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from typer.testing import CliRunner, Result
 
 from saccade.cli.app import app
-from saccade.cli.generate import Speaker, visible_text
+from saccade.cli.generate import TextPrinter, visible_text
 from saccade.models import Decoder, DecoderConfig, Sampler
 from saccade.models import beam_search as search
 from saccade.models import generate as continued
@@ -136,11 +136,11 @@ def test_streamed_pieces_make_the_text(kind: str, length: int, capsys: pytest.Ca
         map(chr, numbers)
     ).encode()  # where bytes are no letters, this decoder takes back what came before
     tokens = [*"多字节 é".encode(), *numbers] if kind == "bytes" else [*letters] if kind == "fallback" else numbers
-    speaker, said = Speaker(tokenizer, tokens[:1]), []
+    printer, said = TextPrinter(tokenizer, tokens[:1]), []
     for token in tokens[1:]:
-        speaker.hear(token)
+        printer.add(token)
         said.append(capsys.readouterr().out)
-    speaker.finish()
+    printer.finish()
     said.append(capsys.readouterr().out)
     assert "".join(said) == visible_text(tokenizer.decode(tokens)) + "\n"
     assert length == 1 or sum(map(bool, said)) > length / 8
@@ -151,10 +151,10 @@ def test_revised_text_is_printed_again_in_full(capsys: pytest.CaptureFixture[str
         def decode(self, tokens: list[int]) -> str:
             return ["a", "a b", "ab c"][len(tokens) - 1]
 
-    speaker = Speaker(Fickle(), [0])
-    speaker.hear(1)
-    speaker.hear(2)
-    speaker.finish()
+    printer = TextPrinter(Fickle(), [0])
+    printer.add(1)
+    printer.add(2)
+    printer.finish()
     assert capsys.readouterr().out == "a b\nab c\n"
 
 
@@ -175,7 +175,7 @@ def test_a_text_is_shown_while_it_is_made(folder: str, monkeypatch: pytest.Monke
     assert seen == sorted(seen)
 
 
-def test_a_text_that_breaks_off_is_said_as_far_as_it_came(folder: str) -> None:
+def test_a_text_that_fails_is_printed_up_to_the_failure(folder: str) -> None:
     result = _run(PROMPT, "--model", folder, "--max-new-tokens", "300", "--seed", "1", "--top-k", "9")
     assert result.exit_code == 0
     config = json.loads((Path(folder) / "config.json").read_text())
@@ -193,7 +193,7 @@ def test_a_text_that_breaks_off_is_said_as_far_as_it_came(folder: str) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--trace",)])
-def test_an_interrupted_text_is_said_as_far_as_it_came(
+def test_an_interrupted_text_is_printed_up_to_the_interruption(
     decoder: Decoder, folder: str, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
     command = importlib.import_module("saccade.cli.generate")
@@ -230,7 +230,7 @@ def test_a_prompt_without_tokens_is_one_line(folder: str) -> None:
     assert "PROMPT must be valid UTF-8" in result.stderr
 
 
-def test_a_folder_without_a_model_is_said(tmp_path, decoder: Decoder) -> None:
+def test_a_folder_without_a_model_is_refused(tmp_path, decoder: Decoder) -> None:
     result = _run(PROMPT, "--model", str(tmp_path))
     assert result.exit_code == 2
     assert result.stderr.startswith("saccade generate: --model must be ")

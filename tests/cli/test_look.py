@@ -247,18 +247,19 @@ def test_a_language_model_is_looked_at_too(run, text):
     [
         (
             "Qwen/Qwen3-0.6B",
-            "got Qwen/Qwen3-0.6B, and there is no such folder.\nHint: nothing is downloaded here; if it is on the "
-            "Hugging Face hub, `hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B` makes a folder of it\n",
+            "got Qwen/Qwen3-0.6B, and there is no such folder.\nHint: saccade downloads nothing; if it is on the "
+            "Hugging Face hub, `hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B` downloads it into a folder\n",
         ),
         (
             "bert-base-uncased",
-            "got bert-base-uncased, and there is no such folder.\nHint: nothing is downloaded here; if it is on the "
-            "Hugging Face hub, `hf download bert-base-uncased --local-dir bert-base-uncased` makes a folder of it\n",
+            "got bert-base-uncased, and there is no such folder.\nHint: saccade downloads nothing; if it is on the "
+            "Hugging Face hub, `hf download bert-base-uncased --local-dir bert-base-uncased` downloads it into a "
+            "folder\n",
         ),
         (
             "sentence-transformers/all-minilm-l6-v2",
             "got sentence-transformers/all-minilm-l6-v2, and there is no such folder.\n"
-            "Hint: it comes along: --model all-MiniLM-L6-v2\n",
+            "Hint: it comes with the package: --model all-MiniLM-L6-v2\n",
         ),
         ("./model", "got ./model, and there is no such folder.\n"),
         ("a/b/c", "got a/b/c, and there is no such folder.\n"),

@@ -36,7 +36,7 @@ def test_another_missing_module_is_not_blamed_on_them(monkeypatch):
     real = builtins.__import__
 
     def without(name, *args, **kwargs):
-        if name == "saccade.cli.report":
+        if name == "saccade.cli.look_tables":
             raise ModuleNotFoundError("No module named 'else'", name="else")
         return real(name, *args, **kwargs)
 

@@ -10,7 +10,7 @@ from saccade.cli.transformers_model import TransformersModel
 
 def test_recurrent_layers_are_left_out():
     ids = zoo.batch()["input_ids"]
-    (matrix,) = TransformersModel._heard(zoo.model("qwen3_next"), ids)
+    (matrix,) = TransformersModel._recorded(zoo.model("qwen3_next"), ids)
     assert isinstance(matrix, sc.AttentionMatrix)
     with pytest.raises(sc.UnsupportedError, match="layers are recurrences"):
-        TransformersModel._heard(zoo.model("mamba2"), torch.cat([ids, ids], 1))
+        TransformersModel._recorded(zoo.model("mamba2"), torch.cat([ids, ids], 1))

@@ -217,9 +217,9 @@ def test_pictures_are_drawn_in_chinese(verify, tmp_path, monkeypatch):
     [
         (
             ["--language", "zh"],
-            "--language must be given beside --pictures or beside --list --by document --markdown, which",
+            "--language must come with --pictures or with --list --by document --markdown;",
         ),
-        (["--by", "document"], "--by must be given beside --list, whose order it is; got --by document alone."),
+        (["--by", "document"], "--by must come with --list; got --by document alone."),
         (["--list", "--json"], "--json must be left out where --list is given, which checks nothing."),
         (["--pictures", "new", "--language", "de"], "Invalid value for '--language'"),
         (["--only", "gravity\x1b[2J"], "--only must be the name of a claim or one of scaling, similarity, softmax,"),

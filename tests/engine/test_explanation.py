@@ -81,7 +81,7 @@ def _pairs_of_panels(q: Tensor, k: Tensor, starts: Tensor, runs: Tensor, spans: 
 @contextmanager
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     """Counts at the operations themselves, and where the tiled kernel has made a block."""
-    count, forward, made = Counted(), aten_flash._forward, tiled._made
+    count, forward, made = Counted(), aten_flash._forward, tiled._compute_block
     compiled = None if abilities() is None else torch.ops.saccade_cpu.forward
 
     def called(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, causal: bool, **options: Any) -> Any:
@@ -102,7 +102,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
         if compiled is not None:
             patch.setattr(torch.ops.saccade_cpu, "forward", run)
         patch.setattr(aten_flash, "_forward", called)
-        patch.setattr(tiled, "_made", block)
+        patch.setattr(tiled, "_compute_block", block)
         yield count
 
 

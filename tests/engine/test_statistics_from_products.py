@@ -29,16 +29,17 @@ def test_they_are_those_of_a_sweep(dtype):
     for case in (*CASES, *LARGE_CASES):
         matrix = matrix_of(case, dtype)
         given = matrix.inputs.current()
-        if not statistics_from_products.can_ask(given, "auto"):
+        if not statistics_from_products.can_use_products(given, "auto"):
             continue
-        found = statistics_from_products.numbers(given, "auto", statistics_from_products.NAMES)
+        found = statistics_from_products.statistics_from_products(given, "auto", statistics_from_products.NAMES)
         received, entropy = matrix.compute(Received(), Entropy())
         torch.testing.assert_close(found["entropy"], entropy.float(), atol=2e-5, rtol=1e-5)
         tried.add("entropy")
         if "received" in found:
             torch.testing.assert_close(found["received"], received.float(), atol=2e-5, rtol=1e-5)
             torch.testing.assert_close(
-                statistics_from_products.numbers(given, "auto", {"received"})["received"], found["received"]
+                statistics_from_products.statistics_from_products(given, "auto", {"received"})["received"],
+                found["received"],
             )
             tried.add(str(given.rule))
     assert len(tried) > 20
@@ -49,7 +50,7 @@ def test_inputs_without_statistics_from_products():
     query, key = torch.randn(2, 1, 2, 30, 16)
 
     def can(*tensors, **options):
-        return statistics_from_products.can_ask(sc.AttentionMatrix(*tensors, **options).inputs, "auto")
+        return statistics_from_products.can_use_products(sc.AttentionMatrix(*tensors, **options).inputs, "auto")
 
     assert can(query, key)
     assert not can(query, key, softcap=2.0)
@@ -60,7 +61,7 @@ def test_inputs_without_statistics_from_products():
     spoilt = key.clone()
     spoilt[0, 0, 3, 0] = torch.nan
     assert not can(query, spoilt, masks.Causal())
-    assert not statistics_from_products.can_ask(sc.AttentionMatrix(query, key).inputs, "tiled")
+    assert not statistics_from_products.can_use_products(sc.AttentionMatrix(query, key).inputs, "tiled")
 
 
 @pytest.mark.gpu

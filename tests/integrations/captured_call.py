@@ -2,7 +2,7 @@
 
 import torch
 
-from saccade.integrations.capture_all import tapped
+from saccade.integrations.capture_all import capture_all
 
 
 def heard(model, *args, grad=False, **kwargs):
@@ -10,7 +10,7 @@ def heard(model, *args, grad=False, **kwargs):
     found = []
     with torch.set_grad_enabled(grad):
         expected = model(*args, **kwargs)
-        with tapped(model, lambda name, make: found.append((name, make().to_dense()))):
+        with capture_all(model, lambda name, make: found.append((name, make().to_dense()))):
             out = model(*args, **kwargs)
     assert_equal(out, expected)
     return out, found

@@ -12,7 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, masking_uti
 
 import saccade as sc
 from saccade import caches, masks
-from saccade.integrations.capture_all import tapped
+from saccade.integrations.capture_all import capture_all
 
 
 @pytest.mark.parametrize("name", zoo.ALL)
@@ -33,7 +33,7 @@ def test_models_of_transformers(name, implementation):
     found = []
     with torch.no_grad():
         plain = zoo.output(name, network(**inputs))
-        with tapped(network, lambda name, make: found.append((name, make()))):
+        with capture_all(network, lambda name, make: found.append((name, make()))):
             out = zoo.output(name, network(**inputs))
     assert torch.equal(out, plain)
     assert len(found) == len(expected)
@@ -51,7 +51,7 @@ def test_models_of_transformers(name, implementation):
 def test_a_mask_of_the_same_size_is_not_taken_for_another():
     network, inputs, found = zoo.model("llama", "sdpa"), zoo.batch("llama"), []
     own = (torch.rand(2, 1, 11, 11) < 0.5) | torch.eye(11, dtype=torch.bool)
-    with torch.no_grad(), tapped(network, lambda name, make: found.append(make().to_dense())):
+    with torch.no_grad(), capture_all(network, lambda name, make: found.append(make().to_dense())):
         network(**inputs)
         network(inputs["input_ids"], attention_mask=own)
         copied = own.clone()
@@ -68,7 +68,7 @@ def test_a_mask_that_is_written_into_says_what_was_written(implementation, guard
     sc.integrations.transformers.install()
     network, inputs, found = zoo.model("llama", implementation), zoo.batch("llama"), []
     embeddings = torch.zeros(2, 11, 32)
-    with guard(), tapped(network, lambda name, make: found.append(make())):
+    with guard(), capture_all(network, lambda name, make: found.append(make())):
         mask = masking_utils.create_causal_mask(network.config, embeddings, inputs["attention_mask"], None)
         network(inputs["input_ids"], attention_mask=mask)
         mask[..., 5] = mask[0, 0, 0, 10]  # what hides a key, in whichever way
@@ -83,8 +83,8 @@ def test_a_mask_that_is_written_into_says_what_was_written(implementation, guard
 def test_the_ear_is_taken_out_again():
     before = (AttentionInterface.get_interface, AttentionMaskInterface.__getitem__)
     network, other, names = zoo.model("llama"), zoo.model("llama"), []
-    with tapped(network, lambda name, make: names.append(name)):
-        with tapped(network, lambda name, make: names.append(f"inner {name}")):
+    with capture_all(network, lambda name, make: names.append(name)):
+        with capture_all(network, lambda name, make: names.append(f"inner {name}")):
             network(**zoo.batch("llama"))
         other(**zoo.batch("llama"))
         assert AttentionInterface.get_interface is not before[0]
@@ -116,7 +116,7 @@ def test_a_checkpointed_layer_is_handed_out_once():
     network = zoo.model("llama").train()
     network.gradient_checkpointing_enable()
     ids, names = zoo.batch("llama")["input_ids"], []
-    with tapped(network, lambda name, make: names.append(name)):
+    with capture_all(network, lambda name, make: names.append(name)):
         network(input_ids=ids, labels=ids, use_cache=False).loss.backward()
     assert len(names) == 2
 
@@ -133,7 +133,7 @@ def test_gradients_stay_as_they_are():
     ids, grads = zoo.batch("llama")["input_ids"], []
     for recorded in (False, True):
         network = zoo.model("llama", "sdpa")
-        with tapped(network, lambda name, make: make().entropy() if recorded else None):  # noqa: B023
+        with capture_all(network, lambda name, make: make().entropy() if recorded else None):  # noqa: B023
             network(input_ids=ids, labels=ids).loss.backward()
         grads.append([parameter.grad for parameter in network.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*grads, strict=True))
@@ -152,7 +152,7 @@ def test_our_own_layers():
 def test_a_cache_that_holds_a_sum_is_refused():
     layer = sc.nn.MultiHeadAttention(16, 4, mechanism=sc.mechanisms.Linear(), mask=masks.Causal())
     cache, x = caches.RecurrentCache(), torch.randn(1, 7, 16)
-    with tapped(layer, lambda name, make: make()):
+    with capture_all(layer, lambda name, make: make()):
         layer(x, cache=cache)
         with pytest.raises(sc.UnsupportedError, match=r"MultiHeadAttention cannot run(.|\n)*holds a sum"):
             layer(x, cache=cache)
@@ -166,7 +166,7 @@ def test_a_cache_that_hands_on_some_keys_is_refused(cache):
     layer = sc.nn.MultiHeadAttention(16, 4, mask=masks.Causal())
     x = torch.randn(1, 9, 16)
     refused = pytest.raises(sc.UnsupportedError, match=r"MultiHeadAttention cannot run(.|\n)*some of the keys")
-    with tapped(layer, lambda name, make: make()), refused:
+    with capture_all(layer, lambda name, make: make()), refused:
         layer(x, cache=cache)
     layer(x, cache=cache)
 
@@ -194,7 +194,7 @@ def test_flash_attention(name, padded, monkeypatch):
         expected = zoo.model(name)(**inputs, output_attentions=True).attentions
         network, found = zoo.model(name), []
         network.config._attn_implementation_internal = "flash_attention_2"
-        with tapped(network, lambda name, make: found.append(make())):
+        with capture_all(network, lambda name, make: found.append(make())):
             network(**inputs)
     for matrix, weights in zip(found, expected, strict=True):
         close(matrix.to_dense()[0, :, padded:], weights[0, :, padded:])
@@ -207,7 +207,7 @@ def test_packed_documents_under_flash_attention_are_refused(monkeypatch):
     network.config._attn_implementation_internal = "flash_attention_2"
     places = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6]])
     with (
-        tapped(network, lambda name, make: make()),
+        capture_all(network, lambda name, make: make()),
         pytest.raises(sc.UnsupportedError, match=r'packed documents(.|\n)*set_attn_implementation\("sdpa"\)'),
     ):
         network(input_ids=zoo.batch("llama")["input_ids"][:1], position_ids=places, use_cache=False)
@@ -229,8 +229,8 @@ def test_block_masks(known, monkeypatch):
     network, inputs, found = zoo.model("mistral"), zoo.batch("mistral"), []
     network.config._attn_implementation_internal = "flex_attention"
     if not known:
-        monkeypatch.setattr("saccade.integrations.transformers_capture._tapped_mask", lambda function: function)
-    with torch.no_grad(), tapped(network, lambda name, make: found.append(make())):
+        monkeypatch.setattr("saccade.integrations.transformers_capture._capturing_mask", lambda function: function)
+    with torch.no_grad(), capture_all(network, lambda name, make: found.append(make())):
         network(**inputs)
     assert ("Predicate" in str(found[0].mask)) != known
     dense = masks.sliding_window(4).to_dense(11) & inputs["attention_mask"][:, None, None, :].bool()

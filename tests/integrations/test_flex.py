@@ -11,7 +11,7 @@ from transformers.masking_utils import sdpa_mask
 
 import saccade as sc
 from saccade import masks
-from saccade.engine.kernels.flex import Flex, _compiled
+from saccade.engine.kernels.flex import Flex, _compiled_flex
 from saccade.integrations.flex import block_mask
 from saccade.masks.rules.key_ranges import KeyRanges
 from saccade.testing import CASES, Case
@@ -114,10 +114,10 @@ def test_a_block_size_that_cannot_be() -> None:
 @pytest.fixture
 def fresh():
     torch.compiler.reset()
-    _compiled.cache_clear()
+    _compiled_flex.cache_clear()
     yield
     torch.compiler.reset()
-    _compiled.cache_clear()
+    _compiled_flex.cache_clear()
 
 
 @pytest.mark.usefixtures("fresh")

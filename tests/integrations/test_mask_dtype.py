@@ -20,8 +20,7 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 
 import saccade as sc
 from saccade import masks
-from saccade.integrations.lazy_mask import LazyMask
-from saccade.integrations.mask_dtype import mask_dtype
+from saccade.integrations.lazy_mask import LazyMask, mask_dtype
 from saccade.integrations.transformers import install
 
 # They add the mask to scores, join it with a bias, or compare it with 0.

@@ -19,7 +19,7 @@ from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 import saccade as sc
 from saccade.integrations import recurrences_capture
-from saccade.integrations.capture_all import tapped
+from saccade.integrations.capture_all import capture_all
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 
 
@@ -29,7 +29,7 @@ def close(ours, theirs):
 
 def heard(network, run):
     found = []
-    with tapped(network, lambda name, make: found.append((name, make()))):
+    with capture_all(network, lambda name, make: found.append((name, make()))):
         out = run()
     return out, found
 
@@ -147,7 +147,7 @@ def test_relatives_call_the_same_functions(name):
     kind, checked = RELATIVES[name]
     home = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     own = [one for one in recurrences_capture.FUNCTIONS if one in vars(checked)]
-    assert {one for _, one in recurrences_capture._places_in_files(getattr(home, kind))} == set(own)
+    assert {one for _, one in recurrences_capture._namespaces_of_class(getattr(home, kind))} == set(own)
     for one in own:
         sources = [inspect.getsource(inspect.unwrap(getattr(file, one))) for file in (home, checked)]
         assert sources[0] == sources[1]
@@ -164,7 +164,7 @@ def test_a_subclass_and_a_layer_with_its_function_as_an_attribute():
     out, found = heard(older, lambda: older(*tokens, *gates))
     close((found[0][1] @ tokens[2].transpose(1, 2)).transpose(1, 2), out)
     assert older.chunk_gated_delta_rule is own
-    with tapped(older, lambda *_: None):
+    with capture_all(older, lambda *_: None):
         twin = copy.deepcopy(older)
         assert older.chunk_gated_delta_rule is not own
     assert twin.chunk_gated_delta_rule is own
@@ -186,15 +186,15 @@ def test_the_functions_are_put_back_also_after_an_error_and_in_any_order():
     network, other, inputs, names = zoo.model("qwen3_next"), zoo.model("qwen3_next"), zoo.batch(), []
     with (
         pytest.raises(IndexError, match="out of range"),
-        tapped(network, lambda *_: names.append(qwen.torch_chunk_gated_delta_rule)),
+        capture_all(network, lambda *_: names.append(qwen.torch_chunk_gated_delta_rule)),
     ):
         network(torch.tensor([[3, zoo.WORDS]]))
     assert names == []
-    with pytest.raises(RuntimeError, match="own"), tapped(network, Mock(side_effect=RuntimeError("own"))):
+    with pytest.raises(RuntimeError, match="own"), capture_all(network, Mock(side_effect=RuntimeError("own"))):
         network(**inputs)
     assert qwen.torch_chunk_gated_delta_rule is own
-    first = tapped(network, lambda name, make: names.append(f"first {name}"))
-    second = tapped(network, lambda name, make: names.append(f"second {name}"))
+    first = capture_all(network, lambda name, make: names.append(f"first {name}"))
+    second = capture_all(network, lambda name, make: names.append(f"second {name}"))
     first.__enter__()
     second.__enter__()
     other(**inputs)
@@ -221,7 +221,7 @@ def test_a_checkpointed_layer_is_handed_out_once():
         network = zoo.model(name).train()
         network.gradient_checkpointing_enable()
         ids, names = zoo.batch()["input_ids"], []
-        with tapped(network, lambda name, make, names=names: names.append((name, make()))):
+        with capture_all(network, lambda name, make, names=names: names.append((name, make()))):
             network(input_ids=ids, labels=ids, use_cache=False).loss.backward()
         assert [one for one, _ in names] == attending(network)
 
@@ -249,9 +249,9 @@ def test_threads_generate_side_by_side(monkeypatch):
 
 def test_keys_are_held_as_long_as_their_cache_lives():
     network, ids, held = zoo.model("mamba2"), zoo.batch()["input_ids"], []
-    with torch.no_grad(), tapped(network, lambda name, make: make()) as valve:
+    with torch.no_grad(), capture_all(network, lambda name, make: make()) as capture:
         cache = network(ids, use_cache=True).cache_params
-        held = recurrences_capture._pasts[valve]._held
+        held = recurrences_capture._histories[capture]._states
         assert len(held) == 1
         network(ids[:, :1], cache_params=cache)
         assert len(held) == 1
@@ -262,7 +262,7 @@ def test_keys_are_held_as_long_as_their_cache_lives():
 
 def test_a_model_without_recurrences_is_left_as_it_is():
     network = model_zoo.model("llama", "sdpa")
-    with tapped(network, lambda *_: None):
-        assert not recurrences_capture._stand_ins
-        kinds = {vars(one)["forward"].kind for one in network.modules() if "forward" in vars(one)}
-        assert not {kind for kind in kinds if kind.__module__ == recurrences_capture.__name__}
+    with capture_all(network, lambda *_: None):
+        assert not recurrences_capture._proxies
+        handlers = {vars(one)["forward"].handler for one in network.modules() if "forward" in vars(one)}
+        assert not {one for one in handlers if one.__module__ == recurrences_capture.__name__}

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import saccade as sc
 from saccade import masks
-from saccade.integrations.capture_all import tapped
+from saccade.integrations.capture_all import capture_all
 
 
 class Fused(nn.Module):
@@ -111,8 +111,8 @@ def test_two_listen_to_one_model(fast_path):
     with torch.no_grad():
         expected = model(x)
         with (
-            tapped(model, lambda name, make: names["outer"].append(name)),
-            tapped(model, lambda name, make: names["inner"].append(name)),
+            capture_all(model, lambda name, make: names["outer"].append(name)),
+            capture_all(model, lambda name, make: names["inner"].append(name)),
         ):
             assert torch.equal(model(x), expected)
     assert names["outer"] == names["inner"] == ["fused", "encoder.self_attn", "Mixed", "Mixed:1"]
@@ -122,7 +122,7 @@ def test_two_listen_to_one_model(fast_path):
 
 def test_nothing_is_left_behind_by_an_error():
     model = Mixed().eval()
-    with tapped(model, lambda name, make: make()), pytest.raises(RuntimeError, match="shape"):
+    with capture_all(model, lambda name, make: make()), pytest.raises(RuntimeError, match="shape"):
         model(torch.randn(3, 7, 15))
     assert torch.overrides._get_current_function_mode_stack() == []
     assert not any("forward" in vars(module) for module in model.modules())
@@ -145,7 +145,7 @@ def test_a_compiled_layer_is_refused_among_others_that_are_not(make, ran_before)
     model = nn.Sequential(Fused(), torch.compile(layer, backend="eager"))
     with torch.no_grad():
         expected = model[0](x) if not ran_before else model(x)
-        with tapped(model, lambda name, make: make()), pytest.raises(sc.UnsupportedError, match="runs no Python"):
+        with capture_all(model, lambda name, make: make()), pytest.raises(sc.UnsupportedError, match="runs no Python"):
             model(x)
         assert torch.equal((model if ran_before else model[0])(x), expected)
     torch._dynamo.reset()
@@ -154,7 +154,7 @@ def test_a_compiled_layer_is_refused_among_others_that_are_not(make, ran_before)
 def test_compiled_modules_without_attention_are_accepted():
     torch._dynamo.reset()
     model, names = nn.Sequential(Fused(), torch.compile(nn.Sequential(nn.Linear(16, 16)), backend="eager")), []
-    with torch.no_grad(), tapped(model, lambda name, make: names.append(name)):
+    with torch.no_grad(), capture_all(model, lambda name, make: names.append(name)):
         model(torch.randn(1, 7, 16))
     assert names == ["0"]
     torch._dynamo.reset()

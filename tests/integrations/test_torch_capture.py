@@ -8,7 +8,7 @@ from tests.integrations.captured_call import close, heard
 from torch import nn
 
 from saccade import masks
-from saccade.integrations.capture_all import tapped
+from saccade.integrations.capture_all import capture_all
 from saccade.support.errors import UnsupportedError
 
 
@@ -86,7 +86,7 @@ def test_encoder(norm_first, training, masking, fast_path):
 
 def test_fast_path_after_another(fast_path):
     layer, x, names = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), torch.randn(3, 7, 16), []
-    with torch.no_grad(), tapped(layer, lambda name, make: names.append(tuple(make().shape))):
+    with torch.no_grad(), capture_all(layer, lambda name, make: names.append(tuple(make().shape))):
         layer.train()(x)
         layer.eval()(x[:, :5])
         layer.train()(x[:, :3])
@@ -130,7 +130,7 @@ def test_dropout_draws_what_it_would_have_drawn():
     x, outputs, found = torch.randn(3, 7, 16), [], []
     for recorded in (False, True):
         torch.manual_seed(1)
-        with tapped(encoder, lambda name, make: found.append(make().to_dense()) if recorded else None):  # noqa: B023
+        with capture_all(encoder, lambda name, make: found.append(make().to_dense()) if recorded else None):  # noqa: B023
             outputs.append(encoder(x))
     assert torch.equal(*outputs)
     assert all(torch.allclose(weights.sum(-1), torch.ones(())) for weights in found)
@@ -186,5 +186,5 @@ def test_keys_that_are_projected_already_are_refused():
     layer, x = nn.MultiheadAttention(16, 4), torch.randn(7, 3, 16)
     model, kept = Called(layer), torch.randn(12, 7, 4)
     refused = pytest.raises(UnsupportedError, match="static_k= are keys that have been projected before")
-    with tapped(model, lambda name, make: make()), refused:
+    with capture_all(model, lambda name, make: make()), refused:
         model(x, x, x, static_k=kept, static_v=kept)

@@ -127,7 +127,7 @@ def test_a_layer_speaks_as_transformers_expects() -> None:
     past.batch_repeat_interleave(2)
     past.batch_select_indices(torch.tensor([0, 3, 1]))
     assert cache.flat[0].key.shape[0] == 3
-    with pytest.raises(NotImplementedError, match="our caches stay where the model is"):
+    with pytest.raises(NotImplementedError, match="saccade's caches stay on the model's device"):
         layer.offload()
     past.reset()
     assert cache.length == 0
@@ -163,5 +163,5 @@ def test_impossible_arguments_are_refused() -> None:
 
 def test_a_recording_does_not_take_the_new_keys_for_all() -> None:
     model, cache = _model("Llama"), Cache(KVCache() for _ in range(2))
-    with pytest.raises(saccade.UnsupportedError, match="its cache is one of ours"), saccade.record(model):
+    with pytest.raises(saccade.UnsupportedError, match="its cache is one of saccade's"), saccade.record(model):
         _with(model, cache, _prompt())

@@ -48,7 +48,7 @@ class Layer(torch.nn.Module):
 @pytest.mark.parametrize(
     "facts, reason",
     [
-        ({"output_attentions": True}, "output_attentions=True asks for all weights.*\n.*saccade.record"),
+        ({"output_attentions": True}, "output_attentions=True needs all weights.*\n.*saccade.record"),
         ({"cu_seq_lens_q": torch.tensor([0, 3, 5])}, "passes cu_seq_lens_q.*\n.*position_ids"),
         ({"block_table": torch.tensor([0])}, "passes block_table, which is not supported"),
     ],
@@ -105,7 +105,7 @@ def test_weights_are_refused_whichever_way_a_model_asks_for_them(name, said, ins
             if isinstance(part, PreTrainedModel):
                 part.config.output_attentions = True
         network.set_attn_implementation(installed())
-    refused = pytest.raises(sc.UnsupportedError, match=r"output_attentions=True asks for all(.|\n)*saccade.record")
+    refused = pytest.raises(sc.UnsupportedError, match=r"output_attentions=True needs all(.|\n)*saccade.record")
     with torch.no_grad(), refused:
         network(**inputs, **asked)
 

@@ -12,10 +12,10 @@ from benchmarks.gpu_check import laws as gpu_laws
 from saccade import testing
 from saccade.engine import dispatch
 from saccade.engine.kernels.block_mask import blocks_of
-from saccade.engine.kernels.flex import Flex, _modified
+from saccade.engine.kernels.flex import Flex, _score_mod
 from saccade.engine.kernels.kernel import Request, Verdict
+from saccade.testing.cases import INGREDIENTS, LARGE_INGREDIENTS
 from saccade.testing.pattern_cases import PATTERNS
-from saccade.testing.score_and_bias_cases import INGREDIENTS, LARGE_INGREDIENTS
 from saccade.testing.subject import OPTIONS
 
 HALF = (torch.bfloat16, torch.float16)
@@ -193,7 +193,7 @@ class CompiledForward(Flex):
         scale = None if given.scale == given.query.shape[3] ** -0.5 else 1.0
         options = {"scale": scale, "enable_gqa": given.query.shape[1] != given.key.shape[1]}
         blocks = blocks_of(given.rule, given.shape, given.origin, given.device)
-        made = self.function()(given.query, given.key, value, score_mod=_modified(given), block_mask=blocks, **options)
+        made = self.function()(given.query, given.key, value, score_mod=_score_mod(given), block_mask=blocks, **options)
         return made, None
 
 

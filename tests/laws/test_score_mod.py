@@ -14,7 +14,7 @@ from saccade.positions import ALiBi
 from saccade.scores import Additive, Modified
 from saccade.testing import definitions, shared_masks
 from saccade.testing.case import Case, seeded
-from saccade.testing.score_and_bias_cases import EVICTED, RAGGED
+from saccade.testing.cases import EVICTED, RAGGED
 
 
 class Fading(nn.Module):

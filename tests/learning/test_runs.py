@@ -5,7 +5,7 @@ import json
 import pytest
 
 from saccade.learning import Run, Settings, planned, run_all, runs
-from saccade.learning.table import legend, rows
+from saccade.learning.runs import legend, rows
 from saccade.learning.training import Outcome
 
 SHORT = Settings(steps=2, texts=64, fresh=16, batch_size=4, ask_every=2)

@@ -3,7 +3,7 @@
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from saccade.masks.device_constant import Table
+from saccade.masks.mask_fields import Table
 
 FIRST, SECOND, ANY = torch.device("meta", 0), torch.device("meta", 1), torch.device("meta")
 

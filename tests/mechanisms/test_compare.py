@@ -11,8 +11,8 @@ from torch import Tensor
 import saccade as sc
 from saccade.masks import Causal, Documents, Mask, Padding, Window
 from saccade.mechanisms import Linear, Linformer, Mechanism, Nystrom, Performer, Softmax
-from saccade.mechanisms import compare as module
-from saccade.mechanisms.compare import Compared, compare, crossing
+from saccade.mechanisms import comparison as module
+from saccade.mechanisms.comparison import Compared, compare, crossing
 
 
 @dataclasses.dataclass(frozen=True)

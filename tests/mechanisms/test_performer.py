@@ -2,6 +2,7 @@
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -21,11 +22,8 @@ D, M = 8, 8
 def _estimates(x: Tensor, y: Tensor, kind: str, *, orthogonal: bool, draws: int, m: int = M) -> Tensor:
     """The kernel of two vectors by many draws of features."""
     generator = torch.Generator().manual_seed(3)
-    if orthogonal:
-        own = [directions(m, len(x), orthogonal=True, generator=generator) for _ in range(draws)]
-        projection = torch.cat(own)
-    else:
-        projection = directions(m * draws, len(x), orthogonal=False, generator=generator)
+    sizes = [m] * draws if orthogonal else [m * draws]
+    projection = torch.cat([directions(n, len(x), orthogonal=orthogonal, generator=generator) for n in sizes])
     out = []
     for part in projection.split(m):
         left, right = (random_features(z[None, None, None], part, kind) for z in (x, y))
@@ -34,9 +32,8 @@ def _estimates(x: Tensor, y: Tensor, kind: str, *, orthogonal: bool, draws: int,
 
 
 def _pair(angle: str, norm: float) -> tuple[Tensor, Tensor]:
-    x = torch.zeros(D, dtype=F64)
+    x, y = torch.zeros(2, D, dtype=F64)
     x[0] = norm
-    y = torch.zeros(D, dtype=F64)
     y[{"same": 0, "across": 1, "opposite": 0}[angle]] = -norm if angle == "opposite" else norm
     if angle == "opposite":
         y[1] = 0.1
@@ -323,25 +320,26 @@ def test_distributions_or_not() -> None:
         matrix.entropy()
 
 
-def test_wrong_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="Performer: num_features must be an int of at least 1; got 0"):
-        Performer(0)
-    with pytest.raises(TypeError, match="Performer: num_features must be an int of at least 1; got True"):
-        Performer(True)
-    with pytest.raises(TypeError, match="Performer: orthogonal must be True or False; got 1"):
-        Performer(orthogonal=1)
-    with pytest.raises(ValueError, match="Performer: kind must be one of 'positive', 'hyperbolic', 'trigonometric'"):
-        Performer(kind="softmax")
-    with pytest.raises(TypeError, match=r"Performer: seed must be an int of at least 0; got 1\.5"):
-        Performer(seed=1.5)
-    with pytest.raises(ValueError, match="Performer: seed must be an int of at least 0; got -1"):
-        Performer(seed=-1)
-    with pytest.raises(ValueError, match="Performer: redraw must be an int of at least 1; got 0"):
-        Performer(redraw=0)
-    with pytest.raises(TypeError, match="Performer: scale must be a finite number; got '1'"):
-        Performer(scale="1")
-    with pytest.raises(ValueError, match="Performer: scale must be a finite number; got inf"):
-        Performer(scale=math.inf)
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"num_features": 0}, ValueError, "num_features must be an int of at least 1; got 0"),
+        ({"num_features": True}, TypeError, "num_features must be an int of at least 1; got True"),
+        ({"orthogonal": 1}, TypeError, "orthogonal must be True or False; got 1"),
+        ({"kind": "softmax"}, ValueError, "kind must be one of 'positive', 'hyperbolic', 'trigonometric'"),
+        ({"seed": 1.5}, TypeError, r"seed must be an int of at least 0; got 1\.5"),
+        ({"seed": -1}, ValueError, "seed must be an int of at least 0; got -1"),
+        ({"redraw": 0}, ValueError, "redraw must be an int of at least 1; got 0"),
+        ({"scale": "1"}, TypeError, "scale must be a finite number; got '1'"),
+        ({"scale": math.inf}, ValueError, "scale must be a finite number; got inf"),
+    ],
+)
+def test_wrong_arguments_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"Performer: {message}"):
+        Performer(**options)
+
+
+def test_an_unsupported_mask_is_refused() -> None:
     x = torch.ones(1, 1, 4, 2)
     with pytest.raises(sc.UnsupportedError, match="Window is none of"):
         Performer()(x, x, mask=sc.masks.Window(1, 1))
@@ -349,9 +347,8 @@ def test_wrong_arguments_are_refused() -> None:
 
 def _given_by_hand(query: Tensor, key: Tensor, omega: Tensor, scale: float) -> Tensor:
     """Rows of positive features, written out: exp(w x - |x|^2 / 2), one after another."""
-    left, right = (
-        torch.stack([(x @ w - (x * x).sum(-1) / 2).exp() for w in omega], -1) for x in (query * scale, key * scale)
-    )
+    scaled = (query * scale, key * scale)
+    left, right = (torch.stack([(x @ w - (x * x).sum(-1) / 2).exp() for w in omega], -1) for x in scaled)
     weights = left @ right.mT
     return weights / weights.sum(-1, keepdim=True)
 
@@ -361,9 +358,8 @@ def test_given_directions_are_used_as_they_are(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     omega = torch.randn(12, D, dtype=dtype)
     performer = Performer(directions=omega)
-    omega_then = omega.clone()
     query, key = torch.randn(1, 2, 5, D, dtype=dtype), torch.randn(1, 2, 5, D, dtype=dtype)
-    expected = _given_by_hand(query, key, omega_then, D**-0.25)
+    expected = _given_by_hand(query, key, omega, D**-0.25)
     omega.zero_()  # nothing is shared with the caller
     torch.testing.assert_close(performer(query, key).to_dense(), expected)
     assert performer.num_features == 12
@@ -394,9 +390,8 @@ def test_conflicting_sources_of_directions_are_refused() -> None:
         Performer(256, directions=omega)
     with pytest.raises(ValueError, match="Performer: redraw must be None where directions are given; got 3"):
         Performer(directions=omega, redraw=3)
-    with pytest.raises(
-        ValueError, match=r"directions must be floats of shape \[num_features, head_dim\]; got int64 \[2\]"
-    ):
+    message = r"directions must be floats of shape \[num_features, head_dim\]; got int64 \[2\]"
+    with pytest.raises(ValueError, match=message):
         Performer(directions=torch.arange(2))
     with pytest.raises(NotImplementedError, match="they were given, and are not drawn"):
         Performer(directions=omega).draw()

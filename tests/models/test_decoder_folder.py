@@ -176,13 +176,8 @@ def test_weights_in_several_files(tmp_path):
 
 
 def test_older_spellings_are_understood(folder):
-    rewrite_config(
-        folder,
-        rope_parameters="gone",
-        rope_theta=77.0,
-        rope_scaling={"type": "linear", "factor": 2.0},
-        num_key_value_heads=2,
-    )
+    scaling = {"type": "linear", "factor": 2.0}
+    rewrite_config(folder, rope_parameters="gone", rope_theta=77.0, rope_scaling=scaling, num_key_value_heads=2)
     ours = Decoder.from_pretrained(folder)
     assert ours.config.rotary_base == 77.0
     assert ours.config.rotary_scaling == positions.Linear(2.0)

@@ -85,7 +85,7 @@ def test_folders_old_words_and_other_dtypes(tmp_path):
 
 @torch.no_grad()
 def test_config_defaults_are_those_of_the_first_clip():
-    from saccade.models.clip import DEFAULTS  # noqa: PLC0415
+    from saccade.models.vision_formats import DEFAULTS  # noqa: PLC0415
 
     told = CLIPConfig().to_dict()
     for part, words in DEFAULTS.items():

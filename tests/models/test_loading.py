@@ -46,7 +46,7 @@ def _qwen2(folder: Path) -> None:
 
 
 def _bert(folder: Path) -> None:
-    from saccade.models.bert import Bert  # noqa: PLC0415  the format has no writer
+    from saccade.models.text_formats import Bert  # noqa: PLC0415  the format has no writer
 
     encoder = Encoder(EncoderConfig(**SIZES)).eval()
     folder.mkdir()

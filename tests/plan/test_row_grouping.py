@@ -50,7 +50,7 @@ WAYS = {
         "row_grouping._MAX_RESIDUAL": 1,
         "plan._SAMPLE": 3,
         "row_grouping._WRITTEN_OUT": 2,
-        "plan._KEPT_TILES": 4,
+        "plan._MOST_CACHED_TILES": 4,
     },
 }
 
@@ -144,7 +144,7 @@ def test_pairs_are_whole_numbers_however_many() -> None:
 @pytest.mark.parametrize("rows", [8, 9, 10])
 def test_few_tiles_are_kept_and_many_are_made_anew(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     monkeypatch.setattr("saccade.plan.row_grouping._MAX_RESIDUAL", 1)
-    monkeypatch.setattr("saccade.plan.plan._KEPT_TILES", 9)
+    monkeypatch.setattr("saccade.plan.plan._MOST_CACHED_TILES", 9)
     monkeypatch.setattr("saccade.plan.row_grouping._WRITTEN_OUT", 2)
     plan = make(ODD, (1, 1, rows, 9), q_first=0, kv_first=0)
     one, other = list(plan.tiles), list(plan.tiles)

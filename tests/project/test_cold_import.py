@@ -46,13 +46,13 @@ _SUBPACKAGES = """
 import pkgutil
 import saccade
 print([one.name for one in pkgutil.iter_modules(saccade.__path__) if one.ispkg and one.name not in dir(saccade)])
-print(saccade.recording.UnheardLayersWarning.__name__)
+print(saccade.recording.UnrecordedLayersWarning.__name__)
 """
 
 
 @pytest.mark.ci
 def test_every_subpackage_is_an_attribute() -> None:
-    assert _run(_SUBPACKAGES).splitlines() == ["['cli']", "UnheardLayersWarning"]  # the command line needs an extra
+    assert _run(_SUBPACKAGES).splitlines() == ["['cli']", "UnrecordedLayersWarning"]  # the command line needs an extra
 
 
 @pytest.mark.ci

@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[2]
 SOURCES, TESTS = ROOT / "src", ROOT / "tests"
 CODE = [path for folder in ("src", "tests", "benchmarks", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
 # Each limit is the number of exceptions today. It may only fall.
-LONG_FILES = 5  # of more than 400 lines
-CLAUSES = 68  # docstrings in src that begin with a relative clause
-COMMON_NAMES = 4  # file names in more than two folders of src
+LONG_FILES = 2  # of more than 400 lines
+CLAUSES = 0  # docstrings in src that begin with a relative clause
+COMMON_NAMES = 0  # file names in more than two folders of src
 COMPARISONS = {"allclose", "array_equal", "equal", "isclose"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 

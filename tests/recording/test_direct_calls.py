@@ -54,7 +54,7 @@ def record(model, x=X):
     recorded = []
     with sc.record(model, keep=(), callback=lambda name, matrix: recorded.append((name, matrix))) as recording:
         model(x)
-    assert recording.unheard == ()
+    assert recording.not_recorded == ()
     return recorded
 
 

@@ -6,7 +6,7 @@ import torch
 import saccade as sc
 from saccade import masks
 from saccade.recording.derived_matrices import JoinedMatrices, chosen_heads
-from saccade.recording.kept_matrices import KeptMatrices
+from saccade.recording.stored_matrices import StoredMatrices
 
 
 def matrix_of(query, key):
@@ -16,7 +16,7 @@ def matrix_of(query, key):
 def test_memory_that_is_written_to_again():
     query, key = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 4, 8)
     expected = matrix_of(query, key).to_dense().clone()
-    kept = KeptMatrices()
+    kept = StoredMatrices()
     kept.add(matrix_of(query, key), 0)
     query.zero_()
     key.zero_()
@@ -32,7 +32,7 @@ def test_a_mask_that_is_written_to_again(kind, guard, heads):
         matrix = sc.AttentionMatrix(x, x, masks.Dense(allowed), bias=bias)
         matrix = matrix if heads is None else chosen_heads(matrix, heads)
         expected = matrix.to_dense()
-        kept = KeptMatrices()
+        kept = StoredMatrices()
         kept.add(matrix, 0)
         assert torch.equal(kept.matrix().to_dense(), expected)
         allowed.logical_not_() if kind == "mask" else bias.neg_()
@@ -47,7 +47,7 @@ def test_keys_that_a_cache_has_changed():
     query, key = torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8)
     other = key.clone()
     other[:, :, 1] += 1.0  # such as one that rounds old keys
-    kept = KeptMatrices()
+    kept = StoredMatrices()
     for rows, keys in (((0, 4), key), ((4, 5), other), ((5, 6), key)):
         kept.add(matrix_of(query[:, :, slice(*rows)], keys[:, :, : rows[1]]), 0)
     first, second, third = (matrix_of(query, keys).to_dense() for keys in (key, other, key))

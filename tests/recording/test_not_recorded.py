@@ -12,7 +12,7 @@ from transformers import LongT5Config, LongT5Model, SamVisionConfig
 from transformers.models.sam.modeling_sam import SamVisionEncoder
 
 import saccade as sc
-from saccade.recording import UnheardLayersWarning, record
+from saccade.recording import UnrecordedLayersWarning, record
 
 
 class PlainAttention(nn.Module):
@@ -58,50 +58,53 @@ def test_layers_of_longt5(kind):
     with torch.no_grad():
         expected = network(input_ids=ids, decoder_input_ids=ids).last_hidden_state
         said = pytest.warns(
-            UnheardLayersWarning, match=r"^record: encoder.block.0.*LongT5.*ran and could not be heard: "
+            UnrecordedLayersWarning, match=r"^record: encoder.block.0.*LongT5.*ran and could not be recorded: "
         )
         with said as caught, record(network) as recording:
             assert torch.equal(network(input_ids=ids, decoder_input_ids=ids).last_hidden_state, expected)
     assert len(recording) == 4
     assert caught[0].filename == __file__
-    assert [name.split(".layer")[0] for name in recording.unheard] == ["encoder.block.0", "encoder.block.1"]
-    assert [type(network.get_submodule(name)).__name__[-14:] for name in recording.unheard] == [
+    assert [name.split(".layer")[0] for name in recording.not_recorded] == ["encoder.block.0", "encoder.block.1"]
+    assert [type(network.get_submodule(name)).__name__[-14:] for name in recording.not_recorded] == [
         "LocalAttention"
     ] * 2 or (kind != "local")
-    assert "ran, and was not heard (LongT5" in repr(recording)
+    assert "ran, and was not recorded (LongT5" in repr(recording)
     assert not any("forward" in vars(module) for module in network.modules())
 
 
 def test_the_innermost_is_named_once_however_often_it_runs():
     model = nn.Sequential(Fused(), AttentionBlock(PlainAttention()), AttentionBlock(Fused()))
-    said = pytest.warns(UnheardLayersWarning, match=r"1\.inner \(PlainAttention\) ran")
+    said = pytest.warns(UnrecordedLayersWarning, match=r"1\.inner \(PlainAttention\) ran")
     with said as caught, record(model) as heard:
         model(X)
         model(X)
-    assert heard.unheard == ("1.inner",)
+    assert heard.not_recorded == ("1.inner",)
     assert heard.layers == ("0", "2.inner")
     assert len(caught) == 1
 
 
 def test_many_are_counted():
     model = nn.Sequential(Fused(), *(PlainAttention() for _ in range(11)))
-    with pytest.warns(UnheardLayersWarning, match=r"8 \(PlainAttention\) and 3 more ran"), record(model) as recording:
+    with (
+        pytest.warns(UnrecordedLayersWarning, match=r"8 \(PlainAttention\) and 3 more ran"),
+        record(model) as recording,
+    ):
         model(X)
-    assert len(recording.unheard) == 11
+    assert len(recording.not_recorded) == 11
 
 
 def test_only_what_ran_is_named():
     model = nn.ModuleList([Fused(), PlainAttention()])
     with record(model) as recording:
         model[0](X)
-    assert recording.unheard == ()
+    assert recording.not_recorded == ()
 
 
 def test_a_layer_that_is_computed_again_for_its_gradient():
     model, x = AttentionBlock(Fused()), X.clone().requires_grad_()
     with record(model) as recording:
         checkpoint(model, x, use_reentrant=False).sum().backward()
-    assert recording.unheard == ()
+    assert recording.not_recorded == ()
     assert len(recording["inner"].calls) == 1
 
 
@@ -110,15 +113,15 @@ def test_layers_that_were_not_selected_are_not_reported(layers, is_said):
     model = nn.Sequential(Fused(), PlainAttention(), Fused())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        refused = pytest.raises(sc.UnsupportedError, match="1 was not heard; 0, 2 were")
+        refused = pytest.raises(sc.UnsupportedError, match="1 was not recorded; 0, 2 were")
         if layers == "1":
             with refused, record(model, layers=layers) as recording:
                 model(X)
         else:
             with record(model, layers=layers) as recording:
                 model(X)
-    assert [one.category for one in caught] == [UnheardLayersWarning] * (is_said and layers != "1")
-    assert recording.unheard == ("1",)
+    assert [one.category for one in caught] == [UnrecordedLayersWarning] * (is_said and layers != "1")
+    assert recording.not_recorded == ("1",)
 
 
 def test_a_model_without_recorded_attention_reports_what_ran():
@@ -129,7 +132,7 @@ def test_a_model_without_recorded_attention_reports_what_ran():
     ):
         model(X)
     with (
-        pytest.raises(sc.UnsupportedError, match="no call of an attention layer was heard: it did not run"),
+        pytest.raises(sc.UnsupportedError, match="no call of an attention layer was recorded: it did not run"),
         record(model),
     ):
         model.out(X)
@@ -137,7 +140,9 @@ def test_a_model_without_recorded_attention_reports_what_ran():
 
 def test_a_layer_that_leaves_the_attention_interface():
     network = zoo.model("gpt2", reorder_and_upcast_attn=True)
-    refused = pytest.raises(sc.UnsupportedError, match=r"transformer.h.0.attn \(GPT2Attention\), .* could not be heard")
+    refused = pytest.raises(
+        sc.UnsupportedError, match=r"transformer.h.0.attn \(GPT2Attention\), .* could not be recorded"
+    )
     with refused, record(network):
         network(zoo.batch("gpt2")["input_ids"])
 
@@ -154,7 +159,7 @@ def test_a_layer_that_asks_for_the_product_beside_the_attention_interface():
         with record(network, keep="qk") as recording:
             assert torch.equal(network(x).last_hidden_state, expected)
     assert recording.layers == ("layers.0.attn", "layers.1.attn")
-    assert recording.unheard == ()
+    assert recording.not_recorded == ()
     assert recording[1].shape == (1, 4, 16, 16)
 
 

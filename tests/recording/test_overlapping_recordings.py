@@ -115,7 +115,7 @@ def test_recordings_end_in_any_order(name, order):
         calls = 3 - number + order.index(number)
         assert counted(recording) == dict.fromkeys(recording, calls)
         assert len(recording) == layers
-        assert not recording.unheard
+        assert not recording.not_recorded
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -329,7 +329,7 @@ def test_a_text_that_goes_on_in_another_thread_is_one_run():
 
 
 def test_more_threads_than_are_remembered(monkeypatch):
-    monkeypatch.setattr("saccade.recording.ends._REMEMBERED", 2)
+    monkeypatch.setattr("saccade.recording.call_matching._REMEMBERED", 2)
     network, x = Fused(), torch.randn(1, 5, 16)
     with record(network, keep="qk") as recording:
         joined(*(threading.Thread(target=lambda: network(x)) for _ in range(5)))

@@ -56,7 +56,7 @@ def test_an_error_of_the_model_comes_first():
 def test_a_layer_that_never_spoke():
     model = Fused()
     with (
-        pytest.raises(sc.UnsupportedError, match=r"7, decoder.* was not heard; Fused were"),
+        pytest.raises(sc.UnsupportedError, match=r"7, decoder.* was not recorded; Fused were"),
         record(model, layers=[0, 7, "decoder.*"]),
     ):
         model(torch.zeros(1, 2, 3, 4))

@@ -12,7 +12,7 @@ from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 import saccade as sc
 from saccade import caches, masks, mechanisms, nn
-from saccade.recording import UnheardLayersWarning, record
+from saccade.recording import UnrecordedLayersWarning, record
 from saccade.statistics import Entropy, Pooled, Received, TopK
 from saccade.viz import heatmap
 
@@ -194,7 +194,7 @@ def test_a_fused_kernel_is_reported_as_not_recorded(monkeypatch):
     network = zoo.model("bamba").train()
     kernel = lambda *args, **kwargs: torch.zeros(2, 21, 32)  # noqa: E731
     monkeypatch.setattr("transformers.models.bamba.modeling_bamba.mamba2_split_conv1d_scan_combined", kernel)
-    with pytest.warns(UnheardLayersWarning, match=r"layers.0.mamba \(BambaMixer\)"), record(network) as recording:
+    with pytest.warns(UnrecordedLayersWarning, match=r"layers.0.mamba \(BambaMixer\)"), record(network) as recording:
         network(**zoo.batch(), use_cache=False)
     assert recording.layers == ("model.layers.1.self_attn",)
     assert mamba.mamba2_chunk_scan.__name__ == "mamba2_chunk_scan"
@@ -203,10 +203,10 @@ def test_a_fused_kernel_is_reported_as_not_recorded(monkeypatch):
 def test_recorded_layers_raise_no_warning():
     network = zoo.model("kimi_linear")
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("error", UnheardLayersWarning)
+        warnings.simplefilter("error", UnrecordedLayersWarning)
         with record(network) as recording:
             network(**zoo.batch())
-    assert recording.unheard == ()
+    assert recording.not_recorded == ()
 
 
 @pytest.mark.parametrize("bad", ["key", "query"])

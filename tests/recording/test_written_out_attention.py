@@ -1,4 +1,4 @@
-"""Attention that a module writes out is named in `unheard`, in whichever form, and nothing else is."""
+"""Attention that a module writes out is named in `not_recorded`, in whichever form, and nothing else is."""
 
 import warnings
 
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import saccade as sc
 from saccade import masks
 from saccade.integrations.sdpa_capture import _softmax_products
-from saccade.recording import UnheardLayersWarning, record
+from saccade.recording import UnrecordedLayersWarning, record
 
 X = torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(1))
 SCALE = 0.25
@@ -96,11 +96,11 @@ def test_every_form_is_named(form):
     with torch.no_grad(), warnings.catch_warnings():
         if "dropout" not in form:
             expected = model(X)
-        warnings.simplefilter("ignore", UnheardLayersWarning)
+        warnings.simplefilter("ignore", UnrecordedLayersWarning)
         with record(model) as recording:
             out = model(X)
     assert recording.layers == ("0",)
-    assert recording.unheard == ("1",)
+    assert recording.not_recorded == ("1",)
     assert expected is None or torch.equal(out, expected)
 
 
@@ -113,7 +113,7 @@ def test_talking_heads_are_named():
         return mix(weights).permute(0, 3, 1, 2) @ v[:, None]
 
     model = nn.Sequential(Written(talking))
-    with pytest.raises(sc.UnsupportedError, match=r"- 0 \(Written\) ran and could not be heard"), record(model):
+    with pytest.raises(sc.UnsupportedError, match=r"- 0 \(Written\) ran and could not be recorded"), record(model):
         model(X)
 
 
@@ -133,7 +133,7 @@ def test_a_softmax_that_enters_no_product_is_not_named(form):
     model = nn.Sequential(Fused(), Written(ELEMENTWISE[form]))
     with record(model) as recording:
         model(X)
-    assert recording.unheard == ()
+    assert recording.not_recorded == ()
 
 
 class Ours(nn.Module):
@@ -153,11 +153,11 @@ def test_kernels_of_ours_are_not_taken_for_attention_that_is_written_out(impl):
     with record(model) as recording:
         model(X)
     assert recording.layers == ("0",)
-    assert recording.unheard == ()
+    assert recording.not_recorded == ()
 
 
 def test_nothing_is_held_for_what_was_followed():
     model = nn.Sequential(Fused(), Written(FORMS["at"]))
-    with pytest.warns(UnheardLayersWarning, match=r"1 \(Written\)"), record(model):
+    with pytest.warns(UnrecordedLayersWarning, match=r"1 \(Written\)"), record(model):
         model(X)
-    assert not len(_softmax_products._here.weights)
+    assert not len(_softmax_products._thread.weights)

@@ -29,7 +29,7 @@ def plain_without_options(query, key, value, mask):
 def test_options_missing_from_a_signature_are_refused_by_python():
     found = verdicts(plain_without_options)
     assert found["declined"] == ("kept", "")
-    assert found["offered"] == ("not applicable", "it is not said beforehand what is answered")
+    assert found["offered"] == ("not applicable", "the accepted options are not declared")
 
 
 def test_a_builtin_says_nothing_about_its_options_and_is_not_asked_for_them():

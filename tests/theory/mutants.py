@@ -80,9 +80,9 @@ from saccade.theory.paths import convolutions, lstm, recurrent, scanned
 from saccade.theory.products import factors_of_logits
 from saccade.theory.relatives import precision_weighted
 from saccade.theory.softmax import jacobian, jacobian_as_printed, jacobian_of_rows
-from saccade.theory.sparsity import by_chance, keys_needed, strongest
 from saccade.theory.spectrum import moduli
-from saccade.theory.trained import attentive, convolution
+from saccade.theory.trained import keys_needed, random_keys, strongest
+from saccade.theory.training import attentive, convolution
 from saccade.theory.universality import built
 
 MUTANTS = [
@@ -179,7 +179,7 @@ MUTANTS = [
     ),
     ("causal-attention-is-invertible", "no mask", {"weights": lambda q, k: sc.AttentionMatrix(q, k).to_dense()}),
     ("stacks-collapse", "with skip connections", {"skip": 1.0}),
-    ("stacks-collapse", "without skip connections", {"kept_by": 0.0}),
+    ("stacks-collapse", "without skip connections", {"residual": 0.0}),
     ("largest-eigenvalue-is-one", "sigmoid weights", {"weights": lambda draw, n: draw.normal(n, n).sigmoid()}),
     (
         "largest-eigenvalue-is-one",
@@ -353,7 +353,7 @@ MUTANTS = [
     ("attention-needs-much-data", "attention in the other's place", {"other": attentive(4)}),
     ("trained-attention-is-sparse", "uniform weights", {"heads": uniform_heads}),
     ("trained-attention-is-sparse", "a tenth is enough", {"needed": lambda one: keys_needed(one, 0.1)}),
-    ("most-tokens-matter-little", "drawn by lot", {"choose": by_chance}),
+    ("most-tokens-matter-little", "drawn by lot", {"choose": random_keys}),
     ("most-tokens-matter-little", "the strongest in the lot", {"lot": strongest}),
     ("heads-learn-different-patterns", "uniform weights", {"heads": uniform_heads}),
     ("heads-learn-different-patterns", "all look at a neighbour", {"heads": neighbours}),

@@ -6,7 +6,7 @@ import torch
 from saccade import theory
 from saccade.theory import training
 from saccade.theory.documents import DOCUMENTS
-from saccade.theory.trained import attentive, convolution, learned, neighbours, recall, triples
+from saccade.theory.training import attentive, convolution, learned, neighbours, recall, triples
 
 CLAIMS = [claim for claim in theory.CLAIMS if claim.topic == "training"]
 

@@ -104,5 +104,5 @@ def test_a_missing_matplotlib_is_named(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     for draw in (lambda: viz.channel_weights([0.5]), lambda: viz.spatial_map([[0.0, 1.0]], [[0.5]])):
-        with pytest.raises(ImportError, match=r"matplotlib must be installed; .*\n.*saccade\[viz\]"):
+        with pytest.raises(ImportError, match=r"matplotlib must be installed; .*\n.*saccade-attention\[viz\]"):
             draw()

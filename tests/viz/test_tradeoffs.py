@@ -3,7 +3,7 @@
 import pytest
 
 from saccade import viz
-from saccade.mechanisms.compare import Compared, Comparison
+from saccade.mechanisms.comparison import Compared, Comparison
 
 
 def _comparison(*rows: Compared) -> Comparison:

@@ -65,7 +65,7 @@ def _reasons_in(refused: Exception) -> list[str]:
 
 
 def _rule_of(refused: Exception) -> str:
-    """What an argument must be, without the numbers of this case."""
+    """Return the rule of an argument, without the numbers of this case."""
     return re.sub(r"\b\d+ ", "", str(refused).partition(": ")[2].partition(";")[0])
 
 
@@ -102,7 +102,7 @@ def sizes_of_caches() -> dict[str, CacheSize]:
 
 
 def _narrow(own: str, rows: slice) -> Mechanism:
-    """A mechanism for one head; index keys of 16 numbers."""
+    """Return a mechanism for one head, with index keys of 16 numbers."""
     if own != "TopK of index keys":
         made: Mechanism = mechanism_named(own, heads=1).float()
         return made

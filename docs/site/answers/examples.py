@@ -95,13 +95,13 @@ def exported_mechanisms() -> list[str]:
 
 
 def exported_caches() -> list[str]:
-    """Caches of a layer."""
+    """Return caches of a layer."""
     found = {name: getattr(caches, name) for name in caches.__all__}
     kinds = {name: kind for name, kind in found.items() if isinstance(kind, type) and issubclass(kind, LayerCache)}
     return [name for name, kind in kinds.items() if kind is not LayerCache]
 
 
 def missing() -> list[str]:
-    """What is exported and has no example, and examples of what is not exported."""
+    """Return exported names without an example, and examples of names that are not exported."""
     told = {*MASKS, *CACHES, *(name.partition(" ")[0] for name in MECHANISMS)}
     return sorted(told.symmetric_difference((*exported_masks(), *exported_mechanisms(), *exported_caches())))

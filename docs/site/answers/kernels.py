@@ -36,7 +36,7 @@ def anywhere() -> Iterator[list[Kernel]]:
 def ingredients_of(
     length: int, dtype: torch.dtype, mask: Mask | None, *, leaf: bool = False, **more: Any
 ) -> AttentionInputs:
-    """What a kernel is asked about: two heads of `WIDTH`, which may want gradients."""
+    """Return inputs for a kernel: two heads of `WIDTH`, with or without gradients."""
     query, key = (torch.zeros(1, 2, length, WIDTH, dtype=dtype) for _ in range(2))
     if leaf:
         query, key = query.requires_grad_(), key.requires_grad_()

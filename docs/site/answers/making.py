@@ -24,7 +24,7 @@ class ShortKeys(caches.EvictingCache):
 
 @cache
 def mask_named(name: str) -> Mask:
-    """An example of a mask, for `TOKENS` tokens."""
+    """Return an example of a mask, for `TOKENS` tokens."""
     made: Mask = eval(MASKS[name], {"torch": torch} | {one: getattr(masks, one) for one in masks.__all__})
     return made
 
@@ -52,7 +52,7 @@ def mechanism_named(
     kv_len: int = FEW,
     segment: int = 8,
 ) -> Any:
-    """An example of a mechanism, for these of the tokens."""
+    """Return an example of a mechanism, for these tokens."""
     query, key, weight = tokens()[3:]
     indexer = query[:, :, queries], key[:, :, keys], weight[:, :, queries]
     names = {one: getattr(mechanisms, one) for one in mechanisms.__all__} | vars(scorers)
@@ -63,6 +63,6 @@ def mechanism_named(
 
 
 def cache_named(name: str, head_dim: int = 8) -> Any:
-    """An example of a cache."""
+    """Return an example of a cache."""
     names = {one: getattr(caches, one) for one in caches.__all__}
     return eval(CACHES[name], names | {"head_dim": head_dim, "ShortKeys": ShortKeys})

@@ -6,13 +6,13 @@ from answers.words import WORDS
 
 
 def table(*rows: tuple[str, ...]) -> str:
-    """A table, of its head and its rows."""
+    """Return a table of its head and its rows."""
     first, *rest = (f"| {' | '.join(row)} |" for row in rows)
     return "\n".join([first, "|---" * len(rows[0]) + "|", *rest]) + "\n"
 
 
 def code(text: str) -> str:
-    """A name as code, in a cell."""
+    """Return a name as code, in a cell."""
     return f"`{text}`".replace("|", "\\|")
 
 
@@ -22,7 +22,7 @@ def joined(names: list[str], language: str) -> str:
 
 
 def all_but(names: list[str], every: list[str], language: str) -> str:
-    """Some of all, or the others, whichever are fewer."""
+    """Return the items named, or all but them, whichever list is shorter."""
     others = [one for one in every if one not in names]
     if len(others) < len(names):
         words = WORDS[language]

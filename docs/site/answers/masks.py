@@ -26,7 +26,7 @@ class MaskCost(NamedTuple):
 
 @cache
 def costs_of_masks() -> dict[str, MaskCost]:
-    """What each mask costs; nothing is computed."""
+    """Return the cost of each mask; nothing is computed."""
     found = {}
     with anywhere() as kernels:
         by_name = {kernel.name: kernel for kernel in kernels}

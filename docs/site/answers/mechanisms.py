@@ -77,7 +77,7 @@ class MechanismCost(NamedTuple):
 
 @cache
 def costs_of_mechanisms() -> dict[str, MechanismCost | None]:
-    """What `saccade.cost` says of each mechanism, one head; None where it says nothing."""
+    """Return the cost of each mechanism, one head; None if `saccade.cost` does not know it."""
     found: dict[str, MechanismCost | None] = {}
     with mock.patch.object(native, "is_on", return_value=False):
         for name in MECHANISMS:

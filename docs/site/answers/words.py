@@ -86,11 +86,11 @@ WORDS = {
 
 
 def parted(reason: str) -> tuple[str, str]:
-    """The class that a reason begins with, or nothing; and the rest."""
+    """Split a reason into the class that it begins with, if any, and the rest."""
     name, _, rest = reason.removeprefix("a ").partition(" ")
     return (name, rest) if name[:1].isupper() else ("", reason)
 
 
 def in_language(reason: str, language: str) -> str:
-    """A reason in the language of the page."""
+    """Return a reason in the language of the page."""
     return REASONS[reason] if language == "zh" and reason else reason

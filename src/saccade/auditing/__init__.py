@@ -1,11 +1,22 @@
-"""Whole models held against what is declared of them: which token reaches which, on whatever runs it."""
+"""Check whole models against a declared rule: which token influences which output, on any kernel."""
 
 from saccade.auditing.audit import audit
 from saccade.auditing.equivalence import Pair, sameness
-from saccade.auditing.finding import Finding, Judged
+from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.float64 import TrueFloat64
 from saccade.auditing.reachability import Reach
 from saccade.auditing.report import Report
 from saccade.auditing.runner import Runner, Unanswered
 
-__all__ = ["Finding", "Judged", "Pair", "Reach", "Report", "Runner", "TrueFloat64", "Unanswered", "audit", "sameness"]
+__all__ = [
+    "CounterExample",
+    "ClaimResult",
+    "Pair",
+    "Reach",
+    "Report",
+    "Runner",
+    "TrueFloat64",
+    "Unanswered",
+    "audit",
+    "sameness",
+]

@@ -1,4 +1,4 @@
-"""audit: a model held against what is declared of it."""
+"""audit: check a model against a declared rule."""
 
 from __future__ import annotations
 
@@ -14,26 +14,24 @@ from torch import Tensor, nn
 
 from saccade.auditing.bug_script import script_of
 from saccade.auditing.by_layer import ByLayer, mixers
-from saccade.auditing.compiled_subject import CompiledSubject, bare, eagerly, is_compiled
+from saccade.auditing.compiled_model import CompiledModelUnderTest, is_compiled, run_eagerly, uncompiled
 from saccade.auditing.declared_rules import Declared, from_config, rules_of
-from saccade.auditing.default_inputs import check_still, rows_judged, texts, without_cache
-from saccade.auditing.encoder_decoder_rules import joint_rules, pair_from_config
-from saccade.auditing.encoder_decoder_subject import PairSubject, is_pair
+from saccade.auditing.encoder_decoder import EncoderDecoderUnderTest, is_pair, joint_rules, pair_from_config
 from saccade.auditing.end_to_end import EndToEnd
 from saccade.auditing.equivalence import sameness
-from saccade.auditing.finding import Finding, Judged, Verdict
+from saccade.auditing.finding import ClaimResult, CounterExample, Verdict
 from saccade.auditing.float64 import TrueFloat64
 from saccade.auditing.inputs import InputFormat
 from saccade.auditing.leak_location import first_module
-from saccade.auditing.model_under_test import NoGradientError, Subject, rows_of
+from saccade.auditing.model_under_test import ModelUnderTest, NoGradientError, can_cache, rows_of
 from saccade.auditing.multi_process import replicated
 from saccade.auditing.reachability import Reach
 from saccade.auditing.report import DRAWN, Report, reached_by_gradient
-from saccade.auditing.rounding_noise import FACTOR, jitter, relative, undisturbed
+from saccade.auditing.rounding_noise import FACTOR, jitter, relative, restoring_state
 from saccade.masks import Mask, parse
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
-from saccade.support.validation import check_int
+from saccade.support.validation import check_int, check_type
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -60,50 +58,50 @@ def audit(
     seed: int = 0,
     group: ProcessGroup | None = None,
 ) -> Report:
-    """Which token reaches which in a model, held against a rule: end to end, and layer by layer.
+    """Check which tokens influence which outputs of a model against a rule: end to end, and layer by layer.
 
-    The model runs as it is, on whatever kernel it has. Outputs may depend on a token only where the rule, closed over
-    the layers with their residual connections, allows it; and each module that mixes tokens must do, run again in its
-    place, what the rule of its own layer says. Two probes look: changes of the tokens' vectors, and gradients, of
-    which the smallest that is not 0 counts. A compiled model is given vectors; its modules are run as they are written.
+    The model runs unchanged, on its own kernels. An output may depend on a token only if the rule, composed over all
+    layers with their residual connections, allows it; and each module that mixes tokens, run again in place, must
+    follow the rule of its layer. There are two probes: changes of the tokens' vectors, and gradients, of which any that
+    is not 0 counts. A compiled model gets vectors; its modules run uncompiled.
 
     Args:
         model: a module or function from tokens ``[batch, length]``, or from vectors ``[batch, length, width]``, to
             rows ``[batch, length, ...]``.
-        rule: a mask for all layers, also as text (`saccade.masks.parse`), a list with one for each, or a mapping from
-            patterns of module names to masks. Of an encoder-decoder, "encoder", "decoder" and "cross", each a mask or a
-            list. Read from ``model.config`` when None, and then said to be assumed.
-        inputs: tokens or vectors, or all keyword arguments of the model; two random texts when None. Of an
+        rule: a mask for all layers, also as text (`saccade.masks.parse`), a list with one mask for each layer, or a
+            mapping from patterns of module names to masks. For an encoder-decoder, a mapping of "encoder", "decoder"
+            and "cross", each to a mask or a list. When None, it is read from ``model.config`` and reported as assumed.
+        inputs: tokens or vectors, or all keyword arguments of the model; two random sequences when None. For an
             encoder-decoder, ``input_ids`` (the source) and ``decoder_input_ids`` (the target) are among them.
         tokens: name of the keyword argument that holds the tokens or vectors. When None, one of transformers' names,
-            the only one that can, or the first parameter of the model.
-        batch_first: whether tokens or vectors are ``[batch, length, ...]``; else ``[length, batch, ...]``. It is about
-            the inputs alone: modules and outputs of either layout are recognised.
-        module: the model that a function calls, whose tables and layers are to be seen.
-        length: of random texts.
-        layers: how many layers there are; as many as modules that mix tokens when None.
-        padding: True where a token stands, bool ``[batch, length]``; rows of padding are not judged. All when None.
-            The source and then the target, in one row, of an encoder-decoder.
-        outputs: reads the rows of what the model returns; logits, hidden states or the tensor itself by default.
-        packed: lengths of texts that the first sequence is cut into: packed, each must say what it says alone.
-        padded: whether padding, left and right, must change nothing.
-        cache: whether a prompt and steps through a cache must say what the whole text does, in every split.
-        against: names of implementations of attention ("eager", "sdpa") that must say the same.
-        tests: sets of rows to look at.
-        seed: of the random text and of all changes.
+            the only argument that can hold them, or the first parameter of the model.
+        batch_first: whether tokens or vectors are ``[batch, length, ...]``; else ``[length, batch, ...]``. This
+            concerns the inputs alone: modules and outputs of either layout are recognised.
+        module: the model that a function calls, whose embedding tables and layers are audited.
+        length: length of the random sequences.
+        layers: number of layers; the number of modules that mix tokens when None.
+        padding: True at tokens, bool ``[batch, length]``; rows of padding are not judged. All True when None. For an
+            encoder-decoder, the source and then the target, in one row.
+        outputs: reads the rows of the model's result; logits, hidden states or the tensor itself by default.
+        packed: lengths of texts that the first sequence is cut into: packed, each must give what it gives alone.
+        padded: whether to check that padding, left and right, changes nothing.
+        cache: whether to check that a prompt and steps through a cache give what the whole text gives, in every split.
+        against: names of attention implementations ("eager", "sdpa") that must give the same.
+        tests: number of sets of rows to test.
+        seed: seed of the random text and of all changes.
         group: processes that run the model together, as with context parallelism. Each calls this with the same inputs,
-            and each is told the same. Replicas in DistributedDataParallel need none.
+            and each gets the same report. Replicas in DistributedDataParallel need none.
 
     Returns:
-        A `Report`; print it. `Report.ok` says whether all that was asked held.
+        A `Report`; print it. `Report.ok` is True if no claim is broken.
 
     Raises:
-        TypeError, ValueError: what is no mask, no input that the model takes, no rows of the right shape; a model that
-            is being trained with dropout.
+        TypeError, ValueError: a rule that is no mask, inputs that the model does not take, rows of a wrong shape; a
+            model in training mode with dropout.
 
-    Cost: for each test a forward pass and two backward ones; ten more for noise and to find the modules, and where one
-        leaks, log2 of the length to name the pair. Up to 64 tokens, a backward pass for each, for the picture. Memory
-        of one forward and backward pass, and a byte for each pair of tokens and distinct rule.
+    Cost: for each test one forward pass and two backward passes; ten more for noise and to find the modules, and if
+        there is a leak, log2 of the length to name the pair. Up to 64 tokens, a backward pass for each, for the
+        picture. Memory of one forward and backward pass, and a byte for each pair of tokens and distinct rule.
 
     Example:
         >>> import saccade as sc
@@ -115,18 +113,18 @@ def audit(
     check_int("tests", tests, 1)
     check_int("seed", seed, 0)
     run = replicated(model)
-    model = bare(run)
+    model = uncompiled(run)
     form = InputFormat.of(model, tokens, batch_first, module)
     looked_at = model if module is None else module
-    check_still(looked_at)
-    with undisturbed(looked_at) if isinstance(looked_at, nn.Module) else nullcontext():
+    check_no_dropout(looked_at)
+    with restoring_state(looked_at) if isinstance(looked_at, nn.Module) else nullcontext():
         given = without_cache(model, texts(looked_at, length, seed, form) if inputs is None else inputs)
         subject = _subject(run, given, outputs, group, form)
-        judged = rows_judged(padding, subject.shape)
-        told = parse(rule) if isinstance(rule, str) else rule
-        declared, is_assumed = (told, False) if told is not None else (_assumed(looked_at), True)
+        judged = rows_to_judge(padding, subject.shape)
+        mask = parse(rule) if isinstance(rule, str) else rule
+        declared, is_assumed = (mask, False) if mask is not None else (_assumed(looked_at), True)
         mixed = mixers(subject.as_written)
-        if is_assumed and isinstance(declared, list):  # a layer may have two modules that mix, or none
+        if is_assumed and isinstance(declared, list):  # a layer may have several modules that mix, or none
             layers = layers or len(declared)
         rules, words = _rules(declared, subject, list(mixed), layers)
         reach = Reach(rules, batch=subject.shape[0], length=subject.shape[1])
@@ -134,13 +132,13 @@ def audit(
         claims = [*_end_to_end(subject, reach, probes), _by_layer(subject.as_written, reach, mixed, judged)]
         if packed is not None or padded or cache or against:
             ways = {"packed": packed, "padded": padded, "cache": cache, "against": against}
-            with eagerly():
+            with run_eagerly():
                 claims += _same(model, subject.as_written, ways, outputs, seed)
-        if isinstance(subject, CompiledSubject):
+        if isinstance(subject, CompiledModelUnderTest):
             claims = claims[:2] + [dataclasses.replace(one, why=_as_written(one.why)) for one in claims[2:]]
         pictured = _pictured(subject, reach)
         return Report(
-            _name(model) + (", compiled" if isinstance(subject, CompiledSubject) else ""),
+            _name(model) + (", compiled" if isinstance(subject, CompiledModelUnderTest) else ""),
             ("assumed: " if is_assumed else "") + words,
             tuple(_in_own_texts(claim, subject) for claim in claims),
             subject.shape,
@@ -151,8 +149,8 @@ def audit(
             probes.covered,
             _versions(model),
             ""
-            if isinstance(subject, PairSubject)
-            else script_of(model, given, subject.as_written.given, claims, packed or (), seed),
+            if isinstance(subject, EncoderDecoderUnderTest)
+            else script_of(model, given, subject.as_written.tokens, claims, packed or (), seed),
             *pictured,
         )
 
@@ -163,17 +161,17 @@ def _subject(
     outputs: Callable[[Any], Tensor],
     group: ProcessGroup | None,
     form: InputFormat,
-) -> Subject:
-    if is_pair(bare(model)):
+) -> ModelUnderTest:
+    if is_pair(uncompiled(model)):
         if form != InputFormat():
             rule = "be left out for a model that reads two texts"
             raise value_error("tokens, batch_first, module", rule, "given")
         if is_compiled(model):
             raise value_error("a model that reads two texts", "be audited before it is compiled", "one that is")
-        return PairSubject(model, inputs, outputs, group)
+        return EncoderDecoderUnderTest(model, inputs, outputs, group)
     if is_compiled(form.module):
         raise value_error("module", "be audited before it is compiled, or by itself", "one that is compiled")
-    return (CompiledSubject if is_compiled(model) else Subject)(model, inputs, outputs, group, form)
+    return (CompiledModelUnderTest if is_compiled(model) else ModelUnderTest)(model, inputs, outputs, group, form)
 
 
 def _as_written(why: str) -> str:
@@ -185,63 +183,64 @@ def _name(model: Callable[..., Any]) -> str:
 
 
 def _versions(model: object) -> dict[str, str]:
-    """Of what ran: of the package that the model comes from, too."""
+    """Return the versions of saccade, torch, Python and the model's package."""
     names = dict.fromkeys(("saccade", "torch", type(model).__module__.partition(".")[0]))
-    found = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
-    return {name: str(version) for name, version in found.items() if version} | {"python": platform.python_version()}
+    versions = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
+    return {name: str(version) for name, version in versions.items() if version} | {"python": platform.python_version()}
 
 
 def _assumed(model: object) -> Declared:
-    found = pair_from_config(model) if is_pair(model) else from_config(model)
-    if found is None:
-        hint = "saccade.masks has the words: audit(model, masks.Causal() & masks.Window(127, 0))"
+    rule = pair_from_config(model) if is_pair(model) else from_config(model)
+    if rule is None:
+        hint = "use the masks of saccade.masks: audit(model, masks.Causal() & masks.Window(127, 0))"
         raise value_error("rule", "be given for a model whose configuration does not say it", None, hint=hint)
-    return found
+    return rule
 
 
-def _noise(subject: Subject) -> float:
-    """How much outputs change by noise alone: by running again, and by one unit in what every module returns."""
-    again = max(relative(subject.run(), subject.rows) for _ in range(2))
+def _noise(subject: ModelUnderTest) -> float:
+    """Return how much outputs change by noise: in a second run, and by one rounding in every module."""
+    repeated = max(relative(subject.run(), subject.rows) for _ in range(2))
     written = subject.as_written
-    moved = 0.0 if written.module is None else jitter(written.module, written.run, base=written.rows)
-    return FACTOR * max(again, moved)
+    rounded = 0.0 if written.module is None else jitter(written.module, written.run, base=written.rows)
+    return FACTOR * max(repeated, rounded)
 
 
-def _end_to_end(subject: Subject, reach: Reach, probes: EndToEnd) -> list[Judged]:
-    """Two claims: nothing leaks, nothing is blind."""
+def _end_to_end(subject: ModelUnderTest, reach: Reach, probes: EndToEnd) -> list[ClaimResult]:
+    """Return two claims: nothing leaks ("reach"), and nothing is blind ("sight")."""
     leak = next((one for one in probes.findings if one.kind == "leak"), None)
     blind = next((one for one in probes.findings if one.kind == "blind"), None)
     if leak is not None:
-        placed = _placed(subject.as_written, reach, probes, leak)
-        seen = Judged("reach", "broken", max(probes.largest, leak.size), probes.floor, placed)
+        located = _located(subject.as_written, reach, probes, leak)
+        reached = ClaimResult("reach", "broken", max(probes.largest, leak.size), probes.floor, located)
     else:
-        seen = Judged("reach", "held", probes.largest, probes.floor, why=_unseen(probes))
+        reached = ClaimResult("reach", "held", probes.largest, probes.floor, why=_limits(probes))
     if probes.no_gradient:
-        return [seen, Judged("sight", "not answered", why=probes.no_gradient)]
-    verdict: Verdict = "broken" if blind else "not answered" if probes.doubts.unsure else "held"
-    return [seen, Judged("sight", verdict, finding=blind, why=probes.doubts.told(subject))]
+        return [reached, ClaimResult("sight", "not answered", why=probes.no_gradient)]
+    verdict: Verdict = "broken" if blind else "not answered" if probes.zero_gradients.unsure else "held"
+    return [reached, ClaimResult("sight", verdict, finding=blind, why=probes.zero_gradients.describe(subject))]
 
 
-def _unseen(probes: EndToEnd) -> str:
-    """What a claim that was held does not say."""
+def _limits(probes: EndToEnd) -> str:
+    """Describe what a held claim does not cover; "" if it covers all."""
     if not probes.hides_something:
         return "the rule forbids nothing"
     return f"by changes alone: {probes.no_gradient}" if probes.no_gradient else ""
 
 
-def _placed(subject: Subject, reach: Reach, probes: EndToEnd, found: Finding) -> Finding:
-    assert found.key is not None
-    module = first_module(subject, reach, found.key, probes.swapped(reach.one(*found.key)))
-    return dataclasses.replace(found, module=module)
+def _located(subject: ModelUnderTest, reach: Reach, probes: EndToEnd, leak: CounterExample) -> CounterExample:
+    """Return a leak with the name of the module where it begins."""
+    assert leak.key is not None
+    module = first_module(subject, reach, leak.key, probes.swapped(reach.one(*leak.key)))
+    return dataclasses.replace(leak, module=module)
 
 
-def _by_layer(subject: Subject, reach: Reach, mixed: dict[str, Tensor], judged: Tensor) -> Judged:
+def _by_layer(subject: ModelUnderTest, reach: Reach, mixed: dict[str, Tensor], judged: Tensor) -> ClaimResult:
     if not mixed:
-        return Judged(
+        return ClaimResult(
             "by layer", "not answered", why="no module was seen to mix tokens: a function, or one that hooks miss"
         )
     layers = len(reach.rules)
-    in_order = len(mixed) == layers and not isinstance(subject, PairSubject)
+    in_order = len(mixed) == layers and not isinstance(subject, EncoderDecoderUnderTest)
     places = {name: place if in_order else subject.layer_of(name, layers) for place, name in enumerate(mixed)}
     probes = ByLayer(subject, {name: reach.own(place) for name, place in places.items()}, mixed, judged).run()
     found, missed = probes.findings, sorted(set(mixed) - probes.looked_at)
@@ -249,40 +248,45 @@ def _by_layer(subject: Subject, reach: Reach, mixed: dict[str, Tensor], judged: 
     near = (
         f"without attention, and reach less than the rule, as they may: {', '.join(probes.near)}" if probes.near else ""
     )
-    why = "; ".join(part for part in (through, probes.doubts.told(subject), near) if part)
-    if not found and (missed or probes.doubts.unsure):
-        return Judged("by layer", "not answered", why=why)
+    why = "; ".join(part for part in (through, probes.zero_gradients.describe(subject), near) if part)
+    if not found and (missed or probes.zero_gradients.unsure):
+        return ClaimResult("by layer", "not answered", why=why)
     leaks = [one for one in found if one.kind == "leak"]
     first = next(iter([*leaks, *found]), None)
     largest = max((one.size for one in leaks), default=0.0)
-    return Judged("by layer", "broken" if found else "held", largest, 0.0, first, why)
+    return ClaimResult("by layer", "broken" if found else "held", largest, 0.0, first, why)
 
 
-def _in_own_texts(claim: Judged, subject: Subject) -> Judged:
-    return claim if claim.finding is None else dataclasses.replace(claim, finding=subject.told(claim.finding))
+def _in_own_texts(claim: ClaimResult, subject: ModelUnderTest) -> ClaimResult:
+    return claim if claim.finding is None else dataclasses.replace(claim, finding=subject.in_its_text(claim.finding))
 
 
 def _same(
-    model: Callable[..., Any], subject: Subject, ways: dict[str, Any], outputs: Callable[[Any], Tensor], seed: int
-) -> list[Judged]:
-    """Ways of running the model that must say the same, each as a claim."""
-    refused = subject.given.is_floating_point() or isinstance(subject, PairSubject) or subject.group is not None
-    if not isinstance(model, nn.Module) or refused or not subject.form.batch_first:
+    model: Callable[..., Any],
+    subject: ModelUnderTest,
+    ways: dict[str, Any],
+    outputs: Callable[[Any], Tensor],
+    seed: int,
+) -> list[ClaimResult]:
+    """Return a claim for each way of running the model that must give the same."""
+    refused = isinstance(subject, EncoderDecoderUnderTest) or subject.group is not None
+    refused = refused or subject.tokens.is_floating_point() or not subject.form.batch_first
+    if not isinstance(model, nn.Module) or refused:
         rule = "be left out for a function, vectors, a group, batch_first=False and a model that reads two texts"
         raise value_error("packed, padded, cache, against", rule, "given", hint="they run modules on token ids")
     judged = []
-    for pair in sameness(model, subject.given, outputs=outputs, seed=seed, **ways):
+    for pair in sameness(model, subject.tokens, outputs=outputs, seed=seed, **ways):
         answered = pair.verdict != "not answered"
         found = None
         if pair.verdict == "broken" and pair.where is not None:
-            found = Finding("differs", pair.where, None, pair.difference, "", pair.name, subject.passes)
+            found = CounterExample("differs", pair.where, None, pair.difference, "", pair.name, subject.passes)
         kept = f"saccade's kernel holds it: {pair.remedy}" if pair.remedy else ""
         numbers = (pair.difference, pair.allowed) if answered else (0.0, 0.0)
-        judged.append(Judged(pair.name, pair.verdict, *numbers, found, kept if answered else pair.why))
+        judged.append(ClaimResult(pair.name, pair.verdict, *numbers, found, kept if answered else pair.why))
     return judged
 
 
-def _pictured(subject: Subject, reach: Reach) -> tuple[Tensor | None, Tensor | None]:
+def _pictured(subject: ModelUnderTest, reach: Reach) -> tuple[Tensor | None, Tensor | None]:
     length = subject.shape[1]
     if length > DRAWN:
         return None, None
@@ -298,9 +302,9 @@ def _pictured(subject: Subject, reach: Reach) -> tuple[Tensor | None, Tensor | N
     return declared, measured
 
 
-def _rules(declared: Declared, subject: Subject, names: list[str], layers: int | None) -> tuple[list[Mask], str]:
-    """One rule for each layer, and all of them in words."""
-    if isinstance(subject, PairSubject):
+def _rules(declared: Declared, subject: ModelUnderTest, names: list[str], layers: int | None) -> tuple[list[Mask], str]:
+    """Return one rule for each layer, and a description of all of them."""
+    if isinstance(subject, EncoderDecoderUnderTest):
         if layers is not None:
             raise value_error("layers", "be left out for a model that reads two texts", layers)
         return joint_rules(declared, subject)
@@ -308,3 +312,52 @@ def _rules(declared: Declared, subject: Subject, names: list[str], layers: int |
     if all(rule == rules[0] for rule in rules):
         return rules, f"{rules[0]} in {len(rules)} layers"
     return rules, "; ".join(f"layer {place}: {rule}" for place, rule in enumerate(rules, 1))
+
+
+def check_no_dropout(model: object) -> None:
+    """Raise if a model is in training mode with dropout: no two runs of it would agree."""
+    if not isinstance(model, nn.Module) or not model.training:
+        return
+    drops = [name for name, own in model.named_modules() if isinstance(own, nn.Dropout) and own.p > 0]
+    if drops:
+        hint = "call model.eval(); or set p to 0 and audit the model in training mode"
+        raise value_error("model", "not drop at random", f"training, with {drops[0] or 'dropout'}", hint=hint)
+
+
+def without_cache(model: object, inputs: Tensor | Mapping[str, Any]) -> Tensor | Mapping[str, Any]:
+    """Return the inputs with ``use_cache=False`` if the model takes it: a replayed module must not find old keys."""
+    if not isinstance(model, nn.Module) or not can_cache(model):
+        return inputs
+    if isinstance(inputs, Tensor):
+        inputs = {"inputs_embeds" if inputs.is_floating_point() else "input_ids": inputs}
+    return {"use_cache": False} | dict(inputs)
+
+
+def texts(model: object, length: int, seed: int, form: InputFormat) -> Tensor | dict[str, Tensor]:
+    """Return two random texts, and for an encoder-decoder two shorter targets.
+
+    The vocabulary is that of the model's configuration, or of its first table.
+    """
+    tables = [own for own in model.modules() if isinstance(own, nn.Embedding)] if isinstance(model, nn.Module) else []
+    if not tables:
+        hint = "give inputs=: tokens [batch, length] or vectors [batch, length, width]"
+        raise value_error("inputs", "be given for a model without a table of embeddings", None, hint=hint)
+    text = getattr(model, "config", None)
+    size = getattr(text, "vocab_size", None) or tables[0].num_embeddings
+    device = tables[0].weight.device
+    draw = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(min(3, size - 1), size, (2, length), generator=draw).to(device)
+    if not is_pair(model):
+        return tokens if form.batch_first else tokens.mT.contiguous()
+    targets = torch.randint(min(3, size - 1), size, (2, max(2, 2 * length // 3)), generator=draw).to(device)
+    return {"input_ids": tokens, "decoder_input_ids": targets}
+
+
+def rows_to_judge(padding: Tensor | None, shape: tuple[int, int]) -> Tensor:
+    """Return the rows that are judged, bool ``[batch, length]``: all but padding."""
+    if padding is None:
+        return torch.ones(shape, dtype=torch.bool)
+    check_type("padding", padding, Tensor, "be a bool tensor [batch, length]")
+    if padding.shape != shape:
+        raise value_error("padding", f"have shape {list(shape)}", list(padding.shape))
+    return padding.bool().cpu()

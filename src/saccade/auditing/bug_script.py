@@ -1,61 +1,67 @@
-"""What is broken as a few lines that run without this library, for a report of a bug."""
+"""Write broken claims as short scripts that run without this library, for bug reports.
+
+A script prints one number; for a correct model it is below 1e-5.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from saccade.auditing.equivalence_script import claim_lines, run_lines
-from saccade.auditing.finding import Finding, Judged
+from saccade.auditing.declared_rules import is_causal
+from saccade.auditing.finding import ClaimResult, CounterExample
+from saccade.auditing.model_under_test import can_cache
+from saccade.auditing.transformers_runner import TransformersRunner
 
 
 def script_of(
     model: object,
     inputs: Tensor | Mapping[str, Any],
     ids: Tensor,
-    claims: Sequence[Judged],
+    claims: Sequence[ClaimResult],
     lengths: Sequence[int],
     seed: int,
 ) -> str:
-    """Lines that show the first broken claim that can be written so; empty where there is none.
+    """Return a script that shows the first broken claim that can be written as one; "" if there is none.
 
     Args:
-        model: whatever was audited.
-        inputs: what it was called with.
+        model: the audited model.
+        inputs: its inputs.
         ids: its tokens.
-        claims: what came of each.
-        lengths: of packed texts.
-        seed: of random weights.
+        claims: the result of each claim.
+        lengths: lengths of packed texts.
+        seed: seed of random weights.
     """
     leaks = [claim.finding for claim in claims if claim.finding is not None and claim.finding.kind == "leak"]
     ways = [claim.name for claim in claims if claim.finding is not None and claim.finding.kind == "differs"]
     written = chain(
-        (script_of_leak(model, inputs, found, seed) for found in leaks),
-        (script_of_way(model, ids, name, lengths, seed) for name in ways),
+        (script_of_leak(model, inputs, leak, seed) for leak in leaks),
+        (script_of_pair(model, ids, name, lengths, seed) for name in ways),
     )
     return next(filter(None, written), "")
 
 
-def script_of_leak(model: object, inputs: Tensor | Mapping[str, Any], found: Finding, seed: int) -> str:
-    """Lines that change the vector of one token and print by how much the output that must not see it moves.
+def script_of_leak(model: object, inputs: Tensor | Mapping[str, Any], leak: CounterExample, seed: int) -> str:
+    """Return a script that changes the vector of one token and prints how much an output moves that must not see it.
 
-    Of models of transformers, made from their configuration with random weights; empty for other models, and where the
-    model is given what these lines cannot write down.
+    It is for models of transformers, made from their configuration with random weights; "" for other models, and for
+    arguments that cannot be written down in a line.
     """
-    told = {"input_ids": inputs} if isinstance(inputs, Tensor) else dict(inputs)
-    if found.key is None or not isinstance(ids := told.pop("input_ids", None), Tensor):
+    arguments = {"input_ids": inputs} if isinstance(inputs, Tensor) else dict(inputs)
+    if leak.key is None or not isinstance(ids := arguments.pop("input_ids", None), Tensor):
         return ""
-    written = {name: _written(value) for name, value in told.items()}
-    if None in written.values() or not (made := _made(model, ids, seed)):
+    literals = {name: _literal(value) for name, value in arguments.items()}
+    if None in literals.values() or not (model_lines := _model_lines(model, ids, seed)):
         return ""
-    more = "".join(f", {name}={value}" for name, value in written.items())
-    (item, row), (other, key) = found.row, found.key
+    more = "".join(f", {name}={value}" for name, value in literals.items())
+    (item, row), (other, key) = leak.row, leak.key
     lines = [
-        *made,
+        *model_lines,
         "x = model.get_input_embeddings()(ids).detach()",
         f"y = x.clone(); y[{other}, {key}] = torch.randn_like(y[{other}, {key}]) * x.std()",
         f"run = lambda x: model(inputs_embeds=x{more})[0]",
@@ -65,21 +71,23 @@ def script_of_leak(model: object, inputs: Tensor | Mapping[str, Any], found: Fin
     return "\n".join(lines) + "\n"
 
 
-def script_of_way(model: object, ids: Tensor, claim: str, lengths: Sequence[int], seed: int) -> str:
-    """Lines that run the model in two ways that ought to say the same, and print how far apart they are.
+def script_of_pair(model: object, ids: Tensor, claim: str, lengths: Sequence[int], seed: int) -> str:
+    """Return a script that runs the model in two equivalent ways and prints how far apart they are.
 
-    Of models of transformers, as `script_of`; empty for claims that are not written so.
+    It is for models of transformers, like `script_of_leak`; "" for claims that cannot be written as lines.
     """
-    if not isinstance(model, nn.Module) or not (made := _made(model, ids, seed)):
+    if not isinstance(model, nn.Module) or not (model_lines := _model_lines(model, ids, seed)):
         return ""
     with torch.no_grad():
         read = ".logits" if hasattr(model(input_ids=ids), "logits") else ".last_hidden_state"
     lines = claim_lines(claim, model, ids, lengths, read)
-    return "\n".join([*made, "torch.set_grad_enabled(False)", *run_lines(model, read), *lines]) + "\n" if lines else ""
+    if not lines:
+        return ""
+    return "\n".join([*model_lines, "torch.set_grad_enabled(False)", *run_lines(model, read), *lines]) + "\n"
 
 
-def _made(model: object, ids: Tensor, seed: int) -> list[str]:
-    """Lines that make a model of transformers from its configuration, and the tokens; none for other models."""
+def _model_lines(model: object, ids: Tensor, seed: int) -> list[str]:
+    """Return lines that make a model of transformers from its configuration, and the tokens; [] for other models."""
     config: Any = getattr(model, "config", None)
     if not type(model).__module__.startswith("transformers.") or not hasattr(config, "to_diff_dict"):
         return []
@@ -94,8 +102,8 @@ def _made(model: object, ids: Tensor, seed: int) -> list[str]:
     ]
 
 
-def _written(value: object) -> str | None:
-    """Python that makes this value; None where it cannot be written in a line."""
+def _literal(value: object) -> str | None:
+    """Return a Python expression for a value; None if it does not fit in a line."""
     if isinstance(value, Tensor):
         if value.numel() and bool((value == 1).all()) and value.dtype == torch.int64:
             return f"torch.ones({list(value.shape)}, dtype=torch.int64)"
@@ -105,3 +113,154 @@ def _written(value: object) -> str | None:
             else None
         )
     return repr(value) if isinstance(value, bool | int | float | str | type(None)) else None
+
+
+class _Claim(NamedTuple):
+    """A claim about a model, and how the model is called."""
+
+    name: str
+    model: nn.Module
+    begin: str | None  # the term that is added to positions counted from 0; None if the model takes no positions
+    cache: str
+    n: int
+    lengths: tuple[int, ...]
+    read: str
+
+    @property
+    def half(self) -> int:
+        return self.n // 2
+
+
+def run_lines(model: nn.Module, read: str) -> list[str]:
+    """Return lines of two functions: one runs the model and reads its rows (``.logits``), and one compares rows."""
+    more = '{"use_cache": False, **more}' if can_cache(model) else "more"
+    return [
+        f"run = lambda ids, **more: model(input_ids=ids, **{more}){read}",
+        "off = lambda a, b: print(((a - b).abs().max() / b.square().mean().sqrt()).item())",
+    ]
+
+
+def claim_lines(
+    claim: str, model: nn.Module, ids: Tensor, lengths: Sequence[int] = (), read: str = ".logits"
+) -> list[str]:
+    """Return lines that run the model in two equivalent ways; [] if the claim is not of that kind.
+
+    Args:
+        claim: its name in `saccade.auditing.equivalence`.
+        model: a model of transformers.
+        ids: int ``[batch, len]``.
+        lengths: lengths of the packed texts.
+        read: the attribute of the model's result that holds the rows.
+    """
+    runner = TransformersRunner(model)
+    begin = None
+    if "position_ids" in runner.parameters:
+        with torch.no_grad():
+            first = runner.begin(ids)
+        begin = f" + {first}" if first else ""
+    write = _WRITTEN.get(re.split(r"\W", claim, maxsplit=1)[0])
+    return write(_Claim(claim, model, begin, runner.cache or "", ids.shape[1], tuple(lengths), read)) if write else []
+
+
+def _batched(claim: _Claim) -> list[str]:
+    return ["off(torch.cat([run(one) for one in ids.split(1)]), run(ids))"]
+
+
+def _trained(claim: _Claim) -> list[str]:
+    return [
+        "want = run(ids)",
+        "for part in (model.config, *model.train().modules()):",
+        '    zero = {n: 0.0 for n, v in vars(part).items() if type(v) is float and ("drop" in n or n == "p")}',
+        "    part.__dict__.update(zero)",
+        "off(run(ids), want)",
+    ]
+
+
+def _shifted(claim: _Claim) -> list[str]:
+    return [f"off(run(ids, position_ids=torch.arange(13, {13 + claim.n}).expand(2, -1){claim.begin}), run(ids))"]
+
+
+def _padded(claim: _Claim) -> list[str]:
+    wide, mask, real = ["ids", "0 * ids[:, :8]"], ["torch.ones_like(ids)", "0 * ids[:, :8]"], f":{claim.n}"
+    if claim.name.endswith("left"):
+        wide, mask, real = wide[::-1], mask[::-1], "8:"
+    places = "" if claim.begin is None else f", position_ids=(mask.cumsum(1) - 1).clamp(min=0){claim.begin}"
+    return [
+        f"wide, mask = torch.cat([{', '.join(wide)}], 1), torch.cat([{', '.join(mask)}], 1)",
+        f"off(run(wide, attention_mask=mask{places})[:, {real}], run(ids))",
+    ]
+
+
+def _packed(claim: _Claim) -> list[str]:
+    lines = [f"ids, places = ids[:1], torch.cat([torch.arange(n) for n in {claim.lengths}])[None]{claim.begin}"]
+    more = ""
+    if claim.name.endswith("a cache"):
+        more = ", use_cache=True"
+    elif claim.name.endswith("a mask of ones"):
+        more = ", attention_mask=torch.ones_like(ids)"
+    elif claim.name.endswith("dimensions"):
+        more = ", attention_mask=mask"
+        tril = ".tril()" if is_causal(claim.model) else ""
+        lines += [
+            f"seen = torch.block_diag(*[torch.ones(n, n){tril} for n in {claim.lengths}])[None, None]",
+            "mask = torch.zeros_like(seen).masked_fill(seen == 0, torch.finfo(seen.dtype).min)",
+        ]
+    alone = f"torch.cat([run(one) for one in ids.split({list(claim.lengths)}, 1)], 1)"
+    return [*lines, f"off(run(ids, position_ids=places{more}), {alone})"]
+
+
+def _stepped(claim: _Claim) -> list[str]:
+    return [
+        "state, rows = None, []",
+        f"for piece in ids.tensor_split({_cuts(claim)}, 1):",
+        f'    out = model(input_ids=piece, use_cache=True, **({{}} if state is None else {{"{claim.cache}": state}}))',
+        f"    state, rows = out.{claim.cache}, [*rows, out{claim.read}]",
+        "off(torch.cat(rows, 1), run(ids))",
+    ]
+
+
+def _cuts(claim: _Claim) -> str:
+    """Return the places where a text is cut, by the name of the claim."""
+    if found := re.search(r"cut at (\d+)", claim.name):
+        return f"[{found[1]}]"
+    splits = {
+        "one token first": "[1]",
+        "one token last": f"[{claim.n - 1}]",
+        "two halves": f"[{claim.half}]",
+        "one by one": f"list(range(1, {claim.n}))",
+        "pieces of 5": f"list(range(5, {claim.n}, 5))",
+    }
+    return splits[claim.name.removeprefix("steps: ")]
+
+
+def _cached(claim: _Claim) -> list[str]:
+    """Return lines that crop, copy or reorder a cache in the middle of a text, and then read on."""
+    first, other, rest = f"ids[:, :{claim.half}]", f"ids.flip(1)[:, :{claim.n - claim.half}]", f"ids[:, {claim.half}:]"
+    lines = [
+        f"more = lambda ids, state: model(input_ids=ids, use_cache=True, {claim.cache}=state){claim.read}",
+        f"begun = lambda: model(input_ids={first}, use_cache=True).{claim.cache}",
+        "state = begun()",
+    ]
+    if claim.name == "cache reordered":
+        return [
+            *lines,
+            "rows = torch.tensor([1, 0]); state.reorder_cache(rows)",
+            f"off(more({rest}[rows], state), more({rest}, begun())[rows])",
+        ]
+    if claim.name == "cache cropped":
+        lines.append('hasattr(state, "activate_past_recording") and state.activate_past_recording()')
+        lines.append(f"_ = more({other}, state); state.crop(-{claim.n - claim.half})")
+    else:
+        lines.append(f"import copy; _ = more({other}, copy.deepcopy(state))")
+    return [*lines, f"off(more({rest}, state), more({rest}, begun()))"]
+
+
+_WRITTEN: dict[str, Callable[[_Claim], list[str]]] = {
+    "one": _batched,
+    "in": _trained,
+    "positions": _shifted,
+    "padded": _padded,
+    "packed": _packed,
+    "steps": _stepped,
+    "cache": _cached,
+}

@@ -1,4 +1,4 @@
-"""What is declared of a model: its rule, layer by layer, given or read from its configuration."""
+"""The declared rule of a model, layer by layer: an argument of the audit, or read from the configuration."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from saccade.support.errors import type_error, value_error
 Declared = Mask | Sequence[Mask] | Mapping[str, Mask | Sequence[Mask]]
 """A rule for all layers, one for each, or rules by patterns of module names ("*.layers.0.*").
 
-Of an encoder-decoder, rules or lists of them under three names: "encoder", "decoder" and "cross".
+For an encoder-decoder, rules or lists of rules under three names: "encoder", "decoder" and "cross".
 """
 
 
 def rules_of(declared: Declared, mixers: Sequence[str], layers: int | None) -> list[Mask]:
-    """One rule for each layer, first to last.
+    """Return one rule for each layer, first to last.
 
     Args:
         declared: the rule or rules.
         mixers: names of the modules that mix tokens, in the order in which they run.
-        layers: how many layers there are; as many as mixers when None.
+        layers: number of layers; the number of mixers when None.
 
     Raises:
-        TypeError, ValueError: what is no mask, lists of another length, modules that no pattern names.
+        TypeError, ValueError: a rule that is no mask, a list of a wrong length, a module that no pattern matches.
     """
     count = layers or len(mixers) or 1
     if isinstance(declared, Mask):
@@ -53,10 +53,10 @@ def _by_pattern(declared: Mapping[str, Mask | Sequence[Mask]], name: str) -> Mas
 
 
 def from_config(model: Any) -> list[Mask] | Mask | None:
-    """The rule that the configuration of a model declares, of transformers or of ours; None where it says too little.
+    """Return the rule that the configuration of a model declares; None if it says too little.
 
     A window of w in transformers is `Window(w - 1, 0)`; ModernBERT's ``local_attention`` of w is
-    ``Window(w // 2, w // 2)``. A recurrence is causal. Of layers of other kinds nothing is assumed.
+    ``Window(w // 2, w // 2)``. A recurrence is causal. Nothing is assumed about layers of other kinds.
     """
     config = getattr(model, "config", None)
     if isinstance(config, DecoderConfig):
@@ -75,7 +75,7 @@ def from_config(model: Any) -> list[Mask] | Mask | None:
 
 
 def _causal_layers(text: Any) -> list[Mask] | Mask | None:
-    """Causal attention, with a window in those layers that have one."""
+    """Return causal attention, with a window in the layers that have one."""
     width = getattr(text, "sliding_window", None)
     if kinds := getattr(text, "layer_types", None):
         known = {"full_attention": None, "sliding_attention": width, "linear_attention": None}
@@ -86,17 +86,17 @@ def _causal_layers(text: Any) -> list[Mask] | Mask | None:
 
 
 def _text(config: Any) -> Any:
-    """Of a model of more than text, the part that reads text."""
+    """Return the configuration of the part of a multimodal model that reads text."""
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def is_causal(model: Any) -> bool:
-    """Whether a model of transformers is a language model that reads from left to right."""
+    """Return whether a model of transformers is a causal language model."""
     text = _text(model.config)
-    told = getattr(text, "is_decoder", None)
-    if told is False and hasattr(text, "add_cross_attention"):  # BERT and its kin, which are both
+    is_decoder = getattr(text, "is_decoder", None)
+    if is_decoder is False and hasattr(text, "add_cross_attention"):  # BERT and similar models, which can be both
         return False
     if not getattr(text, "causal", True) or getattr(text, "attn_type", "uni") == "bi":  # XLM, XLNet
         return False
     names = [type(model).__name__, *(getattr(model.config, "architectures", None) or ())]
-    return bool(told) or any("CausalLM" in name or name.endswith("LMHeadModel") for name in names)
+    return bool(is_decoder) or any("CausalLM" in name or name.endswith("LMHeadModel") for name in names)

@@ -1,4 +1,4 @@
-"""End to end: outputs may depend on tokens only where the rules of all layers together allow it."""
+"""End to end: outputs may depend on tokens only if the rules of all layers together allow it."""
 
 from __future__ import annotations
 
@@ -9,46 +9,53 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from saccade.auditing.finding import Finding
-from saccade.auditing.model_under_test import NoGradientError, Subject
+from saccade.auditing.finding import CounterExample
+from saccade.auditing.model_under_test import ModelUnderTest, NoGradientError
 from saccade.auditing.probe_sets import LONG, PULLED, Rows, combs, separating
 from saccade.auditing.reachability import Reach
 from saccade.auditing.rounding_noise import row_differences
-from saccade.auditing.zero_gradients import Doubts, Probe, Unseen, looked_at_again
+from saccade.auditing.zero_gradients import Probe, ZeroGradient, ZeroGradientReport, recheck
 
 
 class EndToEnd:
-    """The probes of one model on one input, and what they found.
+    """The probes of one model on one input, and their results.
 
-    Two probes look at every set, since each misses what the other finds. The gradient of an output by a token that it
-    must not see is exactly 0, so the smallest leak shows; but it does not pass through counts, routers and rounding.
-    A change of the tokens does, as long as it is larger than the noise.
+    Every set is tested by two probes, since each misses leaks that the other finds. The gradient of an output by a
+    token that it must not see is exactly 0, so the smallest leak shows; but gradients do not pass through counts,
+    routers and rounding. A change of the tokens does, as long as it is larger than the noise.
 
     Args:
         subject: the model and its input.
         reach: the declared rules.
-        judged: rows that say something, bool ``[batch, length]``: not those of padding.
-        noise: measures up to where changes are noise; asked once a row moves that must not.
-        tests: sets of rows to look at.
-        seed: of the changes and of the rows.
+        judged: rows that are judged, bool ``[batch, length]``: all but padding.
+        noise: measures the changes that are noise; called once a row moves that must not.
+        tests: number of sets of rows to test.
+        seed: seed of the changes and of the rows.
 
     Attributes:
         findings: the first leak and the first blind pair.
-        largest: largest change of a row that ought not to have changed, up to the first leak.
+        largest: largest change of a row that must not change, up to the first leak.
         covered: share of the forbidden pairs that some change could have shown; None above 512 tokens.
-        hides_something: whether there was a pair to test: the rule forbids some.
-        no_gradient: why the outputs could not be asked for gradients, without which nothing is said to be seen.
-        doubts: what became of gradients that are 0 and should not be.
+        hides_something: whether the rule forbids any pair, so that there was something to test.
+        no_gradient: why the outputs have no gradients; "" if they have.
+        zero_gradients: the report on gradients that are 0 and should not be.
     """
 
     def __init__(
-        self, subject: Subject, reach: Reach, judged: Tensor, *, noise: Callable[[], float], tests: int, seed: int
+        self,
+        subject: ModelUnderTest,
+        reach: Reach,
+        judged: Tensor,
+        *,
+        noise: Callable[[], float],
+        tests: int,
+        seed: int,
     ):
         self.subject, self.reach, self.judged, self._noise = subject, reach, judged, noise
-        self.findings: list[Finding] = []
+        self.findings: list[CounterExample] = []
         self.largest, self.covered = 0.0, None if reach.shape[1] > LONG else 0.0
         self.hides_something, self.no_gradient = False, ""
-        self.doubts = Doubts([], [], [])
+        self.zero_gradients = ZeroGradientReport([], [], [])
         self._sets = list(combs(reach, judged, tests, seed, subject.borders))
         draw = torch.Generator().manual_seed(seed)
         vectors = subject.vectors
@@ -57,11 +64,11 @@ class EndToEnd:
 
     @cached_property
     def floor(self) -> float:
-        """Changes up to this are noise; 0 where no row moved that must not, and noise was not measured."""
+        """The largest change that is noise; 0 if no row moved that must not, so that noise was not measured."""
         return self._noise() if self.largest else 0.0
 
     def run(self) -> EndToEnd:
-        """Look at all sets, by both probes; stop looking for what has been found."""
+        """Test all sets by both probes; stop at the first finding of each kind."""
         tried: list[tuple[Tensor, Tensor]] = []
         for keys in [*separating(self.reach), *(~own.sources for own in self._sets)]:
             clean = self.judged & ~self.reach.through(keys)
@@ -74,11 +81,11 @@ class EndToEnd:
         return self
 
     def swapped(self, keys: Tensor) -> Tensor:
-        """The vectors, with others in the place of those of ``keys``."""
+        """Return the vectors, with others for the tokens ``keys``."""
         return torch.where(keys.to(self._other.device)[..., None], self._other, self.subject.vectors)
 
     def effect(self, keys: Tensor) -> Tensor:
-        """How much each row changes if these tokens do."""
+        """Return how much each row changes if these tokens change."""
         return row_differences(self.subject.run(self.swapped(keys)), self.subject.rows).cpu()
 
     def _found(self, kind: str) -> bool:
@@ -91,8 +98,8 @@ class EndToEnd:
             return
         item, place = hit.nonzero()[0].tolist()
         key = _halved(keys, lambda half: bool(self.effect(half)[item, place] > self.floor))
-        found = Finding("leak", (item, place), key, float(size[item, place]), "", "change", self.subject.passes)
-        self.findings.append(found)
+        leak = CounterExample("leak", (item, place), key, float(size[item, place]), "", "change", self.subject.passes)
+        self.findings.append(leak)
 
     def _gradients(self) -> None:
         try:
@@ -100,19 +107,19 @@ class EndToEnd:
         except NoGradientError as error:
             self.no_gradient = str(error)
             return
-        unseen, sizes = list[Unseen](), dict[Probe, Tensor]()
+        zeros, sizes = list[ZeroGradient](), dict[Probe, Tensor]()
         for number, own in enumerate(self._sets if self.reach.shape[1] <= LONG else self._sets[:PULLED]):
             self._pull_clean(own, pull)
             probe = Probe("", 0, number)
             sizes[probe] = pull(own.rows)
-            unseen += self._unseen(probe, own, (sizes[probe] == 0) & own.sources & self.judged)
-        del pull  # and with it the graph, before another is made
-        self.doubts = looked_at_again(self.subject, unseen, sizes, self._pull_again)
-        for one in self.doubts.blind[:1]:
-            self.findings.append(Finding("blind", one.row, one.first, 0.0, "", "gradient", self.subject.passes))
+            zeros += self._zero_gradients(probe, own, (sizes[probe] == 0) & own.sources & self.judged)
+        del pull  # frees the graph before another is made
+        self.zero_gradients = recheck(self.subject, zeros, sizes, self._pull_again)
+        for one in self.zero_gradients.blind[:1]:
+            self.findings.append(CounterExample("blind", one.row, one.first, 0.0, "", "gradient", self.subject.passes))
 
-    def _puller(self, subject: Subject, vectors: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """What the outputs of some rows ask of every token, float64 ``[batch, length]``."""
+    def _puller(self, subject: ModelUnderTest, vectors: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """Return a function from rows to the gradients of their outputs by every token, float64 ``[batch, length]``."""
         leaf, out = subject.graph(vectors)
         draw = torch.Generator().manual_seed(1)
 
@@ -120,12 +127,12 @@ class EndToEnd:
             weights = torch.randn(out.shape, generator=draw).to(out)
             weights *= rows.to(out.device).view(*rows.shape, *[1] * (out.dim() - 2))
             subject.passes += 1
-            (found,) = torch.autograd.grad(out, leaf, weights, retain_graph=True)
-            return found.abs().amax(-1).cpu().double().nan_to_num(nan=math.inf)
+            (grad,) = torch.autograd.grad(out, leaf, weights, retain_graph=True)
+            return grad.abs().amax(-1).cpu().double().nan_to_num(nan=math.inf)
 
         return pull
 
-    def _pull_again(self, subject: Subject, changed: bool, probes: Collection[Probe]) -> dict[Probe, Tensor]:
+    def _pull_again(self, subject: ModelUnderTest, changed: bool, probes: Collection[Probe]) -> dict[Probe, Tensor]:
         pull = self._puller(subject, self._other.to(subject.vectors) if changed else None)
         return {probe: pull(self._sets[probe.place].rows) for probe in sorted(probes)}
 
@@ -141,14 +148,14 @@ class EndToEnd:
         row = _halved(clean, lambda half: bool(pull(half)[item, place] > 0))
         typical = size[own.sources].median() if bool(own.sources.any()) else size.new_tensor(1.0)
         relative = float(size[item, place] / typical) if float(typical) else math.inf
-        self.findings.append(Finding("leak", row, (item, place), relative, "", "gradient", self.subject.passes))
+        self.findings.append(CounterExample("leak", row, (item, place), relative, "", "gradient", self.subject.passes))
 
-    def _unseen(self, probe: Probe, own: Rows, zero: Tensor) -> Iterator[Unseen]:
-        """Whose gradients these zeros are: rows of a set share no source."""
+    def _zero_gradients(self, probe: Probe, own: Rows, zero: Tensor) -> Iterator[ZeroGradient]:
+        """Yield the zeros of each row of a set; the rows share no source."""
         for item, place in own.rows.nonzero().tolist() if bool(zero.any()) else ():
             shown = self.reach.sources(self.reach.one(item, place))
             if bool((zero & shown).any()):
-                yield Unseen(probe, (item, place), shown, zero & shown)
+                yield ZeroGradient(probe, (item, place), shown, zero & shown)
 
     def _cover(self, tried: Sequence[tuple[Tensor, Tensor]]) -> None:
         if self.covered is None:
@@ -164,11 +171,11 @@ class EndToEnd:
         self.covered = float((seen & hidden).sum() / hidden.sum().clamp_min(1))
 
 
-def _halved(tokens: Tensor, tells: Callable[[Tensor], bool]) -> tuple[int, int]:
-    """One token of a set that still tells, by halves: log2 of its size runs."""
+def _halved(tokens: Tensor, shows: Callable[[Tensor], bool]) -> tuple[int, int]:
+    """Return one token of a set for which ``shows`` holds, by bisection: log2 of its size runs."""
     while int(tokens.sum()) > 1:
         places = tokens.flatten().nonzero()[: (int(tokens.sum()) + 1) // 2, 0]
         half = torch.zeros_like(tokens).flatten().index_fill(0, places, True).view_as(tokens)
-        tokens = half if tells(half) else tokens & ~half
+        tokens = half if shows(half) else tokens & ~half
     item, place = tokens.nonzero()[0].tolist()
     return item, place

@@ -1,4 +1,4 @@
-"""Two ways of running a model that ought to say the same, held against what one rounding does to that model."""
+"""Compare equivalent ways to run a model, with a tolerance measured by what one rounding does to that model."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from saccade.auditing.equivalence_pairs import Way, Whole, remedied, ways
-from saccade.auditing.float64 import TrueFloat64, float64_copy, said
-from saccade.auditing.rounding_noise import FACTOR, jitter, relative, row_differences, undisturbed
-from saccade.auditing.runner import Outputs, Runner, Unanswered, WrongArgument
-from saccade.auditing.runners import runner_of
-from saccade.models.inputs import check_tokens
-from saccade.support.errors import shown, type_error, value_error
+from saccade.auditing.equivalence_pairs import FullRun, RunPair, packed_with_our_kernel, ways
+from saccade.auditing.float64 import TrueFloat64, describe_error, float64_copy
+from saccade.auditing.rounding_noise import FACTOR, jitter, relative, restoring_state, row_differences
+from saccade.auditing.runner import Outputs, PlainRunner, Runner, Unanswered, WrongArgument
+from saccade.auditing.saccade_runner import SaccadeRunner
+from saccade.auditing.transformers_runner import TransformersRunner
+from saccade.models import Decoder, Encoder
+from saccade.models.model_inputs import check_tokens
+from saccade.support.errors import kind, shown, type_error, value_error
 from saccade.support.validation import check_bool, check_int, check_number
 
-_TOLERANCE = 1e-11  # in true float64: right pairs are within 1e-14, the smallest break seen was 8e-3
-_UNSURE = 0.1  # a model that one rounding moves so far, a router that flips for instance, hides what is sought
+_TOLERANCE = 1e-11  # in true float64: correct pairs are within 1e-14, the smallest break observed was 8e-3
+_UNSURE = 0.1  # if one rounding moves a model this far (a router that flips), the comparison says little
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,13 +31,13 @@ class Pair:
     """Two ways of running a model, and how far apart they are.
 
     Attributes:
-        name: of the claim that they say the same.
-        difference: the largest, by the root mean square of what it should be; NaN where the claim was not answered.
-        allowed: what rounding explains; NaN where the claim was not answered.
-        verdict: "held", "broken", or "not answered" where the model has no such way, or raised.
-        why: the dtype that was judged in, or why there is no answer.
+        name: the claim that both sides are equal.
+        difference: the largest difference, by the root mean square of the expected rows; NaN for "not answered".
+        allowed: the difference that rounding explains; NaN for "not answered".
+        verdict: "held", "broken", or "not answered" if the model cannot be run this way, or raised.
+        why: the dtype of the comparison, or why there is no answer.
         where: the first row that differs by more than is allowed, as (batch item, place); None if there is none.
-        remedy: how the model holds the claim with our kernel, where that was tried and seen; else empty.
+        remedy: how to hold the claim with saccade's kernel, if that was tried and held; else empty.
     """
 
     name: str
@@ -47,8 +49,8 @@ class Pair:
     remedy: str = ""
 
 
-class _Bench(NamedTuple):
-    """A model in one dtype: what it says of the whole text, and by how much rounding moves that."""
+class _ModelInDtype(NamedTuple):
+    """A model in one dtype: its rows of the whole text, and how far rounding moves them."""
 
     runner: Runner
     whole: Tensor
@@ -70,99 +72,101 @@ def sameness(
     factor: float = FACTOR,
     seed: int = 0,
 ) -> list[Pair]:
-    """Whether a model says the same however it is run: alone or in a batch, padded, packed, step by step, in training.
+    """Check that a model gives the same in every way: alone or in a batch, padded, packed, in steps, in training mode.
 
-    Nothing is compared with a table: two ways may differ by ``factor`` times what one rounding in every part of this
-    model does on these ids. Where a copy of the model runs in float64 (see `TrueFloat64`), it is judged there, and at
-    least 1e-11 is allowed.
+    The tolerance is measured: two ways may differ by ``factor`` times what one rounding in every part of this model
+    does on these ids. If a copy of the model runs in float64 (see `TrueFloat64`), the copy is compared, and at least
+    1e-11 is allowed.
 
     Args:
-        model: of transformers, a `saccade.models.Decoder` or `Encoder`, a module that is called with ids alone, or a
-            `Runner` that knows how to run it. Judged in eval mode, and left as it was.
+        model: a model of transformers, a `saccade.models.Decoder` or `Encoder`, a module that takes ids alone, or a
+            `Runner` that knows how to run it. It runs in eval mode, and is left unchanged.
         ids: int ``[batch, len]``, without padding.
-        packed: lengths of texts that the first row of ``ids`` is cut into; each must say what it says alone. None: not
-            asked.
-        padded: whether to ask about padding.
-        cache: whether to ask about steps through a cache.
-        against: names of implementations of attention, such as ``"eager"`` and ``"sdpa"``.
-        outputs: makes rows ``[batch, len, ...]`` of what the model returns: the logits, or the last hidden states, or
+        packed: lengths of texts that the first row of ``ids`` is cut into; each must give what it gives alone. None
+            leaves this check out.
+        padded: whether to check padding.
+        cache: whether to check steps through a cache.
+        against: names of attention implementations, such as ``"eager"`` and ``"sdpa"``.
+        outputs: makes rows ``[batch, len, ...]`` of the model's result: the logits, or the last hidden states, or
             the tensor itself, when None.
-        factor: how many times its rounding a model may differ by.
-        seed: of the rounding.
+        factor: how many times the effect of one rounding a model may differ by.
+        seed: seed of the rounding.
 
     Returns:
-        One `Pair` for each claim. What the model raises becomes "not answered".
+        One `Pair` for each claim. An exception of the model becomes "not answered".
 
     Raises:
         TypeError: no such model, or ids that are no integers.
-        ValueError: ids outside the vocabulary, fewer than two of them, lengths that are not those of the row, or a
+        ValueError: ids outside the vocabulary, fewer than two of them, lengths that do not sum to the row, or a
             function ``outputs`` that returns something else.
 
-    Cost: about 20 runs, and with ``cache`` as many steps as there are tokens; a copy of the model in float64, and for a
-    moment another one of it.
+    Cost: about 20 runs, and with ``cache`` as many steps as there are tokens; a copy of the model in float64, and
+    briefly a second copy.
     """
     runner = runner_of(model, outputs)
     lengths = _checked(runner, ids, packed, against)
-    for name, given in {"padded": padded, "cache": cache}.items():
-        check_bool(name, given)
+    check_bool("padded", padded)
+    check_bool("cache", cache)
     factor, seed = check_number("factor", factor, above=0), check_int("seed", seed, 0)
     claims = list(ways(runner, ids, packed=lengths, padded=padded, cache=cache, against=against))
-    with undisturbed(runner.model), torch.no_grad():
+    with restoring_state(runner.model), torch.no_grad():
         runner.model.eval()
         try:
-            own, wide, reason = _benches(runner, ids, factor, seed)
+            own, wide, reason = _in_both_dtypes(runner, ids, factor, seed)
         except WrongArgument:
             raise
         except Exception as error:
-            return [_unanswered(name, said(error)) for name, _ in claims]
-        benches = [wide, own] if wide else [own]
-        pairs = [_judged(name, way, benches) for name, way in claims]
+            return [_unanswered(name, describe_error(error)) for name, _ in claims]
+        models = [wide, own] if wide else [own]
+        pairs = [_judged(name, way, models) for name, way in claims]
         if any(pair.verdict == "broken" and pair.name.startswith("packed") for pair in pairs):
-            pairs = _with_remedy(pairs, _judged("by our kernel", remedied(ids, lengths), benches), lengths)
+            pairs = _with_remedy(pairs, _judged("by our kernel", packed_with_our_kernel(ids, lengths), models), lengths)
         return [*pairs, *_dtypes(own, wide, reason)]
 
 
-def _benches(runner: Runner, ids: Tensor, factor: float, seed: int) -> tuple[_Bench, _Bench | None, str]:
-    """The model as it is, and its copy in float64, or why there is none."""
+def _in_both_dtypes(
+    runner: Runner, ids: Tensor, factor: float, seed: int
+) -> tuple[_ModelInDtype, _ModelInDtype | None, str]:
+    """Return the model as it is, and its copy in float64, or None and the reason."""
     whole, noise = _with_noise(runner, ids, seed)
     stored = torch.finfo(whole.dtype).eps
     copied, reason = float64_copy(runner.model, lambda model: runner.on(model).whole(ids))
     dtype = str(whole.dtype).removeprefix("torch.")
     why = dtype + (f"; in float64: {reason}" if reason else "")
     why += f"; one rounding moves the outputs by {noise:.1g}, so this says little" if noise > _UNSURE else ""
-    own = _Bench(runner, whole, noise, factor * noise, why, nullcontext)
+    own = _ModelInDtype(runner, whole, noise, factor * noise, why, nullcontext)
     if copied is None:
         return own, None, reason
     other = runner.on(copied)
     with TrueFloat64():
         whole, noise = _with_noise(other, ids, seed, stored)
-    return own, _Bench(other, whole, noise, max(_TOLERANCE, factor * noise), "true float64", TrueFloat64), reason
+    return own, _ModelInDtype(other, whole, noise, max(_TOLERANCE, factor * noise), "true float64", TrueFloat64), reason
 
 
 def _with_noise(runner: Runner, ids: Tensor, seed: int, stored: float = 0.0) -> tuple[Tensor, float]:
-    """The whole run, and what rounding does to it: in every part, and once more in the outputs themselves.
+    """Return the whole run, and the effect of one rounding in every module and in the outputs themselves.
 
-    The last step of a model need not be a module: the head that shares its weights with the embedding often is none.
+    The last step of a model need not be a module: a head that shares its weights with the embedding often is none.
     """
     whole = runner.whole(ids)
     noise = jitter(runner.model, lambda: runner.whole(ids), seed=seed, tables=stored)
     return whole, noise + relative(whole * (1 + torch.finfo(whole.dtype).eps), whole)
 
 
-def _judged(name: str, way: Way, benches: Sequence[_Bench]) -> Pair:
-    """In the first dtype that the model can do it in."""
+def _judged(name: str, way: RunPair, models: Sequence[_ModelInDtype]) -> Pair:
+    """Compare a pair in the first dtype in which the model runs it."""
     failed = ""
-    for bench in benches:
+    for model in models:
         try:
-            with bench.mode():
-                got, want = way(Whole(bench.runner, bench.whole))
-            return _compared(name, got, want, bench.allowed, bench.why + (f"; in float64: {failed}" if failed else ""))
+            with model.mode():
+                got, want = way(FullRun(model.runner, model.whole))
+            return _compared(name, got, want, model.allowed, model.why + (f"; in float64: {failed}" if failed else ""))
         except WrongArgument:
             raise
         except Unanswered as answer:
             return _unanswered(name, str(answer))
-        except Exception as error:  # whatever a model may raise is no proof that it is wrong
-            failed = said(error)
+        except Exception as error:  # a model may raise anything, which does not prove it wrong
+            failed = describe_error(error)
     return _unanswered(name, failed)
 
 
@@ -180,7 +184,7 @@ def _unanswered(name: str, why: str) -> Pair:
 
 
 def _with_remedy(pairs: Sequence[Pair], by_ours: Pair, lengths: Sequence[int]) -> list[Pair]:
-    """Where our kernel keeps packed texts apart, every broken claim of them says how to switch to it."""
+    """Return the pairs; if saccade's kernel separates packed texts, broken claims about them say how to use it."""
     if by_ours.verdict != "held":
         return list(pairs)
     install = f'saccade.integrations.transformers.install("saccade-packed", mask=Documents({list(lengths)}))'
@@ -191,8 +195,8 @@ def _with_remedy(pairs: Sequence[Pair], by_ours: Pair, lengths: Sequence[int]) -
     ]
 
 
-def _dtypes(own: _Bench, wide: _Bench | None, reason: str) -> Iterator[Pair]:
-    """The model in its own dtype against float64: allowed is the rounding of its own."""
+def _dtypes(own: _ModelInDtype, wide: _ModelInDtype | None, reason: str) -> Iterator[Pair]:
+    """Yield the comparison of the model in its dtype with float64; the rounding of its dtype is allowed."""
     if own.whole.dtype is torch.float64:
         return
     name = f"{str(own.whole.dtype).removeprefix('torch.')} = float64"
@@ -200,7 +204,7 @@ def _dtypes(own: _Bench, wide: _Bench | None, reason: str) -> Iterator[Pair]:
 
 
 def _checked(runner: Runner, ids: Tensor, packed: Sequence[int] | None, against: Sequence[str]) -> tuple[int, ...]:
-    """The lengths of packed texts, after what the user gave is looked at."""
+    """Check the arguments of the user, and return the lengths of packed texts."""
     check_tokens("ids", ids, runner.vocab_size)
     if not len(ids) or ids.shape[1] < 2:
         raise value_error("ids", "be at least one row of two tokens", list(ids.shape))
@@ -211,3 +215,19 @@ def _checked(runner: Runner, ids: Tensor, packed: Sequence[int] | None, against:
         rule = f"be lengths that sum to the {ids.shape[1]} tokens of a row"
         raise value_error("packed", rule, list(lengths))
     return lengths
+
+
+def runner_of(model: object, outputs: Outputs | None = None) -> Runner:
+    """Return the runner for a model; a `Runner` is returned as it is.
+
+    Raises:
+        TypeError: neither a module nor a runner.
+    """
+    if isinstance(model, Runner):
+        return model
+    if isinstance(model, Decoder | Encoder):
+        return SaccadeRunner(model, outputs)
+    if isinstance(model, nn.Module):
+        ours = any(base.__module__ == "transformers.modeling_utils" for base in type(model).__mro__)
+        return (TransformersRunner if ours else PlainRunner)(model, outputs)
+    raise type_error("model", "be a torch.nn.Module or a saccade.auditing Runner", kind(model))

@@ -1,4 +1,4 @@
-"""Pairs of ways of running a model: what comes of one, and what it should be."""
+"""Pairs of equivalent ways to run a model: the rows of one, and the rows it should return."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from saccade.auditing.runner import Beside, Runner, Side
 _PAD, _SHIFT = 8, 13
 
 
-class Whole(NamedTuple):
-    """A model in one dtype, and what it says of the whole text."""
+class FullRun(NamedTuple):
+    """A model in one dtype, and its rows of the whole text."""
 
     runner: Runner
     whole: Tensor
 
 
-Way = Callable[[Whole], tuple[Tensor, Tensor]]
-"""What came of one way of running, and what it should be."""
+RunPair = Callable[[FullRun], tuple[Tensor, Tensor]]
+"""A function that runs a model in one way; it returns the rows, and the rows that they should equal."""
 
 
 def ways(
     runner: Runner, ids: Tensor, *, packed: Sequence[int], padded: bool, cache: bool, against: Sequence[str]
-) -> Iterator[tuple[str, Way]]:
-    """All pairs that were asked for, each with the name of the claim that they say the same."""
+) -> Iterator[tuple[str, RunPair]]:
+    """Yield the chosen pairs, each with the name of the claim that both sides are equal."""
     yield "one by one = in a batch", _batched(ids)
     yield "in training, without dropout", lambda own: (own.runner.trained().whole(ids), own.whole)
     yield "positions shifted", lambda own: (own.runner.shifted(ids, _SHIFT), own.whole)
@@ -41,26 +41,26 @@ def ways(
     yield from ((f"attention by {name}", _implemented(ids, name)) for name in against)
 
 
-def remedied(ids: Tensor, lengths: Sequence[int]) -> Way:
-    """Packed texts by our kernel, which is told where they end."""
+def packed_with_our_kernel(ids: Tensor, lengths: Sequence[int]) -> RunPair:
+    """Return the pair of packed texts on saccade's kernel, which gets their lengths."""
     return lambda own: (own.runner.ours(lengths).packed(ids[:1], lengths), _alone(own.runner, ids[:1], lengths))
 
 
-def _batched(ids: Tensor) -> Way:
+def _batched(ids: Tensor) -> RunPair:
     batch = ids if len(ids) > 1 else torch.cat([ids, ids.flip(1)])
 
-    def way(own: Whole) -> tuple[Tensor, Tensor]:
+    def way(own: FullRun) -> tuple[Tensor, Tensor]:
         return torch.cat([own.runner.whole(one) for one in batch.split(1)]), own.runner.whole(batch)
 
     return way
 
 
-def _padded(ids: Tensor, side: Side) -> Way:
+def _padded(ids: Tensor, side: Side) -> RunPair:
     return lambda own: (own.runner.padded(ids, side, _PAD), own.whole)
 
 
-def _packed(ids: Tensor, lengths: Sequence[int]) -> Iterator[tuple[str, Way]]:
-    def way(beside: Beside) -> Way:
+def _packed(ids: Tensor, lengths: Sequence[int]) -> Iterator[tuple[str, RunPair]]:
+    def way(beside: Beside) -> RunPair:
         return lambda own: (own.runner.packed(ids, lengths, beside=beside), _alone(own.runner, ids, lengths))
 
     others: tuple[Beside, ...] = ("a cache", "a mask of ones", "a mask of four dimensions")
@@ -72,7 +72,7 @@ def _alone(runner: Runner, ids: Tensor, lengths: Sequence[int]) -> Tensor:
     return torch.cat([runner.whole(text) for text in ids.split(list(lengths), 1)], 1)
 
 
-def _steps(ids: Tensor, window: int | None) -> list[tuple[str, Way]]:
+def _steps(ids: Tensor, window: int | None) -> list[tuple[str, RunPair]]:
     n = ids.shape[1]
     splits: dict[str, Sequence[int]] = {
         "one token first": [1],
@@ -84,28 +84,28 @@ def _steps(ids: Tensor, window: int | None) -> list[tuple[str, Way]]:
     for cut in (window - 1, window, window + 1) if window else ():
         splits |= {f"cut at {cut}, window {window}": [cut]} if 0 < cut < n else {}
 
-    def way(split: Sequence[int]) -> Way:
+    def way(split: Sequence[int]) -> RunPair:
         return lambda own: (own.runner.steps(ids, split), own.whole)
 
     return [(f"steps: {name}", way(split)) for name, split in splits.items()]
 
 
-def _cached(ids: Tensor) -> list[tuple[str, Way]]:
-    """What is done to a cache in the middle of a text must not show in what is read after it.
+def _cached(ids: Tensor) -> list[tuple[str, RunPair]]:
+    """Return pairs that crop, fork or reorder a cache in the middle of a text, which must not change the rows after it.
 
-    The other side is read in the same two pieces, with nothing done between them: what steps do is asked elsewhere.
+    The other side reads the same two pieces with an untouched cache; steps are compared with a whole run elsewhere.
     """
     n, half = ids.shape[1], ids.shape[1] // 2
     other = torch.cat([ids[:, :half], ids.flip(1)[:, : n - half]], 1)
 
-    def cropped(own: Whole) -> tuple[Tensor, Tensor]:
+    def cropped(own: FullRun) -> tuple[Tensor, Tensor]:
         runner = own.runner
         _, state = runner.more(ids[:, :half], runner.start())
         _, state = runner.more(other[:, half:], runner.rewindable(state))
         after, _ = runner.more(ids[:, half:], runner.cropped(state, n - half))
         return _continued(runner.steps(ids, [half]), after)
 
-    def forked(own: Whole) -> tuple[Tensor, Tensor]:
+    def forked(own: FullRun) -> tuple[Tensor, Tensor]:
         runner = own.runner
         _, state = runner.more(ids[:, :half], runner.start())
         fork = runner.forked(state)
@@ -114,7 +114,7 @@ def _cached(ids: Tensor) -> list[tuple[str, Way]]:
         want = torch.cat([runner.steps(ids, [half]), runner.steps(other, [half])])
         return _continued(want, torch.cat([after, in_fork]))
 
-    def reordered(own: Whole) -> tuple[Tensor, Tensor]:
+    def reordered(own: FullRun) -> tuple[Tensor, Tensor]:
         runner = own.runner
         rows = torch.arange(len(ids) - 1, -1, -1) if len(ids) > 1 else torch.zeros(2, dtype=torch.long)
         rows = rows.to(ids.device)
@@ -126,9 +126,9 @@ def _cached(ids: Tensor) -> list[tuple[str, Way]]:
 
 
 def _continued(want: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """What came after the beginning of the rows that were wanted, so that it stands in its place."""
+    """Return the rows ``after``, preceded by the expected rows before them, and the expected rows."""
     return torch.cat([want[:, : want.shape[1] - after.shape[1]], after], 1), want
 
 
-def _implemented(ids: Tensor, name: str) -> Way:
+def _implemented(ids: Tensor, name: str) -> RunPair:
     return lambda own: (own.runner.implemented(name).whole(ids), own.whole)

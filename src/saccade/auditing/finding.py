@@ -1,4 +1,4 @@
-"""Finding: one pair of tokens, or two runs, that contradict what was declared; and the claim that it breaks."""
+"""CounterExample: a pair of tokens, or two runs, that contradict a rule. ClaimResult: the verdict on one claim."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ Kind = Literal["leak", "blind", "differs"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class CounterExample:
     """One counter-example.
 
     Attributes:
         kind: "leak" (an output depends on a token that the rule hides from it), "blind" (it does not depend on one that
-            it should), "differs" (two ways of running say different things).
+            it should), "differs" (two equivalent runs differ).
         row: batch item and place of the output.
-        key: batch item and place of the token; None where runs differ.
-        size: how large the effect is: a change by the root mean square of all outputs, a gradient by the median of
-            those that are allowed; 0 for "blind".
-        module: the module where it first appears, by its name in the model; empty if that is not known.
-        probe: how it was found.
+        key: batch item and place of the token; None if runs differ.
+        size: size of the effect: a change by the root mean square of all outputs, a gradient by the median of
+            the allowed ones; 0 for "blind".
+        module: name of the module where it first appears; empty if that is not known.
+        probe: the probe that detected it.
         passes: forward and backward passes until then.
-        nouns: what the row and the token are called; "source" and "target" in an encoder-decoder.
+        nouns: names of the row and the token; "source" and "target" in an encoder-decoder.
     """
 
     kind: Kind
@@ -47,33 +47,33 @@ class Finding:
         return f"{row} {'depends on' if self.kind == 'leak' else 'does not see'} {key}"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         key = None if self.key is None else list(self.key)
         return dataclasses.asdict(self) | {"row": list(self.row), "key": key, "nouns": list(self.nouns)}
 
 
 @dataclasses.dataclass(frozen=True)
-class Judged:
-    """What came of one claim.
+class ClaimResult:
+    """The result of one claim.
 
     Attributes:
-        name: of the claim.
+        name: the claim's name.
         verdict: "held", "broken" or "not answered".
         largest: largest effect where there should be none.
-        allowed: how large rounding alone can make it.
+        allowed: the effect that rounding alone can have.
         finding: the counter-example of a broken claim.
-        why: why it was not answered, or what else is to be said.
+        why: why it was not answered, or a remark.
     """
 
     name: str
     verdict: Verdict
     largest: float = 0.0
     allowed: float = 0.0
-    finding: Finding | None = None
+    finding: CounterExample | None = None
     why: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; numbers that are not finite become None."""
+        """Return plain values; numbers that are not finite become None."""
         return {
             "name": self.name,
             "verdict": self.verdict,

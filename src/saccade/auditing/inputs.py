@@ -1,4 +1,4 @@
-"""The tokens among the inputs of a model, and in the calls of its table of embeddings."""
+"""Find the tokens among the inputs of a model, and in the calls of its embedding table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class InputFormat(NamedTuple):
     """Facts about a model's inputs that cannot be read off them.
 
     Args:
-        tokens: name of the argument that holds the tokens or vectors; None to find it.
+        tokens: name of the argument that holds the tokens or vectors; None to search for it.
         batch_first: whether these are ``[batch, length, ...]``; else ``[length, batch, ...]``.
         module: the model that a function calls.
     """
@@ -30,7 +30,7 @@ class InputFormat(NamedTuple):
 
     @classmethod
     def of(cls, model: object, tokens: object, batch_first: object, module: object) -> InputFormat:
-        """Return the format that a user named; raise for what is none."""
+        """Check a user's arguments, and return the format."""
         check_type("tokens", tokens, (str, type(None)), "be the name of an argument of the model, or None")
         hint = "audit(lambda x: model(x, x), rule, inputs=ids, module=model)"
         check_type("module", module, (nn.Module, type(None)), "be the module that a function calls", hint=hint)
@@ -42,11 +42,11 @@ class InputFormat(NamedTuple):
 def found_tokens(model: Callable[..., Any], inputs: object, name: str | None) -> Tensor:
     """Return the token ids or vectors among the inputs.
 
-    That is the argument called ``name``; else one of transformers' names; else the only tensor that can hold tokens;
-    else the first parameter of the model.
+    The argument called ``name`` holds them; else one with a name of transformers; else the only tensor that can hold
+    tokens; else the first parameter of the model.
 
     Raises:
-        TypeError, ValueError: there is none, or several could hold them.
+        TypeError, ValueError: no argument holds them, or several could.
     """
     if isinstance(inputs, Tensor):
         if name is not None:
@@ -71,14 +71,14 @@ def found_tokens(model: Callable[..., Any], inputs: object, name: str | None) ->
 
 
 def is_turned(ids: object, tokens: Tensor) -> bool | None:
-    """Return whether a table is asked for the tokens one after another in time, not text by text.
+    """Return whether a table looks up the tokens as ``[length, batch]`` instead of ``[batch, length]``.
 
     Args:
-        ids: what the table is asked for, of any shape.
+        ids: the input of the table, of any shape.
         tokens: ``[batch, length]``.
 
     Returns:
-        None where it is asked for something else.
+        None if ``ids`` are not these tokens.
     """
     if not isinstance(ids, Tensor) or ids.numel() != tokens.numel() or ids.device != tokens.device:
         return None

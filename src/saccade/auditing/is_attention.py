@@ -1,4 +1,4 @@
-"""Whether a module attends: whether it weights tokens by what they hold, not by fixed numbers as a convolution does."""
+"""Detect attention: modules that weight tokens by content, not by fixed numbers like a convolution."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _PRODUCTS = ("BmmBackward", "MmBackward", "BaddbmmBackward", "AddmmBackward")
 def attends(rows: Tensor, leaf: Tensor) -> bool:
     """Return whether some product or softmax between these has weights that depend on ``leaf``.
 
-    It reads the graph that autograd recorded: a softmax of what depends on the leaf, a product of two matrices that
-    both do, or an operation with a backward pass of its own, in which anything may happen. A convolution, a shift of
-    tokens and a recurrence of elementwise operations have none of these.
+    It searches the graph of autograd for a softmax of a tensor that depends on the leaf, a product of two matrices that
+    both do, or an operation with a custom backward pass, which may do anything. A convolution, a shift of tokens and a
+    recurrence of elementwise operations have none of these.
 
     Args:
         rows: outputs of a module, with a graph.
@@ -48,7 +48,7 @@ def attends(rows: Tensor, leaf: Tensor) -> bool:
 def reaching_others(rows: Tensor, leaf: Tensor) -> Tensor:
     """Return the tokens on which the row of another token depends, bool ``[batch, length]``.
 
-    The numbers of two tokens differ in some bit, so rows with this bit are asked for the gradients of tokens without.
+    The indices of two tokens differ in some bit, so the gradients of rows with this bit by tokens without it suffice.
 
     Args:
         rows: outputs of a module, ``[batch, length, ...]``, with a graph.
@@ -68,7 +68,7 @@ def reaching_others(rows: Tensor, leaf: Tensor) -> Tensor:
 
 
 def _weights(node: Any, count: int) -> bool:
-    """Return whether a node weights by content, where so many of its inputs depend on the leaf."""
+    """Return whether a node weights by content, if ``count`` of its inputs depend on the leaf."""
     name = node.name()
     is_own = isinstance(node, BackwardCFunction) or "CppNode" in name
     return count > 0 and (is_own or name.startswith(_WEIGHTS) or (count > 1 and name.startswith(_PRODUCTS)))

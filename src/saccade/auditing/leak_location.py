@@ -1,4 +1,4 @@
-"""Where a leak begins: the first module that changes a row whose input no changed token can have reached."""
+"""Locate a leak: the first module that changes a row although no allowed path leads from the changed token to it."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from saccade.auditing.model_under_test import Subject
+from saccade.auditing.model_under_test import ModelUnderTest
 from saccade.auditing.reachability import Reach
 from saccade.auditing.token_axes import row_sums, tensors_of
 
 Sums = tuple[list[Tensor], list[Tensor]]
 
 
-def first_module(subject: Subject, reach: Reach, key: tuple[int, int], vectors: Tensor) -> str:
-    """The name of the first module that carries a change of one token to a row that it must not reach.
+def first_module(subject: ModelUnderTest, reach: Reach, key: tuple[int, int], vectors: Tensor) -> str:
+    """Return the name of the first module that carries a change of one token to a row that it must not reach.
 
-    Two runs are compared, row by row and bit by bit: the model's own, and one with other vectors for the token. A row
-    counts if so many layers up no path leads to it, if what goes into the module is the same there and what comes out
-    is not.
+    Two runs are compared row by row and bit by bit: the model's own, and one with another vector for the token. A row
+    counts if no path leads to it up to the module's layer, and its input to the module is unchanged but its output is
+    not.
 
     Returns:
-        The name in the model; empty where hooks show nothing.
+        The name in the model; "" if hooks show nothing.
 
     Cost: two forward passes; 8 bytes for each row and module.
     """
     before, after = _Sums(subject), _Sums(subject)
-    for recorder, given in ((before, None), (after, vectors)):
+    for recorder, changed in ((before, None), (after, vectors)):
         handles = [
             module.register_forward_hook(recorder.hook(name), with_kwargs=True)
             for name, module in subject.modules.items()
         ]
         try:
-            subject.run(given)
+            subject.run(changed)
         finally:
             for handle in handles:
                 handle.remove()
@@ -53,9 +53,9 @@ def first_module(subject: Subject, reach: Reach, key: tuple[int, int], vectors: 
 
 
 class _Sums:
-    """A checksum of the bits of every row that goes into a module and comes out, call by call."""
+    """Checksums of the bits of every input row and output row of each module, call by call."""
 
-    def __init__(self, subject: Subject):
+    def __init__(self, subject: ModelUnderTest):
         self.subject, self.found = subject, dict[str, Sums]()
         self._calls: Counter[str] = Counter()
 

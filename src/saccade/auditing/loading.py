@@ -1,4 +1,4 @@
-"""Models to be audited: from a folder with weights, or from a configuration alone, with random ones."""
+"""Load models for an audit: from a folder with weights, or from a configuration alone, with random weights."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _HEADS = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel")
 
 
 def model_of(path: Path, *, seed: int = 0) -> nn.Module:
-    """A transformers model in evaluation mode.
+    """Load a model of transformers in evaluation mode.
 
     Args:
-        path: a folder with config.json and safetensors; or a config.json alone, with random weights: enough to find
-            a leak.
-        seed: of random weights.
+        path: a folder with config.json and safetensors; or a config.json alone, for random weights, which suffice to
+            find a leak.
+        seed: seed of random weights.
 
     Raises:
         ImportError: transformers is not installed.
@@ -30,8 +30,8 @@ def model_of(path: Path, *, seed: int = 0) -> nn.Module:
     with quiet_transformers("audit") as transformers, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            return _made(transformers, path).eval()
-        except Exception as error:  # what a folder of any content makes of so much code: anything
+            return _load(transformers, path).eval()
+        except Exception as error:  # loading an arbitrary folder may raise anything
             first = str(error).strip().partition("\n")[0] or type(error).__name__
             rule = "be a configuration that transformers knows"
             raise value_error("MODEL", rule, f"{path} ({first})") from None
@@ -39,7 +39,7 @@ def model_of(path: Path, *, seed: int = 0) -> nn.Module:
 
 @contextmanager
 def quiet_transformers(command: str) -> Iterator[Any]:
-    """The package transformers, which prints no warnings and no bars while this lasts.
+    """Yield the package transformers, without its warnings and progress bars within the block.
 
     Raises:
         ImportError: it is not installed.
@@ -60,7 +60,7 @@ def quiet_transformers(command: str) -> Iterator[Any]:
             logging.enable_progress_bar()
 
 
-def _made(transformers: Any, path: Path) -> nn.Module:
+def _load(transformers: Any, path: Path) -> nn.Module:
     own = {"local_files_only": True, "trust_remote_code": False}
     config = transformers.AutoConfig.from_pretrained(path, **own)
     if path.is_dir() and any(path.glob("*.safetensors")):

@@ -1,4 +1,4 @@
-"""Subject: a model from tokens to rows of outputs, whose token vectors can be changed."""
+"""ModelUnderTest: a model from tokens to output rows, whose token vectors can be replaced."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from saccade.auditing.finding import Finding
-from saccade.auditing.float64 import TrueFloat64, float64_copy, said
+from saccade.auditing.finding import CounterExample
+from saccade.auditing.float64 import TrueFloat64, describe_error, float64_copy
 from saccade.auditing.inputs import InputFormat, found_tokens, is_turned
-from saccade.auditing.multi_process import agreed, check_same, shared
+from saccade.auditing.multi_process import broadcast_first, check_same, shared
 from saccade.auditing.token_axes import is_time_first, names_time_first
 from saccade.support.errors import type_error, value_error
 from saccade.support.torch_modes import is_tracing
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 
 def depth_of(name: str, layers: int) -> int:
-    """In which layer a module stands: the first number in its name; behind all layers if there is none."""
+    """Return the layer of a module: the first number in its name; the last layer if there is none."""
     numbers = [int(part) for part in re.split(r"[._]", name) if part.isdigit()]
     return min(numbers[0], layers - 1) if numbers else layers - 1
 
 
 class NoGradientError(Exception):
-    """Outputs cannot be asked for gradients; the message says why."""
+    """The outputs have no gradients; the message says why."""
 
 
 def rows_of(out: Any) -> Tensor:
-    """The rows of what a model returns: logits, hidden states, the tensor itself, or the first of a tuple."""
+    """Return the rows of a model's result: logits, hidden states, the tensor itself, or the first of a tuple."""
     for name in ("logits", "last_hidden_state"):
-        if isinstance(found := getattr(out, name, None), Tensor):
-            return found
+        if isinstance(rows := getattr(out, name, None), Tensor):
+            return rows
     if isinstance(out, Mapping):
         out = next((out[name] for name in ("logits", "last_hidden_state") if name in out), out)
     if isinstance(out, tuple | list) and out:
@@ -48,20 +48,20 @@ def rows_of(out: Any) -> Tensor:
     raise type_error("the model", rule, type(out).__name__, hint="outputs= takes a function that reads its rows")
 
 
-class Subject:
-    """A model from tokens, or from vectors, to rows of outputs, with the vectors of the tokens in hand.
+class ModelUnderTest:
+    """A model from tokens or vectors to output rows, with access to the vectors of the tokens.
 
     Args:
         model: a module or a function.
         inputs: token ids or vectors, ``[batch, length]`` or ``[batch, length, width]``; or all keyword arguments, with
             one of these among them.
-        outputs: reads the rows ``[batch, length, ...]`` of what the model returns; see `rows_of`. Rows
+        outputs: reads the rows ``[batch, length, ...]`` of the model's result; see `rows_of`. Rows
             ``[length, batch, ...]`` are recognised.
-        group: processes that run the model together; None where it takes one.
-        form: what the inputs do not say of themselves.
+        group: processes that run the model together; None for one process.
+        form: facts about the inputs that cannot be read off them.
 
     Attributes:
-        given: the tokens or vectors, batch first.
+        tokens: the tokens or vectors, batch first.
         vectors: the tokens' vectors, ``[batch, length, width]``.
         rows: the model's own outputs, ``[batch, length, ...]``.
         passes: forward and backward passes so far.
@@ -79,9 +79,9 @@ class Subject:
         self.form = InputFormat() if form is None else form
         self.passes = 0
         self.table: nn.Module | None = None
-        self._rows_are_turned = False  # where there are as many texts as tokens; else their shape says it
+        self._rows_are_turned = False  # used if there are as many texts as tokens; else the shape decides
         self._find()
-        check_same(self.given, group)
+        check_same(self.tokens, group)
         self.rows = self.run()
         self._check(self.rows)
         if self.shape[0] == self.shape[1] > 1 and is_time_first(self.rows, self.run(self._other_text)):
@@ -91,31 +91,31 @@ class Subject:
 
     def _find(self) -> None:
         """Find the tokens, or their vectors, among the inputs."""
-        self.handed = found_tokens(self.model, self.inputs, self.form.tokens)
-        self.given = self.handed if self.form.batch_first else self.handed.transpose(0, 1).contiguous()
-        self.vectors = self.given.detach()
+        self.raw_tokens = found_tokens(self.model, self.inputs, self.form.tokens)
+        self.tokens = self.raw_tokens if self.form.batch_first else self.raw_tokens.transpose(0, 1).contiguous()
+        self.vectors = self.tokens.detach()
 
     @property
     def module(self) -> nn.Module | None:
-        """The model, or the one that a function calls; None where it is not known."""
+        """The model, or the one that a function calls; None if it is not known."""
         return self.model if isinstance(self.model, nn.Module) else self.form.module
 
     @property
     def modules(self) -> dict[str, nn.Module]:
-        """Modules of the model by name, but for the table of embeddings; none of a function."""
+        """Modules of the model by name, without the embedding table; none for a function."""
         named = () if self.module is None else self.module.named_modules()
         return {name: module for name, module in named if name and module is not self.table}
 
     @property
     def _other_text(self) -> Tensor:
-        """The vectors, with others for all tokens of the first batch item."""
+        """The vectors, with other ones for all tokens of the first batch item."""
         draw = torch.Generator().manual_seed(0)
         changed = self.vectors.clone()
         changed[0] += torch.randn(changed[0].shape, generator=draw, dtype=torch.float64).to(changed)
         return changed
 
     def as_rows(self, name: str, x: Tensor) -> tuple[Tensor, bool] | None:
-        """Return a tensor of a module as rows ``[batch, length, ...]``, and whether its tokens came first.
+        """Return a tensor of a module as rows ``[batch, length, ...]``, and whether it was ``[length, batch, ...]``.
 
         Returns:
             None for a tensor that holds no rows of the module's text.
@@ -128,53 +128,53 @@ class Subject:
         return (x.transpose(0, 1) if is_turned else x), is_turned
 
     @property
-    def as_written(self) -> Subject:
-        """The same, where hooks see every module that runs."""
+    def as_written(self) -> ModelUnderTest:
+        """The same model without compiled code, so that hooks see every module."""
         return self
 
     @property
     def parts(self) -> dict[str, slice]:
-        """The texts that a model reads, and which tokens are theirs: one text here."""
+        """The texts that a model reads, and the tokens of each; here one text."""
         return {"text": slice(0, self.shape[1])}
 
     def part_of(self, name: str) -> slice:
-        """Which tokens' rows a module is given."""
+        """Return the tokens whose rows a module takes."""
         return slice(0, self.shape[1])
 
     def read_from(self, hidden: Tensor) -> slice | None:
-        """The tokens of the text that was made into these rows for another one to look at; None where there is none."""
+        """Return the tokens of the encoded text whose rows a decoder attends to; None for other rows."""
         return None
 
     def layer_of(self, name: str, layers: int) -> int:
-        """In which of so many layers a module stands."""
+        """Return the layer of a module, of ``layers`` layers."""
         return depth_of(name, layers)
 
-    def told(self, finding: Finding) -> Finding:
-        """A finding, with places counted in their own texts."""
+    def in_its_text(self, finding: CounterExample) -> CounterExample:
+        """Return a finding with places counted in their texts."""
         return finding
 
     @property
     def shape(self) -> tuple[int, int]:
         """Batch items and tokens."""
-        return self.given.shape[0], self.given.shape[1]
+        return self.tokens.shape[0], self.tokens.shape[1]
 
     @property
     def borders(self) -> list[int]:
-        """Tokens on both sides of where the shares of two processes meet, if all have as many tokens."""
+        """The tokens on both sides of the borders between the shares of processes, if these are equally long."""
         size = 1 if self.group is None else self.group.size()
         return [self.shape[1] * rank // size + side for rank in range(1, size) for side in (-1, 0)]
 
     @cached_property
-    def in_float64(self) -> tuple[Subject | None, str]:
-        """The same in float64, for use within `TrueFloat64`; else None and the reason.
+    def in_float64(self) -> tuple[ModelUnderTest | None, str]:
+        """The same model in float64, for use within `TrueFloat64`; else None and the reason.
 
         Cost: a copy of the model in float64, and a few runs; once.
         """
 
-        def wide(model: Callable[..., Any]) -> Subject:
+        def wide(model: Callable[..., Any]) -> ModelUnderTest:
             inputs = self.inputs
-            given = _wide(inputs) if isinstance(inputs, Tensor) else {name: _wide(one) for name, one in inputs.items()}
-            return type(self)(model, given, self.outputs, self.group, self.form)
+            wider = _wide(inputs) if isinstance(inputs, Tensor) else {name: _wide(one) for name, one in inputs.items()}
+            return type(self)(model, wider, self.outputs, self.group, self.form)
 
         model, why = float64_copy(self.model, lambda model: wide(model).run())
         if model is None:
@@ -183,34 +183,34 @@ class Subject:
             return wide(model), ""
 
     def run(self, vectors: Tensor | None = None) -> Tensor:
-        """Rows of outputs, with other vectors in the place of the tokens' own; without gradient."""
+        """Return the output rows, with other vectors for the tokens if not None; without gradient."""
         with torch.no_grad():
-            return agreed(self._run(vectors), self.group)
+            return broadcast_first(self._run(vectors), self.group)
 
     def graph(self, vectors: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Vectors, the tokens' own when None, as a leaf; and rows of outputs that depend on them.
+        """Return the vectors as a leaf (the tokens' own when None), and output rows that depend on them.
 
         Raises:
-            NoGradientError: the outputs have none, or a kernel without a backward pass refuses.
+            NoGradientError: the outputs have no gradient, or a kernel has no backward pass.
         """
         leaf = (self.vectors if vectors is None else vectors).clone().requires_grad_()
         with torch.enable_grad():
             try:
                 out = self._run(shared(leaf, self.group))
             except NotImplementedError as error:
-                raise NoGradientError(said(error)) from error
+                raise NoGradientError(describe_error(error)) from error
         if not out.requires_grad:
             raise NoGradientError("the outputs have no gradient")
         return leaf, out
 
     def _run(self, vectors: Tensor | None) -> Tensor:
         self.passes += 1
-        if self.given.is_floating_point():
-            return self._in_rows(self._called(self.given if vectors is None else vectors))
+        if self.tokens.is_floating_point():
+            return self._in_rows(self._called(self.tokens if vectors is None else vectors))
         is_traced: list[bool] = []
 
         def swap(module: nn.Module, arguments: tuple[Any, ...], out: Tensor) -> Tensor | None:
-            turned = is_turned(arguments[0], self.given) if arguments and self.table in (None, module) else None
+            turned = is_turned(arguments[0], self.tokens) if arguments and self.table in (None, module) else None
             if turned is None:
                 return None
             if self.table is None:
@@ -225,7 +225,7 @@ class Subject:
         tables = [] if self.module is None else [own for own in self.module.modules() if isinstance(own, nn.Embedding)]
         handles = [own.register_forward_hook(swap) for own in tables]
         try:
-            called = self._called(self.given)
+            called = self._called(self.tokens)
         finally:
             for handle in handles:
                 handle.remove()
@@ -233,17 +233,17 @@ class Subject:
             raise _no_table(self.module, len(tables), is_compiled=bool(is_traced))
         return self._in_rows(called)
 
-    def _called(self, given: Tensor) -> Any:
-        if given is self.given:
-            given = self.handed
+    def _called(self, tokens: Tensor) -> Any:
+        if tokens is self.tokens:
+            tokens = self.raw_tokens
         elif not self.form.batch_first:
-            given = given.transpose(0, 1).contiguous()
+            tokens = tokens.transpose(0, 1).contiguous()
         if isinstance(self.inputs, Tensor):
-            return self.model(given)
-        return self.model(**{name: given if value is self.handed else value for name, value in self.inputs.items()})
+            return self.model(tokens)
+        return self.model(**{name: tokens if one is self.raw_tokens else one for name, one in self.inputs.items()})
 
     def _in_rows(self, out: Any) -> Tensor:
-        """The rows of what the model returns, ``[batch, length, ...]``."""
+        """Return the rows of the model's result, ``[batch, length, ...]``."""
         rows, (batch, length) = self.outputs(out), self.shape
         is_turned = self._rows_are_turned if batch == length else tuple(rows.shape[:2]) == (length, batch)
         return rows.transpose(0, 1) if is_turned else rows
@@ -256,14 +256,14 @@ class Subject:
 
 
 def can_cache(model: nn.Module) -> bool:
-    """Whether a model of transformers can be told not to fill a cache: by a parameter, or by one that it hands on."""
-    known = inspect.signature(model.forward).parameters
-    hands_on = any(one.kind is one.VAR_KEYWORD for one in known.values())
-    return "use_cache" in known or (hands_on and hasattr(getattr(model, "config", None), "use_cache"))
+    """Return whether a model of transformers takes ``use_cache``, by a parameter or through its ``**kwargs``."""
+    parameters = inspect.signature(model.forward).parameters
+    has_kwargs = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    return "use_cache" in parameters or (has_kwargs and hasattr(getattr(model, "config", None), "use_cache"))
 
 
 def _no_table(module: nn.Module | None, tables: int, *, is_compiled: bool) -> ValueError:
-    """The error for a model whose tokens' vectors cannot be changed."""
+    """Return the error for a model whose token vectors cannot be replaced."""
     if module is None:
         hint = "module= names the model that a function calls; or give vectors [batch, length, width]"
         return value_error("module", "be given for a function of tokens, whose tables are not seen", None, hint=hint)

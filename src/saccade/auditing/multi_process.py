@@ -1,8 +1,8 @@
 """Several processes that run one model together: all must see the same numbers, and so take the same branches.
 
-Each reads the whole inputs and is given the whole outputs, but every pass waits for all: a process that took another
-branch than the rest would wait forever. So whatever is decided upon is that of the first process, in all of them. What
-one process asks of a token by gradient is its own share; the sum is what the model asks.
+Each process has the whole inputs and outputs, but every pass waits for all: a process in another branch would wait
+forever. So every decision uses the numbers of the first process. The gradient in one process is a share of the model's
+gradient; the sum over the processes is the model's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def replicated(model: Callable[..., Any]) -> Callable[..., Any]:
-    """The model itself, of one that DistributedDataParallel replicates: what that adds are messages between processes.
+    """Return the module that DistributedDataParallel replicates, without its communication; other models unchanged.
 
     Raises:
         ValueError: the replicas are compiled with their messages.
@@ -31,25 +31,25 @@ def replicated(model: Callable[..., Any]) -> Callable[..., Any]:
     return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
 
 
-def agreed(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
-    """What the first process of the group has, in all of them."""
+def broadcast_first(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
+    """Return the tensor of the group's first process, in every process."""
     if group is None:
         return tensor
-    told = tensor.detach().clone(memory_format=torch.contiguous_format)
-    torch.distributed.broadcast(told, group=group, group_src=0)
-    return told
+    received = tensor.detach().clone(memory_format=torch.contiguous_format)
+    torch.distributed.broadcast(received, group=group, group_src=0)
+    return received
 
 
 def shared(vectors: Tensor, group: ProcessGroup | None) -> Tensor:
-    """The same vectors; their gradient is the sum of what each process asks of them, in all of them."""
+    """Return the same vectors; their gradient is summed over the processes, in every process."""
     return vectors if group is None else _Shared.apply(vectors, group)
 
 
 def check_same(tensor: Tensor, group: ProcessGroup | None) -> None:
-    """Raises in all processes if their inputs differ in one."""
+    """Raise in all processes if the inputs differ in one."""
     if group is None:
         return
-    differs = torch.tensor(float(not torch.equal(agreed(tensor, group), tensor)), device=tensor.device)
+    differs = torch.tensor(float(not torch.equal(broadcast_first(tensor, group), tensor)), device=tensor.device)
     torch.distributed.all_reduce(differs, group=group)
     if differs:
         raise value_error("inputs", "be the same in all processes of the group", "others in some")
@@ -65,4 +65,4 @@ class _Shared(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         total = grad.clone(memory_format=torch.contiguous_format)
         torch.distributed.all_reduce(total, group=ctx.group)
-        return agreed(total, ctx.group), None
+        return broadcast_first(total, ctx.group), None

@@ -1,4 +1,4 @@
-"""Which sets of tokens to change, and which rows to look at: few runs that cover many pairs."""
+"""Choose the sets of tokens to change and of rows to test, so that few runs cover many pairs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 from saccade.auditing.reachability import Reach
 
 LONG = 512
-"""Tokens above which a pass takes its time: pairs are not counted any more, and few gradients are taken."""
+"""Number of tokens above which passes are slow: pairs are not counted, and few gradients are computed."""
 PULLED = 2
-"""Sets of rows whose gradients are asked for in longer inputs: a backward pass takes as long as two forward."""
+"""Number of sets of rows whose gradients are computed for longer inputs; a backward pass costs two forward passes."""
 
 
 class Rows(NamedTuple):
@@ -23,7 +23,7 @@ class Rows(NamedTuple):
 
     Attributes:
         rows: the outputs, bool ``[batch, length]``.
-        sources: what may influence some of them.
+        sources: the tokens that may influence some of them.
     """
 
     rows: Tensor
@@ -31,9 +31,9 @@ class Rows(NamedTuple):
 
 
 def separating(reach: Reach) -> Iterator[Tensor]:
-    """Sets of tokens such that of any two components one is changed in some set without the other.
+    """Yield sets of tokens such that, of any two components, some set has one without the other.
 
-    Each component gets another half of k tests (Sperner 1928), so k is about log2 of their number.
+    Each component gets a different half of k tests (Sperner 1928), so k is about log2 of their number.
     """
     label, count = reach.components()
     if count < 2:
@@ -45,9 +45,9 @@ def separating(reach: Reach) -> Iterator[Tensor]:
 
 
 def combs(reach: Reach, judged: Tensor, tests: int, seed: int, borders: Sequence[int] = ()) -> Iterator[Rows]:
-    """Sets of judged rows whose sources are disjoint: around edges and at random places, as many rows as fit.
+    """Yield sets of judged rows with disjoint sources: around edges and at random places, as many rows as fit.
 
-    ``borders`` are the first of the edges, in the first item.
+    ``borders`` come first among the edges, in the first item.
     """
     draw = torch.Generator().manual_seed(seed)
     edges = _edges(reach, judged)
@@ -63,7 +63,7 @@ def combs(reach: Reach, judged: Tensor, tests: int, seed: int, borders: Sequence
 
 
 def _edges(reach: Reach, judged: Tensor) -> list[tuple[int, int]]:
-    """Rows where faults show: ends of texts and of components, and both sides of multiples of 64 (tiles)."""
+    """Return rows where faults are likely: ends of texts and components, and both sides of multiples of 64 (tiles)."""
     label, _ = reach.components()
     between = label[:, 1:] != label[:, :-1]
     end = torch.ones(len(label), 1, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Reach: which token may influence which output, for a rule in each layer, closed over the layers."""
+"""Reach: the tokens that may influence each output, for a rule in each layer, composed over the layers."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from saccade.masks import Mask
 from saccade.support.errors import type_error, value_error
 from saccade.support.validation import check_int
 
-_LONGEST = 16_384  # a rule is written out once, one byte for each pair: 256 MB
-_BLOCK = 128  # rows that are written out, or read, at a time: hardly anything is held beside the rule
+_LONGEST = 16_384  # a rule is stored dense, one byte for each pair: 256 MB
+_BLOCK = 128  # rows that are written or read at a time, so that little memory is needed beside the rule
 
 
 class Reach:
-    r"""A rule for each layer, closed over the layers: sets of tokens go in at one end and come out at the other.
+    r"""A rule for each layer, composed over the layers: it maps sets of tokens to the outputs they may influence.
 
     .. math:: R = (I \vee M_L) \circ \dots \circ (I \vee M_1)
 
-    M_l is what layer l allows, in some head; I is the residual connection, through which every token reaches itself.
-    Where all layers have one rule with a closed form, R is ``rule ** layers``; sets need none.
+    M_l has the pairs that layer l allows in some head; I is the residual connection, through which every token reaches
+    itself. If all layers have one rule with a closed form, R is ``rule ** layers``; sets need no closed form.
 
     Args:
         rules: the masks of the layers, first to last.
         batch: number of batch items; nothing passes from one to another.
-        length: tokens of each.
+        length: number of tokens of each.
 
     Raises:
-        TypeError, ValueError: what is no mask, no layers, sizes below 1, more than 16,384 tokens.
+        TypeError, ValueError: a rule that is no mask, no layers, sizes below 1, more than 16,384 tokens.
 
-    Cost: a byte for each pair of tokens and distinct rule (and batch item, where the rule tells them apart); a step
-    through a layer reads them once, and layers that are alike are left as soon as a set no longer grows.
+    Cost: a byte for each pair of tokens and distinct rule (and batch item, if the rule distinguishes them); a step
+    through a layer reads them once, and equal layers are skipped as soon as a set no longer grows.
 
     Example:
         >>> from saccade import masks
@@ -55,25 +55,25 @@ class Reach:
         self._layers = [known[rule] for rule in rules]
 
     def own(self, layer: int) -> Tensor:
-        """What one layer allows, bool ``[batch, length, length]``."""
+        """Return the pairs that one layer allows, bool ``[batch, length, length]``."""
         return self._layers[layer]
 
     def through(self, keys: Tensor, layers: int | None = None) -> Tensor:
-        """Tokens that some of these may influence in so many layers (all when None), bool ``[batch, length]``."""
-        return _grown(keys, self._layers[:layers], _who_see)
+        """Return the rows that these tokens may influence in some layers (all when None), bool ``[batch, length]``."""
+        return _grown(keys, self._layers[:layers], _rows_of)
 
     def sources(self, rows: Tensor) -> Tensor:
-        """Tokens that may influence some of these outputs, bool ``[batch, length]``."""
-        return _grown(rows, reversed(self._layers), _seen_by)
+        """Return the tokens that may influence some of these outputs, bool ``[batch, length]``."""
+        return _grown(rows, reversed(self._layers), _keys_of)
 
     def one(self, item: int, place: int) -> Tensor:
-        """The set of a single token."""
-        found = torch.zeros(self.shape, dtype=torch.bool)
-        found[item, place] = True
-        return found
+        """Return the set of a single token."""
+        token = torch.zeros(self.shape, dtype=torch.bool)
+        token[item, place] = True
+        return token
 
     def components(self) -> tuple[Tensor, int]:
-        """Tokens that any path joins, whichever way: a number for each, int64 ``[batch, length]``, and how many.
+        """Return the connected component of each token, int64 ``[batch, length]``, and the number of components.
 
         Cost: the row and the column of each token are read once.
         """
@@ -85,7 +85,7 @@ class Reach:
                 count += int(fresh.any())
                 while fresh.any():
                     own[fresh] = count - 1
-                    near = [step(rule[item].numpy(), fresh) for rule in rules for step in (_who_see, _seen_by)]
+                    near = [step(rule[item].numpy(), fresh) for rule in rules for step in (_rows_of, _keys_of)]
                     fresh = np.logical_or.reduce(near) & (own < 0)
         return torch.from_numpy(label), count
 
@@ -94,18 +94,18 @@ _Bools = NDArray[np.bool_]
 
 
 def _written(rule: Mask, batch: int, length: int) -> Tensor:
-    """What a rule allows in some head, bool ``[batch, length, length]``; held once where all items have the same."""
+    """Return the pairs that a rule allows in some head, bool ``[batch, length, length]``; equal items share memory."""
     items, heads = batch if rule.shape[0] > 1 else 1, rule.shape[1]
-    seen = torch.empty(items, length, length, dtype=torch.bool)
+    allowed = torch.empty(items, length, length, dtype=torch.bool)
     for start in range(0, length, _BLOCK):
         rows = range(start, min(start + _BLOCK, length))
         part = rule.to_dense(len(rows), length, batch=items, heads=heads, q_positions=rows)
-        seen[:, start : start + _BLOCK] = part.any(1)
-    return seen.expand(batch, -1, -1)
+        allowed[:, start : start + _BLOCK] = part.any(1)
+    return allowed.expand(batch, -1, -1)
 
 
 def _grown(tokens: Tensor, layers: Iterable[Tensor], step: Callable[[_Bools, _Bools], _Bools]) -> Tensor:
-    """A set after a step through each layer, beside whose residual connection nothing is lost."""
+    """Return a set of tokens after a step through each layer; the residual connection keeps all of them."""
     settled = None
     for layer in layers:
         if layer is settled:
@@ -116,16 +116,16 @@ def _grown(tokens: Tensor, layers: Iterable[Tensor], step: Callable[[_Bools, _Bo
     return tokens
 
 
-def _who_see(rule: _Bools, keys: _Bools) -> _Bools:
-    """Rows that some key is allowed to, bool ``[length]``; columns are copied as long as they are few."""
+def _rows_of(rule: _Bools, keys: _Bools) -> _Bools:
+    """Return the rows that may attend to some of these keys, bool ``[length]``; a few columns are copied."""
     if np.count_nonzero(keys) < _BLOCK:
         return np.asarray(rule[:, keys].any(1))
     return np.concatenate([(rule[start : start + _BLOCK] & keys).any(1) for start in range(0, len(rule), _BLOCK)])
 
 
-def _seen_by(rule: _Bools, rows: _Bools) -> _Bools:
-    """Keys that some row is allowed, bool ``[length]``."""
-    found, places = np.zeros(rule.shape[1], dtype=bool), np.flatnonzero(rows)
+def _keys_of(rule: _Bools, rows: _Bools) -> _Bools:
+    """Return the keys that some of these rows may attend to, bool ``[length]``."""
+    keys, places = np.zeros(rule.shape[1], dtype=bool), np.flatnonzero(rows)
     for start in range(0, len(places), _BLOCK):
-        found |= rule[places[start : start + _BLOCK]].any(0)
-    return found
+        keys |= rule[places[start : start + _BLOCK]].any(0)
+    return keys

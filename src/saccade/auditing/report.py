@@ -1,55 +1,63 @@
-"""Report: what an audit says of a model, as a table, as JSON, as a picture."""
+"""Report: the results of an audit as a table, as JSON, as a picture."""
 
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from saccade.auditing.figure import drawn
-from saccade.auditing.finding import Finding, Judged
+from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.probe_sets import LONG, PULLED
 from saccade.support.errors import value_error
 from saccade.text import visible
 from saccade.text.labels import shorten
+from saccade.viz.canvas import HIDDEN, INK, INKS, PLAIN, blank
+from saccade.viz.fonts import drawable_title
+from saccade.viz.heatmaps import rule_cells
+from saccade.viz.ticks import name_columns, name_rows
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SCHEMA = "saccade.audit/1"
-"""Name and version of the form that `Report.to_json` returns."""
+"""Name and version of the format that `Report.to_json` returns."""
 DRAWN = 64
-"""Tokens up to which every pair is measured, for the picture."""
+"""Number of tokens up to which every pair is measured, for the picture."""
 _TITLE = 200  # columns of text
 _HEADS = ("claim", "verdict", "largest", "allowed", "first pair", "module", "passes")
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What an audit says.
+    """The results of an audit.
 
     Attributes:
         model: its class, or the function's name.
-        rule: what was declared, layer by layer, as text; "assumed" stands before what the configuration says.
-        claims: what came of each claim.
+        rule: the declared rule, layer by layer, as text; it begins with "assumed" if it is the configuration's.
+        claims: the result of each claim.
         shape: batch items and tokens of the input.
-        dtype: in which the model ran.
-        seed: of the input and of the changes.
-        floor: changes of outputs up to this are noise; 0 where no row moved that must not, and it was not measured.
-        tests: sets of tokens that were changed or pulled.
-        covered: share of the forbidden pairs that a change could have shown; None where it was not counted.
-        versions: of what ran.
-        script: ten lines that show the first broken claim without this library, a leak before others; empty where there
-            is none, or no way to write it down.
-        declared, measured: who may influence whom, and who does, bool ``[length, length]`` of the first item; None
-            where the input is too long.
+        dtype: dtype in which the model ran.
+        seed: seed of the input and of the changes.
+        floor: the largest change of outputs that is noise; 0 if no row moved that must not, so that it was not
+            measured.
+        tests: number of sets of tokens that were tested.
+        covered: share of the forbidden pairs that a change could have shown; None if it was not counted.
+        versions: versions of the packages.
+        script: ten lines that show the first broken claim without this library, a leak before others; "" if there
+            is none, or it cannot be written down.
+        declared, measured: the pairs that may influence each other, and the pairs that do, bool ``[length, length]`` of
+            the first item; None if the input is too long.
     """
 
     model: str
     rule: str
-    claims: tuple[Judged, ...]
+    claims: tuple[ClaimResult, ...]
     shape: tuple[int, int]
     dtype: str
     seed: int
@@ -63,17 +71,17 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """No claim is broken, and some claim was answered."""
+        """Whether no claim is broken, and some claim held."""
         verdicts = [claim.verdict for claim in self.claims]
         return "broken" not in verdicts and "held" in verdicts
 
     @property
-    def unanswered(self) -> tuple[Judged, ...]:
-        """The claims that nothing could be said of; each has its reason."""
+    def unanswered(self) -> tuple[ClaimResult, ...]:
+        """The claims that were not answered; each has its reason."""
         return tuple(claim for claim in self.claims if claim.verdict == "not answered")
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[CounterExample, ...]:
         """The counter-examples of all broken claims."""
         return tuple(claim.finding for claim in self.claims if claim.finding is not None)
 
@@ -82,8 +90,8 @@ class Report:
         """The names of the claims."""
         return tuple(claim.name for claim in self.claims)
 
-    def __getitem__(self, name: str) -> Judged:
-        """What came of the claim of this name."""
+    def __getitem__(self, name: str) -> ClaimResult:
+        """Return the result of the claim of this name."""
         for claim in self.claims:
             if claim.name == name:
                 return claim
@@ -97,14 +105,14 @@ class Report:
         lines += [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
         ]
-        told: dict[str, list[str]] = {}
+        remarks: dict[str, list[str]] = {}
         for claim in self.claims:
-            told.setdefault(claim.why, []).append(claim.name)
-        lines += [f"  {'; '.join(names)}: {visible(why)}" for why, names in told.items() if why]
-        lines += ["", *self._honest()]
+            remarks.setdefault(claim.why, []).append(claim.name)
+        lines += [f"  {'; '.join(names)}: {visible(why)}" for why, names in remarks.items() if why]
+        lines += ["", *self._coverage()]
         return "\n".join(lines)
 
-    def _honest(self) -> list[str]:
+    def _coverage(self) -> list[str]:
         pulled = f", {min(PULLED, self.tests)} of them by gradients too" if self.shape[1] > LONG else ""
         share = "" if self.covered is None else f"; changes covered {self.covered:.0%} of the forbidden pairs"
         missed = (
@@ -121,10 +129,10 @@ class Report:
         ]
 
     def picture(self) -> str:
-        """The declared rule, and beside it what was measured: ``1`` as declared, ``#`` a leak, ``o`` a blind pair.
+        """Return the declared rule beside the measured one: ``1`` as declared, ``#`` a leak, ``o`` a blind pair.
 
         Raises:
-            ValueError: the input was longer than 64 tokens, or had no gradients: nothing was measured pair by pair.
+            ValueError: the input was longer than 64 tokens, or had no gradients, so that pairs were not measured.
         """
         lines = []
         for may, does in zip(*(each.tolist() for each in self._pairs("picture")), strict=True):
@@ -134,20 +142,20 @@ class Report:
         return "\n".join(lines)
 
     def figure(self, title: str | None = None) -> Figure:
-        """`picture` as a figure: grey is hidden, white allowed, and leaks and blind pairs have a colour each.
+        """Draw `picture` as a figure: grey is hidden, white allowed, and leaks and blind pairs have a colour each.
 
         Args:
-            title: stands above it; the model and its rule when None.
+            title: the title; the model and its rule when None.
 
         Returns:
-            A figure that belongs to the caller: pyplot does not know it, nothing is shown. `viz.save` writes it.
+            A figure that is not registered with pyplot, and not shown. `viz.save` writes it.
 
         Raises:
             ValueError: as `picture`.
             ImportError: matplotlib is not installed.
         """
-        told = shorten(f"{self.model}, {self.rule}", _TITLE) if title is None else title
-        return drawn(*self._pairs("figure"), told)
+        title = shorten(f"{self.model}, {self.rule}", _TITLE) if title is None else title
+        return drawn(*self._pairs("figure"), title)
 
     def _pairs(self, method: str) -> tuple[Tensor, Tensor]:
         if self.declared is None or self.measured is None:
@@ -156,7 +164,7 @@ class Report:
         return self.declared, self.measured
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain values, in the form that `SCHEMA` names."""
+        """Return the report as plain values, in the format that `SCHEMA` names."""
         return {
             "schema": SCHEMA,
             "ok": self.ok,
@@ -175,13 +183,13 @@ class Report:
         }
 
 
-def _row(claim: Judged) -> tuple[str, ...]:
-    found = claim.finding
+def _row(claim: ClaimResult) -> tuple[str, ...]:
+    finding = claim.finding
     verdict = claim.verdict.upper() if claim.verdict == "broken" else claim.verdict
     numbers = ("", "") if claim.verdict == "not answered" else (f"{claim.largest:.1e}", f"{claim.allowed:.1e}")
-    if found is None:
+    if finding is None:
         return (claim.name, verdict, *numbers, "", "", "")
-    return (claim.name, verdict, *numbers, found.pair, visible(found.module), str(found.passes))
+    return (claim.name, verdict, *numbers, finding.pair, visible(finding.module), str(finding.passes))
 
 
 def _mark(may: bool, does: bool) -> str:
@@ -189,11 +197,65 @@ def _mark(may: bool, does: bool) -> str:
 
 
 def reached_by_gradient(leaf: Tensor, out: Tensor, item: int = 0) -> Tensor:
-    """Which tokens each output of one item depends on, by one backward pass for each, bool ``[length, length]``."""
+    """Return the tokens that each output of one item depends on, by a backward pass each, bool ``[length, length]``."""
     rows = []
     draw = torch.Generator().manual_seed(0)
     for place in range(out.shape[1]):
         weights = torch.randn(out[item, place].shape, generator=draw, dtype=torch.float64).to(out)
-        (found,) = torch.autograd.grad(out[item, place], leaf, weights, retain_graph=True)
-        rows.append(found[item].abs().flatten(1).amax(-1) > 0)
+        (grad,) = torch.autograd.grad(out[item, place], leaf, weights, retain_graph=True)
+        rows.append(grad[item].abs().flatten(1).amax(-1) > 0)
     return torch.stack(rows).cpu()
+
+
+Kinds = npt.NDArray[np.int_]
+
+COLOURS = {"allowed": "#ffffff", "hidden": HIDDEN, "leak": "#d55e00", "blind": INKS[0]}
+"""Colours mark errors. All differ in lightness too, for colour-blind readers and grey prints."""
+_ALLOWED, _HIDDEN, _LEAK, _BLIND = range(4)
+_SIDE, _AROUND, _PAD = 3.6, (1.4, 1.6), 0.12  # inches of a panel, of what is around both, between any two things
+_COLUMNS = 90  # of text in a line of the title
+
+
+def drawn(declared: Tensor, measured: Tensor, title: str) -> Figure:
+    """Draw two panels, the declared rule and the measured one: rows are outputs from the top, columns are tokens.
+
+    Args:
+        declared, measured: bool ``[length, length]``.
+        title: title of the figure.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    figure = blank().figure
+    figure.clear()
+    figure.set_size_inches(2 * _SIDE + _AROUND[0], _SIDE + _AROUND[1])
+    figure.set_layout_engine("constrained", h_pad=_PAD, w_pad=_PAD)
+    left, right = figure.subplots(1, 2)
+    may, does = declared.numpy(), measured.numpy()
+    rule = np.where(may, _ALLOWED, _HIDDEN)
+    leaks, blind = does & ~may, may & ~does
+    _draw(left, "declared", rule)
+    _draw(right, "measured by gradients", np.where(leaks, _LEAK, np.where(blind, _BLIND, rule)))
+    _explain(figure, int(leaks.sum()), int(blind.sum()))
+    shown, families = drawable_title(title)
+    figure.suptitle(textwrap.fill(shown, _COLUMNS), x=0.014, ha="left", size=11, family=families, **PLAIN)
+    return figure
+
+
+def _draw(axes: Axes, name: str, kinds: Kinds) -> None:
+    from matplotlib.colors import ListedColormap  # noqa: PLC0415  matplotlib is optional
+
+    length = len(kinds)
+    axes.imshow(kinds, cmap=ListedColormap(list(COLOURS.values())), vmin=0, vmax=3, interpolation="nearest")
+    rule_cells(axes, length, length)
+    name_columns(axes, None, "token", length, _SIDE)
+    name_rows(axes, None, "output", length, _SIDE)
+    axes.set_title(name, loc="left", size=10, color=INK)
+
+
+def _explain(figure: Figure, leaks: int, blind: int) -> None:
+    from matplotlib.patches import Patch  # noqa: PLC0415  matplotlib is optional
+
+    words = ("allowed", "hidden", f"leak: hidden, but seen ({leaks:,})", f"blind: allowed, but not seen ({blind:,})")
+    handles = [Patch(fc=ink, ec=INK, lw=0.5, label=word) for ink, word in zip(COLOURS.values(), words, strict=True)]
+    figure.legend(handles=handles, loc="outside lower left", ncols=4, frameon=False, fontsize=9, labelcolor=INK)

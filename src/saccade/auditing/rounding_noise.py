@@ -1,4 +1,4 @@
-"""What rounding does to a model: the measure of every difference between two ways of running it."""
+"""Measure the effect of rounding on a model, which is the unit for differences between ways to run it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from torch import Tensor, nn
 from saccade.support.validation import check_int
 
 FACTOR = 4.0
-"""How many times its rounding two right ways of running a model may differ by; in some 500 pairs it was 1.2 at most."""
+"""How many times the effect of one rounding two correct runs may differ by; in some 500 pairs it was at most 1.2."""
 
 
 def row_differences(a: Tensor, b: Tensor) -> Tensor:
-    """The largest difference in each row, by the root mean square of all of ``b``.
+    """Return the largest difference in each row, by the root mean square of all of ``b``.
 
     Args:
         a, b: ``[batch, len, ...]``, of one shape.
 
     Returns:
-        float64 ``[batch, len]``, float32 on MPS; infinite where NaN stands on one side only, 0 where both have the same
-        infinity.
+        float64 ``[batch, len]``, float32 on MPS; infinite if only one side is NaN, 0 if both have the same infinity.
     """
-    wide = torch.float32 if b.device.type == "mps" else torch.float64  # which MPS has not
+    wide = torch.float32 if b.device.type == "mps" else torch.float64  # MPS has no float64
     a, b = a.detach().to(wide), b.detach().to(wide)
     apart, known = (a - b).abs(), b
     if not bool(apart.isfinite().all()):
@@ -39,9 +38,9 @@ def row_differences(a: Tensor, b: Tensor) -> Tensor:
 
 
 def relative(a: Tensor, b: Tensor) -> float:
-    """The largest difference of two tensors of one shape, by the root mean square of ``b``.
+    """Return the largest difference of two tensors of one shape, by the root mean square of ``b``.
 
-    NaN on one side only is infinitely far.
+    It is infinite if only one side is NaN.
     """
     return float(row_differences(a.reshape(1, -1), b.reshape(1, -1)).max()) if b.numel() else 0.0
 
@@ -54,19 +53,19 @@ def jitter(
     tables: float = 0.0,
     base: Tensor | None = None,
 ) -> float:
-    """How far one rounding in every part of a model moves its outputs.
+    """Return how far one rounding in every part of a model moves its outputs.
 
-    Each number that a module without submodules returns is moved one unit up or down, by chance; the largest change of
-    the outputs over the repeats says what two right ways of running the model may differ by.
+    Each number that a module without submodules returns is moved one unit up or down at random; the largest change of
+    the outputs over the repeats is the scale for differences between correct runs.
 
     Args:
-        model: left as it was: hooks, buffers, training flags and the state of random numbers.
-        run: runs it, and returns what is compared.
-        repeats: how often.
-        seed: of the signs.
-        tables: share by which tables that no training changes are moved too, such as sines of positions: the unit of
-            the type in which they were stored, where the model now runs in a wider one.
-        base: what ``run`` returns, where that is known.
+        model: left unchanged: hooks, buffers, training flags and the state of random numbers.
+        run: runs it, and returns the outputs.
+        repeats: number of repeats.
+        seed: seed of the signs.
+        tables: relative change of tables that are not trained, such as sines of positions: the rounding of the dtype
+            in which they were stored, if the model now runs in a wider one.
+        base: the result of ``run``, if it is known.
 
     Returns:
         The largest change, by the root mean square of the outputs.
@@ -76,7 +75,7 @@ def jitter(
     draw = torch.Generator().manual_seed(check_int("seed", seed, 0))
     times = check_int("repeats", repeats)
     leaves = [part for part in model.modules() if not any(True for _ in part.children())]
-    with undisturbed(model), torch.no_grad():
+    with restoring_state(model), torch.no_grad():
         base = run() if base is None else base
         handles = []
         stored = [(table, table.detach().clone()) for table in _tables(model)] if tables else []
@@ -94,10 +93,10 @@ def jitter(
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Afterwards buffers, training flags and the state of random numbers are as before."""
+def restoring_state(model: nn.Module) -> Iterator[None]:
+    """Restore buffers, training flags and the state of random numbers after the block."""
     modes = [(part, part.training) for part in model.modules()]
-    buffers = [(part, name, kept, _copy(kept)) for part in model.modules() for name, kept in part._buffers.items()]
+    buffers = [(part, name, one, _copy(one)) for part in model.modules() for name, one in part._buffers.items()]
     devices = {tensor.device.index for tensor in model.parameters() if tensor.device.type == "cuda"}
     others, numbers = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=sorted(index for index in devices if index is not None)):
@@ -108,14 +107,14 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             np.random.set_state(numbers)
             for part, was in modes:
                 part.training = was
-            for part, name, kept, contents in buffers:
-                if kept is not None and contents is not None:
-                    kept.data.copy_(contents)
-                part._buffers[name] = kept
+            for part, name, buffer, contents in buffers:
+                if buffer is not None and contents is not None:
+                    buffer.data.copy_(contents)
+                part._buffers[name] = buffer
 
 
 def _tables(model: nn.Module) -> list[Tensor]:
-    """Buffers, and parameters that are frozen while others are trained, of two dimensions or more."""
+    """Return buffers, and frozen parameters of models with trainable ones, of two dimensions or more."""
     parameters = list(model.parameters())
     frozen = [own for own in parameters if not own.requires_grad] if any(p.requires_grad for p in parameters) else []
     return [own for own in (*frozen, *model.buffers()) if own.is_floating_point() and own.dim() >= 2]
@@ -126,7 +125,7 @@ def _copy(buffer: Tensor | None) -> Tensor | None:
 
 
 def _moved(out: Any, draw: torch.Generator) -> Any:
-    """What a module returned, each finite number but 0 moved by one unit; 0 is often exact, and means "nothing"."""
+    """Move each finite number but 0 of a module's result by one unit; 0 is often exact."""
     if isinstance(out, Tensor):
         if not out.is_floating_point():
             return out

@@ -1,4 +1,4 @@
-"""Our own models, run in every way that they know."""
+"""Run saccade's models in every supported way."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class SaccadeRunner(Runner):
 
     def packed(self, ids: Tensor, lengths: Sequence[int], *, beside: Beside = "positions") -> Tensor:
         if beside != "positions":
-            raise Unanswered("texts are told apart by the mask itself")
+            raise Unanswered("texts are separated by the mask itself")
         return self._rows(self.model(ids, mask=Documents(lengths)), ids)
 
     def start(self) -> Any:

@@ -1,4 +1,4 @@
-"""Find the axis of a tensor that counts tokens if its shape is ambiguous; checksums of its rows."""
+"""Find the token axis of a tensor whose shape is ambiguous; checksums of rows."""
 
 from __future__ import annotations
 

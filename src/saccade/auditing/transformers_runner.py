@@ -1,4 +1,4 @@
-"""Models of transformers, run in every way that their ``forward`` has parameters for."""
+"""Run models of transformers in every way that their ``forward`` has parameters for."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from saccade.support.errors import value_error
 
 
 class TransformersRunner(Runner):
-    """A model of transformers, called with ``input_ids=`` and whatever else its ``forward`` has parameters for."""
+    """The runner of a model of transformers, with ``input_ids=`` and further parameters of its ``forward``."""
 
-    _RELATIVE: ClassVar = ("default", "linear", "llama3", "yarn")  # turned by angles that no length changes
+    _RELATIVE: ClassVar = ("default", "linear", "llama3", "yarn")  # rotations that do not depend on the length
 
     @property
     def window(self) -> int | None:
@@ -39,8 +39,8 @@ class TransformersRunner(Runner):
 
     def shifted(self, ids: Tensor, by: int) -> Tensor:
         self._need("position_ids")
-        given = getattr(self._text_config, "rope_parameters", None) or {}
-        each = [one for one in given.values() if isinstance(one, dict)] or [given]
+        rope = getattr(self._text_config, "rope_parameters", None) or {}
+        each = [one for one in rope.values() if isinstance(one, dict)] or [rope]
         if not all(one.get("rope_type") in self._RELATIVE for one in each):
             raise Unanswered("its config does not say that positions are relative")
         return self._run(ids, position_ids=self._placed(ids, torch.arange(by, by + ids.shape[1])).expand(ids.shape))
@@ -89,7 +89,7 @@ class TransformersRunner(Runner):
         return state
 
     def cropped(self, state: Any, tokens: int) -> Any:
-        if not getattr(state, "is_croppable", True):  # states of a recurrence: crop itself would not say so
+        if not getattr(state, "is_croppable", True):  # states of a recurrence, whose crop does not raise
             raise Unanswered("its cache says that it is not cropped")
         state.crop(-tokens)
         return state
@@ -143,17 +143,17 @@ class TransformersRunner(Runner):
 
     @property
     def parameters(self) -> Collection[str]:
-        """The names of what its ``forward`` takes."""
+        """The names of the parameters of its ``forward``."""
         return inspect.signature(self.model.forward).parameters.keys()
 
     def _placed(self, ids: Tensor, places: Tensor) -> Tensor:
-        """Places that are counted from 0, as the model counts them."""
+        """Return positions counted from 0 as the model counts them."""
         return places.to(ids.device) + self.begin(ids)
 
     def begin(self, ids: Tensor) -> int:
-        """The number of the first position: RoBERTa begins behind the place of its padding.
+        """Return the model's first position; RoBERTa's follows the position of its padding.
 
-        Whichever says what the model says without positions is its own.
+        It is the one with which the model gives the same as without positions.
         """
         own, text = self._run(ids), torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
         behind = getattr(self._text_config, "pad_token_id", None)
@@ -163,7 +163,7 @@ class TransformersRunner(Runner):
         return min(begins, key=lambda begin: relative(self._run(ids, position_ids=text + begin), own))
 
     def _four_dimensions(self, lengths: Sequence[int]) -> Tensor:
-        """What is added to scores: 0 within a text, in a causal model up to the query, and else the least float."""
+        """Return the term for the scores: 0 within a text (up to the query in a causal model), else the least float."""
         allowed = torch.block_diag(*[torch.ones(length, length) for length in lengths])
         allowed = (allowed.tril() if is_causal(self._model) else allowed).bool()[None, None]
         dtype = next(self.model.parameters()).dtype
@@ -177,5 +177,5 @@ class TransformersRunner(Runner):
             raise Unanswered(f"its forward takes no {name}")
 
     def _run(self, ids: Tensor, *, cached: bool = False, **more: Any) -> Tensor:
-        told = {"use_cache": cached} if can_cache(self.model) else {}
-        return self._rows(self.model(input_ids=ids, **told, **more), ids)
+        flag = {"use_cache": cached} if can_cache(self.model) else {}
+        return self._rows(self.model(input_ids=ids, **flag, **more), ids)

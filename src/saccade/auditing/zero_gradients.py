@@ -1,8 +1,8 @@
-"""Blind, said only where it is sure: a gradient of 0 may also be a dead unit, a saturated softmax, or decay.
+"""Decide whether a gradient of 0 means a blind pair, or a dead unit, a saturated softmax, or decay.
 
-An output that does not depend on a token has gradient 0 on every input and in every dtype. So a 0 is looked at again on
-other vectors, then on both in true float64. What is 0 even there is blind, unless it lies behind gradients that shrink
-until float64 holds them no more: a recurrence forgets like that, and what it forgot cannot be told from what it hid.
+An output that does not depend on a token has gradient 0 on every input and in every dtype. So a 0 is checked again on
+other vectors, and then on both in true float64. A pair with 0 even there is blind, unless it lies beyond gradients that
+shrink to the smallest floats: a recurrence forgets like this, and forgetting cannot be distinguished from hiding.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.auditing.finding import Finding
+from saccade.auditing.finding import CounterExample
 from saccade.auditing.float64 import TrueFloat64
-from saccade.auditing.model_under_test import Subject
+from saccade.auditing.model_under_test import ModelUnderTest
 
 
 class Probe(NamedTuple):
-    """What is pulled: a row of what a module gives in one of its calls; or, end to end, a set of rows by its number."""
+    """An output whose gradients are measured: a row of one call of a module; or, end to end, a set of rows."""
 
     module: str
     call: int
     place: int
 
 
-Pull = Callable[[Subject, bool, Collection[Probe]], dict[Probe, Tensor]]
-"""Gradients ``[batch, length]`` by what was pulled: of a subject, on its own vectors or on others."""
+Pull = Callable[[ModelUnderTest, bool, Collection[Probe]], dict[Probe, Tensor]]
+"""A function from a model, whether to change its vectors, and probes, to the gradients ``[batch, length]`` of each."""
 
 
-class Unseen(NamedTuple):
-    """An output, and tokens that the rule shows it and of which its gradient is 0.
+class ZeroGradient(NamedTuple):
+    """An output, and allowed tokens for which its gradient is 0.
 
     Attributes:
-        probe: what is pulled to see it again.
+        probe: the probe that measures it again.
         row: batch item and place of the output.
-        shown: what the rule shows it, bool ``[batch, length]``.
-        keys: of these, the ones of gradient 0.
+        shown: the tokens that the rule allows, bool ``[batch, length]``.
+        keys: the allowed tokens with gradient 0.
     """
 
     probe: Probe
@@ -52,23 +52,23 @@ class Unseen(NamedTuple):
         return item, place
 
 
-class Doubts(NamedTuple):
-    """What became of gradients of 0.
+class ZeroGradientReport(NamedTuple):
+    """The causes of gradients of 0.
 
     Attributes:
-        blind: surely not seen.
-        decayed: too small for float64, or for the model's own dtype where it has no other.
-        unsure: could not be judged in float64.
-        why: why not.
+        blind: the output does not depend on the token.
+        decayed: the gradient is too small for float64, or for the model's dtype if it has no float64 copy.
+        unsure: not judged, because there is no float64 copy.
+        why: why there is no float64 copy.
     """
 
-    blind: list[Unseen]
-    decayed: list[Unseen]
-    unsure: list[Unseen]
+    blind: list[ZeroGradient]
+    decayed: list[ZeroGradient]
+    unsure: list[ZeroGradient]
     why: str = ""
 
-    def told(self, subject: Subject) -> str:
-        """What is to be said of those that are not blind, in a line."""
+    def describe(self, subject: ModelUnderTest) -> str:
+        """Describe the gradients that are not blind, in one line."""
         floats = "float64 holds" if not self.why else f"floats hold, without float64 ({self.why}),"
         parts = [f"{_pairs(subject, self.decayed)} decayed below what {floats} and not judged"] if self.decayed else []
         if self.unsure:
@@ -76,21 +76,23 @@ class Doubts(NamedTuple):
         return "; ".join(parts)
 
 
-def looked_at_again(subject: Subject, unseen: Sequence[Unseen], sizes: dict[Probe, Tensor], pull: Pull) -> Doubts:
-    """Which gradients of 0 are blindness.
+def recheck(
+    subject: ModelUnderTest, zeros: Sequence[ZeroGradient], sizes: dict[Probe, Tensor], pull: Pull
+) -> ZeroGradientReport:
+    """Return which gradients of 0 are blind pairs.
 
     Args:
         subject: the model and its input.
-        unseen: outputs and tokens with gradient 0.
+        zeros: outputs and tokens with gradient 0.
         sizes: the gradients by probe, float64 ``[batch, length]``.
         pull: measures them again.
 
-    Cost: nothing where nothing was 0; else a pull of the same rows, and where it stays 0, a copy of the model in
-        float64 and two pulls of that.
+    Cost: nothing if no gradient was 0; else a pull of the same rows, and if one stays 0, a copy of the model in float64
+        and two pulls of it.
     """
-    left, sizes = _narrowed(unseen, sizes, subject, True, pull)
+    left, sizes = _narrowed(zeros, sizes, subject, True, pull)
     if not left:
-        return Doubts([], [], [])
+        return ZeroGradientReport([], [], [])
     wide, why = subject.in_float64
     dtype = subject.vectors.dtype if wide is None else torch.float64
     if wide is not None:
@@ -98,32 +100,32 @@ def looked_at_again(subject: Subject, unseen: Sequence[Unseen], sizes: dict[Prob
             left, sizes = _narrowed(left, {}, wide, False, pull)
             left, sizes = _narrowed(left, sizes, wide, True, pull)
         subject.passes, wide.passes = subject.passes + wide.passes, 0
-    found: list[Unseen] = []
-    decayed: list[Unseen] = []
+    exact: list[ZeroGradient] = []
+    decayed: list[ZeroGradient] = []
     for one in left:
         faded = _faded(torch.where(one.shown, sizes[one.probe], 0.0), one, dtype)
-        found += [one._replace(keys=one.keys & ~faded)] if bool((one.keys & ~faded).any()) else []
+        exact += [one._replace(keys=one.keys & ~faded)] if bool((one.keys & ~faded).any()) else []
         decayed += [one._replace(keys=faded)] if bool(faded.any()) else []
-    return Doubts([], decayed, found, why) if wide is None else Doubts(found, decayed, [])
+    return ZeroGradientReport([], decayed, exact, why) if wide is None else ZeroGradientReport(exact, decayed, [])
 
 
 def _narrowed(
-    unseen: Sequence[Unseen], sizes: dict[Probe, Tensor], subject: Subject, changed: bool, pull: Pull
-) -> tuple[list[Unseen], dict[Probe, Tensor]]:
-    """Those that are 0 here too, and the largest gradients so far."""
-    if not unseen:
+    zeros: Sequence[ZeroGradient], sizes: dict[Probe, Tensor], subject: ModelUnderTest, changed: bool, pull: Pull
+) -> tuple[list[ZeroGradient], dict[Probe, Tensor]]:
+    """Return the gradients that are 0 in a new measurement too, and the largest gradients so far."""
+    if not zeros:
         return [], sizes
-    more = pull(subject, changed, {one.probe for one in unseen})
-    again = [one._replace(keys=one.keys & (more[one.probe] == 0)) for one in unseen]
+    more = pull(subject, changed, {one.probe for one in zeros})
+    again = [one._replace(keys=one.keys & (more[one.probe] == 0)) for one in zeros]
     largest = {probe: torch.maximum(size, sizes.get(probe, size)) for probe, size in more.items()}
     return [one for one in again if bool(one.keys.any())], largest
 
 
-def _faded(size: Tensor, one: Unseen, dtype: torch.dtype) -> Tensor:
-    """Of the tokens of gradient 0, those behind all that is plainly held, on a side where what is held fades first.
+def _faded(size: Tensor, one: ZeroGradient, dtype: torch.dtype) -> Tensor:
+    """Return the tokens with gradient 0 that lie beyond all large gradients, on a side where gradients fade before.
 
-    A token nearer than one that is plainly seen was hidden, whatever fades behind both. What fades passes by the least
-    numbers of the dtype; or by the rounding of larger ones, where gradients are sums in which these cancel.
+    A token nearer than one with a large gradient was hidden, not forgotten. Gradients have faded if they are near the
+    smallest numbers of the dtype, or near the rounding of larger gradients, which may cancel in their sum.
     """
     item, place = one.row
     info = torch.finfo(dtype)
@@ -140,10 +142,10 @@ def _faded(size: Tensor, one: Unseen, dtype: torch.dtype) -> Tensor:
     return faded
 
 
-def _pairs(subject: Subject, unseen: Sequence[Unseen]) -> str:
-    one = subject.told(Finding("blind", unseen[0].row, unseen[0].first, 0.0))
-    where = f" in {unseen[0].probe.module}" if unseen[0].probe.module else ""
-    count = sum(int(one.keys.sum()) for one in unseen)
+def _pairs(subject: ModelUnderTest, zeros: Sequence[ZeroGradient]) -> str:
+    one = subject.in_its_text(CounterExample("blind", zeros[0].row, zeros[0].first, 0.0))
+    where = f" in {zeros[0].probe.module}" if zeros[0].probe.module else ""
+    count = sum(int(one.keys.sum()) for one in zeros)
     assert one.key is not None
     pair = f"{one.nouns[0]} {one.row[1]} and {one.nouns[1]} {one.key[1]}"
     return pair + where + (f", and {count - 1} more pairs," if count > 1 else "")

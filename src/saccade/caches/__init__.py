@@ -1,4 +1,4 @@
-"""Caches: what a layer stores of earlier tokens, so that new ones need not recompute it."""
+"""Caches: the keys and values (or sums of them) that an attention layer stores, so that it need not recompute them."""
 
 from saccade.caches.attend_call import Call, MakesMatrix, Traffic
 from saccade.caches.block_select import BlockSelectCache
@@ -6,8 +6,8 @@ from saccade.caches.cache import LayerCache
 from saccade.caches.compressive_cache import CompressiveCache
 from saccade.caches.cross_cache import CrossCache
 from saccade.caches.eviction import EvictingCache, HeavyHitterCache, Held, SnapKVCache
+from saccade.caches.files.file_contents import Leaf
 from saccade.caches.files.prefix_store import PrefixStore, fingerprint
-from saccade.caches.files.record import Leaf
 from saccade.caches.files.serialize import load_cache, save_cache
 from saccade.caches.indexed_cache import IndexedCache
 from saccade.caches.int8_cache import Int8Cache

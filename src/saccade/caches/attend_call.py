@@ -1,8 +1,9 @@
-"""Call: one checked call of a cache, and what a cache requires of a mechanism."""
+"""One checked call of a cache, `Call`: its interface to a mechanism, and the checks before anything is written."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -10,10 +11,13 @@ from torch import Tensor
 from saccade.masks import Causal, Mask
 from saccade.matrix import Matrix
 from saccade.positions.token_positions import GivenPositions, Positions
+from saccade.support.errors import describe, type_error, unsupported, value_error
+from saccade.support.torch_modes import is_tracing
+from saccade.support.validation import ShapeSpec, check_int, is_integer
 
 
 class MakesMatrix(Protocol):
-    """A mechanism as a cache sees it: a function from queries and keys to a matrix.
+    """The interface of a mechanism for a cache: a function from queries and keys to an attention matrix.
 
     One that declares ``treats_heads_alike``, as `saccade.mechanisms.Mechanism` does, may be faster.
     """
@@ -21,16 +25,16 @@ class MakesMatrix(Protocol):
     def __call__(
         self, query: Tensor, key: Tensor, *, mask: object, q_positions: GivenPositions, kv_positions: GivenPositions
     ) -> Matrix:
-        """Return the matrix of these queries and keys."""
+        """Return the attention matrix of queries and keys."""
         ...
 
 
 class Traffic(NamedTuple):
-    """Bytes of keys and values that one call moved.
+    """The number of bytes of keys and values that one cache call read and appended.
 
     Args:
-        bytes_read: of the keys that some query needs, with their values, each counted once.
-        bytes_appended: of the new ones.
+        bytes_read: bytes of the keys that some query needs, and of their values, each counted once.
+        bytes_appended: bytes of the new keys and values.
     """
 
     bytes_read: int
@@ -38,13 +42,13 @@ class Traffic(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One call of `LayerCache.attend`, checked.
+    """The checked arguments of one call of `LayerCache.attend`.
 
     Args:
-        mechanism, query, key, value, dropout_p: as passed.
-        mask: on positions; None for no mask.
-        positions: of the new tokens.
-        kv_positions: of all tokens so far, in a cache that keeps their order; else of the new ones.
+        mechanism, query, key, value, dropout_p: the arguments of the call.
+        mask: the mask, evaluated at positions; None for no mask.
+        positions: positions of the new tokens.
+        kv_positions: positions of all tokens so far if the cache keeps their order, else of the new ones.
     """
 
     mechanism: MakesMatrix
@@ -58,7 +62,7 @@ class Call(NamedTuple):
 
     @property
     def table(self) -> Tensor:
-        """The positions of the new tokens, int64 ``[batch | 1, q_len]`` on the device of the keys."""
+        """The positions of the new tokens, int64 ``[batch | 1, q_len]``, on the device of the keys."""
         return self.positions.on(self.key.device)
 
     @property
@@ -70,7 +74,7 @@ class Call(NamedTuple):
 
     @property
     def sees_all_before(self) -> bool:
-        """True if a query sees every token before it."""
+        """True if the mask lets every new query attend to every earlier token."""
         return self.mask is None or type(self.mask) is Causal
 
     @property
@@ -80,7 +84,7 @@ class Call(NamedTuple):
 
     @property
     def needs_graph(self) -> bool:
-        """True if autograd will record the product."""
+        """True if autograd will record this attention call."""
         if not torch.is_grad_enabled():
             return False
         if any(x.requires_grad for x in (self.query, self.key, self.value)):
@@ -89,12 +93,12 @@ class Call(NamedTuple):
         return isinstance(module, torch.nn.Module) and any(x.requires_grad for x in module.parameters())
 
     def product(self, matrix: Matrix, value: Tensor) -> tuple[Tensor]:
-        """Return the product with values, as a tuple of one."""
+        """Return the attention output, ``matrix @ value``, as a tuple of one tensor."""
         return (matrix.matmul(value, dropout_p=self.dropout_p),)
 
 
 class KeyValueSpec(NamedTuple):
-    """Sizes, dtype and device of keys and values: new ones must match those stored."""
+    """The sizes, dtype and device of cached keys and values; new ones must match them."""
 
     batch: int
     kv_heads: int
@@ -105,6 +109,97 @@ class KeyValueSpec(NamedTuple):
 
     @classmethod
     def of(cls, key: Tensor, value: Tensor) -> KeyValueSpec:
-        """Return the spec of keys and values that fit together."""
+        """Return the spec of new keys and values; raise if they do not fit together."""
         batch, kv_heads, _, head_dim = key.shape
         return cls(batch, kv_heads, head_dim, value.shape[3], key.dtype, key.device)
+
+
+_NEW = ShapeSpec(
+    "query [batch, heads, q_len, head_dim]",
+    "key [batch, kv_heads, q_len, key_dim]",
+    "value [batch, kv_heads, q_len, value_dim]",
+)
+
+
+def check_call(mechanism: object, mask: object) -> None:
+    """Raise for a mechanism that cannot be called, or a tensor as mask, whose columns have no known tokens."""
+    if not callable(mechanism):
+        hint = "for instance saccade.mechanisms.Softmax()"
+        raise type_error("mechanism", "make matrices", type(mechanism).__name__, hint=hint)
+    if isinstance(mask, Tensor):
+        hint = "masks.Dense(tensor) reads a tensor at positions; padding goes to positions, as -1"
+        raise value_error("mask", "be a rule on positions (not a tensor) with a cache", "a tensor", hint=hint)
+
+
+def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Raise unless key and value are ``[batch, kv_heads, q_len, width]`` with the query's batch and length."""
+    hint = "the cache adds the keys of earlier tokens itself; keys of other tokens go to a CrossCache"
+    _NEW.check(query, key, value, hint=hint)
+    if not query.dtype == key.dtype == value.dtype:
+        facts = [describe("query", query), describe("key", key), describe("value", value)]
+        got = ", ".join(str(x.dtype).removeprefix("torch.") for x in (query, key, value))
+        raise value_error("dtype", "be the same for query, key and value", got, facts=facts)
+
+
+def checked_rows(rows: Tensor | Sequence[int], batch: int | None) -> Tensor:
+    """Return the batch items to keep in a cache as int64 ``[items]``."""
+    is_list = isinstance(rows, Sequence) and not isinstance(rows, str) and all(map(is_integer, rows))
+    index = torch.tensor(rows, dtype=torch.int64, device="cpu") if is_list else rows
+    if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32) or index.dim() != 1:
+        got = f"{index.dtype} {list(index.shape)}" if isinstance(index, Tensor) else rows
+        raise type_error("rows", "be an int tensor [items], or a list of ints", got)
+    if batch is not None and index.numel():
+        low, high = int(index.min()), int(index.max())
+        if low < 0 or high >= batch:
+            rule = f"be batch items, from 0 to {batch - 1}"
+            raise value_error("rows", rule, low if low < 0 else high)
+    return index.to(torch.int64)
+
+
+def check_crop(length: object, stored: int) -> None:
+    """Raise unless ``length`` is an int from 0 to the cached length."""
+    if not 0 <= check_int("length", length, None) <= stored:
+        raise value_error("length", f"be from 0 to {stored}, the columns held", length)
+
+
+class Region(NamedTuple):
+    """The region of gradient checkpointing that runs now, as far as it can be recognised.
+
+    A replay runs inside a backward pass, which has a number. In its first run, a region of the non-reentrant
+    checkpoint is recognised by torch's hooks for saved tensors; one of the reentrant checkpoint cannot be.
+
+    Args:
+        graph_task: number of the backward pass; -1 outside of all.
+        hook: id of the checkpoint's hook; 0 outside of all.
+    """
+
+    graph_task: int = -1
+    hook: int = 0
+
+    @classmethod
+    def current(cls) -> Region:
+        """Return the innermost checkpointed region that runs now."""
+        if is_tracing():
+            return OUTSIDE
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        is_checkpoint = hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
+        return cls(torch._C._current_graph_task_id(), id(hooks[0]) if is_checkpoint else 0)
+
+    def repeats(self, made_in: Region) -> bool:
+        """Return whether this region replays a call that changed a cache in another region."""
+        is_other_pass = self.graph_task not in (-1, made_in.graph_task)
+        return is_other_pass or self.hook not in (0, made_in.hook)
+
+
+OUTSIDE = Region()
+
+
+def refuse_replay() -> NoReturn:
+    """Raise the error of a cache call that gradient checkpointing replays, or will replay.
+
+    Raises:
+        UnsupportedError: always.
+    """
+    reason = "the backward pass runs this call again, and its tokens would be added to the cache a second time"
+    hint = "train without a cache, or make it inside the checkpointed function: layer.new_cache() or cache.fork()"
+    raise unsupported("gradient checkpointing", [reason], hint=hint)

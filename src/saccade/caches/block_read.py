@@ -1,4 +1,4 @@
-"""BlockRead: the columns that a step over selected blocks reads. VisibleColumns: those that its token may see."""
+"""The key blocks that a decoding step reads (`BlockRead`) and which of their columns it sees (`VisibleColumns`)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _AT_ONCE = 1 << 23  # bytes of keys that are gathered at once: small enough that
 
 
 class BlockRead:
-    """The columns that a step reads: whole blocks, and all of the unfinished one.
+    """The columns that a decoding step reads: the selected blocks, and the unfinished block at the end.
 
     Args:
-        keys, values: of all tokens, ``[batch, kv_heads, room, width]``, with room for whole blocks.
+        keys, values: those of all tokens, ``[batch, kv_heads, room, width]``, with room for whole blocks.
         chosen: finished blocks, int64 ``[batch, kv_heads, blocks]``.
-        spare: which of these are hidden, bool of the same shape; None if none is.
+        spare: which of the chosen blocks are filler and hidden, bool of the same shape; None if none is.
         unfinished: columns of the unfinished block.
         size: columns of a block.
     """
@@ -45,12 +45,12 @@ class BlockRead:
 
     @property
     def column_bytes(self) -> int:
-        """The bytes of one key and its value, in one key head."""
+        """The bytes of one key and its value in one key head."""
         return sum(x.shape[1] // self._size * x.element_size() for x in self._blocks)
 
     @property
     def ranges(self) -> KeyRanges:
-        """The columns as key ranges: one row for each key head of each item."""
+        """The columns that are read, as key ranges with one row for each key head of each batch item."""
         stop = self._stop
         first = self.chosen.flatten(0, 1).sort(1).values * self._size
         last = first + self._size
@@ -61,17 +61,17 @@ class BlockRead:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of keys and values that are read."""
+        """The bytes of all keys and values that are read."""
         return self.chosen.shape[0] * self.chosen.shape[1] * self.count * self.column_bytes
 
     def portions(self) -> list[slice]:
-        """Return slices of key heads of all items, each as large as the reused memory allows."""
+        """Return slices of the (item, head) rows, each small enough for the reused memory."""
         each = self.count * self._blocks[0].shape[1] // self._size * self._blocks[0].element_size()
         step = max(1, _AT_ONCE // max(1, each))
         return [slice(i, i + step) for i in range(0, len(self._index), step)]
 
     def read(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """Return keys and values ``[rows, columns, width]`` of these key heads."""
+        """Return the selected keys and values of some (item, head) rows, ``[rows, columns, width]`` each."""
         k, v = (self._gathered(name, table, rows) for name, table in zip(("keys", "values"), self._blocks, strict=True))
         if self.newest is None:
             return k, v
@@ -79,7 +79,7 @@ class BlockRead:
         return torch.cat([k[:, :-1], new_k], 1), torch.cat([v[:, :-1], new_v], 1)
 
     def columns(self, rows: slice) -> Tensor:
-        """Return the indices of the columns, int64 ``[rows, columns]``."""
+        """Return the indices of the columns that some (item, head) rows read, int64 ``[rows, columns]``."""
         device = self.chosen.device
         blocks = self.chosen.flatten(0, 1)[rows]
         whole = (blocks[:, :, None] * self._size + torch.arange(self._size, device=device)).flatten(1)
@@ -87,13 +87,14 @@ class BlockRead:
         return torch.cat([whole, rest], 1)
 
     def is_spare(self, rows: slice) -> Tensor | None:
-        """Return which of the columns are hidden, bool ``[rows, columns]``; None if none is."""
+        """Return which selected columns are filler and hidden, bool ``[rows, columns]``; None if none is."""
         if self._spare is None:
             return None
         spare = self._spare.flatten(0, 1)[rows].repeat_interleave(self._size, 1)
         return F.pad(spare, (0, self._stop - self._start), value=False)
 
     def _gathered(self, name: str, table: Tensor, rows: slice) -> Tensor:
+        """Return the selected blocks of one tensor, gathered into reused memory."""
         index = self._index[rows]
         shape = (index.numel(), table.shape[1])
         # A graph keeps its inputs: with one, the memory is not reused.
@@ -103,7 +104,7 @@ class BlockRead:
 
 
 class VisibleColumns(NamedTuple):
-    """The columns that the new token of a step may see, and their positions.
+    """The cached columns that the single new token of a step may see, and their positions.
 
     Args:
         allowed: bool ``[batch | 1, heads | 1, 1, columns]``; None if all are.
@@ -119,7 +120,7 @@ class VisibleColumns(NamedTuple):
 
     @classmethod
     def of(cls, call: Call) -> VisibleColumns:
-        """Return the columns that the only token of a call sees."""
+        """Return the columns that are visible to the only new token of a call."""
         device, rule, kv_positions = call.query.device, call.mask, call.kv_positions.given
         if isinstance(kv_positions, range) and call.sees_all_before:
             return cls(
@@ -136,11 +137,11 @@ class VisibleColumns(NamedTuple):
         return cls(allowed, real, isinstance(kv_positions, range) or bool(real.all()), kv_positions)
 
     def tokens(self, blocks: int, size: int) -> Tensor:
-        """Return the number of tokens in each of the first blocks, int64 ``[batch | 1, blocks]``."""
+        """Return the number of visible tokens in each of the first blocks, int64 ``[batch | 1, blocks]``."""
         return self.real[:, : blocks * size].unflatten(1, (blocks, size)).sum(2)
 
     def positions(self, read: BlockRead, rows: slice) -> Tensor:
-        """Return the positions of columns that some key heads read, int64 ``[rows, columns]``; -1 for hidden ones."""
+        """Return the positions of the columns that a read selects, int64 ``[rows, columns]``; -1 for hidden ones."""
         columns = read.columns(rows)
         if isinstance(self.kv_positions, range):
             return columns + self.kv_positions.start

@@ -1,4 +1,4 @@
-"""BlockSelectCache: all keys are stored, and each step reads the blocks that matter for its query."""
+"""BlockSelectCache: stores all keys, and reads only the blocks that matter for the query of each step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.block_read import BlockRead, VisibleColumns
-from saccade.caches.files.record import Contents, Leaf
+from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.caches.kv_cache import KVCache, check_softmax
 from saccade.caches.per_head import attend_by_head
 from saccade.engine.kernels import native
@@ -219,7 +219,7 @@ class BlockSelectCache(KVCache):
             self.exact_until = None
 
     def _summary_of(self, keys: Tensor, table: Tensor | None, finished: int) -> Tensor:
-        """Return the summaries of the finished blocks; each is computed once."""
+        """Return the summaries of the finished blocks that rank them; each is computed once."""
         size, done = self.block_size, self._summarized
         if done < finished:
             blocks = keys[:, :, done * size : finished * size].unflatten(2, (finished - done, size))
@@ -250,7 +250,7 @@ class BlockSelectCache(KVCache):
             return score_rows(self.scorer, query, summary).to(wide_dtype(query.dtype)) * query.shape[3] ** -0.5
 
     def _select(self, ranking: Tensor, visible: VisibleColumns) -> tuple[Tensor, Tensor | None]:
-        """Return the blocks to read besides the unfinished one, int64 ``[batch, kv_heads, blocks]``, in any order.
+        """Return the blocks that a step reads besides the unfinished one: int64 ``[batch, kv_heads, blocks]``.
 
         The second result, bool of the same shape or None, marks blocks that only fill the table up and are hidden.
         """
@@ -283,11 +283,11 @@ class BlockSelectCache(KVCache):
         return index[..., :width], ~is_read[..., :width]
 
     def _select_for_prompt(self, query: Tensor, summary: Tensor, start: int) -> Tensor:
-        """Return the blocks that each of several tokens reads, int32 ``[batch, kv_heads, tokens, blocks]``, ascending.
+        """Return the blocks that each prompt token reads, int32 ``[batch, kv_heads, tokens, blocks]``, ascending.
 
         Args:
             query: ``[batch, heads, tokens, head_dim]``.
-            summary: of all finished blocks, ``[batch, kv_heads, blocks, width]``.
+            summary: summaries of all finished blocks, ``[batch, kv_heads, blocks, width]``.
             start: the column of the first token.
         """
         batch, heads, tokens, _ = query.shape
@@ -318,7 +318,7 @@ class BlockSelectCache(KVCache):
 
 
 class _BlockSparseMechanism(nn.Module):
-    """The mechanism of a call, restricted to the blocks that are selected for each query.
+    """A mechanism wrapped for a sparse prompt: each query attends to its selected key blocks only.
 
     Args:
         call: the call.
@@ -331,7 +331,7 @@ class _BlockSparseMechanism(nn.Module):
         self.mechanism, self.call, self._select, self._size = call.mechanism, call, select, size
 
     def forward(self, query: Tensor, key: Tensor, **options: Any) -> Matrix:
-        """Return the matrix of the selected blocks."""
+        """Return the attention matrix of the selected key blocks."""
         matrix: Any = self.mechanism(query, key, **options)
         check_softmax(matrix, self.call)
         with torch.no_grad():
@@ -340,7 +340,7 @@ class _BlockSparseMechanism(nn.Module):
 
 
 def _check_sparse_prompt(call: Call) -> None:
-    """Raise unless the blocks of all tokens can be selected at once."""
+    """Raise unless the blocks of all tokens of a sparse prompt can be selected at once."""
     reasons = []
     if not isinstance(call.kv_positions.given, range):
         reasons.append("it has padding, or positions of its own")
@@ -351,7 +351,7 @@ def _check_sparse_prompt(call: Call) -> None:
 
 
 def log_shares(scores: Tensor) -> Tensor:
-    """Return the log of a softmax over blocks; a block with a NaN comes first, since the dense run reads it."""
+    """Return the log softmax of block scores; a block with a NaN gets the highest, since full attention reads it."""
     shares = scores.log_softmax(-1)
     if is_finite(shares):
         return shares

@@ -1,4 +1,4 @@
-"""Memory for caches: on huge pages if the system has them, usable in every gradient mode, or reused."""
+"""Memory buffers of caches: on huge pages if the system has them, usable in every gradient mode, or reused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KEPT = 1 << 26  # bytes that `reused` stores at most; larger pieces are allocat
 
 
 def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return uninitialised memory of a tensor's dtype and device; a copy of it is an ordinary tensor.
+    """Return an uninitialised buffer of a tensor's dtype and device; copying it gives an ordinary tensor.
 
     A step over ordinary pages of 4 KB spends part of its time on address translation. A huge page is one entry of the
     page table for 2 MB. Torch does not request huge pages; this function does, for the whole huge pages of a tensor on
@@ -27,7 +27,7 @@ def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
 
     Args:
         like: gives dtype and device.
-        shape: of the new tensor.
+        shape: shape of the new tensor.
     """
     size = math.prod(shape) * like.element_size()
     if _ADVICE is None or size < _HUGE or like.device.type != "cpu" or not is_plain(like):
@@ -45,7 +45,7 @@ def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def usable(x: Tensor) -> Tensor:
-    """Return the tensor, or a copy if it is an inference tensor and inference mode has ended.
+    """Return the buffer, or a copy if it is an inference tensor and inference mode has ended.
 
     An inference tensor may neither be written to outside of inference mode nor be part of a graph. Call this before
     using a tensor that was stored in an earlier call: it copies if the mode has changed, and is free otherwise.
@@ -62,8 +62,7 @@ _MINE = _Kept()
 
 
 def reused(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Return uninitialised memory for one step, of a tensor's dtype and device; the next call of that name overwrites
-    it.
+    """Return an uninitialised buffer for one step; the next call with the same name overwrites it.
 
     Fresh pages cost more than the copy that fills them. There is one piece for each thread and name, shared by all
     caches; no cache counts it as its memory.

@@ -1,4 +1,4 @@
-"""LayerCache: the memory of one attention layer, as settings and a state."""
+"""LayerCache: the base of all caches of one attention layer, described by its settings and its state."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from saccade.caches.attend_call import Call, KeyValueSpec, MakesMatrix, Traffic
-from saccade.caches.files.record import Contents, Leaf
-from saccade.caches.validation import (
+from saccade.caches.attend_call import (
     OUTSIDE,
+    Call,
+    KeyValueSpec,
+    MakesMatrix,
     Region,
+    Traffic,
     check_call,
     check_crop,
     check_tensors,
     checked_rows,
     refuse_replay,
 )
+from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.masks import Mask, as_mask
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.argument_hints import ArgumentHints
@@ -30,10 +33,10 @@ _NO_TOKENS = Positions(range(0))
 
 
 class LayerCache(ArgumentHints):
-    """What one attention layer remembers. An object of its own, handed from call to call; no module holds one.
+    """The tokens that one attention layer has seen. The caller passes it to each call; no module stores one.
 
-    The law of every cache: a prefill, then extend and decode steps of any sizes, equal the full run, for every causal
-    mask. A cache that forgets says in ``equivalent_run`` which other run it equals.
+    Every cache obeys one law: a prefill, then extend and decode steps of any sizes, give the result of the full run,
+    for every causal mask. A cache that forgets tokens describes in ``equivalent_run`` the run that it does equal.
 
     A custom cache names its ``settings`` and ``leaves``; its `advance` returns the output of a call and stores what
     later calls need. `fork`, `reorder`, ``crop(0)``, `nbytes`, ``repr`` and `state` follow.
@@ -69,17 +72,17 @@ class LayerCache(ArgumentHints):
 
     @property
     def length(self) -> int:
-        """Columns seen: tokens of a batch item, padding included."""
+        """Number of columns so far: tokens of one batch item, padding included."""
         return self._length
 
     @property
     def nbytes(self) -> int:
-        """The bytes of memory in use, spare room included; memory shared with a fork counts in both."""
+        """The bytes of memory that the cache holds, spare room included; memory shared with a fork counts in both."""
         return sum(x.nbytes for x in self._state.values()) + self._tokens.nbytes
 
     @property
     def traffic(self) -> Traffic:
-        """The bytes that the last `attend` read and appended; 0 before the first."""
+        """The bytes that the last `attend` read and appended; 0 before the first call."""
         return self._traffic
 
     def positions(self, q_len: int) -> range | Tensor | None:
@@ -106,8 +109,8 @@ class LayerCache(ArgumentHints):
             key: ``[batch, kv_heads, q_len, head_dim]``, of the new tokens only.
             value: ``[batch, kv_heads, q_len, value_dim]``.
             mask: which pairs may attend, evaluated at positions.
-            positions: of the new tokens; `positions` of the cache when None; -1 means padding.
-            dropout_p: of the weights in this product.
+            positions: positions of the new tokens; `positions` of the cache when None; -1 means padding.
+            dropout_p: dropout probability of the weights in this product.
 
         Returns:
             ``[batch, heads, q_len, value_dim]``. If the call fails, the cache is as it was before.
@@ -136,14 +139,14 @@ class LayerCache(ArgumentHints):
         return out
 
     def advance(self, call: Call) -> Tensor:
-        """Return the output of a call, ``[batch, heads, q_len, value_dim]``, and store what later calls need.
+        """Return the output of one checked call, ``[batch, heads, q_len, value_dim]``, and store its keys and values.
 
         If it fails, it has changed nothing that counts. Columns are counted by `attend`, after it.
         """
         raise NotImplementedError(f"{type(self).__name__} must define advance(call), or attend")
 
     def reorder(self, rows: Tensor | Sequence[int]) -> None:
-        """Keep these batch items, in this order; they may repeat, and be fewer or more than before."""
+        """Keep only these batch items of the cache, in this order; they may repeat (beam search)."""
         like = self._spec
         index = checked_rows(rows, None if like is None else like.batch)
         if like is None or index.tolist() == list(range(like.batch)):
@@ -157,7 +160,7 @@ class LayerCache(ArgumentHints):
         self._shared.clear()
 
     def crop(self, length: int) -> None:
-        """Forget all columns but the first ``length``; raise if that is not possible. 0 always is."""
+        """Forget all columns after the first ``length``; raise if that is not possible. 0 always is."""
         check_crop(length, self.length)
         if length == 0:
             self._empty()
@@ -171,7 +174,7 @@ class LayerCache(ArgumentHints):
         self._length = length
 
     def fork(self) -> Self:
-        """Return an independent copy: a change of one does not affect the other. Memory is shared until one writes."""
+        """Return an independent copy of the cache; the two share memory until one of them writes."""
         other = copy.copy(self)
         other._state, other._traffic = dict(self._state), Traffic(0, 0)
         self._shared, other._shared = set(self._state), set(self._state)
@@ -179,7 +182,7 @@ class LayerCache(ArgumentHints):
         return other
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the numbers and tensors that describe the contents: what a file stores beside the settings."""
+        """Return the numbers and tensors of the cache's contents, which a file stores beside its settings."""
         tokens, tensors = self._tokens, {}
         for leaf in self.leaves:
             if leaf.is_saved and leaf.name in self._state and self.length:
@@ -197,7 +200,7 @@ class LayerCache(ArgumentHints):
         return numbers, tensors
 
     def restore(self, contents: Contents) -> None:
-        """Take over the state of another cache with the same settings; everything in a file is checked."""
+        """Load the state that another cache with the same settings saved to a file; every value is checked."""
         if contents.is_empty(self.leaves):
             return
         state, sizes, like = contents.state(self.leaves, self._sizes(contents))
@@ -219,29 +222,29 @@ class LayerCache(ArgumentHints):
         return f"{type(self).__name__}({', '.join(settings)})"
 
     def check_not_replayed(self) -> None:
-        """Raise where gradient checkpointing replays a change of this cache."""
+        """Raise if gradient checkpointing replays a call that has already changed this cache."""
         if Region.current().repeats(self._region):
             refuse_replay()
 
     def _forget(self) -> None:
-        """Hold nothing."""
+        """Drop all stored tokens and their memory."""
         self._region = Region.current()
         self._state, self._shared, self._spec, self._traffic = {}, set(), None, Traffic(0, 0)
         self._tokens, self._length = _NO_TOKENS, 0
 
     def _empty(self) -> None:
-        """Forget all columns; the room for them may stay."""
+        """Forget all columns; the cache may keep their memory for later ones."""
         self._forget()
 
     def _crop(self, length: int) -> None:
-        """Forget all columns but the first ``length``: at least 1, and fewer than there are."""
+        """Forget all columns after the first ``length``: at least 1, and fewer than are stored."""
 
     def _why_not_cropped(self, length: int) -> str | None:
-        """Return why `crop` cannot go back to ``length`` columns; None if it can."""
+        """Return the reason why `crop` cannot go back to ``length`` columns, or None."""
         return "what later tokens did to it cannot be undone"
 
     def _check_new(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """Raise if new keys and values do not match each other, those before, or ``max_len``."""
+        """Raise unless new keys and values match each other, the stored ones and ``max_len``."""
         if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
             check_tensors(query, key, value)
         q, k, v = query.shape, key.shape, value.shape
@@ -256,7 +259,7 @@ class LayerCache(ArgumentHints):
             raise value_error("tokens", f"fit in max_len {self.max_len}", got, hint=hint)
 
     def _advanced(self, new: Positions, batch: int, device: torch.device) -> Positions:
-        """Return the last positions after new tokens; raise unless these ascend from the last ones on."""
+        """Return the last positions after new tokens; raise unless positions ascend from the last ones on."""
         tokens = self._tokens.advanced(new, batch, device)
         if tokens is None:
             rule, hint = "come after those in the cache, one behind the other", "KVCache() takes any order"
@@ -265,11 +268,11 @@ class LayerCache(ArgumentHints):
         return tokens
 
     def _selected(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Return these batch items of a leaf, in new memory."""
+        """Return some batch items of a state tensor, copied to new memory."""
         return x[rows]
 
     def _check_spec(self, stored: KeyValueSpec, new: KeyValueSpec) -> None:
-        """Raise if new keys and values do not match those stored."""
+        """Raise unless new keys and values have the sizes and dtype of the cached ones."""
         hint = "a cache belongs to one layer and one batch: make a new one, or reorder(rows)"
         for name, old, received in zip(KeyValueSpec._fields, stored, new, strict=True):
             if old != received:
@@ -279,8 +282,8 @@ class LayerCache(ArgumentHints):
                 raise error(what, f"be {was}, as in the cache", got, hint=hint)
 
     def _sizes(self, contents: Contents) -> dict[str, int]:
-        """Return the sizes of leaves that are known before the leaves are read."""
+        """Return the sizes of the state tensors that follow from the settings, before a file is read."""
         return {}
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
-        """Raise if no such cache could have written the file; reads the cache's numbers."""
+        """Raise if no cache of this kind could have written the file; set the numbers of its state."""

@@ -1,4 +1,4 @@
-"""CompressiveCache: one sum over all finished segments, and the tokens of the open one."""
+"""CompressiveCache: a fixed-size sum over all finished segments, and the tokens of the open segment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.buffers import usable
 from saccade.caches.cache import LayerCache
-from saccade.caches.files.record import Contents, Leaf
+from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_int
@@ -18,17 +18,17 @@ from saccade.support.validation import check_int
 
 @runtime_checkable
 class RemembersSegments(Protocol):
-    """A matrix of the open segment's tokens and new ones, which continues from a memory of all segments before."""
+    """The interface of a matrix that continues from a compressive memory of all finished segments."""
 
     def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """Return the product, the memory after these tokens, where it has a NaN or inf, and which tokens to store."""
+        """Return the output, the new compressive memory, where it has NaN or inf, and which tokens to store."""
         ...
 
 
 class CompressiveCache(LayerCache):
-    """The memory of `saccade.mechanisms.CompressiveMemory`: constant size for sequences of any length.
+    """The cache of `saccade.mechanisms.CompressiveMemory`: constant size for sequences of any length.
 
     It stores the sum over all finished segments, and the keys and values of the open segment, since a
     segment is written as a whole. Equals the run with a `saccade.caches.KVCache`, and the full run; in a ragged batch
@@ -87,7 +87,7 @@ class CompressiveCache(LayerCache):
         keys, values, where = call.key, call.value, call.positions
         if stored:
             keys, values = torch.cat([stored["keys"], keys], 2), torch.cat([stored["values"], values], 2)
-            where = _joined(stored["table"], call.table)
+            where = _concatenate_positions(stored["table"], call.table)
         matrix = call.mechanism(call.query, keys, mask=call.mask, q_positions=call.positions, kv_positions=where)
         if not isinstance(matrix, RemembersSegments):
             reason = f"{type(matrix).__name__} is no sum over segments that could be carried on"
@@ -98,7 +98,7 @@ class CompressiveCache(LayerCache):
         )
         if call.key.shape[2]:
             tokens = {"keys": keys.detach(), "values": values.detach(), "table": where.on(keys.device)}
-            self._state = _of_open(tokens, is_open)
+            self._state = _open_segment_tokens(tokens, is_open)
             sums = {"memory": memory, "tainted": tainted}
             self._state |= {name: x.detach() for name, x in sums.items() if x is not None}
         return out
@@ -115,16 +115,16 @@ class CompressiveCache(LayerCache):
             raise contents.misfit("table")
 
 
-def _joined(stored: Tensor, new: Tensor) -> Positions:
-    """Return the positions of stored tokens followed by new ones; as a range if they are one."""
+def _concatenate_positions(stored: Tensor, new: Tensor) -> Positions:
+    """Return the positions of stored tokens followed by new ones; as a range if they are consecutive."""
     rows = max(len(stored), len(new))
     table = torch.cat([stored.expand(rows, -1), new.expand(rows, -1)], 1)
     first = Positions(None, table).one_by_one()
     return Positions(None, table) if first is None else Positions(range(first, first + table.shape[1]))
 
 
-def _of_open(tokens: dict[str, Tensor], is_open: Tensor) -> dict[str, Tensor]:
-    """Return the tokens of the open segment of each item, in their order, followed by padding."""
+def _open_segment_tokens(tokens: dict[str, Tensor], is_open: Tensor) -> dict[str, Tensor]:
+    """Return the entries of the tokens in the open segment of each item, in order, followed by padding."""
     count = int(is_open.sum(1).amax()) if len(is_open) else 0
     order = (~is_open).to(torch.uint8).sort(dim=1, stable=True).indices[:, :count]
     if len(order) == 1:

@@ -1,4 +1,4 @@
-"""CrossCache: keys and values of a context, computed once."""
+"""CrossCache: the keys and values of a cross-attention context, projected once."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from saccade.caches.attend_call import KeyValueSpec, MakesMatrix, Traffic
+from saccade.caches.attend_call import KeyValueSpec, MakesMatrix, Traffic, check_call
 from saccade.caches.buffers import usable
 from saccade.caches.cache import LayerCache
-from saccade.caches.files.record import Contents, Leaf
-from saccade.caches.validation import check_call
+from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import value_error
 from saccade.support.validation import ShapeSpec
@@ -20,10 +19,10 @@ _CONTEXT = ShapeSpec("key [batch, kv_heads, len, head_dim]", "value [batch, kv_h
 
 
 class CrossCache(LayerCache):
-    """The memory of cross-attention: the projected context, from the first call on.
+    """The cache of cross-attention: it stores the projected context of the first call for all later ones.
 
     ``mha(x, context, cache=cache)`` projects the context in the first call only; from then on the context may be left
-    out, and if given must have the same shape. Its contents are not compared.
+    out; if passed, it must have the same shape, but its contents are not compared.
 
     The cache does not count queries: their positions matter only to masks and rotations; pass ``positions`` then.
 
@@ -50,7 +49,7 @@ class CrossCache(LayerCache):
 
     @property
     def is_filled(self) -> bool:
-        """True once the context is stored."""
+        """True once the cross-attention context is stored."""
         return bool(self._state)
 
     @property
@@ -74,10 +73,10 @@ class CrossCache(LayerCache):
         return self._state.get("kv_positions", self._run)
 
     def positions(self, q_len: int) -> None:
-        """Return None: the cache counts no queries."""
+        """Return None, since a cross-attention cache does not count queries."""
 
     def fill(self, key: Tensor, value: Tensor, *, kv_positions: GivenPositions = None) -> None:
-        """Store a context: ``key [batch, kv_heads, len, head_dim]`` and ``value [batch, kv_heads, len, value_dim]``.
+        """Store the context: ``key [batch, kv_heads, len, head_dim]`` and ``value [batch, kv_heads, len, value_dim]``.
 
         Raises:
             ValueError: it is filled already, or the shapes do not fit.
@@ -111,12 +110,12 @@ class CrossCache(LayerCache):
         positions: GivenPositions = None,
         dropout_p: float = 0.0,
     ) -> Tensor:
-        """Attend to the context; ``key`` and ``value`` are needed in the first call and ignored by none after it.
+        """Attend to the context; ``key`` and ``value`` are required in the first call and ignored if None later.
 
         Args:
             mechanism, query, mask, dropout_p: see `LayerCache.attend`.
-            key, value: of the context, in the first call (or `fill`); None after that.
-            positions: of the queries, if the mask needs them.
+            key, value: keys and values of the context in the first call (or `fill`); None after that.
+            positions: positions of the queries, if the mask needs them.
 
         Raises:
             ValueError: no context yet, or a second one.
@@ -137,7 +136,7 @@ class CrossCache(LayerCache):
         return out
 
     def crop(self, length: int) -> None:
-        """Do nothing: the context stays, however many queries are taken back."""
+        """Do nothing: cropping the generated tokens does not change the context."""
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         run = self._run

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.cache import LayerCache
-from saccade.caches.files.record import Contents, Leaf
+from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.caches.per_head import attend_by_head
 from saccade.matrix import Matrix
 from saccade.positions.token_positions import Positions
@@ -29,7 +29,7 @@ _RECENT = (("earlier", "columns"), ("rows", "queries columns"))
 
 
 class Held(NamedTuple):
-    """The tokens that each key head stores, oldest first, with padding before them.
+    """The tokens that each key head of an evicting cache stores, oldest first, with padding before them.
 
     Args:
         key, value: ``[batch, kv_heads, columns, width]``.
@@ -45,11 +45,11 @@ class Held(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all four tensors."""
+        """The bytes of all four tensors of the stored tokens."""
         return sum(x.nbytes for x in self)
 
     def at(self, index: Tensor) -> Held:
-        """Return these columns, int64 ``[batch, kv_heads, columns]``."""
+        """Return the stored tokens at some columns, int64 ``[batch, kv_heads, columns]``."""
         wide = [x.gather(2, index[..., None].expand(-1, -1, -1, x.shape[3])) for x in (self.key, self.value)]
         return Held(wide[0], wide[1], self.table.gather(2, index), self.received.gather(2, index))
 
@@ -117,7 +117,7 @@ class EvictingCache(LayerCache):
             raise value_error("recent", f"be at most the budget {budget}", recent)
 
     def score(self, held: Held) -> Tensor:
-        """Return the score of each token, ``[batch, kv_heads, columns]``; tokens with the highest scores stay.
+        """Return the score by which tokens are evicted, ``[batch, kv_heads, columns]``; high scores stay.
 
         Args:
             held: all stored tokens, before the eviction; padding is evicted first, whatever its score.
@@ -126,9 +126,7 @@ class EvictingCache(LayerCache):
 
     @property
     def kv_positions(self) -> Tensor | None:
-        """The positions of the stored tokens, int64 ``[batch, kv_heads, columns]``, -1 for padding; None before the
-        first.
-        """
+        """The positions of the stored tokens, int64 ``[batch, kv_heads, columns]``, -1 for padding; None when empty."""
         return self._state.get("table")
 
     def advance(self, call: Call) -> Tensor:
@@ -173,7 +171,7 @@ class EvictingCache(LayerCache):
         *,
         product: bool = True,
     ) -> tuple[Tensor, ...]:
-        """Return the product of a call's queries with all keys, and a statistic of their weights."""
+        """Return the output of a call over all keys, and a statistic of its weights to score tokens by."""
 
         def finish(matrix: Matrix, v: Tensor) -> tuple[Tensor, ...]:
             return (*(call.product(matrix, v) if product else ()), *(matrix.compute(question) if question else ()))
@@ -187,7 +185,7 @@ class EvictingCache(LayerCache):
         )
 
     def _best(self, held: Held) -> Held:
-        """Return the last ``recent`` columns, and the others with the highest scores; ``budget`` in all."""
+        """Return the tokens to store: the last ``recent`` ones, and those with the highest scores."""
         scores, (batch, kv_heads, columns) = self.score(held), held.table.shape
         _SCORES.check(scores, batch=batch, kv_heads=kv_heads, columns=columns)
         order = scores.masked_fill(held.table < 0, -torch.inf)
@@ -232,7 +230,7 @@ class EvictingCache(LayerCache):
 
 
 def _voting_call(call: Call, voting_queries: int | None) -> Call | None:
-    """Return the call with its voting queries: the last ones of each item, without padding; None if there are none."""
+    """Return the call restricted to the queries that vote on evictions: the last ones of each item; None for none."""
     query, where = call.query, call.positions
     if voting_queries == 0:
         return None
@@ -247,7 +245,7 @@ def _voting_call(call: Call, voting_queries: int | None) -> Call | None:
 
 
 def _padding_first(table: Tensor) -> Tensor:
-    """Return an order of the last axis that puts padding before all tokens and keeps their order."""
+    """Return an order of the columns that puts padding before all tokens and keeps the order of tokens."""
     return (table >= 0).to(torch.uint8).sort(dim=-1, stable=True).indices
 
 
@@ -329,7 +327,7 @@ class SnapKVCache(EvictingCache):
 
 @dataclasses.dataclass(frozen=True)
 class _AllWeights(Statistic[Tensor, Tensor]):
-    """All weights, ``[batch, heads, q_len, kv_len]``, which `saccade.statistics.Received` sums. For few queries."""
+    """A statistic of all attention weights, ``[batch, heads, q_len, kv_len]``; used for few voting queries."""
 
     def start(self, info: MatrixInfo) -> Tensor:
         return torch.zeros(info.shape, dtype=info.dtype, device=info.device)
@@ -347,12 +345,12 @@ class _AllWeights(Statistic[Tensor, Tensor]):
 
 
 def _by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
-    """Sum ``[batch, heads, ...]`` over the heads that share keys."""
+    """Sum attention ``[batch, heads, ...]`` over the heads that share keys."""
     return x.unflatten(1, (kv_heads, x.shape[1] // kv_heads)).sum(2)
 
 
 def _with_rows(before: Mapping[str, Tensor], summed: Tensor, new: Tensor) -> dict[str, Tensor]:
-    """Return the weights of the last queries, one by one, and the sum of those of all earlier ones.
+    """Return the weights of the last voting queries one by one, and the sum of those of all earlier queries.
 
     Args:
         before: the result without the new queries; empty if earlier weights are not stored one by one.

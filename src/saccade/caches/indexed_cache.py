@@ -1,4 +1,4 @@
-"""IndexedCache: all keys and values, and the index keys of a scorer."""
+"""IndexedCache: all keys and values, and the index keys by which a scorer ranks them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from saccade.caches.attend_call import Call
-from saccade.caches.files.record import Contents, Leaf
+from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.caches.kv_cache import KVCache
 from saccade.matrix import AttentionMatrix
 from saccade.matrix.block_sparse import SelectedBlocks
@@ -21,10 +21,10 @@ class IndexedCache(KVCache):
     cache passes the mechanism on with the index keys of all tokens so far.
 
     Args:
-        max_len: as of `KVCache`.
+        max_len: as for `KVCache`.
 
     Raises:
-        UnsupportedError: a mechanism without index keys, or `fill`, which brings none.
+        UnsupportedError: a mechanism without index keys, or `fill`, which has none.
 
     Cost: that of a `KVCache`, and ``batch * columns * dim`` elements of index keys.
 
@@ -45,7 +45,7 @@ class IndexedCache(KVCache):
 
     @property
     def index_key(self) -> Tensor | None:
-        """The index keys, ``[batch, 1, length, dim]``: a view, to read; None before the first call."""
+        """The index keys, ``[batch, 1, length, dim]``: a read-only view; None before the first call."""
         return self._state["index_key"][:, :, : self.length] if self._state else None
 
     def advance(self, call: Call) -> Tensor:

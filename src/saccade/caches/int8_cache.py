@@ -9,7 +9,7 @@ from torch import Tensor
 
 from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.cache import LayerCache
-from saccade.caches.files.record import Contents, Leaf
+from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.caches.per_head import attend_by_head
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import value_error
@@ -21,14 +21,14 @@ _AT_ONCE = 1 << 21  # bytes of keys that are converted at once: small enough tha
 
 
 class Rounded(NamedTuple):
-    """Keys or values of finished blocks, and of the unfinished one; never written in place, so that forks share it.
+    """Keys or values rounded to int8 in finished blocks, and exact in the unfinished one; forks share it.
 
     Args:
         codes: int8 ``[batch, kv_heads, blocks * block_size, width]``.
         steps: float32 or float64 ``[batch, kv_heads, blocks, width]``: the difference between a code and the next, in
             each block and channel.
         zeros: like ``steps``: the number that code 0 represents.
-        rest: of the unfinished block, not rounded, ``[batch, kv_heads, fewer than block_size, width]``.
+        rest: columns of the unfinished block, not rounded, ``[batch, kv_heads, fewer than block_size, width]``.
     """
 
     codes: Tensor
@@ -38,14 +38,14 @@ class Rounded(NamedTuple):
 
     @classmethod
     def empty(cls, like: Tensor) -> Rounded:
-        """Return an empty value for tensors like this one."""
+        """Return an empty int8 store for tensors of this shape, dtype and device."""
         batch, heads, _, width = like.shape
         none = like.new_empty(batch, heads, 0, width)
         numbers = none.to(wide_dtype(like.dtype))
         return cls(none.to(torch.int8), numbers, numbers, none)
 
     def extended(self, new: Tensor, size: int) -> Rounded:
-        """Return this with new columns; blocks that are now full are rounded."""
+        """Return this store with new columns; blocks that are now full are rounded to int8."""
         rest = torch.cat([self.rest, new], 2)
         full = rest.shape[2] // size
         if not full:
@@ -64,7 +64,7 @@ class Rounded(NamedTuple):
         )
 
     def read(self, new: Tensor, rows: slice) -> Tensor:
-        """Return all columns of some key heads as floats, followed by the new ones, ``[rows, columns, width]``."""
+        """Return all columns of some key heads as floats, followed by the new ones: ``[rows, columns, width]``."""
         codes, steps, zeros, rest = (x.flatten(0, 1)[rows] for x in self)
         blocks = steps.shape[1]
         wide = codes.view(len(codes), blocks, codes.shape[1] // max(1, blocks), codes.shape[2]) * steps[:, :, None]
@@ -85,7 +85,7 @@ class Int8Cache(LayerCache):
     values; as long as no block is finished, the run with a `KVCache`.
 
     Args:
-        block_size: tokens that share a step. Smaller ones are more exact, and hold more steps.
+        block_size: tokens that share a step. Smaller blocks are more exact, and store more steps.
 
     Raises:
         ValueError: NaN or inf in a key or value, or another batch than before.
@@ -144,7 +144,7 @@ class Int8Cache(LayerCache):
         return out
 
     def _rounded(self, name: str) -> Rounded:
-        """Return the keys or the values."""
+        """Return the int8 store of the keys or of the values."""
         return Rounded(*(self._state[f"{name}.{part}"] for part in Rounded._fields))
 
     def _check_new(self, query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""KVCache: all keys and values."""
+"""KVCache: the keys and values of all tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from saccade.caches.attend_call import Call, KeyValueSpec, Traffic
 from saccade.caches.buffers import empty
 from saccade.caches.cache import LayerCache
-from saccade.caches.files.record import Contents, Leaf
+from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.matrix import AttentionMatrix, Matrix
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import unsupported, value_error
@@ -68,22 +68,22 @@ class KVCache(LayerCache):
 
     @property
     def key(self) -> Tensor | None:
-        """The keys, ``[batch, kv_heads, length, head_dim]``: a view, to read; None before the first call."""
+        """The keys, ``[batch, kv_heads, length, head_dim]``: a read-only view; None before the first call."""
         return self._state["key"][:, :, : self.length] if self._state else None
 
     @property
     def value(self) -> Tensor | None:
-        """The values, ``[batch, kv_heads, length, value_dim]``: a view, to read; None before the first call."""
+        """The values, ``[batch, kv_heads, length, value_dim]``: a read-only view; None before the first call."""
         return self._state["value"][:, :, : self.length] if self._state else None
 
     @property
     def kv_positions(self) -> range | Tensor:
-        """The positions of the stored tokens: a range, or int64 ``[batch, length]``, -1 for padding."""
+        """The positions of the stored tokens: a range, or int64 ``[batch, length]`` with -1 for padding."""
         return self._tokens.given
 
     @property
     def exact_len(self) -> int:
-        """The number of columns, from the first on, computed with attention to everything that the mask allows."""
+        """The number of leading columns whose keys were computed with exact attention, with no block left out."""
         return self.length
 
     def advance(self, call: Call) -> Tensor:
@@ -108,7 +108,7 @@ class KVCache(LayerCache):
         return out
 
     def _bytes_read(self, matrix: AttentionMatrix, stored: int) -> int:
-        """Return how many of the stored bytes the query of a step needs; several causal queries need nearly all."""
+        """Return how many bytes of the stored keys and values a step reads; several causal queries read nearly all."""
         batch, _, _, kv_len = matrix.shape
         tiles = matrix.inputs.plan.tiles
         needed = {(tile.batch.start, tile.batch.stop, strip.keys) for tile in tiles for strip in tile.columns}
@@ -116,12 +116,12 @@ class KVCache(LayerCache):
         return stored * min(batch * kv_len, columns) // max(1, batch * kv_len)
 
     def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> None:
-        """Store tokens whose keys and values are known, such as those of a prefix, without attending to them.
+        """Store tokens whose keys and values are known, such as those of a prefix, without attending.
 
         Args:
             key: ``[batch, kv_heads, len, head_dim]``.
             value: ``[batch, kv_heads, len, value_dim]``.
-            positions: of the tokens; from 0 on when None.
+            positions: positions of the tokens; 0, 1, 2, … when None.
 
         Raises:
             ValueError: the cache is not empty, or the shapes do not fit.
@@ -145,7 +145,7 @@ class KVCache(LayerCache):
             self._write_columns(name, 0, self._state.pop(name))
 
     def _write_columns(self, name: str, start: int, new: Tensor) -> Tensor:
-        """Write columns behind the first ``start`` of a leaf; return a view of all of them.
+        """Append columns after the first ``start`` of a state tensor; return a view of all of them.
 
         Cost: a copy of ``new``; now and then, one of everything.
         """
@@ -157,7 +157,7 @@ class KVCache(LayerCache):
         return x.narrow(2, 0, stop)
 
     def _grow(self, name: str, start: int, stop: int, new: Tensor) -> Tensor:
-        """Return a leaf in new memory with room for at least ``stop`` columns; the first ``start`` are copied."""
+        """Return a state tensor in new memory for at least ``stop`` columns, with the first ``start`` copied."""
         old = self._state.get(name)
         size, room = (self.block_size, self.max_len) if name in ("key", "value") else (1, None)
         if room is None:
@@ -177,7 +177,7 @@ class KVCache(LayerCache):
         return copy
 
     def _why_not_cropped(self, length: int) -> None:
-        """Return None: it goes back to any length."""
+        """Return None, since a KVCache can be cropped to any length."""
 
     def _empty(self) -> None:
         self._crop(0)
@@ -191,7 +191,7 @@ class KVCache(LayerCache):
 
 
 def check_softmax(matrix: Matrix, call: Call) -> None:
-    """Raise unless a matrix is a softmax, since only its largest terms can be selected."""
+    """Raise unless a matrix is a softmax, since caches select tokens by their softmax weights."""
     if not isinstance(matrix, AttentionMatrix):
         reason = f"a {type(matrix).__name__} is no softmax, of which the largest terms could be chosen"
         hint = "KVCache() fits every mechanism"

@@ -1,4 +1,4 @@
-"""LatentCache: one short vector of each token, which is the key and the value of all heads."""
+"""LatentCache: one short latent vector per token, which is the key and the value of all heads."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from saccade.caches.attend_call import Call, Traffic
-from saccade.caches.files.record import Contents, Leaf
+from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.caches.kv_cache import KVCache
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int
 
 
 class LatentCache(KVCache):
-    """Latents of all tokens so far, and the rotated part of their keys: exact, and all that latent attention needs.
+    """The latents of all tokens and the rotated part of their keys: all that latent attention needs, exactly.
 
     One tensor holds both: the first ``latent_dim`` channels of a key are its value, and only keys are stored. A
     `KVCache` fits the same layers, and stores latents twice. `saccade.nn.LatentAttention.new_cache` returns one.
@@ -52,7 +52,7 @@ class LatentCache(KVCache):
     def value(self) -> Tensor | None:
         """The values, ``[batch, kv_heads, length, latent_dim]``: a view of the keys; None before the first call."""
         key = self.key
-        return None if key is None else self._of(key)
+        return None if key is None else self._values_in(key)
 
     def advance(self, call: Call) -> Tensor:
         out, width = super().advance(call), call.key.shape[3]
@@ -64,7 +64,7 @@ class LatentCache(KVCache):
         if (
             key.dim() == 4
             and value.shape == (*key.shape[:3], self.latent_dim)
-            and torch.equal(value, latents := self._of(key))
+            and torch.equal(value, latents := self._values_in(key))
         ):
             value = latents
         super().fill(key, value, positions=positions)
@@ -81,7 +81,7 @@ class LatentCache(KVCache):
         if name == "key":
             return super()._write_columns(name, start, new)
         stop = start + new.shape[2]  # written with the keys
-        return self._of(self._state["key"][:, :, :stop])
+        return self._values_in(self._state["key"][:, :, :stop])
 
     def _sizes(self, contents: Contents) -> dict[str, int]:
         return {"value_dim": self.latent_dim}
@@ -90,8 +90,8 @@ class LatentCache(KVCache):
         key = state["key"]
         if key.shape[3] < self.latent_dim:
             raise contents.misfit("latent_dim")
-        super()._check_restored(contents, state | {"value": self._of(key)})
+        super()._check_restored(contents, state | {"value": self._values_in(key)})
 
-    def _of(self, key: Tensor) -> Tensor:
-        """Return the values that are part of the keys."""
+    def _values_in(self, key: Tensor) -> Tensor:
+        """Return the values, which are the first latent channels of the keys."""
         return key[..., : self.latent_dim]

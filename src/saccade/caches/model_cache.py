@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
-from saccade.caches.attend_call import Traffic
+from saccade.caches.attend_call import Traffic, check_crop
 from saccade.caches.cache import LayerCache
 from saccade.caches.cross_cache import CrossCache
-from saccade.caches.validation import check_crop
 from saccade.support.errors import type_error, value_error
 
 
@@ -23,7 +22,7 @@ class Cache:
 
     Raises:
         TypeError: something that is neither.
-        ValueError: none, or the same object twice.
+        ValueError: no layer, or the same object twice.
 
     Example:
         >>> from saccade.caches import KVCache
@@ -46,7 +45,7 @@ class Cache:
 
     @property
     def flat(self) -> tuple[LayerCache, ...]:
-        """The caches of all layers, including those of inner Caches."""
+        """The caches of all layers in one list, including those of nested Caches."""
         layers: list[LayerCache] = []
         for layer in self._layers:
             layers.extend(layer.flat if isinstance(layer, Cache) else [layer])
@@ -54,13 +53,13 @@ class Cache:
 
     @property
     def length(self) -> int:
-        """The number of columns of the model's own tokens; a cross-attention's context does not count."""
-        layers = self._own
+        """The number of columns of the model's self-attention; the context of cross-attention does not count."""
+        layers = self._self_attention
         return 0 if layers is None else layers.length
 
     @property
     def nbytes(self) -> int:
-        """The bytes of memory of all layers."""
+        """The bytes of memory of the caches of all layers."""
         return sum(layer.nbytes for layer in self._layers)
 
     @property
@@ -71,22 +70,22 @@ class Cache:
 
     def positions(self, q_len: int) -> range | Tensor | None:
         """Return the positions of the next tokens: a range, or int64 ``[batch, q_len]`` if batch items differ."""
-        layers = self._own
+        layers = self._self_attention
         return None if layers is None else layers.positions(q_len)
 
     def reorder(self, rows: Tensor | Sequence[int]) -> None:
-        """Keep these batch items, in this order; they may repeat, and be fewer or more than before."""
+        """Keep only these batch items in the caches of all layers, in this order; they may repeat."""
         for layer in self._layers:
             layer.reorder(rows)
 
     def crop(self, length: int) -> None:
-        """Forget all columns but the first ``length``."""
+        """Forget all columns after the first ``length`` in the caches of all layers."""
         check_crop(length, self.length)
         for layer in self._layers:
             layer.crop(length)
 
     def fork(self) -> Cache:
-        """Return an independent copy; memory is shared until one of the two writes."""
+        """Return an independent copy of the caches of all layers; memory is shared until one of the two writes."""
         return Cache(layer.fork() for layer in self._layers)
 
     def __len__(self) -> int:
@@ -102,5 +101,6 @@ class Cache:
         return f"Cache({len(self)} layers, length={self.length}, nbytes={self.nbytes})"
 
     @property
-    def _own(self) -> LayerCache | None:
+    def _self_attention(self) -> LayerCache | None:
+        """The first cache of self-attention, which counts the model's tokens; None if there is none."""
         return next((layer for layer in self.flat if not isinstance(layer, CrossCache)), None)

@@ -1,4 +1,4 @@
-"""Positions of a ragged batch that is padded to one length."""
+"""Positions of the tokens of a ragged batch that is padded to one length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention in which each key head reads its own columns."""
+"""Attention of a cache in which each key head reads its own columns."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def attend_by_head(
 
     Args:
         call: the call.
-        kv_heads: of each item.
+        kv_heads: number of key heads of each item.
         read: keys and values of such rows, ``[rows, columns, width]``.
-        positions: of these keys, int64 ``[rows, columns]``, -1 for hidden ones; None if all heads store the same
-            tokens, those of the call's ``kv_positions``.
+        positions: positions of these keys, int64 ``[rows, columns]``, -1 for hidden ones; None if all heads store the
+            same tokens, those of the call's ``kv_positions``.
         finish: computes results from a matrix and its values, each ``[batch, heads, ...]``.
         portions: rows to run at once, in their order; all of them when empty.
         sees_all: whether every query sees every column that is read.
@@ -43,8 +43,8 @@ def attend_by_head(
     parts: list[tuple[Tensor, ...]] = []
     if call.treats_heads_alike and not call.tells_heads_apart:
         folded = call.query.reshape(rows, group, q_len, width)
-        q_rows = _of_rows(call.positions, batch, kv_heads)
-        kv_rows = _of_rows(call.kv_positions, batch, kv_heads) if positions is None else positions
+        q_rows = _positions_by_row(call.positions, batch, kv_heads)
+        kv_rows = _positions_by_row(call.kv_positions, batch, kv_heads) if positions is None else positions
         for part in portions or [slice(0, rows)]:
             k, v = (x[:, None] for x in read(part))
             if sees_all:
@@ -66,8 +66,8 @@ def attend_by_head(
     return tuple(torch.cat(x, 1) for x in zip(*parts, strict=True))
 
 
-def _of_rows(where: Positions, batch: int, kv_heads: int) -> Callable[[slice], GivenPositions]:
-    """Return a function from rows of key heads to the positions of their batch items."""
+def _positions_by_row(where: Positions, batch: int, kv_heads: int) -> Callable[[slice], GivenPositions]:
+    """Return a function from (item, head) rows to the positions of their batch items."""
     if where.run is not None:
         return lambda part: where
     table = where.on().expand(batch, -1).repeat_interleave(kv_heads, 0)

@@ -1,4 +1,4 @@
-"""RecurrentCache: the sum over all keys so far."""
+"""RecurrentCache: the running sum over all keys and values of a linear attention or recurrence."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 from saccade.caches.attend_call import Call, KeyValueSpec, Traffic
 from saccade.caches.buffers import usable
 from saccade.caches.cache import LayerCache
-from saccade.caches.files.record import Contents, Leaf
+from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_int
 
 
 class Memory(NamedTuple):
-    """The sums of the keys and values so far.
+    """The sums over all earlier keys and values: the state of a recurrence.
 
     Attributes:
         state: ``[batch, kv_heads, features, value_dim + 1]``, sums of features times values, and of features alone; or
             the state of a recurrence, which has no denominator: ``[batch, kv_heads, head_dim, value_dim]``.
-        peak: ``[batch, kv_heads]``, the logarithm that was taken out of the sums; None for 0.
+        peak: ``[batch, kv_heads]``, the logarithm of a factor divided out of the sums; None for 0.
         segment: int64 ``[batch | 1]``, the document of the last token; None without documents.
         tainted: bool ``[batch, kv_heads]``, True where a NaN or inf was added; None for nowhere.
         source: equal for states of the same features; None fits all.
@@ -36,31 +36,31 @@ class Memory(NamedTuple):
 
     @property
     def peaks(self) -> Tensor:
-        """`peak` as a tensor."""
+        """`peak` as a tensor, 0 if it is None."""
         return self.state.new_zeros(self.state.shape[:2]) if self.peak is None else self.peak
 
     @property
     def taints(self) -> Tensor:
-        """`tainted` as a tensor."""
+        """`tainted` as a tensor, False if it is None."""
         whole = self.state
         return self.tainted if self.tainted is not None else whole.new_zeros(whole.shape[:2], dtype=torch.bool)
 
 
 @runtime_checkable
 class Recurrent(Protocol):
-    """A matrix of new tokens, which continues from the `Memory` of all tokens before."""
+    """The interface of a matrix of new tokens that continues from the `Memory` of all earlier tokens."""
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """Return the product with the values of old and new tokens, and the memory after all of them."""
+        """Return the output for the new tokens, and the recurrent memory after them."""
         ...
 
 
 class RecurrentCache(LayerCache):
-    """The sums over earlier tokens of causal linear attention: constant memory for sequences of any length.
+    """The running sums of causal linear attention: constant memory for sequences of any length.
 
     For mechanisms whose matrix is a product of features (`saccade.mechanisms.Linear`, `saccade.mechanisms.Performer`)
     and causal masks that these take. Equals the run with a `saccade.caches.KVCache`, and the full run. The mask must be
-    the same in every call. A sum cannot be taken apart again: `crop` goes back to nothing or nowhere; `fork` before a
+    the same in every call. Tokens cannot be subtracted from a sum: `crop` goes back to 0 only; `fork` before a
     guess costs nothing.
 
     Gradients flow to the keys and values of the call itself; stored ones are constants.
@@ -101,7 +101,7 @@ class RecurrentCache(LayerCache):
         self._source: Hashable = None
 
     def advance(self, call: Call) -> Tensor:
-        """Attend with one sweep: the sums are read and written as a whole, however many tokens come."""
+        """Attend to all earlier tokens through the recurrent memory, and update it."""
         if call.dropout_p:
             reason = "dropout_p is not 0, and single weights of earlier tokens cannot be dropped from a sum"
             hint = "KVCache() keeps the tokens themselves"
@@ -123,7 +123,7 @@ class RecurrentCache(LayerCache):
 
     @property
     def _memory(self) -> Memory | None:
-        """The stored memory, usable in the current gradient mode."""
+        """The stored recurrent memory, usable in the current gradient mode."""
         if not self._state:
             return None
         stored = {name: usable(x) for name, x in self._state.items()}
@@ -133,14 +133,14 @@ class RecurrentCache(LayerCache):
         numbers, tensors = super().state()
         if self._spec is not None:
             sizes = {"head_dim": self._spec.head_dim, "value_dim": self._spec.value_dim}
-            numbers |= {**sizes, "source": _listed(self._source)}
+            numbers |= {**sizes, "source": _as_lists(self._source)}
         return numbers, tensors
 
     def _sizes(self, contents: Contents) -> dict[str, int]:
         return {name: contents.count(name) for name in ("head_dim", "value_dim")}
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
-        self._source = _hashable(contents)
+        self._source = _source_in(contents)
         # The denominator, if there is one, is one more column.
         if state["state"].shape[3] - contents.count("value_dim") not in (0, 1):
             raise contents.misfit("value_dim")
@@ -155,28 +155,28 @@ class RecurrentCache(LayerCache):
         super()._check_spec(stored, new._replace(head_dim=stored.head_dim, dtype=dtype))
 
 
-def _listed(source: Hashable) -> Any:
-    """Return a source as JSON: lists for tuples.
+def _as_lists(source: Hashable) -> Any:
+    """Return the source of a recurrent memory as JSON: lists for tuples.
 
     Raises:
         UnsupportedError: something else is in it than numbers, strings and None.
     """
     if isinstance(source, tuple):
-        return [_listed(part) for part in source]
+        return [_as_lists(part) for part in source]
     if not isinstance(source, str | int | float | None):
         reason = f"its features are told apart by a {type(source).__name__}, which no file of a cache holds"
         raise unsupported("RecurrentCache", [reason], hint="features that are told apart by numbers")
     return source
 
 
-def _hashable(contents: Contents) -> Hashable:
-    """Return the source in a file."""
+def _source_in(contents: Contents) -> Hashable:
+    """Return the source of the recurrent memory in a file: tuples for lists."""
 
-    def made(value: object) -> Hashable:
+    def as_tuples(value: object) -> Hashable:
         if isinstance(value, list):
-            return tuple(map(made, value))
+            return tuple(map(as_tuples, value))
         if not isinstance(value, str | int | float | None):
             raise contents.misfit("source")
         return value
 
-    return made(contents.value("source"))
+    return as_tuples(contents.value("source"))

@@ -1,4 +1,4 @@
-"""RingCache: tokens in slots, where a new token overwrites the one that it replaces; constant memory."""
+"""Ring-buffer caches: a new token overwrites the slot of an old one, so memory is constant."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.buffers import usable
 from saccade.caches.cache import LayerCache
-from saccade.caches.files.record import Contents, Leaf
+from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.masks import Mask, Segments
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.validation import check_int
@@ -20,7 +20,7 @@ Index = Tensor | slice
 
 
 class RingCache(LayerCache):
-    r"""Keys and values of the first few positions and of the last ones; equals the dense run with its `rule`.
+    r"""A cache of the first few positions and of the last ones; equals the dense run with its mask `rule`.
 
     The base of caches that evict by position alone: a subclass passes the positions to keep, and the mask.
 
@@ -29,8 +29,8 @@ class RingCache(LayerCache):
         kept_first: positions at the beginning that are kept, at least 0.
         kept_last: last positions that are kept, the newest included, at least 1.
 
-    Cost: memory ``batch * kv_heads * (kept_first + kept_last) * (head_dim + value_dim)`` elements, taken at once, and 8
-    bytes for each stored token of each item (of all, if positions are the same). A step reads all stored tokens.
+    Cost: memory ``batch * kv_heads * (kept_first + kept_last) * (head_dim + value_dim)`` elements, allocated at once,
+    and 8 bytes for each stored token of each item (of all, if positions are the same). A step reads all stored tokens.
     """
 
     leaves: ClassVar[tuple[Leaf, ...]] = (
@@ -40,7 +40,7 @@ class RingCache(LayerCache):
     )
     numbers = ("is_run",)
 
-    is_run: bool  # whether tokens stand at 0, 1, 2, … in every item
+    is_run: bool  # whether positions are 0, 1, 2, … in every item
 
     def __init__(self, rule: Mask, kept_first: int, kept_last: int):
         super().__init__()
@@ -49,7 +49,7 @@ class RingCache(LayerCache):
 
     @property
     def kv_positions(self) -> Tensor:
-        """The positions of the stored tokens, int64 ``[batch | 1, slots]``, in no order; -1 for an empty slot."""
+        """The positions of the tokens in the slots, int64 ``[batch | 1, slots]``, unordered; -1 for an empty slot."""
         return self._state["table"] if self._state else torch.full((1, self._slots), -1)
 
     def advance(self, call: Call) -> Tensor:
@@ -59,7 +59,7 @@ class RingCache(LayerCache):
         if q_len == 1 and self._state:
             out = self._step(call, table, is_run=is_run)
         else:
-            out = self._long(call, table)
+            out = self._attend_many(call, table)
             if q_len:
                 self._write(call, table)
         self.is_run = is_run
@@ -81,7 +81,7 @@ class RingCache(LayerCache):
         self._tokens = Positions.ending_before(length)
 
     def _step(self, call: Call, table: Tensor, *, is_run: bool) -> Tensor:
-        """Attend with one token, which replaces the token that leaves."""
+        """Attend with one token, which overwrites the slot of the token that leaves the window."""
         before = self._write(call, table)
         used = min(self.length + 1, self._slots) if is_run else self._slots  # slots fill up one by one
         try:
@@ -104,16 +104,16 @@ class RingCache(LayerCache):
         self._traffic = Traffic(keys.nbytes + values.nbytes, call.key.nbytes + call.value.nbytes)
         return out
 
-    def _long(self, call: Call, table: Tensor) -> Tensor:
-        """Attend with several tokens, each of which sees its part of stored and new tokens."""
-        keys, values, kv_positions = self._joined(call, table)
+    def _attend_many(self, call: Call, table: Tensor) -> Tensor:
+        """Attend with several tokens, each of which sees its part of the stored and new tokens."""
+        keys, values, kv_positions = self._stored_and_new(call, table)
         self._traffic = Traffic(keys.nbytes + values.nbytes, call.key.nbytes + call.value.nbytes)
-        mask, where = self._with_rule(call.mask), call.positions
+        mask, where = self._joined_mask(call.mask), call.positions
         matrix = call.mechanism(call.query, keys, mask=mask, q_positions=where, kv_positions=kv_positions)
         return matrix.matmul(values, dropout_p=call.dropout_p)
 
-    def _joined(self, call: Call, table: Tensor) -> tuple[Tensor, Tensor, GivenPositions]:
-        """Return stored keys and values followed by the new ones, and their positions."""
+    def _stored_and_new(self, call: Call, table: Tensor) -> tuple[Tensor, Tensor, GivenPositions]:
+        """Return the keys and values in the slots followed by the new ones, and their positions."""
         if not self._state:
             return call.key, call.value, call.positions
         stored = self._state["table"]
@@ -123,28 +123,26 @@ class RingCache(LayerCache):
         return torch.cat([self._unrotated_keys(), call.key], 2), values, kv_positions
 
     def _unrotated_keys(self) -> Tensor:
-        """Return the stored keys, not rotated."""
+        """Return the stored keys before the rotation."""
         return self._state["keys"]
 
     def _step_mask(self, call: Call, q_table: Tensor, table: Tensor) -> tuple[Mask | None, Tensor, Tensor]:
-        """Return the mask of a step, and the positions of its query and of the slots."""
-        return self._with_rule(call.mask), q_table, table
+        """Return the mask of a decoding step, and the positions of its query and of the slots."""
+        return self._joined_mask(call.mask), q_table, table
 
     def _visible_slots(self, x: Tensor, place: int) -> Tensor:
-        """Return the slots of keys or values that the mask shows a query at ``place``, if positions are 0, 1, 2, …"""
+        """Return the slots of a tensor that the mask shows to a query at ``place``, if positions are 0, 1, 2, …"""
         return x[:, :, : min(place + 1, self._slots)]
 
-    def _with_rule(self, rule: Mask | None) -> Mask:
+    def _joined_mask(self, rule: Mask | None) -> Mask:
         return self.rule if rule is None else self.rule & rule
 
     def _new_leaves(self, key: Tensor, value: Tensor) -> dict[str, tuple[Tensor, int]]:
-        """Return the new tokens of each leaf with slots, and its number of slots; fewer than all are for the first
-        positions.
-        """
+        """Return the new entries of each slot tensor, and its number of slots."""
         return {"keys": (key, self._slots), "values": (value, self._slots)}
 
     def _prepare_memory(self, call: Call, table: Tensor) -> None:
-        """Allocate memory that may be written to, with a row of the table for each item if items differ."""
+        """Allocate writable memory for the slots, with a table row for each item if items differ."""
         key, value = call.key, call.value
         if not self._state:
             # Zeros: an empty slot is hidden, but must not be NaN.
@@ -158,12 +156,12 @@ class RingCache(LayerCache):
             self._state["table"] = self._state["table"].repeat(len(table), 1)
 
     def _write(self, call: Call, table: Tensor) -> list[tuple[Tensor, Any, Tensor]]:
-        """Store what later tokens need of the new ones; return what was overwritten, and where."""
+        """Store the new tokens that later calls need; return what they overwrote, and in which slots."""
         self._prepare_memory(call, table)
         return self._put(self._state, call._replace(key=call.key.detach(), value=call.value.detach()), table)
 
     def _put(self, leaves: dict[str, Tensor], call: Call, table: Tensor) -> list[tuple[Tensor, Any, Tensor]]:
-        """Write the new tokens to store into their slots; return what was overwritten, and where."""
+        """Write new tokens into their slots; return the overwritten entries and their slots."""
         new = {name: x for name, (x, _) in self._new_leaves(call.key, call.value).items()}
         new["table"] = table[:, None, :, None]
         before, all_kept = [], self._places(call.positions.run, table, _FARTHEST)
@@ -180,9 +178,7 @@ class RingCache(LayerCache):
         return before
 
     def _places(self, run: range | None, table: Tensor, stop: int) -> tuple[Index, Index, Index] | None:
-        """Return items, columns and slots of the new tokens before ``stop`` that later ones need; None if there is
-        none.
-        """
+        """Return items, columns and slots of the new tokens before ``stop`` to store; None if there are none."""
         if run is not None and len(run) == 1:
             place, sinks = run[0], self._first_slots
             slot = place if place < sinks else sinks + (place - sinks) % self._last_slots
@@ -192,7 +188,7 @@ class RingCache(LayerCache):
         return rows if len(table) > 1 else slice(None), columns, self._slot(table[rows, columns])
 
     def _slot(self, positions: Tensor) -> Tensor:
-        """Return the slot of each token: a fixed one for the first positions, the others in turn."""
+        """Return the slot of each position: a fixed one for the first positions, the others in turn."""
         later = self._first_slots + (positions - self._first_slots) % self._last_slots
         return torch.where(positions < self._first_slots, positions, later)
 
@@ -206,7 +202,7 @@ class RingCache(LayerCache):
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         self.is_run = contents.value("is_run") is True
-        # Each position has a slot of its own; where tokens stand one by one, it is known which ones are there.
+        # Each position has its own slot; if positions are consecutive, the filled slots are known.
         slot, table = torch.arange(self._slots, device=state["table"].device), state["table"]
         is_wrong = (table >= 0) & (self._slot(table) != slot)
         if self.is_run:
@@ -218,7 +214,7 @@ class RingCache(LayerCache):
 
 
 class SegmentCache(RingCache):
-    r"""Keys and values of the open segment and of the ``memory`` tokens before it; all others are forgotten.
+    r"""A cache of the open segment and of the ``memory`` tokens before it; all others are forgotten.
 
     It equals the dense run with the layer's mask ``& masks.Segments(segment, memory)``: any causal mask, any split of
     the sequence into calls, ragged batches too. Segments are counted in positions, so that each item has its own.

@@ -1,4 +1,4 @@
-"""SinkWindowCache: the first tokens and the last ones, in constant memory."""
+"""SinkWindowCache: the first tokens (attention sinks) and a window of the last ones, in constant memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from saccade import masks
 from saccade.caches.attend_call import Call, Traffic
-from saccade.caches.files.record import Contents, Leaf
+from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.caches.ring_buffer import RingCache
 from saccade.matrix import AttentionMatrix
 from saccade.positions import Rotary
@@ -19,7 +19,7 @@ from saccade.support.validation import check_int, check_type
 
 
 class SinkWindowCache(RingCache):
-    r"""Keys and values of the first ``sink_tokens`` tokens and of the last ``window``; all others are forgotten.
+    r"""A cache of the first ``sink_tokens`` tokens and of the last ``window``; all others are forgotten.
 
     Without ``rotary`` tokens keep their positions, and it equals the dense run with the layer's mask
     ``& masks.streaming(sink_tokens, window)``: any causal mask, any split of the sequence into calls, ragged batches
@@ -35,15 +35,15 @@ class SinkWindowCache(RingCache):
     Args:
         sink_tokens: positions at the beginning that are kept, at least 0.
         window: last tokens that are kept, the newest included, at least 1.
-        rotary: the layer's own, to count positions inside the cache; None to leave them as they are.
+        rotary: the rotary of the layer, to count positions inside the cache; None to leave them unchanged.
 
     Raises:
         ValueError: sizes out of range, tokens at positions before earlier ones, or another batch than before.
         UnsupportedError: a crop to where tokens are missing; with ``rotary``, a mask that reads more than distances,
             positions other than 0, 1, 2, …, or a long call with anything but a softmax without a sink logit.
 
-    Cost: memory ``batch * kv_heads * (sink_tokens + window) * (head_dim + value_dim)`` elements, taken at once, and 8
-    bytes for each stored token of each item (of all, if positions are the same). A step reads all stored tokens.
+    Cost: memory ``batch * kv_heads * (sink_tokens + window) * (head_dim + value_dim)`` elements, allocated at once, and
+    8 bytes for each stored token of each item (of all, if positions are the same). A step reads all stored tokens.
 
     Example:
         >>> from saccade import masks, mechanisms
@@ -86,11 +86,11 @@ class SinkWindowCache(RingCache):
         keys = self._state["keys"]
         return torch.cat([self._state["sinks"], keys[:, :, self.sink_tokens :]], 2) if "sinks" in self._state else keys
 
-    def _long(self, call: Call, table: Tensor) -> Tensor:
-        """Attend with several tokens, each of which sees its own window of stored and new tokens."""
+    def _attend_many(self, call: Call, table: Tensor) -> Tensor:
+        """Attend with several tokens, each of which sees the sinks and its own window."""
         if self.rotary is None or not table.numel() or int(table.max()) < self._slots:
-            return super()._long(call, table)
-        keys, values, kv_positions = self._joined(call, table)
+            return super()._attend_many(call, table)
+        keys, values, kv_positions = self._stored_and_new(call, table)
         self._traffic = Traffic(keys.nbytes + values.nbytes, call.key.nbytes + call.value.nbytes)
         near, first = masks.Causal() & masks.Window(self.window - 1, 0), masks.Prefix(max(1, self.sink_tokens))
         parts: list[tuple[Tensor, masks.Mask, GivenPositions]] = [
@@ -110,14 +110,14 @@ class SinkWindowCache(RingCache):
                 raise unsupported(type(call.mechanism).__name__, [reason], hint=hint)
             outs.append(part.matmul(values, dropout_p=call.dropout_p))
             logs.append(part.lse)
-        return _merged(outs, logs)
+        return _merge_softmaxes(outs, logs)
 
     def _new_leaves(self, key: Tensor, value: Tensor) -> dict[str, tuple[Tensor, int]]:
         leaves = super()._new_leaves(key, value)
         return leaves | {"sinks": (key, self.sink_tokens)} if self.rotary is not None and self.sink_tokens else leaves
 
     def _turn_sinks(self, rotary: Rotary, q_table: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotate the first tokens up to the window; return the positions of query and slots inside the cache."""
+        """Rotate the sinks up to the window; return the positions of query and slots inside the cache."""
         shift = (q_table - (self._slots - 1)).clamp(min=0)  # [batch | 1, 1]; of an item without a token 0
         first = torch.arange(table.shape[1], device=table.device) < self.sink_tokens
         inside = torch.where(first | (table < 0), table, table - shift)
@@ -128,7 +128,7 @@ class SinkWindowCache(RingCache):
         return q_table - shift, inside
 
     def _check_inside(self, call: Call, table: Tensor) -> None:
-        """Raise unless positions may be counted inside the cache."""
+        """Raise unless positions may be counted inside the cache (with ``rotary``)."""
         reasons = []
         if call.mask is not None and not call.mask.is_relative:
             reasons.append(f"positions are counted inside the cache, and {call.mask} reads more than distances")
@@ -155,8 +155,8 @@ class SinkWindowCache(RingCache):
         super()._check_restored(contents, state)
 
 
-def _merged(outs: list[Tensor], logs: list[Tensor]) -> Tensor:
-    """Merge softmaxes over different keys into one."""
+def _merge_softmaxes(outs: list[Tensor], logs: list[Tensor]) -> Tensor:
+    """Merge the outputs of softmaxes over disjoint sets of keys into one."""
     log = torch.stack(logs)
     total = log.logsumexp(0)
     shares = (log - total).nan_to_num(nan=0.0).exp() * ~total.isinf()

@@ -1,4 +1,4 @@
-"""The commands and the options that all of them share."""
+"""The commands, and the options that all of them share."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -20,16 +20,16 @@ app = typer.Typer(
 
 _COMMANDS: dict[
     Callable[..., None], str
-] = {  # each said in the list of commands, where a terminal of 80 columns holds 64 of them
+] = {  # the list of commands has 64 columns for each description, in a terminal of 80
     look: "Show what a trained model attends to in a text.",
     compare: "Compare other ways to mix tokens with exact attention.",
     generate: "Continue a text with a language model.",
-    verify: "Check what is said about attention, theorem by theorem.",
-    audit: "Hold a model against a rule: which token reaches which.",
-    cost: "Say what attention or a model costs, before it is run.",
+    verify: "Check claims about attention, theorem by theorem.",
+    audit: "Check which tokens influence which outputs against a rule.",
+    cost: "Estimate what attention or a model costs, before it is run.",
 }
-for command, said in _COMMANDS.items():
-    app.command(short_help=said, epilog=STATUSES)(command)
+for command, description in _COMMANDS.items():
+    app.command(short_help=description, epilog=STATUSES)(command)
 
 
 def _print_version(asked: bool) -> None:

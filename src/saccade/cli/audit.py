@@ -1,4 +1,4 @@
-"""``saccade audit``: which token reaches which in a model."""
+"""``saccade audit``: check which tokens influence which outputs of a model."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from torch import nn
 
 from saccade.auditing import Report
 from saccade.auditing import audit as run
-from saccade.auditing.float64 import said
+from saccade.auditing.float64 import describe_error
 from saccade.auditing.loading import model_of
 from saccade.auditing.report import DRAWN
 from saccade.cli.exits import fail, loaded, refuse, refuse_beside
@@ -24,28 +24,28 @@ _Model = Annotated[
 _Rule = Annotated[
     str | None,
     typer.Option(
-        metavar="RULE", help='Who may see whom, as in "causal & window(127, 0)"; else what the model declares.'
+        metavar="RULE", help='The mask, as in "causal & window(127, 0)"; else the one that the model declares.'
     ),
 ]
 _Packed = Annotated[
     str | None,
-    typer.Option(metavar="N,N,...", help="Lengths of texts, in tokens; packed, each must say what it says alone."),
+    typer.Option(metavar="N,N,...", help="Lengths of texts, in tokens; packed, each must give what it gives alone."),
 ]
 _Padded = Annotated[bool, typer.Option("--padded", help="Padding, left and right, must change nothing.")]
-_Cache = Annotated[bool, typer.Option("--cache", help="A prompt and steps must say what the whole text does.")]
+_Cache = Annotated[bool, typer.Option("--cache", help="A prompt and steps must give what the whole text gives.")]
 _Against = Annotated[
     list[str] | None,
-    typer.Option("--against", metavar="NAME", help="An implementation that must say the same: eager, sdpa."),
+    typer.Option("--against", metavar="NAME", help="An implementation that must give the same: eager, sdpa."),
 ]
 _Length = Annotated[int, typer.Option(min=2, help="Tokens of the two random texts.")]
-_Tests = Annotated[int, typer.Option(min=1, help="Sets of rows to look at.")]
-_Seed = Annotated[int, typer.Option(min=0, help="Of random weights, texts and changes.")]
-_Picture = Annotated[bool, typer.Option("--picture", help="Draw the declared rule beside what was measured.")]
+_Tests = Annotated[int, typer.Option(min=1, help="Sets of rows to test.")]
+_Seed = Annotated[int, typer.Option(min=0, help="Seed of random weights, texts and changes.")]
+_Picture = Annotated[bool, typer.Option("--picture", help="Draw the declared rule beside the measured one.")]
 _Out = Annotated[
     Path | None, typer.Option(metavar="FILE", help="The file for a figure of the two: .png, .svg or .pdf.")
 ]
 _Strict = Annotated[bool, typer.Option("--strict", help="End with status 1 also if a claim was not answered.")]
-_Script = Annotated[bool, typer.Option("--script", help="Print lines that show what is broken without this library.")]
+_Script = Annotated[bool, typer.Option("--script", help="Print lines that show a broken claim without this library.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 
@@ -66,15 +66,15 @@ def audit(
     as_json: _Json = False,
     strict: _Strict = False,
 ) -> None:
-    """Hold a model against a rule: which token reaches which, end to end and layer by layer.
+    """Check which tokens influence which outputs of a model against a rule, end to end and layer by layer.
 
-    The model runs as it is; changed tokens and gradients show what reaches what. The exit status is 1 if a claim is
-    broken; with --strict, also if one was not answered.
+    The model runs unchanged; changed tokens and gradients show which outputs depend on them. The exit status is 1 if a
+    claim is broken; with --strict, also if one was not answered.
     """
     if as_json:
         refuse_beside(context, "--json", ("--picture", "--out", "--script"), "prints all as one object")
     if packed is not None:
-        refuse_beside(context, "--packed", ("--length",), "says how many tokens there are")
+        refuse_beside(context, "--packed", ("--length",), "sets the number of tokens")
     declared, lengths = _declared(rule), _lengths(packed)
     length = length if lengths is None else sum(lengths)
     if (picture or out) and length > DRAWN:
@@ -95,11 +95,11 @@ def audit(
     except (TypeError, ValueError) as error:
         refuse("audit", str(error).removeprefix("audit: "))
     except (RuntimeError, NotImplementedError, IndexError) as error:
-        fail("audit", f"the model must run on {length} tokens; it raised {said(error)}")
+        fail("audit", f"the model must run on {length} tokens; it raised {describe_error(error)}")
     typer.echo(json.dumps(report.to_json(), indent=2, allow_nan=False) if as_json else str(report))
     _draw(report, picture, out)
     if script:
-        typer.echo("\n" + (report.script or "no script: nothing is broken, or no lines say how\n"), nl=False)
+        typer.echo("\n" + (report.script or "no script: nothing is broken, or it cannot be written as one\n"), nl=False)
     if not report.ok or (strict and report.unanswered):
         raise typer.Exit(1)
 

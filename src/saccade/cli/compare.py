@@ -1,4 +1,4 @@
-"""``saccade compare``: how far approximate attention is from exact attention, on what a trained model attends with."""
+"""``saccade compare``: the error of approximate attention, on queries and keys of a trained model."""
 
 from pathlib import Path
 from typing import Annotated, cast
@@ -16,7 +16,7 @@ from saccade.learning.training import DEFAULT
 from saccade.masks import Mask
 from saccade.matrix import AttentionMatrix
 from saccade.mechanisms import Linear, Linformer, Mechanism, Nystrom, Performer
-from saccade.mechanisms.compare import compare as compare_tensors
+from saccade.mechanisms.comparison import compare as compare_tensors
 from saccade.models import Decoder, Encoder
 from saccade.nn import DecoderLayer, EncoderLayer, MultiHeadAttention
 from saccade.text import visible
@@ -30,42 +30,42 @@ def compare(
         list[str] | None, typer.Argument(metavar="TEXT", help="The text; several arguments are joined by spaces.")
     ] = None,
     model_name: FittingModel = None,
-    layer: Annotated[int, typer.Option(help="The layer whose queries and keys are taken, counted from 0.")] = 0,
+    layer: Annotated[int, typer.Option(help="The layer whose queries and keys are used, counted from 0.")] = 0,
     features: Annotated[int, typer.Option(min=1, help="Random features of the Performer.")] = 256,
     landmarks: Annotated[int, typer.Option(min=1, help="Landmarks of Nystrom, and slots of Linformer.")] = 32,
     out: Annotated[
         Path | None,
-        typer.Option(help="The file for a picture: error against time, or what was learned; else none is drawn."),
+        typer.Option(help="The file for a figure: error against time, or training results; else none is drawn."),
     ] = None,
     train: Annotated[
-        bool, typer.Option("--train", help="Train small models on recall instead, one for each way to mix tokens.")
+        bool, typer.Option("--train", help="Train small models on recall instead, one for each token mixer.")
     ] = False,
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Train this mixer, or for this task, else all; may be repeated."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many times each is trained, with a seed of its own.")] = 3,
-    steps: Annotated[int, typer.Option(min=1, help="Most steps of a training, a batch each.")] = DEFAULT.steps,
-    runs: Annotated[Path, typer.Option(help="The folder that keeps what was trained; a later call goes on.")] = _RUNS,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of trainings of each, with different seeds.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Maximum steps of a training, a batch each.")] = DEFAULT.steps,
+    runs: Annotated[Path, typer.Option(help="The folder of trained runs; a later call continues them.")] = _RUNS,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Trainings at a time; by default as many as cores.")
+        int | None, typer.Option(min=1, help="Parallel trainings; by default one for each core.")
     ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print what was learned as Markdown.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the training results as Markdown.")] = False,
 ) -> None:
-    """Compare Linear, Performer, Linformer and Nystrom with exact attention, or train all that mix tokens.
+    """Compare Linear, Performer, Linformer and Nystrom with exact attention, or train models with each token mixer.
 
-    Queries, keys and values are those of a layer of a trained model as it reads the text, an encoder of BERT's form or
-    a language model; what is longer than the model reads is left out. Nothing is trained here: Linear and Linformer
-    would be. What a mechanism cannot do, such as hide later tokens, is said.
+    Queries, keys and values come from a layer of a trained model that reads the text, a BERT-like encoder or a language
+    model; text beyond the model's length is left out. Nothing is trained here, although Linear and Linformer usually
+    are. Limits of a mechanism, such as no causal mask, are reported.
 
-    With --train: small models, alike but for attention, mask, recurrence or convolution, learn recall, copying,
+    With --train: small models that differ in attention, mask, recurrence or convolution alone learn recall, copying,
     ListOps and passkeys. All 294 trainings take some two hours of one core, a single one half a minute.
     """
     if not train:
         others = ("--only", "--seeds", "--steps", "--runs", "--workers", "--markdown")
         refuse_beside(context, "TEXT", others, "trains nothing; --train does")
-        given = text or []
-        _compare(given, model_name or fitting_name("".join(given)), layer, features, landmarks, out)
+        words = text or []
+        _compare(words, model_name or fitting_name("".join(words)), layer, features, landmarks, out)
         return
     why = "reads no text"
     refuse_beside(context, "--train", ("--model", "--layer", "--features", "--landmarks"), why)
@@ -75,7 +75,7 @@ def compare(
 
 
 def _compare(text: list[str], model_name: str, layer: int, features: int, landmarks: int, out: Path | None) -> None:
-    """Compare on a text, and draw where a file is wanted."""
+    """Compare on a text, and draw a figure if ``out`` names a file."""
     joined = " ".join(text)
     if not joined.strip():
         refuse("compare", "TEXT must have at least one word; got nothing to read")
@@ -102,16 +102,16 @@ def _compare(text: list[str], model_name: str, layer: int, features: int, landma
 
 
 def _read(model: Encoder | Decoder, text: str, layer: int) -> tuple[Tensor, Tensor, Tensor, Mask | None]:
-    """Queries, keys and values of a layer, ``[1, heads, tokens, head_dim]``, and its mask."""
-    assert model.tokenizer is not None, "it has been looked for"
+    """Return queries, keys and values of a layer, ``[1, heads, tokens, head_dim]``, and its mask."""
+    assert model.tokenizer is not None, "the caller checks it"
     tokens = torch.tensor([model.tokenizer.encode(text).ids[: model.config.max_len]])
     if not tokens.numel():
         refuse("compare", "TEXT must have at least one token; got nothing that the model reads")
     layers = model.layers if isinstance(model, Encoder) else model.stack.layers
     attention = cast("MultiHeadAttention", cast("EncoderLayer | DecoderLayer", layers[layer]).attention)
-    seen: list[Tensor] = []
-    with torch.no_grad(), attention.register_forward_pre_hook(lambda _, given: seen.append(given[0])):
+    inputs: list[Tensor] = []
+    with torch.no_grad(), attention.register_forward_pre_hook(lambda _, args: inputs.append(args[0])):
         model(tokens)
-        matrix = cast(AttentionMatrix, attention.matrix(seen[0]))
-        value = attention.value_projection(seen[0]).unflatten(2, (-1, attention.head_dim)).transpose(1, 2)
+        matrix = cast(AttentionMatrix, attention.matrix(inputs[0]))
+        value = attention.value_projection(inputs[0]).unflatten(2, (-1, attention.head_dim)).transpose(1, 2)
     return matrix.inputs.query, matrix.inputs.key, value, attention.mask

@@ -1,4 +1,4 @@
-"""``saccade cost``: what attention or a model computes and holds, here or over ranks, before anything is run."""
+"""``saccade cost``: compute and memory of attention or a model, on one machine or over ranks, before it is run."""
 
 import json
 from pathlib import Path
@@ -6,21 +6,22 @@ from typing import Annotated, Literal
 
 import torch
 import typer
+from torch import nn
 
-from saccade.cli.cost_here import here
-from saccade.cli.exits import refuse, refuse_beside, refuse_without
+from saccade import costs
+from saccade.cli.exits import loaded, refuse, refuse_beside, refuse_without
+from saccade.cli.loading import load
 from saccade.cli.output_files import put
+from saccade.costs import Cost, growth
 from saccade.distributed import exchange, figures
 from saccade.distributed.exchange_plan import Exchange
-from saccade.masks import parse
+from saccade.masks import Mask, parse
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
-_DRAWN = 4096  # ranks, of which each row and column is looked at
+_DRAWN = 4096  # maximum ranks of a picture
 
-_Rule = Annotated[
-    str | None, typer.Argument(metavar="RULE", help='Who may see whom, as in "causal & window(4095, 0)".')
-]
+_Rule = Annotated[str | None, typer.Argument(metavar="RULE", help='The mask, as in "causal & window(4095, 0)".')]
 _Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Length of the whole sequence, in tokens.")]
 _Ranks = Annotated[
     int | None,
@@ -32,13 +33,13 @@ _Model = Annotated[
 _Memory = Annotated[
     float | None,
     typer.Option(
-        min=0, metavar="GIB", help="Memory in GiB: say what fits in it; nothing is said when left out; on one machine."
+        min=0, metavar="GIB", help="Memory in GiB: report what fits in it; no report when left out; on one machine."
     ),
 ]
-_Seconds = Annotated[bool, typer.Option("--seconds", help="Say how long it takes; on one machine.")]
+_Seconds = Annotated[bool, typer.Option("--seconds", help="Estimate the time; on one machine.")]
 _Heads = Annotated[int, typer.Option(min=1, help="Heads of queries.")]
 _KVHeads = Annotated[
-    int | None, typer.Option(min=1, help="Heads of keys and values; as many as of queries when left out.")
+    int | None, typer.Option(min=1, help="Heads of keys and values; the number of query heads when left out.")
 ]
 _HeadDim = Annotated[int, typer.Option(min=1, help="Width of a head, in numbers.")]
 _Dtype = Annotated[
@@ -47,14 +48,14 @@ _Dtype = Annotated[
 _Layout = Annotated[
     Literal["auto", "contiguous", "zigzag", "striped", "balanced"], typer.Option(help="Which rank holds which tokens.")
 ]
-_Strategy = Annotated[Literal["auto", "fetch", "gather", "ulysses"], typer.Option(help="How queries and keys meet.")]
-_Picture = Annotated[bool, typer.Option("--picture", help="Draw who gets keys from whom.")]
+_Strategy = Annotated[Literal["auto", "fetch", "gather", "ulysses"], typer.Option(help="How ranks exchange keys.")]
+_Picture = Annotated[bool, typer.Option("--picture", help="Draw which rank gets keys from which.")]
 _Out = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
         help="The file for a figure, .png, .svg or .pdf: memory against length, or time with --seconds; with --ranks, "
-        "who gets keys from whom.",
+        "which rank gets keys from which.",
     ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print the plan as JSON, rank by rank.")]
@@ -79,10 +80,10 @@ def cost(
     out: _Out = None,
     as_json: _Json = False,
 ) -> None:
-    """Say what attention or a model computes, moves and holds, before it is run.
+    """Estimate what attention or a model computes, moves and stores, before it is run.
 
-    With --ranks: what attention over a sequence on many ranks sends, holds and computes, forward, by rank. The fastest
-    plan is chosen for a machine that is assumed.
+    With --ranks: the traffic, memory and compute by rank of a forward pass of attention over a sequence on many ranks.
+    The fastest plan is chosen, for an assumed machine.
     """
     if (rule is None) == (model is None):
         refuse("cost", "RULE must be given, or --model instead of it")
@@ -127,3 +128,53 @@ def _told(plan: Exchange) -> dict[str, object]:
         "tokens": plan.layout.counts.tolist(),
         **{name: getattr(plan, name).tolist() for name in names},
     }
+
+
+_DOUBLINGS = 7  # a figure goes from a 128th of the tokens to all of them
+
+
+def here(
+    command: str,
+    rule: str | None,
+    model: str | None,
+    tokens: int,
+    size: tuple[int, int, int],
+    dtype: torch.dtype,
+    *,
+    memory: float | None,
+    asks_seconds: bool,
+    out: Path | None,
+) -> None:
+    """Print what a rule or a model costs, and draw it; ``size`` is heads, key heads and width of the rule's tensors."""
+    try:
+        subject: Mask | nn.Module = loaded(command, load, model) if model is not None else parse(rule or "")
+    except (TypeError, ValueError) as error:
+        refuse(command, f"RULE: {error}")
+    heads, kv_heads, head_dim = size
+
+    def at(length: int) -> Cost:
+        if isinstance(subject, nn.Module):
+            return costs.cost(subject, length)
+        return costs.cost(subject, length, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
+
+    try:
+        told = at(tokens)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        refuse(command, str(error).removeprefix("cost: "))
+    typer.echo(str(told))
+    if asks_seconds:
+        try:
+            typer.echo(f"\n{told.seconds()}")
+        except NotImplementedError as error:
+            refuse(command, str(error).removeprefix("Cost.seconds: "))
+    room = None if memory is None else memory * 2**30
+    if room is not None:
+        answers = {True: "fits", False: "does not fit"}
+        typer.echo(f"\nin {memory:g} GiB: a run {answers[told.fits(room)]}", nl=False)
+        typer.echo(f", a training step {answers[told.fits(room, training=True)]}")
+    if out is not None:
+        lengths = sorted({max(1, tokens >> halvings) for halvings in range(_DOUBLINGS + 1)})
+        if len(lengths) < 2:
+            refuse(command, f"--out must come with two tokens or more; got --tokens {tokens}")
+        curve = [*map(at, lengths[:-1]), told]
+        put(command, growth(curve, "seconds") if asks_seconds else growth(curve, memory=room), out)

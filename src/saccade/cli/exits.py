@@ -1,4 +1,4 @@
-"""How a command ends that cannot do what was asked: one sentence, and an exit status that says whose fault it is."""
+"""End a command with an error: one sentence, and an exit status that separates wrong arguments from failures."""
 
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
@@ -11,44 +11,44 @@ from saccade.cli.transformers_model import TransformersModel
 from saccade.text import visible
 
 STATUSES = (
-    "Exit status: 0 when all went well, 2 when what was typed cannot be done, 1 when something failed on the way (a "
-    "model that cannot be read, a full disk, a claim that is contradicted), 130 when interrupted (Ctrl-C, SIGTERM)."
+    "Exit status: 0 on success, 2 for wrong arguments, 1 for a failure on the way (a model that cannot be read, a full "
+    "disk, a claim that is contradicted), 130 for an interruption (Ctrl-C, SIGTERM)."
 )
-"""What the exit status of every command says."""
+"""The meaning of the exit status of every command."""
 
 Loaded = TypeVar("Loaded", bound=nn.Module | TransformersModel)
 
 
 def refuse(command: str, sentence: str) -> NoReturn:
-    """End with a sentence that says what was wrong with the arguments, and exit status 2.
+    """End with a sentence about wrong arguments, and exit status 2.
 
     Args:
-        command: what was called.
-        sentence: without a full stop; facts and a hint may follow in lines of their own.
+        command: the command's name.
+        sentence: without a full stop; facts and a hint may follow on further lines.
     """
     _end(command, sentence, 2)
 
 
 def fail(command: str, sentence: str) -> NoReturn:
-    """End with a sentence that says what failed though it was asked for rightly, and exit status 1."""
+    """End with a sentence about a failure that the arguments did not cause, and exit status 1."""
     _end(command, sentence, 1)
 
 
 def refuse_beside(context: typer.Context, chosen: str, others: Sequence[str], why: str) -> None:
-    """End where an option was given that does nothing beside ``chosen``.
+    """End if an option was typed that has no effect together with ``chosen``.
 
     Args:
         context: the command as it was called.
-        chosen: the option that leaves nothing to them, as it is written.
-        others: options, as they are written.
-        why: what ``chosen`` does, in a few words.
+        chosen: the option that excludes the others, such as "--json".
+        others: the excluded options.
+        why: a few words about the effect of ``chosen``.
     """
     for option in _typed(context, others):
         refuse(context.info_name or "", f"{option} must be left out where {chosen} is given, which {why}")
 
 
 def refuse_without(context: typer.Context, needed: str, others: Sequence[str]) -> None:
-    """End where an option was given that says something only beside ``needed``, which was not."""
+    """End if an option was typed that has an effect only together with ``needed``."""
     for option in _typed(context, others):
         refuse(context.info_name or "", f"{option} must come with {needed}")
 
@@ -60,29 +60,28 @@ def _typed(context: typer.Context, options: Sequence[str]) -> list[str]:
 
 
 def loaded(command: str, load: Callable[[str], Loaded], model: str) -> Loaded:
-    """What ``load`` makes of a name or folder; where it cannot, end with the reason and exit status 1.
+    """Load a model by name or folder; end with the reason and exit status 1 if that fails.
 
-    So it ends with a model whose weights are not all numbers: nothing can be said of what it computes. A name that is
-    none, and no folder, was typed wrongly: exit status 2.
+    A model with NaN or infinite weights fails too. A wrong name or folder ends with exit status 2.
     """
     try:
         check_name(model)
     except ValueError as error:
-        refuse(command, _told(command, error))
+        refuse(command, _sentence(command, error))
     try:
-        found = load(model)
-        check_numbers(found.module if isinstance(found, TransformersModel) else found)
-        return found
+        loaded_model = load(model)
+        check_numbers(loaded_model.module if isinstance(loaded_model, TransformersModel) else loaded_model)
+        return loaded_model
     except (ValueError, ImportError, NotImplementedError, OSError) as error:
-        fail(command, _told(command, error))
+        fail(command, _sentence(command, error))
 
 
-def _told(command: str, error: Exception) -> str:
+def _sentence(command: str, error: Exception) -> str:
     return str(error).removeprefix("load: ").removeprefix(f"{command}: ")
 
 
 def _end(command: str, sentence: str, status: int) -> NoReturn:
-    """Print lines; whatever is invisible in them, since they may come from outside, as its escape."""
+    """Print lines with invisible characters escaped, since they may come from files or arguments; then exit."""
     first, *others = sentence.removeprefix(f"{command}: ").split("\n")
     if not first.endswith((".", ":")):
         first += "."

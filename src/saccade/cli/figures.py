@@ -1,4 +1,4 @@
-"""The pictures of ``saccade look``."""
+"""The figures of ``saccade look``."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -23,24 +23,24 @@ MOST_WINDOWS = 150  # in one picture: a window is then some pixels wide
 _LINES_AT_MOST = 80
 _ANNOTATED_AT_MOST = 24  # words: the numbers of a larger map are too small to read on a screen
 _NUMBERED_AT_MOST = 40  # windows
-_SIDE = 1200  # pixels of the map of the whole, and its cells at most
+_SIDE = 1200  # pixels of the map of the whole text, and its maximum number of cells
 _CHOSEN = "#00738c"
 
 
 def figures(subject: Subject, weights: Tensor, best: Head) -> Iterator[tuple[str, "Figure", str]]:
-    """Pictures of what was read at once, with the names of their files and what they show.
+    """Yield the figures of one window: file name, figure and description.
 
     Args:
-        subject: what was read.
-        weights: between words, ``[layers, heads, words, words]``.
+        subject: the matrices of the text.
+        weights: weights between words, ``[layers, heads, words, words]``.
         best: the head to show.
     """
     rows, columns = ([legible(word.text) for word in side] for side in (subject.rows, subject.columns))
     where = f"layer {best.layer}, head {best.head}"
     chosen, words = weights[best.layer, best.head], max(len(rows), len(columns))
     labels: dict[str, Any] = {"x_labels": columns, "y_labels": rows}
-    seen = weights.amax((0, 1)) > 0  # what no head of any layer looks at is hidden by the mask
-    allowed = None if bool(seen.all()) else seen
+    nonzero = weights.amax((0, 1)) > 0  # pairs with weight 0 in every head are hidden by the mask
+    allowed = None if bool(nonzero.all()) else nonzero
     title, annotate = f"What each word (row) looks at (column): {where}", words <= _ANNOTATED_AT_MOST
     labels |= {"x_name": "looked at", "y_name": "word"}
     heatmap = viz.heatmap(chosen, annotate=annotate, title=title, allowed=allowed, **labels)
@@ -58,9 +58,9 @@ def figures(subject: Subject, weights: Tensor, best: Head) -> Iterator[tuple[str
 
 
 def whole(model: Model, subject: Subject, best: Head, advance: Callable[[], None]) -> "Figure":
-    """One head in the whole text: its windows along the diagonal, at the places that their tokens have in the text.
+    """Draw one head in the whole text: its windows along the diagonal, at the places of their tokens in the text.
 
-    Everything else is grey, for tokens of two windows never see each other. Of a text with more tokens than the
+    All other pairs are grey, because tokens of two windows never see each other. If the text has more tokens than the
     picture has pixels, the largest weight of neighbours is drawn.
 
     Args:
@@ -93,14 +93,14 @@ def whole(model: Model, subject: Subject, best: Head, advance: Callable[[], None
 
 
 def _pooled(model: Model, subject: Subject, best: Head, count: int, advance: Callable[[], None]) -> np.ndarray:
-    """The largest weights of neighbouring tokens, ``[cells, cells]``; NaN where nothing may be seen."""
+    """Return the largest weights of neighbouring tokens, ``[cells, cells]``; NaN for hidden pairs."""
     side = min(count, _SIDE)
     cells = np.full((side, side), np.nan, np.float32)
     for window in subject.windows:
         with torch.no_grad():
             layer = model.matrices(torch.tensor([window.tokens]))[best.layer].to_dense()[0, :, window.own, window.own]
-        seen = layer.amax(0) > 0
-        weights = layer[best.head].where(seen, torch.nan).float().numpy()
+        nonzero = layer.amax(0) > 0
+        weights = layer[best.head].where(nonzero, torch.nan).float().numpy()
         places = np.arange(window.start, window.stop) * side // count
         np.fmax.at(cells, (places[:, None], places), weights)
         advance()

@@ -17,26 +17,26 @@ from saccade.text import visible
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a character reads as while some of its bytes are still to come
-_AT_ONCE = 512  # tokens up to which each is said as it comes
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # the decoding of a character whose bytes are incomplete
+_AT_ONCE = 512  # number of tokens up to which each token is printed as it comes
 _Prompt = Annotated[
     list[str],
     typer.Argument(metavar="PROMPT", help="The text to continue; several arguments are joined by spaces."),
 ]
-_Count = Annotated[int, typer.Option(min=1, help="Most tokens to add.")]
+_Count = Annotated[int, typer.Option(min=1, help="Maximum number of tokens to add.")]
 _Temperature = Annotated[
-    float | None, typer.Option(help="Draw tokens; below 1 the likely becomes likelier. By default the likeliest.")
+    float | None, typer.Option(help="Draw tokens; below 1 likely tokens become likelier. By default the likeliest.")
 ]
-_TopK = Annotated[int | None, typer.Option(help="Draw among so many of the likeliest tokens; by default among all.")]
+_TopK = Annotated[int | None, typer.Option(help="Draw among this many likeliest tokens; by default among all.")]
 _TopP = Annotated[
     float | None,
     typer.Option(help="Draw among the likeliest tokens whose probabilities sum to it; by default among all."),
 ]
-_Beams = Annotated[int, typer.Option(min=1, help="Search with so many texts side by side.")]
+_Beams = Annotated[int, typer.Option(min=1, help="Number of beams of a beam search.")]
 _Seed = Annotated[
-    int | None, typer.Option(min=0, help="Of the draws; the same seed draws the same. By default each run draws anew.")
+    int | None, typer.Option(min=0, help="Seed of the draws, for equal results. By default each run draws anew.")
 ]
-_Trace = Annotated[bool, typer.Option("--trace", help="Say of every step what was read and kept of keys and values.")]
+_Trace = Annotated[bool, typer.Option("--trace", help="Print the keys and values read and stored in every step.")]
 
 
 def generate(
@@ -52,10 +52,10 @@ def generate(
 ) -> None:
     """Continue a text with a language model: a small one that comes with the package, or one from a folder.
 
-    Folders hold config.json, safetensors and tokenizer.json, in the form of GPT-2, Llama, Mistral or Qwen2.
+    A folder holds config.json, safetensors and tokenizer.json of a GPT-2, Llama, Mistral or Qwen2 model.
 
     The text goes to the standard output as its tokens come, or with --beams and --trace at the end; progress and
-    --trace go to the standard error. Ctrl-C ends it with the text as far as it has come.
+    --trace go to the standard error. Ctrl-C ends it with the text so far.
     """
     sampler = _sampler(temperature, top_k, top_p)
     _check_options(sampler, max_new_tokens, beams, seed, trace=trace)
@@ -71,25 +71,25 @@ def generate(
         refuse("generate", "PROMPT must have at least one token; got nothing to go on from")
 
     console, stop = Console(stderr=True, highlight=False, markup=False, emoji=False), decoder.config.end_tokens
-    speaker = Speaker(tokenizer, tokens, at_once=not trace)
+    printer = TextPrinter(tokenizer, tokens, at_once=not trace)
     try:
         if beams > 1:
             with progress(console, "tokens", None):
                 new = iter(beam_search(decoder, [tokens], max_new_tokens, beams=beams, stop=stop)[0][0].tokens)
         else:
             steps = stream(decoder, [tokens], max_new_tokens, sampler=sampler, stop=stop, seed=seed)
-            if trace or not sys.stdout.isatty():  # on a terminal the text itself shows how far it is
+            if trace or not sys.stdout.isatty():  # on a terminal the text itself shows the progress
                 steps = _counted(console, steps, max_new_tokens)
             new = _new(_traced(console, steps, tokenizer) if trace else steps, stop)
         for token in new:
-            speaker.hear(token)
+            printer.add(token)
     except KeyboardInterrupt:
-        speaker.break_off()
+        printer.break_off()
         raise
     except ValueError as error:
-        speaker.break_off()
+        printer.break_off()
         refuse("generate", str(error).partition("\n")[0])
-    speaker.finish()
+    printer.finish()
 
 
 def _check_options(sampler: Sampler | None, max_new_tokens: int, beams: int, seed: int | None, *, trace: bool) -> None:
@@ -106,7 +106,7 @@ def _check_options(sampler: Sampler | None, max_new_tokens: int, beams: int, see
 
 
 def _new(steps: Iterable[Step], stop: Collection[int]) -> Iterator[int]:
-    """The tokens of one text, without the token that ends it."""
+    """Yield the tokens of one text, without the token that ends it."""
     for step in steps:
         token = int(step.tokens[0])
         if token not in stop:
@@ -114,18 +114,18 @@ def _new(steps: Iterable[Step], stop: Collection[int]) -> Iterator[int]:
 
 
 def _traced(console: Console, steps: Iterable[Step], tokenizer: "Tokenizer") -> Iterator[Step]:
-    """The steps, with a line for each that says it in words."""
+    """Yield the steps, and print a line about each."""
     console.print(f"{'step':>5}  {'phase':<7}  {'tokens':>6}  {'K,V read':>10}  {'appended':>10}  chosen")
     for number, step in enumerate(steps):
         read, appended = (_bytes(count) for count in (step.bytes_read, step.bytes_appended))
-        said = visible(repr(tokenizer.decode([int(step.tokens[0])], skip_special_tokens=False)))
-        line = f"{number:>5}  {step.phase:<7}  {step.processed:>6}  {read:>10}  {appended:>10}  {said}"
+        token = visible(repr(tokenizer.decode([int(step.tokens[0])], skip_special_tokens=False)))
+        line = f"{number:>5}  {step.phase:<7}  {step.processed:>6}  {read:>10}  {appended:>10}  {token}"
         console.print(line, soft_wrap=True)
         yield step
 
 
 def _counted(console: Console, steps: Iterable[Step], most: int) -> Iterator[Step]:
-    """The steps, with a bar that says how far they are."""
+    """Yield the steps, with a progress bar."""
     with progress(console, "tokens", most) as advance:
         for step in steps:
             advance()
@@ -151,59 +151,59 @@ def _sampler(temperature: float | None, top_k: int | None, top_p: float | None) 
 
 
 def _load(name: str) -> Decoder:
-    found = loaded("generate", load, name)
-    if not isinstance(found, Decoder):
+    model = loaded("generate", load, name)
+    if not isinstance(model, Decoder):
         refuse("generate", f"--model must be a language model; got {name}, an encoder")
-    return found
+    return model
 
 
-class Speaker:
-    """Prints a text to the standard output, as far as its tokens are known.
+class TextPrinter:
+    """A printer of a text to the standard output, as far as its tokens are known.
 
     Args:
-        tokenizer: makes text of tokens.
-        tokens: what the text begins with; it is said with the first token that comes.
-        at_once: say tokens as they come; else all of them at the end.
+        tokenizer: decodes the tokens.
+        tokens: the beginning of the text, which is printed with the first new token.
+        at_once: print tokens as they come; else all of them at the end.
 
-    Cost: every token reads the whole text again, since what a token says depends on those before it. In a long text a
-    few are therefore awaited, so that to say it stays cheaper than to make it.
+    Cost: every print decodes the whole text, since the text of a token depends on the tokens before it. In a long text
+    several tokens are printed together, so that printing stays cheaper than generation.
     """
 
     def __init__(self, tokenizer: "Tokenizer", tokens: Sequence[int], *, at_once: bool = True):
         self._tokenizer, self._tokens, self._at_once = tokenizer, list(tokens), at_once
-        self._said, self._awaited = "", 0
+        self._printed, self._waiting = "", 0
 
-    def hear(self, token: int) -> None:
-        """One more token."""
+    def add(self, token: int) -> None:
+        """Add a token, and print the text if enough tokens wait."""
         self._tokens.append(token)
-        self._awaited += 1
-        if self._at_once and self._awaited > len(self._tokens) // _AT_ONCE:
-            self._say(self._text().rstrip(_UNFINISHED))
+        self._waiting += 1
+        if self._at_once and self._waiting > len(self._tokens) // _AT_ONCE:
+            self._print(self._text().rstrip(_UNFINISHED))
 
     def finish(self) -> None:
-        """Say what is left, and end the line."""
+        """Print the rest, and end the line."""
         text = self._text()
-        # Some tokenizers join words in the end that stood apart: what has been said cannot be taken back.
-        self._say(text if text.startswith(self._said) else f"{self._said}\n{text}")
+        # Some tokenizers join words late, so that the text no longer begins with the printed part: print it anew.
+        self._print(text if text.startswith(self._printed) else f"{self._printed}\n{text}")
         typer.echo()
 
     def break_off(self) -> None:
-        """Say what has come but for a character of which bytes are missing, and end the line, if there is one."""
-        if self._awaited:
-            self._say(self._text().rstrip(_UNFINISHED))
-        if self._said:
+        """Print the text so far without an incomplete character, and end the line, if there is one."""
+        if self._waiting:
+            self._print(self._text().rstrip(_UNFINISHED))
+        if self._printed:
             typer.echo()
 
     def _text(self) -> str:
         return self._tokenizer.decode(self._tokens)
 
-    def _say(self, text: str) -> None:
-        if text.startswith(self._said):
-            new = text[len(self._said) :]
-            self._said, self._awaited = text, 0  # before it is said: an interruption may come while a pipe is full
-            typer.echo(visible_text(new), nl=False)  # and flushed
+    def _print(self, text: str) -> None:
+        if text.startswith(self._printed):
+            new = text[len(self._printed) :]
+            self._printed, self._waiting = text, 0  # before the print, which an interrupt may end if a pipe is full
+            typer.echo(visible_text(new), nl=False)  # flushes
 
 
 def visible_text(text: str) -> str:
-    """The text as it is, but for characters that a terminal would obey."""
+    """Return the text with control characters escaped, except line breaks and tabs."""
     return re.sub(r"[^\n\t]+", lambda found: visible(found.group()), text)

@@ -1,4 +1,4 @@
-"""``saccade compare --train``: which mixers of tokens learn to find what stood earlier."""
+"""``saccade compare --train``: train small models with different token mixers on recall tasks."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ from saccade.cli.exits import refuse
 from saccade.cli.output_files import put, writing
 from saccade.cli.progress import progress
 from saccade.learning import MIXERS, QUESTIONS, Outcome, Run, Settings, planned, run_all
-from saccade.learning.table import legend, names, rows, shares
+from saccade.learning.runs import legend, names, rows, shares
 from saccade.text import visible
 
 
@@ -30,7 +30,7 @@ def learn(
     *,
     as_markdown: bool,
 ) -> None:
-    """Train small models, print what they learned, and draw it where a file is named."""
+    """Train small models, print the results, and draw them if ``out`` names a file."""
     mixers, questions = _chosen(only, MIXERS), _chosen(only, QUESTIONS)
     for name in only:
         if name not in (*MIXERS, *QUESTIONS):
@@ -66,7 +66,7 @@ def learn(
 
 
 def _chosen(only: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Those of the names that are asked for; all where none is."""
+    """Return the names that are in ``only``; all names if none is."""
     return [name for name in names if name in only] or list(names)
 
 

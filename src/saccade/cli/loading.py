@@ -1,4 +1,4 @@
-"""Models by the name or folder that a user gives."""
+"""Load models by name or folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMED: dict[str, Callable[[], Encoder | Decoder]] = {
     CHINESE_ENCODER: chinese_encoder,
     SMALL_DECODER: small_decoder,
 }
-"""Models that come with a package."""
+"""The models that come with the package."""
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 ModelName = Annotated[
@@ -36,28 +36,28 @@ FittingModel = Annotated[
         "--model",
         metavar="NAME|FOLDER",
         help="A model by name, or the folder of one.",
-        show_default=f"{MINILM}, or {CHINESE_ENCODER} where most of TEXT is Chinese",
+        show_default=f"{MINILM}, or {CHINESE_ENCODER} if most of TEXT is Chinese",
     ),
 ]
-"""The same, where the text decides what is meant when nothing is said."""
+"""The same option, with a default that depends on the text."""
 
 
 def fitting_name(text: str) -> str:
-    """The encoder that knows most characters of a text."""
+    """Return the name of the encoder for the language of a text."""
     chinese = sum("\u4e00" <= character <= "\u9fff" for character in text)
     return CHINESE_ENCODER if 2 * chinese > sum(not character.isspace() for character in text) else MINILM
 
 
 def shown_name(model: str) -> str:
-    """A model's name, or that of its folder."""
+    """Return the name of a model, or of its folder."""
     return model if model in NAMED else Path(model).name
 
 
 def check_name(model: str) -> None:
-    """Refuse what is neither a model that comes by name nor the folder of one.
+    """Raise unless this is the name of a model, or the folder of one.
 
     Raises:
-        ValueError: it is neither; what could be a name on the Hugging Face hub gets the hint how to fetch it.
+        ValueError: it is neither; for a possible name on the Hugging Face hub, a hint says how to download it.
     """
     folder = Path(model)
     if model in NAMED or (folder / "config.json").is_file():
@@ -71,20 +71,20 @@ def check_name(model: str) -> None:
     else:
         got = f"{model}, and there is no such folder"
         if here is not None:
-            hint = f"it comes along: --model {here}"
+            hint = f"it comes with the package: --model {here}"
         elif _HUB_NAME.fullmatch(model):
             fetch = f"hf download {model} --local-dir {last}"
-            hint = f"nothing is downloaded here; if it is on the Hugging Face hub, `{fetch}` makes a folder of it"
+            hint = f"saccade downloads nothing; if it is on the Hugging Face hub, `{fetch}` downloads it into a folder"
     raise value_error("--model", rule, got, hint=hint)
 
 
 def load(model: str) -> Encoder | Decoder:
-    """A model that comes by name, or one from a folder: an encoder of BERT's form, or a decoder.
+    """Load a model by name, or from a folder: a BERT-like encoder, or a decoder.
 
     Raises:
         ValueError: a model that cannot be read.
         ImportError: a package that the model needs is not installed.
-        UnsupportedError: a form of model that is not known.
+        UnsupportedError: an unknown kind of model.
     """
     if model in NAMED:
         return NAMED[model]()
@@ -94,10 +94,10 @@ def load(model: str) -> Encoder | Decoder:
 
 
 def check_numbers(model: nn.Module) -> None:
-    """Refuse a model that makes nothing but NaN of whatever it reads.
+    """Raise if a weight of a model is NaN or infinite.
 
     Raises:
-        ValueError: a weight is NaN or infinite; the first one is named.
+        ValueError: a weight is; the first one is named.
     """
     for name, weight in model.named_parameters():
         if not is_finite(weight) and not bool(weight.isfinite().all()):  # a sum may overflow

@@ -1,4 +1,4 @@
-"""``saccade look``: what a trained model attends to in a text."""
+"""``saccade look``: show what a trained model attends to in a text."""
 
 import warnings
 from collections.abc import Sequence
@@ -14,10 +14,7 @@ from saccade import viz
 from saccade.cli.exits import fail, loaded, refuse, refuse_beside
 from saccade.cli.figures import MOST_WINDOWS, figures, whole
 from saccade.cli.loading import FittingModel, fitting_name, shown_name
-from saccade.cli.model_reading import Model, Subject, load_model, subject_of
-from saccade.cli.output_files import all_or_none, folder_for, writing
-from saccade.cli.progress import progress
-from saccade.cli.report import (
+from saccade.cli.look_tables import (
     PARTS_OF_A_TEXT,
     Format,
     Statistic,
@@ -29,6 +26,9 @@ from saccade.cli.report import (
     which_window,
     written,
 )
+from saccade.cli.model_reading import Model, Subject, load_model, subject_of
+from saccade.cli.output_files import all_or_none, folder_for, writing
+from saccade.cli.progress import progress
 from saccade.statistics import Head, rank_heads
 from saccade.support.numerics import is_finite
 from saccade.text import Word, merge, visible
@@ -41,26 +41,24 @@ _Text = Annotated[
 ]
 _File = Annotated[Path | None, typer.Option(help="A file that holds the text, in UTF-8.")]
 _Other = Annotated[
-    str | None, typer.Option(help="What an encoder-decoder writes while it reads TEXT: shows what it looks at there.")
+    str | None, typer.Option(help="The output of an encoder-decoder that reads TEXT: shows its cross-attention.")
 ]
-_Tokens = Annotated[bool, typer.Option("--tokens", help="Take every argument as one word, exactly as given.")]
+_Tokens = Annotated[bool, typer.Option("--tokens", help="Take every argument as one word, exactly as typed.")]
 _Layer = Annotated[int | None, typer.Option(help="The layer to show, counted from 0; by default the most telling.")]
 _Head = Annotated[int | None, typer.Option(help="The head to show, counted from 0; by default the most telling.")]
-_By = Annotated[Statistic, typer.Option(help="What the most telling head is chosen by.", case_sensitive=False)]
+_By = Annotated[Statistic, typer.Option(help="The statistic that chooses the head.", case_sensitive=False)]
 _Stats = Annotated[
     Format | None,
     typer.Option(help="Print statistics of every head, and nothing else; no pictures.", case_sensitive=False),
 ]
 _Window = Annotated[
     int | None,
-    typer.Option(
-        min=0, help="Of a text longer than the model reads: the window to show, counted from 0; else the first."
-    ),
+    typer.Option(min=0, help="The window to show if the text is longer than the model reads, from 0; else the first."),
 ]
 _AtOnce = Annotated[
-    int | None, typer.Option(min=1, help="Tokens that are read at a time, at most; else as many as the model reads.")
+    int | None, typer.Option(min=1, help="Maximum tokens that are read at a time; else as many as the model reads.")
 ]
-_Out = Annotated[Path, typer.Option(help="The folder for the pictures.")]
+_Out = Annotated[Path, typer.Option(help="The folder for the figures.")]
 _Html = Annotated[
     Path | None,
     typer.Option(help="Write a page that shows every head, at any length, and nothing else; it opens in a browser."),
@@ -85,12 +83,12 @@ def look(
 ) -> None:
     """Show what a trained model attends to in a text: an encoder, a language model, or an encoder-decoder.
 
-    Word pieces are merged to words. Which head is the most telling is decided among words, without special tokens
-    such as [CLS] and [SEP], by what neither distance nor everybody's favourite words explain or, with --by position,
-    by position mutual information (how much the place of a word says about where it looks).
+    Word pieces are merged to words. The most telling head is chosen on words, without special tokens such as [CLS] and
+    [SEP], by the attention explained neither by distance nor by generally popular words or, with --by position, by
+    position mutual information (how much the position of a word says about where it attends).
 
-    A text that is longer than the model reads at once is cut into windows between words. One is shown, and
-    whole.png shows all of them along the diagonal.
+    A text that is longer than the model reads at once is cut into windows between words. One is shown, and whole.png
+    shows all of them along the diagonal.
     """
     if to is not None:
         refuse_beside(context, "--to", ("--window", "--at-once"), "shows two texts at once")
@@ -102,20 +100,20 @@ def look(
         )
         if html.is_dir():
             refuse("look", f"--html must be a file that can be written; got {html} (Is a directory)")
-    given = _text_of(text, file)
-    model_name = model_name or fitting_name("".join(given))
+    parts = _text_of(text, file)
+    model_name = model_name or fitting_name("".join(parts))
     model: Model = loaded("look", load_model, model_name)
     name = shown_name(model_name)
-    subject = _subject(model, name, given, to, given=tokens, window=window, at_once=at_once)
+    subject = _subject(model, name, parts, to, given=tokens, window=window, at_once=at_once)
     _check_range("--layer", layer, len(subject.matrices))
     _check_range("--head", head, subject.matrices[0].shape[1])
-    said = which_window(name, subject.windows, subject.shown, subject.most)
+    window_line = which_window(name, subject.windows, subject.shown, subject.most)
     if stats is not None:
-        typer.echo(f"{said}\n" if said else "", err=True, nl=False)
+        typer.echo(f"{window_line}\n" if window_line else "", err=True, nl=False)
         typer.echo(written(subject.matrices, name, stats, subject.shown, is_cross=subject.is_cross))
         return
     if html is not None:
-        typer.echo(f"{said}\n" if said else "", nl=False)
+        typer.echo(f"{window_line}\n" if window_line else "", nl=False)
         _write_page(subject, name, html)
         return
     weights = _weights(subject)
@@ -127,14 +125,14 @@ def look(
         console = Console(highlight=False, markup=False, emoji=False)
         lost = 1 - float(among_words[best.layer, best.head].sum(-1).mean())
         special = [word.text for word in subject.columns if word.special]
-        if said:
-            console.print(f"{said}\n")
+        if window_line:
+            console.print(f"{window_line}\n")
         print_choice(console, name, ranking, by, special=special, lost=lost, is_asked=None not in (layer, head))
         looked_at = subject.columns if subject.is_cross else None
         print_unknown(console, name, [*subject.rows, *(looked_at or ())], subject.unknown)
         print_words(console, subject.rows, weights[best.layer, best.head], looked_at=looked_at)
         matrix = subject.matrices[best.layer]
-        if matrix.is_stochastic and not subject.is_cross:  # between two texts no token is near another
+        if matrix.is_stochastic and not subject.is_cross:  # parts by distance mean nothing between two texts
             print_parts(console, matrix.summary(PARTS_OF_A_TEXT), best.head)
         files, notes = _draw(model, subject, weights, best, out)
     print_notes(console, notes)
@@ -143,12 +141,12 @@ def look(
 
 
 def _ordinary(words: Sequence[Word]) -> list[int]:
-    """Numbers of the words that are no special tokens."""
+    """Return the indices of the words that are no special tokens."""
     return [number for number, word in enumerate(words) if not word.special]
 
 
 def _text_of(text: Sequence[str] | None, file: Path | None) -> list[str]:
-    """The arguments, or what a file holds."""
+    """Return the arguments, or the content of the file."""
     if not text and file is None:
         refuse("look", "TEXT must be given, or a --file; got neither")
     if file is None:
@@ -156,7 +154,7 @@ def _text_of(text: Sequence[str] | None, file: Path | None) -> list[str]:
     if text:
         refuse("look", "TEXT must be left out where --file is given; got both")
     try:
-        return [file.read_text(encoding="utf-8-sig")]  # some editors write a mark in front
+        return [file.read_text(encoding="utf-8-sig")]  # some editors write a byte-order mark
     except OSError as error:
         refuse("look", f"--file must be a file that can be read; got {file} ({error.strerror})")
     except UnicodeDecodeError:
@@ -171,7 +169,7 @@ def _subject(model: Model, name: str, text: Sequence[str], to: str | None, **opt
 
 
 def _weights(subject: Subject) -> torch.Tensor:
-    """Weights between words, ``[layers, heads, words, words]``."""
+    """Return the weights between words, ``[layers, heads, words, words]``."""
     heads, q_len, kv_len = subject.matrices[0].shape[1:]
     if len(subject.matrices) * heads * q_len * kv_len > _MOST_WEIGHTS:
         got = f"{kv_len:,} tokens in each of {len(subject.matrices) * heads:,} heads"
@@ -179,14 +177,14 @@ def _weights(subject: Subject) -> torch.Tensor:
         refuse("look", f"TEXT must be shorter to be drawn; got {got}\nHint: {hint}; --html and --stats take any length")
     with torch.no_grad():
         weights = [merge(matrix.to_dense()[0], subject.rows, subject.columns) for matrix in subject.matrices]
-    broken = [str(layer) for layer, own in enumerate(weights) if not is_finite(own)]
+    broken = [str(layer) for layer, one in enumerate(weights) if not is_finite(one)]
     if broken:
         fail("look", f"--model must make numbers of TEXT; got NaN in the attention of layer {', '.join(broken)}")
     return torch.stack(weights)
 
 
 def _write_page(subject: Subject, name: str, path: Path) -> None:
-    """A page of all heads; the folder of its file is made."""
+    """Write a page of all heads, and make the folder of its file."""
     tokens = (subject.row_tokens, subject.column_tokens) if subject.is_cross else subject.column_tokens
     with folder_for("look", "--html", path.parent), writing("look", "--html", path, "file"):
         viz.report(subject.matrices, path, tokens=tokens, title=name)
@@ -196,9 +194,9 @@ def _write_page(subject: Subject, name: str, path: Path) -> None:
 def _draw(
     model: Model, subject: Subject, weights: torch.Tensor, best: Head, out: Path
 ) -> tuple[list[tuple[Path, str]], list[str]]:
-    """The pictures that were written and what they show, and what there is to note of them."""
+    """Write the figures; return their paths with descriptions, and notes about them."""
     files, notes = [], []
-    with warnings.catch_warnings(record=True) as told, all_or_none("look", "--out", out) as beside:
+    with warnings.catch_warnings(record=True) as caught, all_or_none("look", "--out", out) as beside:
         warnings.simplefilter("always", viz.MissingGlyphsWarning)
         for name, figure, what in figures(subject, weights, best):
             viz.save(figure, beside / name)
@@ -211,7 +209,7 @@ def _draw(
             files.append((out / "whole.png", f"layer {best.layer}, head {best.head} in all {count} windows"))
         elif count > MOST_WINDOWS:
             notes.append(f"{count:,} windows are too many for a picture of all; {MOST_WINDOWS} would be drawn")
-    return files, [*notes, *(str(one.message) for one in told)]
+    return files, [*notes, *(str(one.message) for one in caught)]
 
 
 def _check_range(option: str, value: int | None, count: int) -> None:

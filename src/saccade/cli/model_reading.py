@@ -1,4 +1,4 @@
-"""Reads a text with a model: the matrices of all layers, and the words of their rows and columns."""
+"""Run a model on a text: the matrices of all layers, and the words of their rows and columns."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Model = Encoder | Decoder | EncoderDecoder | TransformersModel
 
 
 class Subject(NamedTuple):
-    """Matrices of all layers, lazily, and what their rows and columns stand for.
+    """The lazy matrices of all layers for a text, and the words of their rows and columns.
 
     Attributes:
         rows, columns: words of the queries and of the keys.
         matrices: one for each layer, of one batch item.
         is_cross: whether rows are of one text and columns of another.
-        windows: all of the text; one where the model reads it at once.
-        shown: which of them the matrices are of.
-        most: tokens that are read at once.
-        unknown: the token that it reads for what it does not know.
+        windows: all windows of the text; one if the model reads it at once.
+        shown: the index of the matrices' window.
+        most: maximum number of tokens of a window.
+        unknown: the model's token for unknown words.
         row_tokens, column_tokens: tokens of the queries and of the keys, as they are spelled in the vocabulary.
     """
 
@@ -52,14 +52,14 @@ class Subject(NamedTuple):
 
 
 def load_model(name: str) -> Model:
-    """Load a model by name or folder; forms that saccade does not know are loaded by transformers.
+    """Load a model by name or folder; models that saccade does not know are loaded by transformers.
 
     Raises:
-        ValueError, ImportError, UnsupportedError, OSError: neither knows it.
+        ValueError, ImportError, UnsupportedError, OSError: neither can load it.
     """
     if name not in NAMED and (Path(name) / "config.json").is_file():
-        told = read_config(Path(name))  # what nobody can read is not left to others
-        kind = told.get("model_type")
+        config = read_config(Path(name))  # raises here if the file cannot be read, not in transformers
+        kind = config.get("model_type")
         if isinstance(kind, str) and kind in EncoderDecoder.formats:
             return EncoderDecoder.from_pretrained(name)
     try:
@@ -83,13 +83,13 @@ def subject_of(
     """Run a model on a text, on a window of it, or on two texts.
 
     Args:
-        model: what looks.
-        name: what it is called in messages.
+        model: the model.
+        name: its name in messages.
         text: arguments of the command; joined by spaces, unless ``given``.
-        other: for a model that writes one text while it reads another: what it writes.
+        other: the output text of an encoder-decoder; None for the attention within ``text``.
         given: each argument is one word.
-        window: which part of a text that is longer than the model reads, counted from 0; the first when None.
-        at_once: tokens that are read at a time, at most; as many as the model reads when None.
+        window: the window of a text that is longer than the model reads, counted from 0; the first when None.
+        at_once: maximum number of tokens of a window; as many as the model reads when None.
 
     Raises:
         ValueError: texts that the model cannot read; the message is one sentence.
@@ -129,7 +129,7 @@ def _pieces(tokenizer: Tokenizer, window: Window) -> tuple[str, ...]:
 
 
 def _unknown(model: Model) -> str:
-    """The token that a model reads for what it does not know."""
+    """Return the model's token for unknown words."""
     if isinstance(model, TransformersModel):
         return model.unknown
     assert model.tokenizer is not None
@@ -137,7 +137,7 @@ def _unknown(model: Model) -> str:
 
 
 def _read(tokenizer: Tokenizer, unknown: str, most: int, argument: str, text: str | list[str]) -> list[Window]:
-    """Tokens and words of a text, in as many windows as it takes."""
+    """Return the windows of a text, with tokens and words."""
     joined = text if isinstance(text, str) else " ".join(text)
     if not joined.strip():
         raise value_error(argument, "have at least one word", "nothing to look at")
@@ -145,16 +145,16 @@ def _read(tokenizer: Tokenizer, unknown: str, most: int, argument: str, text: st
         raise value_error(argument, "be valid UTF-8", "bytes that are not")
     encoding = tokenizer.encode(text, is_pretokenized=not isinstance(text, str))
     number = tokenizer.token_to_id(unknown)
-    # Some tokenizers tell of what they do not know as it was written, and only its number says so.
-    spelled = [unknown if own == number else token for own, token in zip(encoding.ids, encoding.tokens, strict=True)]
-    found = words(_Encoded(spelled, encoding.word_ids, encoding.offsets), text, unknown=unknown)
-    if all(word.special for word in found):
+    # Some tokenizers spell unknown tokens as they were written; their id alone shows that they are unknown.
+    spelled = [unknown if one == number else token for one, token in zip(encoding.ids, encoding.tokens, strict=True)]
+    read = words(_Encoded(spelled, encoding.word_ids, encoding.offsets), text, unknown=unknown)
+    if all(word.special for word in read):
         raise value_error(argument, "have at least one word", "only characters that the model does not read")
-    return windows_of(encoding.ids, found, most)
+    return windows_of(encoding.ids, read, most)
 
 
 class _Encoded(NamedTuple):
-    """What `words` reads of an encoded text."""
+    """The part of an encoded text that `words` needs."""
 
     tokens: list[str]
     word_ids: list[int | None]

@@ -1,4 +1,4 @@
-"""Files of a command: they come when all of them are complete, and an interrupted run leaves nothing behind."""
+"""Write the files of a command: all of them when they are complete, and none if the run is interrupted."""
 
 import errno
 import os
@@ -17,12 +17,12 @@ from saccade.text import visible
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # which no other name would help with
+_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # another path would fail too
 
 
 @contextmanager
 def writing(command: str, option: str, path: Path, kind: str = "folder") -> Iterator[None]:
-    """Write to a path meanwhile; end where it cannot be written."""
+    """End the command if a path cannot be written within the block."""
     try:
         yield
     except OSError as error:
@@ -31,7 +31,7 @@ def writing(command: str, option: str, path: Path, kind: str = "folder") -> Iter
 
 
 def put(command: str, figure: "Figure", out: Path) -> None:
-    """Write a picture to the file that ``--out`` names, and say so; end where it cannot be written."""
+    """Write a figure to the file that ``--out`` names, and print its path; end if it cannot be written."""
     try:
         with writing(command, "--out", out, "picture file"):
             path = viz.save(figure, out)
@@ -42,21 +42,21 @@ def put(command: str, figure: "Figure", out: Path) -> None:
 
 @contextmanager
 def folder_for(command: str, option: str, folder: Path) -> Iterator[None]:
-    """Make a folder, or end where it cannot be made; where nothing came into it in the end, it goes again."""
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    """Make a folder, or end if it cannot be made; remove it after the block if it is still empty."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         with writing(command, option, folder):
             folder.mkdir(parents=True, exist_ok=True)
         yield
     finally:
-        for path in made:
-            with suppress(OSError):  # something is in it
+        for path in new:
+            with suppress(OSError):  # not empty
                 path.rmdir()
 
 
 @contextmanager
 def all_or_none(command: str, option: str, folder: Path) -> Iterator[Path]:
-    """A folder to write files into, which move to ``folder`` when all are complete."""
+    """Yield a temporary folder; its files move to ``folder`` when all are complete."""
     with writing(command, option, folder), TemporaryDirectory(prefix=".", suffix=".part", dir=folder) as beside:
         yield Path(beside)
         for path in sorted(Path(beside).iterdir()):

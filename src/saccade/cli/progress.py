@@ -1,4 +1,4 @@
-"""A bar that shows how far a command is."""
+"""The progress bar of a command."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,15 +9,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def progress(console: Console, what: str, total: int | None) -> Iterator[Callable[..., None]]:
-    """Show a bar meanwhile, which goes away at the end; nothing where no terminal is.
+    """Show a progress bar within the block; nothing if the console is no terminal.
 
     Args:
-        console: where to.
-        what: what is counted.
-        total: how many there will be; None where nobody knows.
+        console: the console to print to.
+        what: the noun of the counted things.
+        total: their number; None if it is not known.
 
     Yields:
-        ``advance(steps=1, what=None)``, which moves the bar on and may say what comes.
+        ``advance(steps=1, what=None)``, which advances the bar and may change its description.
     """
     if not console.is_terminal:
         yield lambda steps=1, what=None: None

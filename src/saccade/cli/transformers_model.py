@@ -1,4 +1,4 @@
-"""Models that transformers loads from a folder, and that are looked at while they run on their own kernels."""
+"""Models that transformers loads from a folder, recorded while they run on their own kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CALLED_AS = "look"  # in errors
 
-_CROSS = ("cross", "encdec", "encoder_attn")  # what layers that look at another text are called
+_CROSS = ("cross", "encdec", "encoder_attn")  # parts of the names of cross-attention layers
 
 
 class TransformersModel:
@@ -28,16 +28,16 @@ class TransformersModel:
 
     Attributes:
         module: the model.
-        tokenizer: the fast one.
-        unknown: its token for what it does not know.
-        max_len: most tokens that it reads.
-        is_pair: whether it reads one text and writes another.
+        tokenizer: its fast tokenizer.
+        unknown: its token for unknown words.
+        max_len: maximum number of tokens that it reads.
+        is_pair: whether it is an encoder-decoder.
     """
 
     def __init__(self, model: Any, tokenizer: Any):
         self.module, self._tokenizer = model.eval(), tokenizer
         self.tokenizer: Tokenizer = tokenizer.backend_tokenizer
-        self.tokenizer.no_truncation()  # whatever its file says: a text keeps all its tokens, and gets no others
+        self.tokenizer.no_truncation()  # the file may ask for truncation and padding
         self.tokenizer.no_padding()
         self.unknown: str = tokenizer.unk_token or "[UNK]"
         config = model.config
@@ -47,28 +47,28 @@ class TransformersModel:
         self.is_pair = bool(config.is_encoder_decoder)
 
     def matrices(self, tokens: Tensor) -> list[Matrix]:
-        """One lazy matrix for each layer; of an encoder-decoder, those of the encoder."""
-        return self._heard(self.module.get_encoder() if self.is_pair else self.module, tokens)
+        """Return one lazy matrix for each layer; for an encoder-decoder, the encoder's."""
+        return self._recorded(self.module.get_encoder() if self.is_pair else self.module, tokens)
 
     def cross_matrices(self, tokens: Tensor, other: Tensor) -> list[Matrix]:
-        """What each token of the other text looks at in the first, layer by layer."""
-        return self._heard(self.module, tokens, decoder_input_ids=other, use_cache=False)
+        """Return the cross-attention from the other text to the first, one lazy matrix for each layer."""
+        return self._recorded(self.module, tokens, decoder_input_ids=other, use_cache=False)
 
     @staticmethod
-    def _heard(model: Any, tokens: Tensor, **other: Any) -> list[Matrix]:
+    def _recorded(model: Any, tokens: Tensor, **other: Any) -> list[Matrix]:
         with torch.no_grad(), record(model, keep="qk") as recording:
             model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **other)
         names = [name for name in recording if any(mark in name.lower() for mark in _CROSS) == bool(other)]
-        matrices = [recording[name].matrix for name in names]
-        found: list[Matrix] = [one for one in matrices if isinstance(one, AttentionMatrix)]  # and no recurrences
-        if not found:
+        recorded = [recording[name].matrix for name in names]
+        matrices: list[Matrix] = [one for one in recorded if isinstance(one, AttentionMatrix)]  # no recurrences
+        if not matrices:
             reason = "its layers are recurrences, whose weights have any sign"
             raise unsupported(type(model).__name__, [reason], hint="saccade.record gives their matrices")
-        return found
+        return matrices
 
 
 def _places(model: nn.Module) -> Iterator[int]:
-    """Places of tokens that are learned where padding has one too: RoBERTa's begin behind it, and so has fewer."""
+    """Yield the number of learned positions of tables with a padding index: RoBERTa's positions begin after it."""
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
             yield module.num_embeddings - module.padding_idx - 1
@@ -83,11 +83,11 @@ def load_transformers(folder: Path) -> TransformersModel:
     """
     with quiet_transformers("look") as transformers:
         _check_layers(folder)
-        own = {"local_files_only": True, "trust_remote_code": False}
+        local = {"local_files_only": True, "trust_remote_code": False}
         try:
-            model = transformers.AutoModel.from_pretrained(folder, use_safetensors=True, dtype="auto", **own)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **own)
-        except Exception as error:  # what a folder of any content makes of so much code: anything
+            model = transformers.AutoModel.from_pretrained(folder, use_safetensors=True, dtype="auto", **local)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
+        except Exception as error:  # loading an arbitrary folder may raise anything
             first = str(error).strip().partition("\n")[0] or type(error).__name__
             rule = "hold a model in safetensors and a tokenizer that transformers reads"
             raise value_error("--model", rule, f"{folder} ({first})") from None
@@ -97,12 +97,12 @@ def load_transformers(folder: Path) -> TransformersModel:
 
 
 def _check_layers(folder: Path) -> None:
-    """Refuse a config.json of more layers than there are tensors: others make all of them before they look."""
-    told = read_config(folder)
+    """Raise if a config.json has more layers than there are tensors: transformers would allocate all of them first."""
+    config = read_config(folder)
     if not (folder / "model.safetensors").is_file():
         return
     count = len(read_weights(folder))
-    for name, number in told.items():
+    for name, number in config.items():
         if ("layers" in name or name == "n_layer") and isinstance(number, int) and number > count:
-            rule = "tell of sizes that the weights have"
+            rule = "have the sizes of the weights"
             raise value_error("config.json", rule, f"{name} {number}, and {count} tensors")

@@ -1,4 +1,4 @@
-"""``saccade verify``: what is said about attention, checked by running it."""
+"""``saccade verify``: check claims about attention by running them."""
 
 import json
 import sys
@@ -33,13 +33,13 @@ _Only = Annotated[
     typer.Option("--only", metavar="NAME|TOPIC", help="Check this claim or topic, else all; may be repeated."),
 ]
 _Seed = Annotated[int, typer.Option(min=0, help="The first seed of the random numbers.")]
-_Seeds = Annotated[int, typer.Option(min=1, help="How many seeds to run, one after the other.")]
+_Seeds = Annotated[int, typer.Option(min=1, help="Number of seeds to run, one after the other.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print the run as JSON.")]
 _Pictures = Annotated[
-    Path | None, typer.Option(help="Draw the pictures of the documents into this folder, and check nothing.")
+    Path | None, typer.Option(help="Draw the figures of the documents into this folder, and check nothing.")
 ]
 _Language = Annotated[
-    Literal["en", "zh"], typer.Option(help="The language of the pictures, and of a list by document as Markdown.")
+    Literal["en", "zh"], typer.Option(help="The language of the figures, and of a list by document as Markdown.")
 ]
 _Markdown = Annotated[
     bool, typer.Option("--markdown", help="Print claims and verdicts as Markdown, and check nothing.")
@@ -47,7 +47,7 @@ _Markdown = Annotated[
 _List = Annotated[bool, typer.Option("--list", help="List claims and verdicts, and check nothing.")]
 _By = Annotated[
     Literal["topic", "document"],
-    typer.Option(help="The order of --list; by document, every statement of five tutorials with what judges it."),
+    typer.Option(help="The order of --list; by document, every statement of five tutorials with its claim."),
 ]
 
 
@@ -63,7 +63,7 @@ def verify(
     as_list: _List = False,
     by: _By = "topic",
 ) -> None:
-    """Check what is said about attention, theorem by theorem.
+    """Check claims about attention, theorem by theorem.
 
     Each claim comes with a verdict (it holds, it holds under conditions, it is refuted) and measurements that would
     contradict a wrong one. The exit status is 1 if a measurement contradicts its verdict.
@@ -71,15 +71,15 @@ def verify(
     by_document = as_list and by == "document"
     if pictures is not None:
         others = ("--only", "--seed", "--seeds", "--json", "--markdown", "--list", "--by")
-        refuse_beside(context, "--pictures", others, "draws the same pictures always and checks nothing")
+        refuse_beside(context, "--pictures", others, "always draws the same figures and checks nothing")
     elif language != "en" and not (by_document and as_markdown):
-        rule = "be given beside --pictures or beside --list --by document --markdown, which it is for"
+        rule = "come with --pictures or with --list --by document --markdown"
         refuse("verify", f"--language must {rule}; got {language} alone")
     for name, is_given in (("--list", as_list), ("--markdown", as_markdown)):
         if is_given:
             refuse_beside(context, name, ("--seed", "--seeds", "--json"), "checks nothing")
     if by != "topic" and not as_list:
-        refuse("verify", f"--by must be given beside --list, whose order it is; got --by {by} alone")
+        refuse("verify", f"--by must come with --list; got --by {by} alone")
     claims = _chosen(only or [])
     if as_list or as_markdown:
         typer.echo(_listed(claims, by_document, as_markdown, language), nl=False)
@@ -120,8 +120,8 @@ def _chosen(only: Sequence[str]) -> tuple[Claim, ...]:
 
 def _listed(claims: Sequence[Claim], by_document: bool, as_markdown: bool, language: str) -> str:
     if by_document:
-        said = _saying(claims)
-        return tables(said, chinese=language == "zh") if as_markdown else listed(said)
+        documents = _documents(claims)
+        return tables(documents, chinese=language == "zh") if as_markdown else listed(documents)
     if as_markdown:
         return f"{table(claims)}\n{sections(claims)}"
     lines = []
@@ -131,11 +131,11 @@ def _listed(claims: Sequence[Claim], by_document: bool, as_markdown: bool, langu
     return "\n".join(lines) + "\n"
 
 
-def _saying(claims: Sequence[Claim]) -> list[Document]:
-    """The documents, with the statements that these claims judge."""
+def _documents(claims: Sequence[Claim]) -> list[Document]:
+    """Return the documents, with the statements that these claims judge."""
     names = {claim.name for claim in claims}
-    found = (one._replace(says=tuple(said for said in one.says if said.claim in names)) for one in DOCUMENTS)
-    return [one for one in found if one.says]
+    documents = (one._replace(says=tuple(said for said in one.says if said.claim in names)) for one in DOCUMENTS)
+    return [one for one in documents if one.says]
 
 
 def _print(verification: Verification, claims: Sequence[Claim], seeds: int) -> None:
@@ -172,9 +172,9 @@ def _print_finding(console: Console, finding: Finding, seeds: int) -> None:
 
 
 def _summary(verification: Verification, claims: Sequence[Claim], seeds: int) -> str:
-    told = {"holds": "holding", "holds if": "holding under conditions", "refuted": "refuted"}
-    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in told}
-    verdicts = ", ".join(f"{count} {told[verdict]}" for verdict, count in counts.items() if count)
+    phrases = {"holds": "holding", "holds if": "holding under conditions", "refuted": "refuted"}
+    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in phrases}
+    verdicts = ", ".join(f"{count} {phrases[verdict]}" for verdict, count in counts.items() if count)
     measured = sum(len(finding.measurements) for finding in verification.findings)
     chance = f"; chance of a false alarm at most {verification.chance:.0e}" if verification.chance else ""
     wrong, left = (

@@ -1,4 +1,4 @@
-"""A text that is longer than the model reads, cut into windows that it reads one at a time."""
+"""Cut a text that is longer than the model reads into windows, which it reads one at a time."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,13 +11,13 @@ CALLED_AS = "look"  # in errors
 
 
 class Window(NamedTuple):
-    """What the model reads at once. Tokens of two windows never see each other.
+    """A part of a text that the model reads at once. Tokens of two windows never see each other.
 
     Attributes:
-        tokens: their numbers, with the tokens that the tokenizer puts around every text.
-        words: what the tokens are, in order.
-        own: which of the tokens are the text's, ``tokens[own]``.
-        start: which token of the text the first of them is, counted from 0.
+        tokens: token ids, with the tokens that the tokenizer puts around every text.
+        words: the words of the tokens, in order.
+        own: the tokens that belong to the text are ``tokens[own]``.
+        start: the index in the text of the first of these tokens.
     """
 
     tokens: list[int]
@@ -27,7 +27,7 @@ class Window(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """The token of the text behind the last one."""
+        """The index in the text after the last token."""
         return self.start + self.own.stop - self.own.start
 
 
@@ -37,9 +37,9 @@ def windows_of(tokens: Sequence[int], words: Sequence[Word], most: int) -> list[
     A word of more tokens than a window has room for is cut inside.
 
     Args:
-        tokens: the whole text, with what the tokenizer puts in front and behind.
-        words: which cover the tokens.
-        most: tokens of a window, those around it included.
+        tokens: the whole text, with the tokens that the tokenizer puts around it.
+        words: the words that cover the tokens.
+        most: maximum number of tokens of a window, including the tokens around it.
 
     Raises:
         ValueError: no room for a token of the text.
@@ -63,7 +63,7 @@ def windows_of(tokens: Sequence[int], words: Sequence[Word], most: int) -> list[
 
 
 def _groups(words: Sequence[Word], room: int) -> Iterator[list[Word]]:
-    """Neighbouring words of at most ``room`` tokens together."""
+    """Yield groups of neighbouring words with at most ``room`` tokens in total."""
     group: list[Word] = []
     for word in words:
         for start in range(word.start, word.stop, room):

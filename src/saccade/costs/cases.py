@@ -1,4 +1,4 @@
-"""Subjects of `cost`: masks, scores, mechanisms, layers and models as modules without memory, and their inputs."""
+"""Subjects of a cost forecast: masks, scores, mechanisms, layers and models without memory, and their inputs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MODELS: Mapping[type, Callable[[Any], nn.Module]] = {
 
 
 class Sizes(NamedTuple):
-    """Sizes of the inputs, for subjects that do not define them."""
+    """Sizes of the inputs of a cost forecast, for subjects that do not define them."""
 
     batch: int
     num_heads: int
@@ -47,12 +47,12 @@ class Sizes(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """A module whose cost is forecast.
+    """A module whose cost is forecast, and its inputs.
 
     Attributes:
         name: a few words for reports.
         module: the module; its tensors have shapes but no memory.
-        inputs: returns its inputs for a length.
+        inputs: a function that returns the module's inputs for a length.
         options: further arguments of each call.
         decodes: whether it can continue token by token.
         device: device of its tensors.
@@ -66,21 +66,21 @@ class Subject(NamedTuple):
     device: str = "meta"
 
     def without_memory(self) -> Subject:
-        """Return the same subject on the CPU; call this within a `FakeTensorMode`."""
+        """Return the subject on fake tensors; call this within a `FakeTensorMode`."""
         return self._replace(module=_without_memory(self.module, "cpu"), device="cpu")
 
     def tensors(self, length: int) -> tuple[Tensor, ...]:
-        """Return the inputs for a length."""
+        """Return the subject's inputs for a length."""
         with torch.device(self.device):
             inputs = self.inputs(length)
         return inputs if isinstance(inputs, tuple) else (inputs,)
 
     def call(self, *inputs: Tensor, **options: Any) -> Any:
-        """Call the module."""
+        """Call the subject's module."""
         return self.module(*inputs, **self.options, **options)
 
     def cache_bytes(self, length: int) -> int:
-        """Return the bytes of the cache after ``length`` tokens."""
+        """Return the bytes of the subject's cache after ``length`` tokens."""
         subject = self._replace(module=_with_any_kernel(self.module))
         if hasattr(subject.module, "new_cache"):
             cache: Cache | LayerCache = cast("Any", subject.module).new_cache()
@@ -90,14 +90,14 @@ class Subject(NamedTuple):
         return sum(x.nbytes for layer in layers for x in (layer.keys, layer.values))
 
     def filled(self, length: int) -> dict[str, Any]:
-        """Return the arguments that continue after ``length`` tokens, for models of transformers."""
+        """Return the arguments that continue after ``length`` cached tokens, for models of transformers."""
         if length == 0 or hasattr(self.module, "new_cache"):
             return {}
         return {"past_key_values": self.call(*self.tensors(length), use_cache=True).past_key_values}
 
 
 class _Product(nn.Module):
-    """An attention product as a layer."""
+    """An attention product as a layer, for a forecast of its cost."""
 
     def __init__(self, mechanism: Mechanism):
         super().__init__()
@@ -115,7 +115,7 @@ class _Product(nn.Module):
 def subject_of(
     subject: object, mask: object, sizes: Sizes, dtype: torch.dtype | None, inputs: Inputs | None
 ) -> Subject:
-    """Return a subject with tensors on the device "meta".
+    """Return a subject for a cost forecast, with tensors on the device "meta".
 
     Raises:
         TypeError: an unknown kind of subject.
@@ -201,7 +201,7 @@ def _without_memory(module: Any, device: str) -> Any:
 
 
 def _inputs_of(module: nn.Module, sizes: Sizes) -> Inputs:
-    """Return tokens for a model of tokens, vectors for a layer."""
+    """Return inputs for a module: tokens for a text model, vectors for a layer."""
     config = getattr(module, "config", None)
     if isinstance(getattr(config, "vocab_size", None), int):
         texts = 2 if isinstance(module, EncoderDecoder) else 1

@@ -21,7 +21,7 @@ from saccade.support.validation import check_int, check_type, is_number
 
 
 class Share(NamedTuple):
-    """The cost of all operations of one name.
+    """The share of a forecast cost that comes from all operations of one name.
 
     Attributes:
         calls: number of operations.
@@ -35,7 +35,7 @@ class Share(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """One run: its operations and its peak memory.
+    """One forecast run: its operations and its peak memory.
 
     Attributes:
         steps: the operations, in order.
@@ -57,7 +57,7 @@ class Pass(NamedTuple):
         return sum(step.moved for step in self.steps)
 
     def shares(self) -> dict[str, Share]:
-        """Return the cost by name of operation, most floating-point operations first."""
+        """Return the cost of each kind of operation, most floating-point operations first."""
         shares: dict[str, Share] = defaultdict(lambda: Share(0, 0, 0))
         for step in self.steps:
             calls, flops, moved = shares[step.name]
@@ -74,7 +74,7 @@ class Cost:
 
     Attributes:
         subject: name of the subject.
-        seq_len, batch, dtype: of the inputs.
+        seq_len, batch, dtype: sizes and dtype of the inputs.
         parameter_bytes: bytes of all weights, buffers and other tensors of the modules.
         forward: a run without gradients.
         training: a run, its loss and all gradients.
@@ -93,7 +93,7 @@ class Cost:
     cache_bytes: int | None
 
     def fits(self, memory: float | None = None, *, training: bool = False) -> bool:
-        """Return whether the tensors fit in memory.
+        """Return whether the forecast tensors fit in memory.
 
         Args:
             memory: bytes of memory; that of this machine when None. Python and torch need some themselves.
@@ -109,7 +109,7 @@ class Cost:
         return most.peak_bytes <= memory
 
     def seconds(self, machine: Machine | None = None) -> Seconds:
-        """Estimate the time of each run, on this machine's processor and with torch's current number of threads.
+        """Estimate the time of each run on this machine's processor, with torch's current number of threads.
 
         Args:
             machine: the machine; `saccade.costs.this_machine` when None.
@@ -171,8 +171,8 @@ def cost(
         seq_len: tokens.
         mask: the mask for a score, a mechanism, or a layer that takes one.
         batch: number of sequences.
-        num_heads, num_kv_heads, head_dim: of query, key and value; layers and models have their own.
-        dtype: of all numbers; when None, the module's, or float32.
+        num_heads, num_kv_heads, head_dim: sizes of query, key and value; layers and models have their own.
+        dtype: dtype of all numbers; when None, the module's, or float32.
         inputs: returns the arguments of the module for a length; for modules that take neither tokens nor vectors
             ``[batch, seq_len, embed_dim]``.
         optimizer_tensors: numbers that the optimizer stores for each weight: 2 for Adam, 0 for plain SGD.
@@ -224,7 +224,7 @@ def cost(
 
 
 def _forward(subject: Subject, mode: FakeTensorMode, length: int) -> Pass:
-    """Run without gradients, in evaluation mode."""
+    """Forecast a run without gradients, in evaluation mode."""
     subject.module.eval()
     with mode:
         inputs = subject.tensors(length)
@@ -234,7 +234,7 @@ def _forward(subject: Subject, mode: FakeTensorMode, length: int) -> Pass:
 
 
 def _training(subject: Subject, mode: FakeTensorMode, length: int, optimizer_tensors: int) -> Pass:
-    """Run a training step: forward, loss and gradients; the optimizer's tensors count, its operations do not.
+    """Forecast a training step: forward, loss and gradients; the optimizer's tensors count, its operations do not.
 
     The loss is the cross entropy of the next token for a model of tokens, and a mean for everything else.
     """
@@ -249,7 +249,7 @@ def _training(subject: Subject, mode: FakeTensorMode, length: int, optimizer_ten
 
 
 def _decoding(subject: Subject, mode: FakeTensorMode, length: int, cache_bytes: int) -> Pass:
-    """Run one more token after ``length - 1`` cached ones."""
+    """Forecast one more token after ``length - 1`` cached ones."""
     subject.module.eval()
     with dry(DryRun(), mode), torch.no_grad():
         inputs = subject.tensors(1)

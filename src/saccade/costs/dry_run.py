@@ -1,4 +1,4 @@
-"""A dry run: run every operation with tensors that have shapes but no memory, and note its cost.
+"""A dry run: run every operation with tensors that have shapes but no memory, and record its cost.
 
 The cost of an attention product is the forecast of its kernel, which `AttentionMatrix.explain` reports as well; every
 other operation of saccade is run step by step. Programs that depend on the values of tensors cannot be run dry.
@@ -32,16 +32,16 @@ _SDPA = "_scaled_dot_product_flash_attention_for_cpu"  # missing in torch's FLOP
 
 
 class Operation(NamedTuple):
-    """One operation of a run, and its cost.
+    """One operation of a dry run, and its cost.
 
     Attributes:
-        name: of the operation, such as ``"mm"``; of an attention product ``"attention:"`` and its kernel.
+        name: name of the operation, such as ``"mm"``; of an attention product ``"attention:"`` and its kernel.
         flops: floating-point operations of matrix products; 0 for other operations.
         moved: bytes read and written, each tensor once.
         size: numbers in the result, or query-key pairs of an attention product.
         shape: ``(batch, rows, inner, columns)`` of a matrix product, ``(tiles, width)`` of an attention product, where
             width is head_dim + value_dim; else empty.
-        dtype: of its numbers, ``"float32"``.
+        dtype: dtype of its numbers, ``"float32"``.
         is_backward: whether it computes the gradients of an attention product.
     """
 
@@ -60,7 +60,7 @@ class Operation(NamedTuple):
 
 
 class DryRun(Watch):
-    """A dispatch mode that notes the cost of every operation; see `dry`.
+    """A dispatch mode that records the cost of every operation without computing it; see `dry`.
 
     Args:
         held: bytes that are held throughout.
@@ -94,7 +94,7 @@ class DryRun(Watch):
         if body is not None:
             # The body runs many operations: meta tensors are faster than fake ones.
             with unset_fake_temporarily():
-                shapes = tree_map(_on_meta, args)
+                shapes = tree_map(_to_meta, args)
                 with self:
                     body(*shapes, **kwargs)
         result = func(*args, **kwargs)
@@ -105,11 +105,11 @@ class DryRun(Watch):
         return result
 
     def _attend(self, arguments: Any, results: Any, *, is_backward: bool) -> None:
-        """Note an attention product or its gradients by the forecast of the kernel."""
+        """Record an attention product or its gradients by the forecast of the kernel."""
         with _real_tensors():
-            inputs, value_dim, request = custom_op.asked([stand_in(x) for x in arguments])
+            inputs, value_dim, request = custom_op.operator_inputs([stand_in(x) for x in arguments])
             if self._past and inputs.shape[2] == inputs.shape[3]:
-                inputs = _after(inputs, self._past)
+                inputs = _with_past_keys(inputs, self._past)
             request = request._replace(needs_backward=is_backward)
             kernel = choose_kernel(inputs, request)
             explained = Explanation.of(inputs, kernel, value_dim, request, mask=inputs.rule)
@@ -136,7 +136,7 @@ class DryRun(Watch):
 
 @contextmanager
 def dry(run: DryRun, mode: FakeTensorMode) -> Iterator[DryRun]:
-    """Run the body of a ``with`` statement dry: nothing is computed, and ``run`` notes the costs."""
+    """Run the body of a ``with`` statement dry: nothing is computed, and ``run`` records the costs."""
     with mode, _program(True), taken_as_clean(), _layers_of_torch(), run:
         yield run
 
@@ -179,7 +179,7 @@ def _real_tensors() -> Iterator[None]:
 
 
 def stand_in(x: Any) -> Any:
-    """Return an expanded real tensor for a fake one, and lists of them for lists.
+    """Return a real (expanded) tensor in place of a fake one, and lists of them for lists.
 
     Masks allow every pair, since their values are unknown.
     """
@@ -192,28 +192,28 @@ def stand_in(x: Any) -> Any:
     return torch.ones((), dtype=x.dtype).expand(x.shape).contiguous()
 
 
-def _after(given: Any, past: int) -> Any:
-    """Return the same queries with ``past`` more keys before the first one."""
-    batch, heads, q_len, _ = given.shape
-    key = torch.empty(1, 1, past + q_len, given.key.shape[3], dtype=given.key.dtype)
-    key = key.expand(*given.key.shape[:2], -1, -1)
-    return given.replaced(shape=(batch, heads, q_len, past + q_len), key=key, origin=(given.origin[0] + past, 0))
+def _with_past_keys(inputs: Any, past: int) -> Any:
+    """Return checked attention inputs with ``past`` more keys before the first one."""
+    batch, heads, q_len, _ = inputs.shape
+    key = torch.empty(1, 1, past + q_len, inputs.key.shape[3], dtype=inputs.key.dtype)
+    key = key.expand(*inputs.key.shape[:2], -1, -1)
+    return inputs.replaced(shape=(batch, heads, q_len, past + q_len), key=key, origin=(inputs.origin[0] + past, 0))
 
 
-def _on_meta(x: Any) -> Any:
+def _to_meta(x: Any) -> Any:
     if not isinstance(x, Tensor):
         return x
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
 def _python_of(name: str) -> Callable[..., Any] | None:
-    """Return the Python body of a custom operation, or None if there is none or it reads the value of a tensor."""
+    """Return the Python body of a custom operation, or None if there is none or it reads tensor values."""
     definition = None if name == "saccade::drawn_directions" else torch._library.custom_ops.OPDEFS.get(name)
     return None if definition is None else definition._init_fn
 
 
 def _operation(func: Any, args: Any, kwargs: Any, result: Any) -> Operation | None:
-    """Return an operation with its cost, or None if it returns views only."""
+    """Return the recorded operation with its cost, or None if it returns views only."""
     name = func.overloadpacket.__name__
     product = getattr(torch.ops.aten, name.removesuffix("_"), None)
     inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]

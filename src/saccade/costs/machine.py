@@ -1,4 +1,4 @@
-"""Machine: the speed of operations here, measured once, from which the time of a run is estimated."""
+"""Machine: the measured speed of operations on this machine, from which the time of a run is estimated."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _VERSION = 1
 
 
 class Seconds(NamedTuple):
-    """Estimated seconds of a forward run, a training step and one more token; `FACTOR` is their error."""
+    """Estimated seconds of a forward run, a training step and one decoding step; `FACTOR` is their error."""
 
     forward: float
     training: float
@@ -76,7 +76,7 @@ class Machine:
         self._known: dict[str, list[list[float]]] = {} if file is None else file.read()
 
     def seconds(self, steps: Iterable[Operation]) -> float:
-        """Return the time of these operations, one after another."""
+        """Return the estimated time of these operations, one after another."""
         steps = list(steps)
         starts = sum(step.kernel is None for step in steps)  # the time of a kernel includes its start
         return sum(map(self._of_step, steps)) + (starts * self._start() if starts else 0.0)
@@ -92,21 +92,21 @@ class Machine:
         return [[max(0.0, timed(small_operations) - sum(map(self._of_step, run.steps))) / len(run.steps)]]
 
     def _of_step(self, step: Operation) -> float:
-        """Return the time of one operation without its start."""
+        """Return the estimated time of one operation without its start."""
         if step.kernel is not None:
             return self._attention(step, step.kernel)
         if step.flops:
             return max(self._product(step), self._stream(step.moved, step.dtype))
         if step.name in ELEMENTWISE:
             name = f"elementwise/{step.name}/{step.dtype}"
-            return _between(self._measured(name, partial(elementwise, step.name, step.dtype)), step.size)
+            return _interpolate(self._measured(name, partial(elementwise, step.name, step.dtype)), step.size)
         return self._stream(step.moved, step.dtype)
 
     def _stream(self, moved: int, dtype: str) -> float:
-        return _between(self._measured("stream/float32", streams), moved)
+        return _interpolate(self._measured("stream/float32", streams), moved)
 
     def _product(self, step: Operation) -> float:
-        """Interpolate between the rates of the matrix products with the nearest shapes."""
+        """Interpolate between the measured rates of the matrix products with the nearest shapes."""
         kind = "batched" if step.shape[0] > 1 else "single"
         samples = self._measured(f"product/{kind}/{step.dtype}", partial(products, kind, step.dtype))
         sizes = [math.log2(max(1, x)) for x in step.shape]
@@ -142,7 +142,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Return the machine of this process, with all measurements so far."""
+    """Return the measured machine of this process."""
     if not _HERE:
         _HERE.append(Machine(MachineFile.here()))
     return _HERE[0]
@@ -151,7 +151,7 @@ def this_machine() -> Machine:
 _HERE: list[Machine] = []
 
 
-def _between(points: list[list[float]], at: float) -> float:
+def _interpolate(points: list[list[float]], at: float) -> float:
     """Return the time at a size by linear interpolation; in proportion beyond the last point."""
     before, *others = points
     if at <= before[0]:
@@ -165,7 +165,7 @@ def _between(points: list[list[float]], at: float) -> float:
 
 
 class MachineFile(NamedTuple):
-    """A file of measurements; a damaged file, or one of another machine, is ignored."""
+    """A file of a machine's measurements; a damaged file, or one of another machine, is ignored."""
 
     path: Path
 
@@ -178,7 +178,7 @@ class MachineFile(NamedTuple):
         return cls((Path(folder) if folder else base / "saccade") / f"machine-{name}.json")
 
     def read(self) -> dict[str, list[list[float]]]:
-        """Return the measurements; none if the file is missing or invalid."""
+        """Return the stored measurements; none if the file is missing or invalid."""
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
             known = content["measured"]
@@ -189,7 +189,7 @@ class MachineFile(NamedTuple):
         return {}
 
     def write(self, known: dict[str, list[list[float]]]) -> None:
-        """Write the file atomically; if that fails, the next process measures again."""
+        """Write measurements atomically; if that fails, the next process measures again."""
         text = json.dumps({"machine": _machine_key(), "measured": known, "sum": _sum(known)})
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -99,13 +99,13 @@ def timed(run: Callable[[], object]) -> float:
 
 
 def small_operations() -> Tensor:
-    """Run many small operations from Python: a recurrence, chunk by chunk."""
+    """Run many small operations from Python, to time their overhead: a recurrence, chunk by chunk."""
     query, key, value = torch.ones(1, 4, 512, 32), torch.full((1, 4, 512, 32), 0.1), torch.ones(1, 4, 512, 32)
     return Delta()(query, key, mask=Causal()) @ value
 
 
 def streams() -> list[list[float]]:
-    """Return ``[bytes moved, seconds]`` of sums of two tensors."""
+    """Measure the memory bandwidth: ``[bytes moved, seconds]`` of sums of two tensors."""
     samples = []
     for moved in _BYTES:
         pairs = [(torch.ones(moved // 12), torch.ones(moved // 12)) for _ in range(4)]
@@ -120,14 +120,14 @@ def _in_turns(run: Callable[..., Tensor], inputs: Sequence[tuple[Tensor, ...]]) 
 
 
 def elementwise(name: str, dtype: str) -> list[list[float]]:
-    """Return ``[numbers, seconds]`` of an operation."""
+    """Measure an elementwise operation: ``[numbers, seconds]``."""
     run = ELEMENTWISE[name]
     inputs = [torch.rand(4, count).add_(0.1).to(getattr(torch, dtype)) for count in _COUNTS]
     return [[float(x.shape[1]), timed(_in_turns(run, [(each,) for each in x]))] for x in inputs]
 
 
 def products(kind: str, dtype: str) -> list[list[float]]:
-    """Return ``[batch, rows, inner, columns, FLOP/s]`` of matrix products."""
+    """Measure matrix products: ``[batch, rows, inner, columns, FLOP/s]``."""
     samples = []
     for batch, rows, inner, columns in _BATCHED if kind == "batched" else _SINGLE:
         a, b = (torch.rand(batch, *shape).to(getattr(torch, dtype)) for shape in ((rows, inner), (inner, columns)))
@@ -137,7 +137,7 @@ def products(kind: str, dtype: str) -> list[list[float]]:
 
 
 def attention_samples(kernel: str, dtype: str, *, is_backward: bool) -> list[list[float]]:
-    """Return ``[seconds]`` of a start, of a pair at each of `SIZES`, and of one more tile."""
+    """Measure attention: ``[seconds]`` of a start, of a pair at each of `SIZES`, and of one more tile."""
     start = _attention(kernel, dtype, 16, SIZES[0], Causal(), is_backward=is_backward)
     pairs = []
     for width in SIZES:

@@ -1,4 +1,4 @@
-"""growth(): a figure of costs against lengths."""
+"""growth(): a plot of costs against sequence lengths."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _UNITS = {  # the largest first
 def growth(
     costs: Iterable[Cost], what: What = "memory", *, memory: float | None = None, title: str | None = None
 ) -> Figure:
-    """Draw costs against lengths on logarithmic axes.
+    """Plot costs against sequence lengths on logarithmic axes.
 
     Args:
         costs: results of `cost` for one subject at two lengths or more.
@@ -82,7 +82,7 @@ def growth(
 
 
 def _lines(costs: list[Cost], what: What) -> dict[str, list[float]]:
-    """Return the numbers of each run at all lengths."""
+    """Return the costs of each run at all lengths, the lines of the plot."""
     lines: dict[str, list[float]] = {}
     seconds = [x.seconds() for x in costs] if what == "seconds" else []
     for name in ("forward", "training", "decode"):

@@ -1,4 +1,4 @@
-"""Exchange of rows between ranks, and of their gradients in the other direction."""
+"""Collective exchanges of rows between ranks, and of their gradients in the other direction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MANY = 8
 
 
 def moved(x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return ``there(x)``, a linear map whose transpose is ``back``: gradients go through ``back``."""
+    """Return ``there(x)`` in autograd, for a linear exchange whose transpose is ``back``."""
     result: Tensor = _Moved.apply(x, there, back)
     return result
 
@@ -37,10 +37,10 @@ class _Moved(torch.autograd.Function):
 
 
 class Fetch(NamedTuple):
-    """Fetches all visible keys of the local queries from their ranks, in the order of their positions.
+    """A collective that fetches all visible keys of the local queries from other ranks, in order of position.
 
     Attributes:
-        group: of the ranks.
+        group: the process group of the ranks.
         columns: positions of the fetched keys, int64 ``[columns]``.
         own: columns of the local rows, int64 ``[rows]``.
         gives: local rows sent to each rank, int64.
@@ -55,7 +55,7 @@ class Fetch(NamedTuple):
 
     @classmethod
     def of(cls, plan: Exchange, rank: int, group: dist.ProcessGroup | None, device: torch.device) -> Fetch:
-        """Return the part of a rank in a plan."""
+        """Return the fetch of one rank in a plan."""
         part = plan.rank(rank)
         rows, columns = plan.layout.tokens(rank), part.columns
 
@@ -70,7 +70,7 @@ class Fetch(NamedTuple):
         return cls(group, torch.from_numpy(columns).to(device), places, gives, gets)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return ``[B, G, columns, D]`` for ``[B, G, rows, D]``."""
+        """Fetch rows from other ranks: return ``[B, G, columns, D]`` for local ``[B, G, rows, D]``."""
         return moved(x, self._there, self._back)
 
     def _there(self, x: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class Fetch(NamedTuple):
         out = x.new_empty(batch, groups, len(self.columns), width)
         out[:, :, self.own] = x
         shapes = [(batch, groups, len(part), width) for part in self.gets]
-        received = _swapped([x[:, :, part] for part in self.gives], shapes, self.group)
+        received = _all_to_all([x[:, :, part] for part in self.gives], shapes, self.group)
         for part, rows in zip(self.gets, received, strict=True):
             out[:, :, part] = rows
         return out
@@ -88,17 +88,17 @@ class Fetch(NamedTuple):
         wide = torch.promote_types(grad.dtype, torch.float32)  # many ranks add to one key: round once
         total = grad[:, :, self.own].to(wide)
         shapes = [(batch, groups, len(part), width) for part in self.gives]
-        received = _swapped([grad[:, :, part] for part in self.gets], shapes, self.group)
+        received = _all_to_all([grad[:, :, part] for part in self.gets], shapes, self.group)
         for part, rows in zip(self.gives, received, strict=True):
             total.index_add_(2, part, rows.to(wide))
         return total.to(grad.dtype)
 
 
 class Swap(NamedTuple):
-    """Exchanges local rows of all heads for all rows of local heads, and back.
+    """A collective that exchanges local rows of all heads for all rows of local heads, and back (all-to-all).
 
     Attributes:
-        group: of the ranks.
+        group: the process group of the ranks.
         rows: positions of the rows of each rank, int64.
     """
 
@@ -107,23 +107,23 @@ class Swap(NamedTuple):
 
     @classmethod
     def of(cls, layout: Layout, group: dist.ProcessGroup | None, device: torch.device) -> Swap:
-        """Return the exchange for a layout, the same for all ranks."""
+        """Return the head exchange for a layout, the same for all ranks."""
         rows = (torch.from_numpy(layout.tokens(rank)).to(device) for rank in range(layout.ranks))
         return cls(group, tuple(rows))
 
     def to_heads(self, x: Tensor) -> Tensor:
-        """Return ``[B, H / ranks, all rows, D]`` for ``[B, H, rows, D]``."""
+        """Exchange rows for heads: return ``[B, H / ranks, all rows, D]`` for ``[B, H, rows, D]``."""
         return moved(x, self._to_heads, self._to_rows)
 
     def to_rows(self, x: Tensor) -> Tensor:
-        """Return ``[B, H, rows, D]`` for ``[B, H / ranks, all rows, D]``."""
+        """Exchange heads for rows: return ``[B, H, rows, D]`` for ``[B, H / ranks, all rows, D]``."""
         return moved(x, self._to_rows, self._to_heads)
 
     def _to_heads(self, x: Tensor) -> Tensor:
         batch, heads, _, width = x.shape
         local = heads // len(self.rows)
         shapes = [(batch, local, len(rows), width) for rows in self.rows]
-        received = _swapped(list(x.split(local, 1)), shapes, self.group)
+        received = _all_to_all(list(x.split(local, 1)), shapes, self.group)
         out = x.new_empty(batch, local, sum(map(len, self.rows)), width)
         for rows, part in zip(self.rows, received, strict=True):
             out[:, :, rows] = part
@@ -133,7 +133,7 @@ class Swap(NamedTuple):
         batch, heads, _, width = x.shape
         local = len(self.rows[dist.get_rank(self.group)])
         shapes = [(batch, heads, local, width)] * len(self.rows)
-        return torch.cat(_swapped([x[:, :, rows] for rows in self.rows], shapes, self.group), 1)
+        return torch.cat(_all_to_all([x[:, :, rows] for rows in self.rows], shapes, self.group), 1)
 
 
 def agree(plan: str, group: dist.ProcessGroup | None, device: torch.device) -> None:
@@ -159,10 +159,10 @@ def agree(plan: str, group: dist.ProcessGroup | None, device: torch.device) -> N
         )
 
 
-def _swapped(
+def _all_to_all(
     parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], group: dist.ProcessGroup | None
 ) -> list[Tensor]:
-    """Send a part to each rank, and return the part from each rank, of known shapes."""
+    """Send a part to each rank, and return the part received from each rank, of known shapes."""
     ranks, rank = len(parts), dist.get_rank(group)
     like, peers = parts[rank], [peer for peer in range(ranks) if peer != rank]
     if ranks > _MANY:
@@ -185,7 +185,7 @@ def _swapped(
 
 
 def guarded(call: Callable[[], object]) -> None:
-    """Run an exchange; explain an exchange that fails."""
+    """Run a collective exchange; explain an exchange that fails."""
     try:
         call()
     except RuntimeError as error:

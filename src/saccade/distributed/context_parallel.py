@@ -1,4 +1,4 @@
-"""ContextParallel: attention over a sequence of which every rank holds a part."""
+"""ContextParallel: attention over a sequence that is split over ranks."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ContextParallel:
         self._cache: dict[tuple[Any, ...], Any] = {}
 
     def layout(self, seq_len: int) -> Layout:
-        """Return the layout of a sequence."""
+        """Return the layout of a sequence over the ranks."""
         if isinstance(self._layout, str):
             return layout_of(self._layout, seq_len, self.ranks)
         if self._layout.seq_len != seq_len:
@@ -86,17 +86,15 @@ class ContextParallel:
         return self._layout
 
     def positions(self, seq_len: int, device: torch.device | str = "cpu") -> Tensor:
-        """Return the positions of the local rows, int64 ``[rows]``."""
+        """Return the positions of this rank's rows, int64 ``[rows]``."""
         return torch.from_numpy(self.layout(seq_len).tokens(self.rank)).to(device)
 
     def shard_sequence(self, x: Tensor, dim: int = 1) -> Tensor:
-        """Return the local rows of a tensor that every rank has whole."""
+        """Return this rank's rows of a tensor that every rank has whole."""
         return x.index_select(dim, self.positions(x.shape[dim], x.device))
 
     def unshard_sequence(self, x: Tensor, dim: int = 1, *, seq_len: int | None = None) -> Tensor:
-        """Return all rows, on every rank, of a tensor whose local rows each rank has; gradients of all ranks are
-        summed.
-        """
+        """Gather all rows of a tensor from the ranks, on every rank; gradients of all ranks are summed."""
         seq_len = self.seq_len(x.shape[dim], seq_len)
         others = [size for axis, size in enumerate(x.shape) if axis != dim % x.dim()]
         if self.checks:
@@ -123,7 +121,7 @@ class ContextParallel:
         seed: int | None = None,
         impl: Impl = "auto",
     ) -> Tensor:
-        """Compute exact softmax attention of the local rows over the whole sequence.
+        """Compute exact softmax attention of this rank's rows over the whole sequence.
 
         Args:
             query: ``[batch, heads, rows, head_dim]``, the local rows in the order of `positions`.
@@ -167,17 +165,17 @@ class ContextParallel:
         return matrix.matmul(v, dropout_p=dropout_p, seed=seed)
 
     def __call__(self, mechanism: Mechanism) -> SpreadMechanism:
-        """Return the mechanism over ranks, for a layer; its queries and keys are the local rows, at their positions."""
+        """Return a mechanism over ranks for a layer; its queries and keys are this rank's rows."""
         return SpreadMechanism(mechanism, self)
 
     def plan(self, query: Tensor, key: Tensor, mask: Mask | None, seq_len: int) -> Exchange:
-        """Return the plan for local tensors and a mask of the whole sequence."""
+        """Return the exchange plan for this rank's tensors and a mask of the whole sequence."""
         return self._plan(query, key, mask, seq_len, ())
 
     def _plan(
         self, query: Tensor, key: Tensor, mask: Mask | None, seq_len: int, not_ulysses: Sequence[str]
     ) -> Exchange:
-        """Return the plan; with reasons in ``not_ulysses``, heads are not moved to other ranks."""
+        """Return the exchange plan; heads are not moved to other ranks if ``not_ulysses`` has reasons against it."""
         strategy = self.strategy
         if not_ulysses and strategy == "ulysses":
             raise unsupported('strategy="ulysses"', not_ulysses, hint='strategy="fetch" runs it')
@@ -187,7 +185,7 @@ class ContextParallel:
         return exchange(mask, *sizes, layout=self.layout(seq_len), strategy=strategy, machine=self.machine)
 
     def shared_seed(self, device: torch.device | str = "cpu") -> int:
-        """Return a number for dropout that is the same on all ranks, drawn by the first rank from torch's generator.
+        """Return a dropout seed that is the same on all ranks, drawn by the first rank from torch's generator.
 
         Every rank draws, so that equal generators remain equal.
         """

@@ -1,4 +1,4 @@
-"""The plan of an attention over many ranks: the tokens of each rank, the transfers between ranks, and the costs."""
+"""The exchange plan of an attention over many ranks: tokens of each rank, transfers between ranks, and costs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _LONGEST = 100
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Assumed speed of a rank: numbers to compare plans by, not measurements.
+    """The assumed speed of a rank: numbers to compare exchange plans by, not measurements.
 
     Args:
-        flops: of attention, per second.
+        flops: floating-point operations of attention per second.
         bandwidth: bytes that a rank sends and receives per second.
         latency: seconds of a round without data.
     """
@@ -40,16 +40,16 @@ class Machine:
 
 
 class RankPlan(NamedTuple):
-    """The part of one rank in an exchange.
+    """The part of one rank in an exchange plan.
 
     Attributes:
         rank: number of the rank.
         rows: its tokens, in order.
         receives, sends: (peer, keys): tokens whose keys and values come from, or go to, another rank; none with
             "ulysses", which exchanges all rows.
-        bytes_sent, bytes_received: of one forward pass; a backward pass reverses them.
+        bytes_sent, bytes_received: bytes of one forward pass; a backward pass reverses them.
         pairs: estimated query-key pairs, over all heads.
-        peak_bytes: of keys and values, local and received.
+        peak_bytes: bytes of keys and values, local and received.
     """
 
     rank: int
@@ -69,10 +69,10 @@ class RankPlan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Exchange:
-    """A planned attention over many ranks.
+    """The plan of an attention over many ranks: layout, strategy and costs.
 
     Attributes:
-        mask, seq_len, heads, kv_heads, head_dim, dtype: of the attention.
+        mask, seq_len, heads, kv_heads, head_dim, dtype: properties of the attention.
         layout: the tokens of each rank.
         strategy: one of `STRATEGIES`.
         refused: the other strategies and layouts, with reasons.
@@ -146,7 +146,7 @@ class Exchange:
         return digest.hexdigest()
 
     def rank(self, number: int) -> RankPlan:
-        """Return the part of one rank."""
+        """Return the part of one rank in the exchange plan."""
         check_int("number", number, 0)
         if number >= self.ranks:
             raise value_error("number", f"be below {self.ranks}", number)
@@ -163,7 +163,7 @@ class Exchange:
         )
 
     def seconds(self, machine: Machine | None = None) -> float:
-        """Estimate a forward pass on the slowest rank of the assumed machine: it computes, and it sends."""
+        """Estimate the time of a forward pass on the slowest rank of an assumed machine: computing and sending."""
         machine = Machine() if machine is None else machine
         computing = 4 * self.head_dim * self.pairs / machine.flops
         sending = np.maximum(self.bytes_sent, self.bytes_received) / machine.bandwidth
@@ -171,7 +171,7 @@ class Exchange:
 
     @property
     def mask_text(self) -> str:
-        """The mask in at most 100 characters: it may hold thousands of lengths."""
+        """The mask as text of at most 100 characters; it may hold thousands of lengths."""
         text = str(self.mask)
         return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
@@ -234,9 +234,9 @@ def exchange(
     Args:
         mask: the mask; None for full attention.
         seq_len: tokens of the whole sequence.
-        heads, kv_heads: of queries, and of keys (the same number when None).
+        heads, kv_heads: numbers of heads of queries and of keys (the same number when None).
         head_dim: width of a head.
-        dtype: of keys and values.
+        dtype: dtype of keys and values.
         ranks: number of devices.
         layout: "contiguous", "zigzag", "striped", "balanced" (by work, for packed documents), "auto" for the fastest
             on the assumed machine; or a `Layout`.
@@ -288,7 +288,7 @@ def exchange(
 
 
 def _reasons(strategy: str, mask: Mask, heads: int, kv_heads: int, ranks: int) -> tuple[str, ...]:
-    """Return why a strategy would not be exact; empty if it is."""
+    """Return why an exchange strategy would not be exact; empty if it is."""
     if strategy != "ulysses":
         return ()
     why = []

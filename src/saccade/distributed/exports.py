@@ -1,4 +1,4 @@
-"""Plans in the formats of other engines: FlexAttention, TransformerEngine and MagiAttention."""
+"""Export of exchange plans to other engines: FlexAttention, TransformerEngine and MagiAttention."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ROWS = 1024  # in one block
 def block_mask(
     plan: Exchange, rank: int, block_size: tuple[int, int] = (128, 128), device: torch.device | str = "cpu"
 ) -> BlockMask:
-    """Return FlexAttention's BlockMask of a rank's local rows over its keys after the exchange.
+    """Return a rank's plan as FlexAttention's BlockMask: local rows over the keys after the exchange.
 
     Args:
         plan: a plan with strategy "fetch" or "gather".
@@ -83,13 +83,13 @@ def _comm_type(mask: Mask, number: int) -> CommType:
 
 
 class QKRanges(NamedTuple):
-    """Pieces of a mask that cover each allowed pair once.
+    """Pieces of a mask as (query range, key range, kind), which cover each allowed pair once.
 
     Attributes:
         q_ranges, k_ranges: (start, stop) of each piece.
-        attn_mask_type: of each piece: "full"; "causal": the last query sees all keys, and each earlier one a key less
-            at the end; "inv_causal": the first query sees all keys, and each later one a key less at the beginning;
-            "bi_causal": both.
+        attn_mask_type: type of each piece: "full"; "causal": the last query sees all keys, and each earlier one a key
+            less at the end; "inv_causal": the first query sees all keys, and each later one a key less at the
+            beginning; "bi_causal": both.
     """
 
     q_ranges: list[tuple[int, int]]
@@ -98,7 +98,7 @@ class QKRanges(NamedTuple):
 
 
 def qk_ranges(mask: Mask, seq_len: int) -> QKRanges:
-    """Return a mask of self-attention as the fewest pieces that adjacent queries allow, as MagiAttention takes it.
+    """Export a mask of self-attention as the fewest pieces that adjacent queries allow, as MagiAttention takes it.
 
     Args:
         mask: the same for all batch items and heads.
@@ -130,7 +130,7 @@ def qk_ranges(mask: Mask, seq_len: int) -> QKRanges:
 
 
 class _Open(NamedTuple):
-    """A piece that may continue: its first row, the keys of its first and last rows, and their movement."""
+    """A piece of a mask that may continue: its first row, the keys of its first and last rows, and their movement."""
 
     row: int
     first: tuple[int, int]
@@ -138,7 +138,7 @@ class _Open(NamedTuple):
     step: tuple[int, int] | None
 
     def closed(self, stop: int) -> tuple[tuple[int, int], tuple[int, int], Kind]:
-        """Return the piece of the rows up to ``stop``."""
+        """Return the finished piece of the rows up to ``stop``."""
         return (self.row, stop), (self.first[0], self.last[1]), _KINDS[self.step or (0, 0)]
 
 
@@ -164,13 +164,13 @@ def _pieces(mask: Mask, seq_len: int) -> Iterator[tuple[tuple[int, int], tuple[i
 
 
 def _follows(piece: _Open, keys: tuple[int, int]) -> bool:
-    """Return whether a range of keys continues a piece."""
+    """Return whether a range of keys continues a piece of the mask."""
     step = (keys[0] - piece.last[0], keys[1] - piece.last[1])
     return step in _KINDS and piece.step in (None, step)
 
 
 def _keys(mask: Mask, start: int, stop: int, seq_len: int) -> list[list[tuple[int, int]]]:
-    """Return the ranges of keys of each row."""
+    """Return the visible key ranges of each row."""
     rows = np.arange(start, stop)
     whole = KeyDomain(np.zeros_like(rows), np.full_like(rows, seq_len))
     bounds = mask.bounds(Groups(np.full_like(rows, ALL), rows, rows), whole)

@@ -1,4 +1,4 @@
-"""Figures of a plan: the transfers between ranks, and the balance of the work."""
+"""Figures of an exchange plan: the transfers between ranks, and the balance of the work."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def traffic(plan: Exchange) -> Ints:
 
 
 def picture(plan: Exchange) -> str:
-    """Return the transfers as text: rows receive, columns send, darker is more; with the work of each row.
+    """Draw the transfers between ranks as text: rows receive, columns send, darker is more; with the work of each row.
 
     With more than 32 ranks, adjacent ranks are grouped, and the maximum of each group is drawn.
     """
@@ -53,7 +53,7 @@ def picture(plan: Exchange) -> str:
 
 
 def figure(plan: Exchange, title: str | None = None) -> Figure:
-    """Draw the transfers as a heatmap of MiB.
+    """Draw the transfers between ranks as a heatmap in MiB.
 
     Args:
         plan: for any number of ranks.

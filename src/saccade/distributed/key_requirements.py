@@ -1,4 +1,4 @@
-"""Needs: the visible keys of each rank's rows and the number of pairs, from the bounds of the mask."""
+"""Needs: the keys that each rank's rows require, and the number of pairs, from the bounds of the mask."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROWS, _MOST_GROUPS = 128, 1 << 15  # rows of a block, and number of blocks
 
 
 class Needs:
-    """The keys that each rank needs, as ranges.
+    """The keys that each rank requires, as ranges.
 
     Args:
         mask: the mask on positions.
@@ -38,7 +38,9 @@ class Needs:
         pairs = np.bincount(owner, groups.pairs, layout.ranks)
         self.pairs: Ints = (pairs / groups.items).astype(np.int64)
         rank = np.repeat(owner, groups.starts.shape[1])
-        self.ranks, self.starts, self.stops = _joined(rank, groups.starts.ravel(), groups.stops.ravel(), layout.seq_len)
+        self.ranks, self.starts, self.stops = _join_adjacent(
+            rank, groups.starts.ravel(), groups.stops.ravel(), layout.seq_len
+        )
 
     @cached_property
     def received(self) -> Ints:
@@ -81,7 +83,7 @@ class Needs:
         return sorted(pieces, key=lambda piece: (piece[0], piece[1].start))
 
     def _pieces(self, starts: Ints, stops: Ints) -> list[tuple[int, range]]:
-        """Return ranges split by owner."""
+        """Return ranges of keys split by the rank that owns them."""
         layout = self.layout
         pieces: list[tuple[int, range]] = []
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
@@ -98,7 +100,7 @@ class Needs:
 
     @cached_property
     def _local(self) -> Ints:
-        """Number of needed keys that are local to each rank."""
+        """Number of required keys that each rank already has."""
         layout, width = self.layout, self.layout.seq_len + 1
         lengths = np.concatenate([[0], np.cumsum(self.stops - self.starts)])
         marks = self.ranks * width + self.starts
@@ -118,14 +120,14 @@ class Needs:
 
 
 def work_of_chunks(mask: Mask, seq_len: int, size: int) -> Ints:
-    """Return the estimated pairs of the rows of each chunk, as in `Needs`, int64 ``[chunks]``."""
+    """Return the estimated query-key pairs of each chunk of rows, int64 ``[chunks]``."""
     starts = np.arange(0, seq_len, size)
     groups = _Groups.of(mask, starts, np.minimum(starts + size, seq_len))
     return (np.bincount(groups.chunk, groups.pairs, len(starts)) / groups.items).astype(np.int64)
 
 
 class _Groups(NamedTuple):
-    """Blocks of rows and their bounds.
+    """Blocks of rows and the bounds of their keys.
 
     Attributes:
         chunk: chunk of each block, int64 ``[blocks]``.
@@ -142,7 +144,7 @@ class _Groups(NamedTuple):
 
     @classmethod
     def of(cls, mask: Mask, starts: Ints, stops: Ints) -> _Groups:
-        """Return the blocks of the chunks, with the bounds of the mask."""
+        """Return the blocks of rows of some chunks, with the bounds of the mask."""
         length = int(stops[-1]) if len(stops) else 0
         rows = max(_ROWS, -(-length // _MOST_GROUPS))
         counts = -(-(stops - starts) // rows)
@@ -159,8 +161,8 @@ class _Groups(NamedTuple):
         return cls(chunk, bounds.any_row.starts, bounds.any_row.ends, pairs, items)
 
 
-def _joined(ranks: Ints, starts: Ints, stops: Ints, length: int) -> tuple[Ints, Ints, Ints]:
-    """Return the ranges of each rank, sorted, without empty ones; adjacent ranges are joined."""
+def _join_adjacent(ranks: Ints, starts: Ints, stops: Ints, length: int) -> tuple[Ints, Ints, Ints]:
+    """Return the key ranges of each rank, sorted, without empty ones; adjacent ranges are joined."""
     nonempty = starts < stops
     width = length + 2  # ranges of one rank never touch those of the next
     low, high = (ranks[nonempty] * width + edge[nonempty] for edge in (starts, stops))

@@ -21,8 +21,8 @@ class Turn(NamedTuple):
     """Consecutive tokens of this rank, and the ranks that hold the tokens before and after them.
 
     Attributes:
-        rows: their indices among the local rows.
-        tokens: their positions.
+        rows: indices of the tokens among the local rows.
+        tokens: positions of the tokens.
         before, behind: ranks of the adjacent tokens; None at the ends of the sequence.
     """
 
@@ -34,7 +34,7 @@ class Turn(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
-    """Chunks of a sequence and their owners, in order.
+    """The layout of a sequence over ranks: chunks of tokens and their owners, in order.
 
     Attributes:
         name: one of `NAMES`.
@@ -60,7 +60,7 @@ class Layout:
         return np.bincount(self.owners, self.stops - self.starts, self.ranks).astype(np.int64)
 
     def rows(self, rank: int) -> tuple[range, ...]:
-        """Return the tokens of a rank, in order, with adjacent ranges joined."""
+        """Return the token ranges of a rank, in order, with adjacent ranges joined."""
         local = self.owners == rank
         ranges: list[range] = []
         for start, stop in zip(self.starts[local].tolist(), self.stops[local].tolist(), strict=True):
@@ -71,7 +71,7 @@ class Layout:
         return tuple(ranges)
 
     def turns_of(self, rank: int) -> tuple[Turn, ...]:
-        """Return the turns of a rank, in order."""
+        """Return the turns of a rank (runs of consecutive tokens), in order."""
         owners = [None, *(owner for owner, _ in self._runs), None]
         turns, start = [], 0
         for number, (owner, tokens) in enumerate(self._runs):
@@ -83,7 +83,7 @@ class Layout:
 
     @cached_property
     def _runs(self) -> list[tuple[int, range]]:
-        """(owner, tokens) in the order of the tokens, with adjacent ranges of one owner joined."""
+        """The runs (owner, tokens) of the layout in order, with adjacent ranges of one owner joined."""
         runs: list[tuple[int, range]] = []
         for start, stop, owner in zip(self.starts.tolist(), self.stops.tolist(), self.owners.tolist(), strict=True):
             follows = runs and runs[-1][0] == owner
@@ -99,13 +99,13 @@ class Layout:
         return digest.hexdigest()
 
     def tokens(self, rank: int) -> Ints:
-        """Return the tokens of a rank, in order, int64."""
+        """Return the positions of a rank's tokens, in order, int64."""
         return numbers(self.rows(rank))
 
 
 @lru_cache(maxsize=64)
 def layout_of(name: str, seq_len: int, ranks: int) -> Layout:
-    """Return a layout that does not depend on the mask.
+    """Return a named layout, which does not depend on the mask.
 
     Args:
         name: "contiguous" (one run of tokens for each rank), "zigzag" (two runs, one from either end, which balances a
@@ -123,13 +123,13 @@ def layout_of(name: str, seq_len: int, ranks: int) -> Layout:
 
 
 def balanced(seq_len: int, ranks: int, work: Ints) -> Layout:
-    """Return chunks of equal size, the same number for each rank, with balanced work.
+    """Return a layout of equal chunks, the same number for each rank, with balanced work.
 
     Chunks are assigned from the most to the least work, each to the rank with the least work that has room.
 
     Args:
         seq_len, ranks: as for `layout_of`.
-        work: of each of the ``16 * ranks`` chunks, int64.
+        work: work of each of the ``16 * ranks`` chunks, int64.
     """
     size, room = chunk_size(seq_len, ranks), np.full(ranks, _PARTS)
     owners, load = np.zeros(len(work), dtype=np.int64), np.zeros(ranks)
@@ -145,7 +145,7 @@ def chunk_size(seq_len: int, ranks: int) -> int:
 
 
 def numbers(ranges: Sequence[range]) -> Ints:
-    """Return the numbers of ranges, concatenated, int64."""
+    """Return the numbers in some ranges, concatenated, int64."""
     return np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(span.start, span.stop) for span in ranges)])
 
 

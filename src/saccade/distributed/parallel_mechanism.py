@@ -1,4 +1,4 @@
-"""SpreadMechanism: a mechanism whose keys are distributed over many ranks."""
+"""SpreadMechanism: a mechanism in parallel over many ranks, each of which has some of the keys."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _CARRIED = (Recurrence, S4D)  # their past is one memory
 
 
 class SpreadMechanism(Mechanism):
-    """A mechanism over ranks: each rank computes the rows of its queries.
+    """A mechanism in parallel over ranks: each rank computes the rows of its queries.
 
     Visible keys are fetched; recurrences, and linear attention with a causal mask, receive one memory from the rank
     before. Parameters are those of the mechanism, under the same names, so that a checkpoint fits any number of ranks.
 
     Args:
         mechanism: the mechanism.
-        context: the ranks.
+        context: the `ContextParallel` of the ranks.
 
     Raises:
         UnsupportedError: a mechanism that needs all keys at once.
@@ -47,7 +47,7 @@ class SpreadMechanism(Mechanism):
 
     def __init__(self, mechanism: Mechanism, context: ContextParallel):
         super().__init__()
-        reasons = _against(mechanism)
+        reasons = _reasons_against(mechanism)
         if reasons:
             hint = "Softmax, TopK of single keys, Differential, Linear, Performer, S4D and recurrences run over ranks"
             raise unsupported(type(mechanism).__name__, reasons, hint=hint)
@@ -75,13 +75,13 @@ class SpreadMechanism(Mechanism):
         self.mechanism._load_from_state_dict(*args)
 
     def new_cache(self, max_len: int | None = None) -> LayerCache:
-        """Raise: mechanisms over ranks run on whole sequences."""
+        """Raise, since mechanisms in parallel over ranks run on whole sequences."""
         reason = "rows of a whole sequence run over ranks, and a cache hands over new ones"
         hint = "sharded_cache(model, cp) decodes over ranks, with a model that parallelize did not change"
         raise unsupported("a cache", [reason], hint=hint)
 
     def train(self, mode: bool = True) -> SpreadMechanism:
-        """Set the mode of this module and of the mechanism."""
+        """Set the training mode of this module and of the wrapped mechanism."""
         self.mechanism.train(mode)
         super().train(mode)
         return self
@@ -106,7 +106,7 @@ class SpreadMechanism(Mechanism):
         kv_positions: GivenPositions = None,
         **gates: Tensor,
     ) -> Matrix:
-        """Return the local rows; gates, ``[batch, heads, rows, ...]``, are passed to the mechanism."""
+        """Return this rank's rows of the matrix; gates, ``[batch, heads, rows, ...]``, are passed to the mechanism."""
         context = self.context
         if query.shape[2] != key.shape[2]:
             reason = f"there are {query.shape[2]} queries and {key.shape[2]} keys: self-attention runs over ranks"
@@ -146,12 +146,12 @@ class SpreadMechanism(Mechanism):
 
 
 class SpreadMatrix(DerivedMatrix):
-    """Local rows of a matrix, over their visible keys.
+    """This rank's rows of an attention matrix, over their visible keys.
 
     Args:
-        matrix: of the local queries and the fetched keys.
+        matrix: matrix of the local queries and the fetched keys.
         fetch: fetches values.
-        context: the ranks.
+        context: the `ContextParallel` of the ranks.
     """
 
     def __init__(self, matrix: Matrix, fetch: Fetch, context: ContextParallel):
@@ -167,7 +167,7 @@ class SpreadMatrix(DerivedMatrix):
         return self.inner.blocks(batch, head, rows)
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
-        """Return the product with the values of the local rows and those from other ranks.
+        """Return the product with the values of this rank's rows and those fetched from other ranks.
 
         Without a seed the first rank draws one for all.
         """
@@ -175,8 +175,8 @@ class SpreadMatrix(DerivedMatrix):
         return self.inner.matmul(self._fetch(value), dropout_p=dropout_p, seed=seed)
 
 
-def _against(mechanism: Mechanism) -> list[str]:
-    """Return why a mechanism cannot run over ranks; empty if it can."""
+def _reasons_against(mechanism: Mechanism) -> list[str]:
+    """Return why a mechanism cannot run in parallel over ranks; empty if it can."""
     name = type(mechanism).__name__
     if not isinstance(mechanism, _OF_SEEN_KEYS + _CARRIED):
         return [f"{name} makes its rows of all keys at once, which no rank has"]
@@ -188,12 +188,12 @@ def _against(mechanism: Mechanism) -> list[str]:
 
 
 def _shapes(query: Tensor, key: Tensor) -> str:
-    """Return the shapes without the number of rows, which may differ between ranks."""
+    """Return the shapes of query and key without the number of rows, which may differ between ranks."""
     return f"{query.dtype} {[(*x.shape[:2], x.shape[3]) for x in (query, key)]}"
 
 
 def _check_positions(name: str, given: GivenPositions, expected: Tensor, batch: int) -> None:
-    """Raise unless positions are those of the local rows, in all batch items."""
+    """Raise unless positions are those of this rank's rows, in all batch items."""
     if given is None:
         rule, hint = "be given: those of the own rows", "positions=cp.positions(seq_len)"
         raise value_error(name, rule, None, hint=hint)

@@ -1,4 +1,4 @@
-"""parallelize(): whole models over ranks, ours and those of transformers."""
+"""parallelize(): make whole models, ours and those of transformers, run over ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from saccade.integrations.replace_attention import is_pretrained
 from saccade.masks import Mask
 from saccade.nn import AttentionPool, DecoderLayer
 from saccade.nn.base_layer import AttentionLayer
-from saccade.nn.row_column_attention import TableAttention
+from saccade.nn.table_attention import TableAttention
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_type
 
@@ -35,7 +35,7 @@ def parallelize(model: M, cp: ContextParallel, *, mask: Mask | None = None) -> M
     Args:
         model: changed in place; a model of saccade, or one of transformers that calls its attention interface. Pass it
             to FSDP, DDP or tensor parallel afterwards.
-        cp: the ranks.
+        cp: the `ContextParallel` of the ranks.
         mask: for a model of transformers, a pattern of the whole sequence that is joined with the model's mask.
 
     Returns:
@@ -58,7 +58,9 @@ def parallelize(model: M, cp: ContextParallel, *, mask: Mask | None = None) -> M
         theirs.parallelize(model, cp, mask)
         return model
     layers = [(name, part) for name, part in model.named_modules() if isinstance(part, AttentionLayer)]
-    reasons = [f"{name or 'the model'} is a {why}" for name, part in model.named_modules() if (why := _against(part))]
+    reasons = [
+        f"{name or 'the model'} is a {why}" for name, part in model.named_modules() if (why := _kind_that_mixes(part))
+    ]
     if mask is not None:
         reasons.append("mask= is for models of transformers; ours take it with the call")
     if not layers:
@@ -71,7 +73,7 @@ def parallelize(model: M, cp: ContextParallel, *, mask: Mask | None = None) -> M
     return model
 
 
-def _against(part: nn.Module) -> str:
+def _kind_that_mixes(part: nn.Module) -> str:
     """Return the kind of a module that cannot run on a part of the rows; empty if it can."""
     if isinstance(part, AttentionLayer) and isinstance(part.mechanism, SpreadMechanism):
         return f"{type(part).__name__} over ranks already"

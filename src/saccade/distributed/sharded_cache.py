@@ -1,4 +1,4 @@
-"""ShardedCache: a layer's keys and values, distributed over ranks."""
+"""ShardedCache: a cache of one layer whose keys and values are distributed over ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ShardedCache(KVCache):
     one output for each. A prefill and decode steps of any sizes equal the full run.
 
     Args:
-        cp: the ranks.
+        cp: the `ContextParallel` of the ranks.
         stripe_size: consecutive tokens on a rank.
 
     Raises:
@@ -49,17 +49,17 @@ class ShardedCache(KVCache):
 
     @property
     def own(self) -> Tensor:
-        """Columns that this rank holds, int64."""
+        """The cached columns that this rank holds, int64."""
         return self._columns(self.length)
 
     @property
     def key(self) -> Tensor | None:
-        """The keys of this rank, ``[batch, kv_heads, own, head_dim]``; None before the first call."""
+        """The cached keys of this rank, ``[batch, kv_heads, own, head_dim]``; None before the first call."""
         return self._state["key"][:, :, : len(self.own)] if self._state else None
 
     @property
     def value(self) -> Tensor | None:
-        """The values of this rank; None before the first call."""
+        """The cached values of this rank; None before the first call."""
         return self._state["value"][:, :, : len(self.own)] if self._state else None
 
     def advance(self, call: Call) -> Tensor:
@@ -86,21 +86,21 @@ class ShardedCache(KVCache):
         matrix = call.mechanism(
             call.query, keys, mask=call.mask, q_positions=call.positions, kv_positions=Positions(None, positions)
         )
-        out = self._merged(cast("AttentionMatrix", matrix), values)
+        out = self._merge_ranks(cast("AttentionMatrix", matrix), values)
         self._traffic = Traffic(keys.nbytes + values.nbytes, keys[:, :, held:].nbytes + values[:, :, held:].nbytes)
         return out.to(call.query.dtype)
 
     def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> Never:
-        """Raise: pass a prefix to `attend`, like all tokens."""
+        """Raise: pass a prefix to `attend`, like all other tokens."""
         raise unsupported("a prefix", ["each rank holds a part"], hint="attend(...) takes it")
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Raise: a file would hold the part of one rank only."""
+        """Raise, since a file would hold one rank's part of the cache only."""
         reason = "each rank holds a part, and a file would hold one of them"
         raise unsupported("saving", [reason], hint="KVCache() on one process can be saved")
 
-    def _merged(self, matrix: AttentionMatrix, values: Tensor) -> Tensor:
-        """Return the product over the keys of all ranks, merged from the products over local keys."""
+    def _merge_ranks(self, matrix: AttentionMatrix, values: Tensor) -> Tensor:
+        """Return the output over the keys of all ranks, merged from the outputs over local keys."""
         given, group = matrix.inputs, self.cp.group
         part = matrix_from_inputs(dataclasses.replace(given, sink_logit=None), matrix.impl)
         out, lse = part.matmul(values), part.lse
@@ -117,7 +117,7 @@ class ShardedCache(KVCache):
         return out / total.masked_fill(total == 0, 1.0)
 
     def _columns(self, length: int) -> Tensor:
-        """Return the columns below ``length`` that this rank holds, int64."""
+        """Return the columns below ``length`` that this rank stores, int64."""
         every = torch.arange(length)
         return every[every // self.stripe_size % self.cp.ranks == self.cp.rank]
 
@@ -131,7 +131,7 @@ def sharded_cache(model: nn.Module, cp: ContextParallel, *, stripe_size: int = 1
     Args:
         model: a model with ``new_cache``, such as `saccade.models.Decoder`; not one that `parallelize` changed: every
             rank runs it on all new tokens.
-        cp: the ranks.
+        cp: the `ContextParallel` of the ranks.
         stripe_size: see `ShardedCache`.
 
     Raises:

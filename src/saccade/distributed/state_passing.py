@@ -1,4 +1,4 @@
-"""Recurrent states passed from rank to rank, and their gradients passed back."""
+"""Recurrent states that are passed from rank to rank, and their gradients passed back."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _PARTS = 8  # of the heads: the next rank starts with the first part while this 
 
 
 class _Header(NamedTuple):
-    """Facts that a rank receives before a memory, as int64 numbers.
+    """The sizes and dtype of a recurrent state, which a rank receives before the state, as int64 numbers.
 
     Attributes:
-        batch, heads, features, width: of the state.
+        batch, heads, features, width: sizes of the state.
         has_peak: 1 if the memory has a peak.
         documents: items of `Memory.segment`; 0 without.
         dtype: index of the state's dtype in `_DTYPES`.
@@ -45,12 +45,12 @@ class _Header(NamedTuple):
 
 
 class Post:
-    """Transfer of memories between ranks.
+    """The transfer of recurrent states between ranks.
 
     Nothing waits for a send before the end of a pass: the receiver may be sending at the same time.
 
     Args:
-        group: of the ranks.
+        group: the process group of the ranks.
     """
 
     def __init__(self, group: dist.ProcessGroup | None):
@@ -58,11 +58,11 @@ class Post:
         self._under_way: list[tuple[Any, Tensor]] = []
 
     def sent(self, out: Tensor, memory: Memory, peer: int) -> Tensor:
-        """Send a memory; return ``out`` unchanged, through which the gradient of the memory comes back.
+        """Send a recurrent state; return ``out`` unchanged, through which the state's gradient comes back.
 
         Args:
             out: output of the earlier tokens; its backward pass waits for the peer's gradient.
-            memory: of all tokens so far.
+            memory: memory of all tokens so far.
             peer: the next rank, numbered within the group.
         """
         state, peak, segment = memory.state, memory.peak, memory.segment
@@ -80,7 +80,7 @@ class Post:
     def received(
         self, peer: int, device: torch.device, sources: Sequence[Tensor] = (), *, is_first: bool = False
     ) -> Memory:
-        """Return the memory that a peer sends; its gradient is sent back.
+        """Return the recurrent state that a peer sends; its gradient is sent back.
 
         Args:
             peer: the rank of the tokens before, numbered within the group.
@@ -108,23 +108,23 @@ class Post:
         )
 
     def send(self, x: Tensor, peer: int) -> None:
-        """Send a tensor without waiting."""
+        """Send a tensor to a rank without waiting."""
         guarded(lambda: self._under_way.append((dist.isend(x, group=self.group, group_dst=peer), x)))
 
     def receive(self, x: Tensor, peer: int) -> Tensor:
-        """Wait for a tensor, and write it into ``x``."""
+        """Wait for a tensor from a rank, and write it into ``x``."""
         guarded(lambda: dist.recv(x, group=self.group, group_src=peer))
         return x
 
     def wait(self) -> None:
-        """Wait until every tensor that was sent has been received."""
+        """Wait until every tensor that this rank sent has been received."""
         under_way, self._under_way = self._under_way, []
         for work, _ in under_way:
             guarded(work.wait)
 
 
 def tied(out: Tensor, memory: Memory) -> Tensor:
-    """Return ``out`` unchanged, tied to the memory in autograd: the sender of the memory waits for a gradient."""
+    """Return ``out`` unchanged, tied to the memory in autograd, so that the memory's sender gets a gradient."""
     tied_out: Tensor = _Tied.apply(out, memory.state)
     return tied_out
 
@@ -173,11 +173,11 @@ class _Received(torch.autograd.Function):
 
 
 class CarriedMatrix(Matrix):
-    """Local rows of a recurrence, or of causal linear attention, over a sequence on many ranks.
+    """This rank's rows of a recurrence, or of causal linear attention, which continue the previous rank's state.
 
     Args:
         make: returns the matrix of some local rows at some positions.
-        turns: of the local rows, in order.
+        turns: runs of the local rows, in order.
         shape: (batch, heads, local rows, tokens of the whole sequence).
         post: transfer between the ranks.
         like: a matrix without rows.
@@ -218,23 +218,23 @@ class CarriedMatrix(Matrix):
         return self._like.kv_heads
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
-        """Raise: weights of keys on other ranks are not computed here."""
+        """Raise, since weights of keys on other ranks are not computed here."""
         reason = "over ranks a state stands for all earlier keys, and single weights are not to be had of it"
         raise unsupported("weights", [reason], hint="one process gives them: mechanism(query, key)")
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
-        """Return the product with the values of the local rows and with the memory of earlier rows."""
+        """Return the product with the values of this rank's rows and with the state of earlier rows."""
         if dropout_p:
             reason = "dropout_p is not 0, and single weights of earlier tokens cannot be dropped from a sum"
             raise unsupported(type(self._like).__name__, [reason])
-        rows = [self._turned(turn, value[:, :, turn.rows]) for turn in self._turns]
+        rows = [self._rows_of_turn(turn, value[:, :, turn.rows]) for turn in self._turns]
         self._post.wait()
         if not rows:  # no rows, but part of the graph, as on all ranks
             return value.new_zeros(*self.shape[:3], value.shape[3]) + value.sum()
         return torch.cat(rows, 2)
 
-    def _turned(self, turn: Turn, value: Tensor) -> Tensor:
-        """Return the rows of one turn."""
+    def _rows_of_turn(self, turn: Turn, value: Tensor) -> Tensor:
+        """Return the output rows of one run of consecutive tokens."""
         post, matrix = self._post, cast("Any", self._make(turn.rows, Positions(turn.tokens)))
         is_alone, is_first = turn.before is turn.behind is None, turn.rows.start == 0
         out: list[Tensor] = []
@@ -251,7 +251,7 @@ class CarriedMatrix(Matrix):
 
 
 def _by_heads(matrix: Any, value: Tensor) -> Iterator[tuple[Any, Tensor]]:
-    """Yield a matrix and its values, some heads at a time if the matrix can be split."""
+    """Yield a matrix and its values, some heads at a time if the matrix can be split by heads."""
     heads = matrix.shape[1]
     if not isinstance(matrix, RecurrenceMatrix):
         yield matrix, value

@@ -16,7 +16,7 @@ from saccade.support.validation import check_int, check_type
 
 
 def tp_plan(model: nn.Module, degree: int) -> dict[str, ParallelStyle]:
-    """Return how the parts of a model are split, for ``torch.distributed.tensor.parallel.parallelize_module``.
+    """Return a tensor-parallel plan for a model, for ``torch.distributed.tensor.parallel.parallelize_module``.
 
     Every rank gets some heads of each attention and some inner channels of each feed-forward network; all other
     parameters are replicated. With fewer key heads than ranks, several ranks share a head, and its gradients are
@@ -52,7 +52,7 @@ def tp_plan(model: nn.Module, degree: int) -> dict[str, ParallelStyle]:
     for name, part in model.named_modules():
         prefix, label = f"{name}." if name else "", name or type(model).__name__
         if isinstance(part, AttentionLayer):
-            reasons += [f"{label}: {why}" for why in _against(part, degree)]
+            reasons += [f"{label}: {why}" for why in _reasons_against(part, degree)]
         if isinstance(part, MultiHeadAttention) and part.num_kv_heads:
             shared = part.num_kv_heads < degree
             keys: ParallelStyle = SharedHead(part.num_kv_heads) if shared else ColwiseParallel()
@@ -74,7 +74,7 @@ def tp_plan(model: nn.Module, degree: int) -> dict[str, ParallelStyle]:
 
 
 class SharedHead(ParallelStyle):
-    """A key or value projection with fewer heads than ranks: replicated; each rank uses the head of its queries.
+    """A tensor-parallel style for key or value projections with fewer heads than ranks: every rank has a copy.
 
     Args:
         heads: number of heads; it divides the ranks.
@@ -105,7 +105,7 @@ class SharedHead(ParallelStyle):
         return module
 
 
-def _against(layer: AttentionLayer, degree: int) -> list[str]:
+def _reasons_against(layer: AttentionLayer, degree: int) -> list[str]:
     """Return why the heads of a layer cannot be split over ranks; empty if they can."""
     if type(layer) is not MultiHeadAttention:
         return [f"{type(layer).__name__} is not split by heads; MultiHeadAttention is"]

@@ -14,11 +14,11 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _AvgPoolNd, _MaxPoolNd
 
 from saccade.distributed.collectives import agree
+from saccade.integrations.attention_arguments import check_no_weights
 from saccade.integrations.attention_call import AttentionCall
-from saccade.integrations.capture_context import speaks_attention_interface
+from saccade.integrations.capture_context import uses_attention_interface
 from saccade.integrations.lazy_mask import LazyMask, Placed
 from saccade.integrations.mask_functions import MaskFunction, as_rule, with_padding
-from saccade.integrations.output_attentions import check_no_weights
 from saccade.integrations.pattern_in_texts import with_pattern
 from saccade.integrations.transformers import registered
 from saccade.masks import Documents, Mask
@@ -39,7 +39,7 @@ _names = (f"{_NAME}{number}" for number in itertools.count(1))
 
 def parallelize(model: Any, cp: ContextParallel, mask: Mask | None) -> None:
     """Make a model of transformers run on a part of a sequence on every rank; see `saccade.distributed.parallelize`."""
-    reasons = _against(model)
+    reasons = _reasons_against(model)
     reasons += [f"{name} is a {why}" for name, part in model.named_modules() if (why := why_it_mixes(part))]
     if reasons:
         hint = "add_pooling_layer=False leaves a pooler out; cp.attention(...) runs in a model of your own"
@@ -52,19 +52,19 @@ def parallelize(model: Any, cp: ContextParallel, mask: Mask | None) -> None:
 
 
 def why_it_mixes(part: nn.Module) -> str:
-    """Return the kind of a module that mixes tokens; empty for any other."""
+    """Return the kind of a module that mixes tokens across rows; empty for any other."""
     if isinstance(part, _MIXERS) or (isinstance(part, _ConvNd) and any(size > 1 for size in part.kernel_size)):
         return f"{type(part).__name__}, which mixes tokens"
     return ""
 
 
-def _against(model: Any) -> list[str]:
-    """Return why a model as a whole cannot run on a part of a sequence; empty if it can."""
+def _reasons_against(model: Any) -> list[str]:
+    """Return why a model of transformers cannot run on a part of a sequence; empty if it can."""
     name, config, parts = type(model).__name__, model.config.to_dict(), dict(model.named_modules())
     reasons = [f"{part} makes one vector of all tokens" for part in parts if part.rpartition(".")[2] == "pooler"]
     if str(model.config._attn_implementation).startswith(_NAME):
         reasons.append("it runs over ranks already")
-    if not any(speaks_attention_interface(part) for part in parts.values()):
+    if not any(uses_attention_interface(part) for part in parts.values()):
         reasons.append("it computes its attention itself, without transformers' attention interface")
     if not name.endswith(_KINDS):
         reasons.append(f"what {name} makes of all tokens is not known here")
@@ -87,7 +87,7 @@ def _against(model: Any) -> list[str]:
 
 
 def _values_of(config: Any, key: str) -> Iterator[Any]:
-    """Yield the values of a key in a configuration and its nested configurations."""
+    """Yield the values of a key in a transformers configuration and its nested configurations."""
     if isinstance(config, dict):
         for name, value in config.items():
             if name == key and value is not None:
@@ -96,10 +96,10 @@ def _values_of(config: Any, key: str) -> Iterator[Any]:
 
 
 class _Facts(NamedTuple):
-    """Facts about the whole sequence in one call of the model.
+    """Facts about the whole sequence in one call of a transformers model.
 
     Attributes:
-        lengths: of the documents of each item; None for one document.
+        lengths: lengths of the documents of each item; None for one document.
         padding: ``[batch, seq_len]``, True at tokens; None without padding.
     """
 
@@ -108,7 +108,7 @@ class _Facts(NamedTuple):
 
 
 class _Attention:
-    """The attention function of one model, and its mask function."""
+    """The attention function over ranks of one transformers model, and its mask function."""
 
     def __init__(self, cp: ContextParallel, mask: Mask | None):
         self.cp, self.pattern = cp, mask
@@ -121,7 +121,7 @@ class _Attention:
     def before(
         self, model: Any, args: tuple[Any, ...], given: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Add the positions of the local rows, and gather the facts of all ranks, before the model runs."""
+        """Add the positions of this rank's rows, and gather the facts of all ranks, before the model runs."""
         signature = inspect.signature(model.forward)
         arguments = dict(signature.bind_partial(*args, **given).arguments)
         for name, parameter in signature.parameters.items():
@@ -147,7 +147,7 @@ class _Attention:
         return (), arguments | ({"use_cache": False} if "use_cache" in signature.parameters else {})
 
     def after(self, model: Any, args: tuple[Any, ...], out: Any) -> None:
-        """Refuse an output that is one vector of this rank's rows."""
+        """Raise for an output that is one vector of this rank's rows only."""
         pooled = [name for name in _POOLED if getattr(out, name, None) is not None]
         if pooled:
             reason = f"{pooled[0]} is made of all tokens, of which each rank has a part"
@@ -158,7 +158,7 @@ class _Attention:
         self.facts = None
 
     def _whole(self, x: Tensor, seq_len: int) -> Tensor:
-        """Return a table of whole numbers of all rows."""
+        """Gather a table of whole numbers from the rows of all ranks."""
         return self.cp.unshard_sequence(x.double(), seq_len=seq_len).long()
 
     def _check(self, model: Any, arguments: dict[str, Any]) -> None:
@@ -217,7 +217,7 @@ class _Attention:
         dropout: float = 0.0,
         **facts: Any,
     ) -> tuple[Tensor, None]:
-        """Compute attention, called by transformers."""
+        """Compute attention of this rank's rows; transformers calls it."""
         check_no_weights(module, facts)
         if not isinstance(attention_mask, LazyMask) or attention_mask.is_in_memory:
             reason = "its mask is a tensor of this rank's rows, and says nothing of others"

@@ -1,3 +1,3 @@
-"""From checked ingredients to numbers: the score matrix, the product, the kernels. Users never import it."""
+"""Computation of attention from checked inputs: kernels, bias terms, NaN containment. Users never import it."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""A product as a differentiable function, for kernels that compute their gradients themselves; ``vmap`` of it."""
+"""Autograd functions of kernels that compute their own gradients: first and second derivatives, and `vmap`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _TILED = Tiled()
 
 
 def results_like(inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Return empty tensors of the shapes and dtypes of output and lse."""
+    """Return empty tensors with the shapes and dtypes of a kernel's output and lse."""
     out = value.new_empty(*inputs.shape[:3], value.shape[3])
     return out, out.new_empty(inputs.shape[:3], dtype=inputs.compute_dtype)
 
 
 def is_recorded(inputs: AttentionInputs, value: Tensor) -> bool:
-    """Whether autograd, or a transform, has to see a product as one function of its inputs."""
+    """Return whether autograd or a transform such as `vmap` must see a product as one autograd function."""
     if is_transformed():
         return True
     if not torch.is_grad_enabled():
@@ -42,15 +42,15 @@ def is_recorded(inputs: AttentionInputs, value: Tensor) -> bool:
 def differentiable(
     kernel: Kernel, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None
 ) -> tuple[Tensor, Tensor]:
-    """Output and lse, of which gradients can be taken."""
+    """Return the output and the lse of a kernel, run as one autograd function."""
     if not is_transformed():
         return _Product.apply(kernel, inputs.emptied(), dropped, *inputs.sources(value))
     try:
-        return _Transformed.apply(kernel, inputs.emptied(), dropped, *inputs.sources(value))
+        return _TransformedProduct.apply(kernel, inputs.emptied(), dropped, *inputs.sources(value))
     except RuntimeError as error:
         if isinstance(error, NotImplementedError) or not inputs.rule.asks_functions:
             raise
-        # By now the mapped axis is part of the batch, and a tensor that the function holds on to is not.
+        # By now the mapped axis is part of the batch, but not in tensors that the function captured.
         reason = "the function that is the mask could not be called; it may read a tensor that is mapped"
         hint = "pass what it reads as part of the mask, e.g. masks.Dense for each batch item, outside of vmap"
         raise unsupported("vmap", [reason], hint=hint) from error
@@ -59,15 +59,15 @@ def differentiable(
 def differentiable_again(
     inputs: AttentionInputs, value: Tensor, out: Tensor, lse: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return results of a kernel whose backward pass has no derivative, such that their gradients have one."""
+    """Return a kernel's results unchanged, but with gradients that autograd can differentiate a second time."""
     if not out.requires_grad:
         return out, lse
-    again, *others = _Again.apply(inputs.emptied(), out, lse, *inputs.sources(value))
+    again, *others = _Redifferentiable.apply(inputs.emptied(), out, lse, *inputs.sources(value))
     return again, (others[0] if others else None)
 
 
-class _Again(torch.autograd.Function):
-    """Pass gradients on to the kernel; where they shall be differentiated, compute them by `tiled` instead."""
+class _Redifferentiable(torch.autograd.Function):
+    """Autograd function that passes gradients on to the kernel, or computes them by `tiled` for second derivatives."""
 
     @staticmethod
     def forward(
@@ -83,19 +83,21 @@ class _Again(torch.autograd.Function):
         if not torch.is_grad_enabled():
             return None, grad_out, grad_lse, *(None,) * len(ctx.saved_tensors)
         with torch.no_grad():
-            out, lse = _run(_TILED, ctx.inputs, None, *ctx.saved_tensors)
+            out, lse = _run_kernel(_TILED, ctx.inputs, None, *ctx.saved_tensors)
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         wanted = ctx.needs_input_grad[3:]
-        grads = _Gradients.apply(_TILED, ctx.inputs, None, wanted, out, lse, grad_out, grad_lse, *ctx.saved_tensors)
+        grads = _BackwardPass.apply(_TILED, ctx.inputs, None, wanted, out, lse, grad_out, grad_lse, *ctx.saved_tensors)
         return None, None, None, *grads
 
 
 class _Product(torch.autograd.Function):
+    """Autograd function of a kernel: its forward pass, and its own backward pass."""
+
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
         ctx, *rest = arguments
-        results = _run(*rest)
-        _keep(ctx, rest, results)
+        results = _run_kernel(*rest)
+        _save_for_backward(ctx, rest, results)
         return results
 
     @staticmethod
@@ -109,37 +111,37 @@ class _Product(torch.autograd.Function):
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         wanted = ctx.needs_input_grad[3:]
         results = (out, lse, grad_out, grad_lse)
-        gradients = _Gradients.apply if torch.is_grad_enabled() or is_transformed() else _Gradients.forward
+        gradients = _BackwardPass.apply if torch.is_grad_enabled() or is_transformed() else _BackwardPass.forward
         grads = gradients(ctx.kernel, ctx.inputs, ctx.dropped, wanted, *results, *tensors)
         return None, None, None, *grads
 
 
-def _run(
+def _run_kernel(
     kernel: Kernel, inputs: AttentionInputs, dropped: Dropped | None, *tensors: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     own, value = inputs.of_sources(tensors)
     if not has_values(value):
         return results_like(own, value)
     out, lse = nonfinite.forward(kernel, own, value, dropped)
-    assert lse is not None  # by hand, there is one
+    assert lse is not None  # kernels with a backward pass return one
     return out, lse
 
 
-def _keep(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> None:
+def _save_for_backward(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> None:
     ctx.kernel, ctx.inputs, ctx.dropped, *tensors = inputs
     ctx.save_for_backward(*tensors, *output, *ctx.inputs.rule.tensors())
     ctx.count = len(tensors)
     ctx.set_materialize_grads(False)
 
 
-class _Transformed(_Product):
-    """The same as transforms want it: what is kept is said apart, which takes torch longer to call."""
+class _TransformedProduct(_Product):
+    """The autograd function `_Product` with ``setup_context``, which transforms require and which is slower to call."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        return _run(*inputs)
+        return _run_kernel(*inputs)
 
-    setup_context = staticmethod(_keep)
+    setup_context = staticmethod(_save_for_backward)
 
     @staticmethod
     def vmap(
@@ -150,15 +152,15 @@ class _Transformed(_Product):
         dropped: Dropped | None,
         *rest: Any,
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        """Fold the mapped axis into the batch."""
+        """Run the kernel once for all samples of `vmap`, with the mapped axis folded into the batch."""
         size = info.batch_size
         folded, tensors = folded_into_batch(inputs, rest, in_dims[3:], size)
-        out, lse = _Transformed.apply(kernel, folded, _dropped_of_all(dropped, inputs, size), *tensors)
+        out, lse = _TransformedProduct.apply(kernel, folded, _folded_dropout(dropped, inputs, size), *tensors)
         return (out.unflatten(0, (size, -1)), lse.unflatten(0, (size, -1))), (0, 0)
 
 
-class _Gradients(torch.autograd.Function):
-    """The backward pass of a product as a function of its own, which can be differentiated again."""
+class _BackwardPass(torch.autograd.Function):
+    """Autograd function of a kernel's backward pass, so that gradients can be differentiated again."""
 
     @staticmethod
     def forward(
@@ -170,7 +172,7 @@ class _Gradients(torch.autograd.Function):
     ) -> Tensors:
         results, sources = Backward(*tensors[:4]), tensors[4:]
         if not has_values(results.out):
-            return _like(sources, wanted)
+            return _empty_gradients(sources, wanted)
         own, value = inputs.of_sources(sources)
         grads = nonfinite.backward(kernel, own, value, dropped, results, wanted)
         return tuple(
@@ -189,9 +191,9 @@ class _Gradients(torch.autograd.Function):
         _refuse_batched(*grads)
         needed = ctx.needs_input_grad[6:]
         again = torch.is_grad_enabled() and not is_transformed()
-        second = _second if again or not is_transformed() else _Second.apply
+        second = _second_derivatives if again or not is_transformed() else _SecondDerivatives.apply
         *found, of_out, of_lse = second(ctx.inputs, ctx.dropped, needed, again, *ctx.saved_tensors, *grads)
-        # Output and lse are functions of the sources, and what they have a share in is told as theirs.
+        # Output and lse depend on the sources, whose gradients include their share.
         return None, None, None, None, None, None, of_out, of_lse, *found
 
     @staticmethod
@@ -207,53 +209,53 @@ class _Gradients(torch.autograd.Function):
         size = info.batch_size
         results = [into_batch(x, dim, size) for x, dim in zip(rest[:4], in_dims[4:8], strict=True)]
         folded, tensors = folded_into_batch(inputs, rest[4:], in_dims[8:], size)
-        own = _dropped_of_all(dropped, inputs, size)
+        own = _folded_dropout(dropped, inputs, size)
         grads = [
             None if x is None else x.unflatten(0, (size, -1))
-            for x in _Gradients.apply(kernel, folded, own, wanted, *results, *tensors)
+            for x in _BackwardPass.apply(kernel, folded, own, wanted, *results, *tensors)
         ]
-        # That of a bias with one entry for all batch items is summed over them by autograd, as of all that broadcasts.
+        # Autograd sums the gradient of a bias over the batch items that share it, as for any broadcast tensor.
         return tuple(grads), tuple(None if x is None else 0 for x in grads)
 
 
 def _refuse_batched(*grads: Tensor | None) -> None:
-    """Raise for gradients of ``is_grads_batched=True``, whose numbers cannot be read."""
+    """Raise an error for batched gradients (``is_grads_batched=True``), whose values cannot be read."""
     if any(x is not None and torch._C._functorch.is_legacy_batchedtensor(x) for x in grads):
         reason = "its backward pass takes one gradient at a time"
         hint = "vectorize=False, or torch.func.jacrev, which takes many at once"
         raise unsupported("is_grads_batched=True (vectorize=True)", [reason], hint=hint)
 
 
-def _like(tensors: Tensors, wanted: Sequence[bool]) -> Tensors:
+def _empty_gradients(tensors: Tensors, wanted: Sequence[bool]) -> Tensors:
     return tuple(
         torch.empty_like(x) if x is not None and want else None for x, want in zip(tensors, wanted, strict=True)
     )
 
 
-def _second(
+def _second_derivatives(
     inputs: AttentionInputs,
     dropped: Dropped | None,
     needed: Sequence[bool],
     create_graph: bool,
     *tensors: Tensor | None,
 ) -> Tensors:
-    """Return the derivative of `_Gradients`: of the sources, of ``grad_out`` and of ``grad_lse``."""
+    """Return second derivatives of a kernel: gradients of the sources, of ``grad_out`` and of ``grad_lse``."""
     lse, grad_out, grad_lse, *both = tensors
     assert lse is not None
     assert grad_out is not None
     sources, grads = both[: len(both) // 2], both[len(both) // 2 :]
     needed = (*needed[2:], *needed[:2])
     if not has_values(lse):
-        return _like((*sources, grad_out, grad_lse), needed)
+        return _empty_gradients((*sources, grad_out, grad_lse), needed)
     own, value = inputs.of_sources(tuple(sources))
     of = second_order.Backward(own, value, dropped, lse, grad_out, grad_lse)
     return second_order.derivatives(of, tuple(grads), needed, create_graph=create_graph)
 
 
-class _Second(torch.autograd.Function):
-    """`_second` inside of transforms."""
+class _SecondDerivatives(torch.autograd.Function):
+    """Autograd function of second derivatives, for use inside transforms such as `vmap`."""
 
-    forward = staticmethod(_second)
+    forward = staticmethod(_second_derivatives)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
@@ -279,10 +281,10 @@ class _Second(torch.autograd.Function):
         results = [into_batch(x, dim, size) for x, dim in zip(rest[:3], dims[:3], strict=True)]
         folded, sources = folded_into_batch(inputs, rest[3 : 3 + count], dims[3 : 3 + count], size)
         _, grads = folded_into_batch(inputs, rest[3 + count :], dims[3 + count :], size)
-        own = _dropped_of_all(dropped, inputs, size)
+        own = _folded_dropout(dropped, inputs, size)
         found = [
             None if x is None else x.unflatten(0, (size, -1))
-            for x in _Second.apply(folded, own, needed, create_graph, *results, *sources, *grads)
+            for x in _SecondDerivatives.apply(folded, own, needed, create_graph, *results, *sources, *grads)
         ]
         return tuple(found), tuple(None if x is None else 0 for x in found)
 
@@ -290,7 +292,7 @@ class _Second(torch.autograd.Function):
 def folded_into_batch(
     inputs: AttentionInputs, tensors: tuple[Tensor | None, ...], dims: tuple[int | None, ...], size: int
 ) -> tuple[AttentionInputs, list[Tensor | None]]:
-    """AttentionInputs with the mapped axis in their batch, and their sources so."""
+    """Return the inputs and their sources with the axis that `vmap` maps folded into the batch."""
     reasons = []
     if inputs.rule.shape[0] > 1:
         reasons.append("vmap cannot repeat a mask that tells batch items apart")
@@ -302,20 +304,20 @@ def folded_into_batch(
         raise unsupported("vmap", reasons, hint="put the mapped axis into the batch yourself")
     folded = [into_batch(x, dim, size) for x, dim in zip(tensors, dims, strict=True)]
     bias = folded[3]
-    if bias is not None:  # one for all batch items becomes one for each, so that every mapped one has its own
+    if bias is not None:  # expand a tensor that batch items share, so that each sample has its own
         bias = bias.unflatten(0, (size, -1)).expand(-1, inputs.shape[0], *bias.shape[1:])
         folded[3] = bias.flatten(0, 1)
     batch, *others = inputs.shape
     return inputs.replaced(shape=(size * batch, *others)), folded
 
 
-def _dropped_of_all(dropped: Dropped | None, inputs: AttentionInputs, size: int) -> Dropped | None:
-    """Return the dropout of a product with ``size`` samples in its batch."""
+def _folded_dropout(dropped: Dropped | None, inputs: AttentionInputs, size: int) -> Dropped | None:
+    """Return the dropout of a product after `vmap` has folded ``size`` samples into its batch."""
     return None if dropped is None else dropped.folded(inputs.shape[0], size, level_left())
 
 
 def into_batch(x: Tensor | None, dim: int | None, size: int) -> Tensor | None:
-    """Return a tensor with its mapped axis, of ``size`` samples, as the outer part of its first axis."""
+    """Return a tensor whose mapped axis of `vmap`, with ``size`` samples, is folded into its first axis."""
     if x is None:
         return None
     x = x.movedim(dim, 0) if dim is not None else x.expand(size, *x.shape)

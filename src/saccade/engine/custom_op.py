@@ -1,8 +1,8 @@
-"""A product as one operation of a traced program, for ``torch.compile`` and ``torch.export``.
+"""Attention as one custom operator of a traced program, for ``torch.compile`` and ``torch.export``.
 
-Only numbers and tensors may cross into an operation: the mask goes as a program of integers
-(`saccade.masks.convert.serialize`). Planning and tiles stay behind it, so that a compiler sees one node, with static
-or dynamic shapes.
+Only numbers and tensors may be arguments of an operator, so the mask is passed as a program of integers
+(`saccade.masks.convert.serialize`). Planning and tiling happen inside the operator: a compiler sees one node, with
+static or dynamic shapes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from saccade.engine import autograd, nonfinite, second_order
 from saccade.engine import dispatch as eager
 from saccade.engine.bias.relative import DistanceTerm
 from saccade.engine.bias.term import DenseTerm, Term
+from saccade.engine.check_inputs import autocast, check_value
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Kernel, KernelWithBackward, Request
-from saccade.engine.validation import autocast, check_value
 from saccade.masks.convert.as_mask import check_told_apart
 from saccade.masks.convert.recognise_tensor import recognise_tensors
 from saccade.masks.convert.serialize import decode, encode
@@ -33,14 +33,10 @@ from saccade.support.torch_modes import is_autocast, wants_gradient, without_aut
 
 CALLED_AS = "attention"  # in errors
 
-CALLED_AS = "attention"  # in errors
-
-CALLED_AS = "attention"  # in errors
-
-_HEAD = 7  # numbers of a program before those of the mask and the score's function
+_HEAD = 7  # integers of a program before those of the mask and the score function
 KERNELS = ("auto", *(kernel.name for kernel in eager.KERNELS if kernel.has_backward))
-"""What runs behind an operation, to which autograd is not known: kernels that compute gradients themselves. "auto" may
-run another one forward; the gradients are then computed by one of these."""
+"""Kernels that can run inside the operator, where autograd is off: they compute their own gradients. "auto" may choose
+another kernel for the forward pass; one of these then computes the gradients."""
 _NO_TERM, _DENSE, _DISTANCES = range(3)
 _ARGUMENTS = (
     "Tensor query, Tensor key, Tensor value, Tensor[] sources, Tensor[] constants, SymInt[] program, float[] numbers, "
@@ -49,14 +45,14 @@ _ARGUMENTS = (
 
 
 def attend_with_lse(inputs: AttentionInputs, value: Tensor, request: Request = eager.DEFAULT) -> tuple[Tensor, Tensor]:
-    """Run `saccade.engine.dispatch.attend_with_lse` while a program is traced."""
+    """Run `saccade.engine.dispatch.attend_with_lse` as a custom operator of a traced program."""
     out, lse = attend(inputs, value, request._replace(needs_lse=True))
-    assert lse is not None  # kernels without one are passed over
+    assert lse is not None  # kernels without an lse are passed over
     return out, lse
 
 
 def attend(inputs: AttentionInputs, value: Tensor, request: Request = eager.DEFAULT) -> tuple[Tensor, Tensor | None]:
-    """Run `saccade.engine.dispatch.attend` as one operation, which has an lse, or as a call outside of the graph."""
+    """Run `saccade.engine.dispatch.attend` as a custom operator, or else as a call outside of the compiled graph."""
     if is_autocast(inputs.query):
         value = autocast(value, inputs.dtype)
         with without_autocast(inputs.device):
@@ -71,26 +67,26 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request = eager.DEFA
     is_plain = encoded is not None and inputs.modification is None and impl in KERNELS
     why = () if is_plain else reasons(inputs, impl)
     if encoded is not None and not why:
-        call = _Call.of(inputs, value, request, *encoded)
+        call = _OperatorArguments.of(inputs, value, request, *encoded)
         return eager.finished(inputs, *_product(*call))
-    if not torch.compiler.is_dynamo_compiling():  # but exporting: here an error may be raised
+    if not torch.compiler.is_dynamo_compiling():  # torch.export: an error may be raised
         hint = "masks and scores of saccade, bool tensors, and frozen dataclasses of your own go into a program"
         raise unsupported("torch.export", why, hint=hint)
-    # What cannot cross into an operation is a break in the compiler's graph; where there may be none, it says why. A
-    # decorator would do the same, and import the compiler with `import saccade`.
+    # Arguments that an operator cannot take cause a graph break, or an error with fullgraph=True. Torch's decorator
+    # would do the same, but import the compiler with `import saccade`.
     torch._dynamo.graph_break(msg=f"attention cannot be one operation: {'; '.join(why)}")
-    outside: Callable[..., tuple[Tensor, Tensor | None]] = torch.compiler.disable(_outside)
+    outside: Callable[..., tuple[Tensor, Tensor | None]] = torch.compiler.disable(_attend_eagerly)
     return outside(inputs, value, request)
 
 
-def _outside(inputs: AttentionInputs, value: Tensor, request: Request) -> tuple[Tensor, Tensor | None]:
+def _attend_eagerly(inputs: AttentionInputs, value: Tensor, request: Request) -> tuple[Tensor, Tensor | None]:
     # While sizes are symbols, the batch items and heads that a mask distinguishes are not checked.
     check_told_apart(inputs.rule, inputs.shape)
     return eager.attend(inputs, value, request)
 
 
 def reasons(inputs: AttentionInputs, impl: str | Kernel) -> tuple[str, ...]:
-    """Why a product cannot be one operation of a traced program; empty if it can."""
+    """Return why a product cannot be a custom operator of a traced program; empty if it can."""
     why = []
     if encode(inputs.rule) is None:
         instead = "a frozen dataclass of numbers, texts, tensors and masks can be"
@@ -106,8 +102,8 @@ def reasons(inputs: AttentionInputs, impl: str | Kernel) -> tuple[str, ...]:
     return tuple(why)
 
 
-class _Call(NamedTuple):
-    """The arguments of the operation: ingredients, as numbers and tensors."""
+class _OperatorArguments(NamedTuple):
+    """The arguments of the custom operator: checked inputs as numbers and tensors."""
 
     query: Tensor
     key: Tensor
@@ -126,8 +122,8 @@ class _Call(NamedTuple):
         request: Request,
         program: list[int],
         tensors: list[Tensor],
-    ) -> _Call:
-        """Write ingredients down; the mask and the score's function are a program and tensors already."""
+    ) -> _OperatorArguments:
+        """Return the operator's arguments for checked inputs, whose mask and score function are already serialised."""
         bias = inputs.bias
         kind = _NO_TERM if bias is None else _DENSE if isinstance(bias, DenseTerm) else _DISTANCES
         lowest, first, addresses = 0, 0, []
@@ -147,21 +143,21 @@ class _Call(NamedTuple):
 
     @property
     def wants_bias(self) -> bool:
-        """Whether the bias wants a gradient, though no tensor behind the operation says so."""
+        """True if the bias needs a gradient; autograd is switched off inside the operator and cannot tell."""
         return bool(self.program[4])
 
     @property
     def kernel_name(self) -> str:
-        """The kernel asked for; where the bias wants a gradient, one that has it."""
+        """The requested kernel; "tiled" if the bias needs a gradient and any kernel may run."""
         return "tiled" if self.impl == "auto" and self.wants_bias else self.impl
 
     @property
     def dropped(self) -> Dropped | None:
-        """Return the dropout of the product."""
+        """The dropout of the product, or None."""
         return Dropped(self.numbers[2], int(self.constants[-1])) if self.numbers[2] else None
 
     def inputs(self) -> AttentionInputs:
-        """Return the ingredients, behind the operation."""
+        """Return the checked inputs, rebuilt from the operator's arguments."""
         kind, lowest, first, count, _, *origin = self.program[:_HEAD]
         sources, constants, (scale, softcap, _) = self.sources, self.constants, self.numbers
         rule, tile_function = decode(self.program[_HEAD:], constants[: -1 - count])
@@ -186,23 +182,23 @@ class _Call(NamedTuple):
         )
 
 
-class Asked(NamedTuple):
-    """Inputs and request of the operation of a program."""
+class OperatorInputs(NamedTuple):
+    """The checked inputs and the request of a custom operator in a traced program."""
 
     inputs: AttentionInputs
     value_dim: int
     request: Request
 
 
-def asked(arguments: Sequence[Any]) -> Asked:
-    """Read inputs and request from the arguments of the operation, or of the one that computes its gradients."""
-    call = _Call(*arguments[: len(_Call._fields)])
-    return Asked(call.inputs(), call.value.shape[3], Request(call.numbers[2], call.kernel_name))
+def operator_inputs(arguments: Sequence[Any]) -> OperatorInputs:
+    """Return inputs and request from the arguments of the custom operator, or of its backward operator."""
+    call = _OperatorArguments(*arguments[: len(_OperatorArguments._fields)])
+    return OperatorInputs(call.inputs(), call.value.shape[3], Request(call.numbers[2], call.kernel_name))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Derived:
-    """A score's function and its gradients by ``torch.func``: autograd is switched off behind an operation."""
+class _WithGradients:
+    """A score function with gradients by ``torch.func``: autograd is switched off inside a custom operator."""
 
     function: TileFunction
 
@@ -216,11 +212,11 @@ class _Derived:
 
 @torch.library.custom_op("saccade::product", mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)")
 def _product(*arguments: Any) -> tuple[Tensor, Tensor]:
-    call = _Call(*arguments)
+    call = _OperatorArguments(*arguments)
     seed = None if call.dropped is None else call.dropped.seed
-    out, lse = _outside(call.inputs(), call.value, Request(call.numbers[2], call.kernel_name, seed, True))
+    out, lse = _attend_eagerly(call.inputs(), call.value, Request(call.numbers[2], call.kernel_name, seed, True))
     assert lse is not None
-    # A compiler counts on this layout: [batch, len, heads, width] in memory.
+    # Compilers rely on this memory layout: [batch, len, heads, width].
     return out.transpose(1, 2).contiguous().transpose(1, 2), lse.contiguous()
 
 
@@ -239,10 +235,10 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor]:
     schema=f"({_ARGUMENTS}, Tensor out, Tensor lse, Tensor grad_out, Tensor grad_lse) -> Tensor[]",
 )
 def _product_backward(*arguments: Any) -> list[Tensor]:
-    call, results = _Call(*arguments[:8]), Backward(*arguments[8:])
+    call, results = _OperatorArguments(*arguments[:8]), Backward(*arguments[8:])
     inputs = call.inputs()
     if inputs.tile_function is not None and not hasattr(inputs.tile_function, "gradients"):
-        inputs = inputs.replaced(tile_function=_Derived(inputs.tile_function))
+        inputs = inputs.replaced(tile_function=_WithGradients(inputs.tile_function))
     dropped = call.dropped
     chosen = eager.choose_kernel(inputs, Request(call.numbers[2], call.kernel_name, needs_backward=True))
     wanted = (True, True, True, call.wants_bias, *(True,) * len(inputs.parameters))
@@ -263,13 +259,13 @@ def _(*arguments: Any) -> list[Tensor]:
     return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value, *sources)]
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_arguments(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     query, key, value, sources, constants, ctx.program, ctx.numbers, ctx.impl = inputs
     ctx.counts = (len(sources), len(constants))
     ctx.save_for_backward(query, key, value, *sources, *constants, *output)
 
 
-def _derive(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
     query, key, value, *rest = ctx.saved_tensors
     several, many = ctx.counts
     sources, constants, (out, lse) = rest[:several], rest[several : several + many], rest[several + many :]
@@ -280,22 +276,22 @@ def _derive(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
     return of_query, of_key, of_value, others, [None] * many, None, None, None
 
 
-_product.register_autograd(_derive, setup_context=_keep)
+_product.register_autograd(_backward, setup_context=_save_arguments)
 
 
-def _keep_again(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    _keep(ctx, inputs[:8], (inputs[9], *inputs[10:]))
+def _save_backward_arguments(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    _save_arguments(ctx, inputs[:8], (inputs[9], *inputs[10:]))
 
 
-def _derive_again(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
+def _second_backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     query, key, value, *rest = ctx.saved_tensors
     several, many = ctx.counts
     sources, constants, (lse, grad_out, grad_lse) = rest[:several], rest[several : several + many], rest[-3:]
-    call = _Call(query, key, value, sources, constants, ctx.program, ctx.numbers, ctx.impl)
+    call = _OperatorArguments(query, key, value, sources, constants, ctx.program, ctx.numbers, ctx.impl)
     inputs = call.inputs()
     of = second_order.Backward(inputs, value, call.dropped, lse, grad_out, grad_lse)
     again = torch.is_grad_enabled()
-    nothing = [] if inputs.bias is not None else [None]  # an operation takes no bias that is not there
+    nothing = [] if inputs.bias is not None else [None]  # the operator has no argument for a missing bias
     grads = [*grads[:3], *nothing, *grads[3:]]
     tensors = (*inputs.sources(value), grad_out, grad_lse)
     needed = [x is not None and x.requires_grad for x in tensors]
@@ -305,4 +301,4 @@ def _derive_again(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     return of_query, of_key, of_value, others, [None] * many, None, None, None, None, None, of_out, of_lse
 
 
-_product_backward.register_autograd(_derive_again, setup_context=_keep_again)
+_product_backward.register_autograd(_second_backward, setup_context=_save_backward_arguments)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from saccade.engine import autograd, dropout, kernel_check, nonfinite
 from saccade.engine.bias.sink_logit import with_sink
+from saccade.engine.check_inputs import autocast, check_value
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.flex import Flex
@@ -25,7 +26,6 @@ from saccade.engine.kernels.tiled import Tiled
 from saccade.engine.kernels.varlen import Varlen
 from saccade.engine.positions.row_permutation import FEWEST, reordered
 from saccade.engine.samples import are_mapped, of_all_samples
-from saccade.engine.validation import autocast, check_value
 from saccade.support.errors import unsupported, value_error
 from saccade.support.torch_modes import any_autocast, has_values, is_autocast, without_autocast
 
@@ -73,7 +73,7 @@ def choose_kernel(inputs: AttentionInputs, request: Request = DEFAULT) -> Kernel
 
 
 def why_not(inputs: AttentionInputs, request: Request, kernel: Kernel) -> dict[str, tuple[str, ...]]:
-    """Return for every other kernel why ``impl="auto"`` chose `kernel` instead; empty for a kernel chosen by name."""
+    """Return why ``impl="auto"`` passed over each other kernel; empty for a kernel chosen by name."""
     passed_over: dict[str, tuple[str, ...]] = {}
     if request.impl != "auto":
         return passed_over
@@ -91,7 +91,7 @@ def why_not(inputs: AttentionInputs, request: Request, kernel: Kernel) -> dict[s
 
 
 def _verdict(kernel: Kernel, inputs: AttentionInputs, request: Request) -> Verdict:
-    """Return a kernel's verdict; one whose first run went wrong cannot run."""
+    """Return a kernel's verdict on a product; a kernel whose first run was wrong cannot run."""
     verdict = kernel.verdict(inputs, request)
     if verdict.cannot or not kernel.is_checked:
         return verdict
@@ -113,12 +113,12 @@ def _requested(inputs: AttentionInputs, request: Request) -> Kernel:
 
 
 def attend_with_lse(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -> tuple[Tensor, Tensor]:
-    """Return the output, in the dtype of the query, and the lse.
+    """Return the attention output, in the dtype of the query, and the lse.
 
     Args:
-        inputs: the ingredients.
-        value: as the user passed it; see `AttentionMatrix.matmul`.
-        request: as the user passed it.
+        inputs: the checked inputs.
+        value: unchecked; see `AttentionMatrix.matmul`.
+        request: unchecked.
     """
     out, lse = attend(inputs, value, request._replace(needs_lse=True))
     assert lse is not None  # kernels without one are passed over
@@ -126,7 +126,7 @@ def attend_with_lse(inputs: AttentionInputs, value: Tensor, request: Request = D
 
 
 def attend(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -> tuple[Tensor, Tensor | None]:
-    """Return the output and the lse; the lse may be None unless ``request.needs_lse``.
+    """Return the attention output and the lse; the lse may be None unless ``request.needs_lse``.
 
     Some kernels are faster when they need not return the lse.
     """
@@ -147,7 +147,7 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -
     if dropout_p and has_values(inputs.query):
         drawn = dropout.draw() if seed is None else None
         dropped = Dropped(dropout_p, cast("int", seed)) if drawn is None else Dropped.of(dropout_p, drawn)
-        if drawn is not None and dropped.levels:  # samples that share all inputs have results of their own, too
+        if drawn is not None and dropped.levels:  # samples with the same inputs may still drop different weights
             inputs = inputs.replaced(query=inputs.query + torch.zeros_like(drawn).to(inputs.query))
     result = None
     while result is None:  # a kernel that failed its check is excluded from the next choice
@@ -163,7 +163,7 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -
 def _run(
     inputs: AttentionInputs, value: Tensor, dropped: Dropped | None, kernel: Kernel
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Return output and lse; None if the kernel failed its check, which is then recorded."""
+    """Return the output and the lse of a kernel; None if the kernel failed its first-use check, which is recorded."""
     if not has_values(inputs.query):
         if autograd.is_recorded(inputs, value):
             return autograd.differentiable(_TILED, inputs, value, None)
@@ -207,7 +207,7 @@ def _run_if_finite(kernel: Kernel, inputs: AttentionInputs, value: Tensor) -> tu
 def _run_by_autograd(
     kernel: Kernel, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None
 ) -> tuple[Tensor, Tensor]:
-    """Run a kernel without a backward pass; under ``vmap``, once for all samples."""
+    """Run a kernel that autograd differentiates; under `vmap`, once for all samples."""
     if not are_mapped(inputs, value):
         return nonfinite.forward(kernel, inputs, value, dropped)
     if dropped is not None:
@@ -218,7 +218,7 @@ def _run_by_autograd(
 
 
 def check_dropout(dropout_p: float, seed: int | None) -> None:
-    """Raise unless both are valid options of a product."""
+    """Raise an error unless the dropout probability and the seed are valid."""
     dropout.check(dropout_p)
     dropout.check_seed(seed)
 

@@ -1,6 +1,7 @@
-"""The weights that dropout keeps: a function of seed, batch item, head and positions, and of nothing else.
+"""Dropout of attention weights as a pure function of seed, batch item, head and positions.
 
-Tilings, recomputation in the backward pass and ranks of a sharded sequence therefore agree without storing a mask.
+Tilings, recomputation in the backward pass and ranks of a sharded sequence therefore drop the same weights without
+storing a mask.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _WORD = 0xFFFFFFFF
 
 
 class Dropped(NamedTuple):
-    """Dropout of a product: the weights it leaves out.
+    """The dropout of one product: its probability and seed, and how `vmap` changed the batch.
 
     Attributes:
         p: probability of each.
@@ -37,23 +38,23 @@ class Dropped(NamedTuple):
 
     @classmethod
     def of(cls, p: float, drawn: Tensor) -> Dropped:
-        """Dropout whose seed was drawn by `draw`."""
+        """Return the dropout with a seed that `draw` has drawn."""
         levels, value = mapped_levels(drawn)
-        return cls(p, int(value.flatten()[0].item()), levels)  # of samples that differ, their places tell the rest
+        return cls(p, int(value.flatten()[0].item()), levels)  # the index of a sample distinguishes them further
 
     def folded(self, batch: int, size: int, level: int) -> Dropped:
-        """Return the dropout after ``vmap`` folded an axis of ``size`` samples into batches of ``batch`` items."""
+        """Return the dropout after `vmap` has folded an axis of ``size`` samples into batches of ``batch`` items."""
         return self if level in self.levels else self._replace(repeats=(*self.repeats, (batch, size)))
 
     def items(self, b: Tensor) -> Tensor:
-        """Return the batch items that draw the dropout, for items of the folded batch."""
+        """Return the batch items that determine the dropout, for items of the folded batch."""
         for batch, size in reversed(self.repeats):
             b = b // (batch * size) * batch + b % batch
         return b
 
 
 def check(dropout_p: float) -> None:
-    """Raise unless ``dropout_p`` is a probability below 1."""
+    """Raise an error unless the dropout probability is at least 0 and below 1."""
     if not is_number(dropout_p):
         raise type_error("dropout_p", "be a float", type(dropout_p).__name__)
     if not 0.0 <= dropout_p < 1.0:
@@ -61,7 +62,7 @@ def check(dropout_p: float) -> None:
 
 
 def check_seed(seed: int | None) -> None:
-    """Raise unless ``seed`` is None, or an int that every generator takes: from 0 to 2**63 - 1."""
+    """Raise an error unless the dropout seed is None, or an int from 0 to 2**63 - 1."""
     if seed is None:
         return
     rule = "be an int from 0 to 2**63 - 1, or None"
@@ -72,12 +73,12 @@ def check_seed(seed: int | None) -> None:
 
 
 def draw() -> Tensor:
-    """Return a fresh seed from torch's generator, so that ``torch.manual_seed`` makes dropout repeatable."""
+    """Return a fresh dropout seed from torch's generator, so that ``torch.manual_seed`` makes dropout repeatable."""
     return torch.randint(0, 1 << 31, (), device="cpu")
 
 
 def draw_seed() -> int:
-    """Return a fresh seed from torch's generator, for products that ``vmap`` cannot see as one function.
+    """Return a fresh dropout seed from torch's generator, for products that `vmap` cannot see as one function.
 
     Raises:
         UnsupportedError: each sample of ``vmap`` would need a seed of its own.
@@ -90,7 +91,7 @@ def draw_seed() -> int:
 
 
 def keep(seed: int, b: Tensor, h: Tensor, q: Tensor, kv: Tensor, dropout_p: float) -> Tensor:
-    """Return True where a weight is kept, bool of the shape that the index tensors broadcast to.
+    """Return the dropout mask: True where a weight is kept, bool of the shape that the index tensors broadcast to.
 
     Rows and columns get a full avalanche each (O(rows + columns)); a pair costs one xor, one multiplication and one
     comparison of 32-bit words.
@@ -105,10 +106,10 @@ def keep(seed: int, b: Tensor, h: Tensor, q: Tensor, kv: Tensor, dropout_p: floa
 
 
 class Words:
-    """The answers of `keep` for a whole matrix, a block at a time, in the form that `drop_` takes.
+    """The dropout mask of a whole matrix as 32-bit words, computed block by block for `drop_`.
 
-    As words of 32 bits they are made and applied four times faster than as bools; what depends on a row or a column
-    alone is computed once.
+    Words are computed and applied four times faster than bools; the parts that depend on a row or a column alone are
+    computed once.
 
     Args:
         seed: an int; its lowest 64 bits count.
@@ -122,7 +123,7 @@ class Words:
         self.threshold = _threshold(dropout_p)
 
     def block(self, batch: slice, heads: slice, rows: range, columns: Ranges, *, out: Tensor) -> Tensor:
-        """Written to ``out [batch, heads, rows, columns]``: int32, 1 where kept, 0 where not."""
+        """Write the dropout words of a block to ``out [batch, heads, rows, columns]``: int32, 1 to keep, 0 to drop."""
         row_words = take(self.rows[batch, heads], (rows,), 2)
         column_words = take(self.columns[batch] if len(self.columns) > 1 else self.columns, columns, 3)
         torch.bitwise_xor(row_words, column_words, out=out)
@@ -130,15 +131,15 @@ class Words:
 
 
 def drop_(weights: Tensor, words: Tensor) -> Tensor:
-    """Set weights to 0 where words of `Words` say so, in place; float32 or float64, contiguous."""
+    """Set dropped weights to 0 in place, by dropout words; weights are float32 or float64, contiguous."""
     if weights.dtype == torch.float32:
-        weights.view(torch.int32).mul_(words)  # of a number's bits, all or none
+        weights.view(torch.int32).mul_(words)  # an int32 of all ones or all zeros
         return weights
     return weights.masked_fill_(words == 0, 0.0)
 
 
 def dropped(weights: Tensor, words: Tensor, *, out: Tensor) -> Tensor:
-    """Write the result of `drop_` to ``out``; the weights stay as they are."""
+    """Write weights after dropout to ``out``, by dropout words; the weights themselves stay as they are."""
     if weights.dtype == torch.float32:
         torch.mul(weights.view(torch.int32), words, out=out.view(torch.int32))
         return out
@@ -150,7 +151,7 @@ def _threshold(dropout_p: float) -> int:
 
 
 def _words_of(seed: int, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a word for each row and one for each column, int32."""
+    """Return the dropout hashes of rows and of columns, int32."""
     low, high = seed & _WORD, seed >> 32 & _WORD
     start = _mix(torch.full_like(q, low) ^ _mix(torch.full_like(q, high)))
     rows = _mix(_mix(_mix(start ^ (b & _WORD)) ^ (h & _WORD)) ^ (q & _WORD))
@@ -159,7 +160,7 @@ def _words_of(seed: int, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> tuple[T
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Murmur3's finaliser on 32-bit words that are held in int64."""
+    """Return Murmur3's finaliser of 32-bit words that are stored in int64."""
     x = x ^ (x >> 16)
     x = (x * 0x85EBCA6B) & _WORD
     x = x ^ (x >> 13)

@@ -1,4 +1,4 @@
-"""Explanation: what a product will do, before it is done."""
+"""The report of `AttentionMatrix.explain`: the kernel that a product would use, its cost, and why not the others."""
 
 from __future__ import annotations
 
@@ -17,25 +17,24 @@ from saccade.masks import Mask
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """Which kernel runs ``A @ value``, why not the others, and what it costs; print it.
+    """A report on a product before it runs: its kernel, why the others are passed over, and its cost.
 
     Attributes:
         kernel: name of the kernel that runs.
         passed_over: every other kernel, and why it does not run; empty if the kernel was requested by name.
         shape: (batch, heads, q_len, kv_len).
-        seen: what has been seen of the kernel where these tensors are, if its first use is checked; else empty.
-        mask: the rule, as text; of a bool tensor also the rule that was found in it.
-        tiles: boxes of [batch, heads, q_len, kv_len] that the kernel runs.
-        pairs: query-key pairs whose scores the kernel computes, over batch and heads: all those that may attend, and
-            those that are computed with them and then hidden. Of a causal mask the fused kernel leaves out the blocks
-            of keys that stand after the last of a block of queries: a little more than half the pairs.
-        operations: what each step takes: "QKᵀ" and "AV" floating-point operations, two for each multiplication and
-            addition, "softmax" one exponential for each pair. With a score that is no dot product, "QKᵀ" is what one
-            would take.
-        extra_bytes: most memory that the forward product holds at any time beside its inputs and its outputs, in bytes:
-            copies, blocks of scores, the buffers of compiled operations (which grow with the number of threads), and
-            the hidden pairs that the plan keeps for the next product. What autograd records is not counted, and of
-            the backward pass nothing is said.
+        seen: the result of the kernel's first-use check on this device; empty for kernels without a check.
+        mask: the mask as text; for a bool tensor also the pattern that was recognised in it.
+        tiles: boxes of ``[batch, heads, q_len, kv_len]`` that the kernel runs.
+        pairs: query-key pairs whose scores the kernel computes, over batch and heads: the allowed pairs, and those that
+            are computed with them and then hidden. For a causal mask, the fused kernel skips the blocks of keys after
+            the last query of a block: a little more than half the pairs remain.
+        operations: operations by step: "QKᵀ" and "AV" count floating-point operations, two for each multiplication and
+            addition; "softmax" counts one exponential per pair. For a score that is no dot product, "QKᵀ" counts what a
+            dot product would take.
+        extra_bytes: peak memory of the forward product beside its inputs and outputs, in bytes: copies, blocks of
+            scores, the buffers of compiled operations (which grow with the number of threads), and the hidden pairs
+            that the plan caches for the next product. Memory of autograd and of the backward pass is not included.
     """
 
     kernel: str
@@ -57,11 +56,11 @@ class Explanation:
     def of(
         cls, inputs: AttentionInputs, kernel: Kernel, value_dim: int, request: Request, *, mask: Mask
     ) -> Explanation:
-        """Read off what is going to run; nothing is computed, but for what a rule holds per pair.
+        """Return the explanation of a product without running it.
 
         Args:
             inputs, kernel, value_dim, request: of the product.
-            mask: as the user gave it; the ingredients hold what was found in its tensors.
+            mask: as the user passed it; the inputs hold the patterns recognised in its tensors.
         """
         order = reordered(inputs, kernel, request.dropout_p) if inputs.shape[2] >= FEWEST else None
         own = inputs if order is None else order.inputs
@@ -100,7 +99,7 @@ class Explanation:
 
 
 def _extra_bytes(inputs: AttentionInputs, kernel: Kernel, cost: Cost, value_dim: int, *, is_reordered: bool) -> int:
-    """Return the bytes that a whole product holds beside inputs and outputs, before and after the kernel included."""
+    """Return the peak bytes of a product beside inputs and outputs, including work before and after the kernel."""
     (batch, heads, q_len, kv_len), query, wide = inputs.shape, inputs.query, inputs.compute_dtype
     rows, ledger = batch * heads * q_len, Ledger()
     out, lse = rows * value_dim * query.dtype.itemsize, rows * wide.itemsize

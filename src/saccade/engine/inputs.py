@@ -1,4 +1,4 @@
-"""AttentionInputs: all that the scores of an attention are made of, checked once."""
+"""AttentionInputs: the checked inputs of attention scores, from which kernels and statistics read."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.engine.bias.as_bias_term import bias_term
 from saccade.engine.bias.score_mod import Modification
 from saccade.engine.bias.term import Term
+from saccade.engine.check_inputs import (
+    as_score,
+    autocast,
+    bias_term,
+    check_query_key,
+    checked_scale,
+    checked_sink,
+    checked_softcap,
+)
 from saccade.engine.positions.positioned_mask import PositionedMask, checked_positions, resolve_positions
 from saccade.engine.to_device import moved
-from saccade.engine.validation import as_score, autocast, check_query_key, checked_scale, checked_sink, checked_softcap
 from saccade.masks import Full, Mask, as_mask
 from saccade.masks.convert.as_mask import from_causal_bias
 from saccade.masks.convert.recognise_tensor import recognise_tensors
@@ -33,7 +40,7 @@ _FULL, _NOTHING = Full(), torch.empty(0)
 
 
 class _Planned:
-    """The tiles that hold every allowed pair, made when first asked for: a cached_property without its lock."""
+    """A descriptor that makes the plan of checked inputs on first use: a cached_property without its lock."""
 
     def __get__(self, inputs: AttentionInputs, kind: type) -> Plan:
         made = inputs.__dict__["plan"] = plan_of(inputs.rule, inputs.shape, *inputs.origin)
@@ -42,28 +49,29 @@ class _Planned:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AttentionInputs:
-    """``modify(softcap(scale * score(query, key))) + bias`` where the mask allows, -inf elsewhere; nothing is computed.
+    """The checked inputs of attention: query, key, mask, bias and options; nothing is computed yet.
 
-    Kernels and statistics read from here. Whatever is handed on has been checked, and only here are positions
-    translated to indices. They hold tensors, never modules: scores are prepared and bias tables read in `of`.
+    They define the scores ``modify(softcap(scale * score(query, key))) + bias`` where the mask allows, -inf elsewhere.
+    Kernels and statistics read from here. Only here are arguments checked and positions translated to indices. They
+    hold tensors, never modules: `of` prepares scores and reads the tables of biases.
 
     Attributes:
         shape: (batch, heads, q_len, kv_len).
-        dtype: of the query as it was given, and of the output.
+        dtype: of the query that was passed, and of the output.
         query: ``[batch, heads, q_len, width]``, as the score has prepared it.
         key: ``[batch, kv_heads, kv_len, width]``; head h reads group ``h // (heads // kv_heads)``.
-        rule: the mask on the positions that the plan counts.
-        origin: positions of the first query and the first key; the others follow one by one.
-        scale: the default already filled in.
+        rule: the mask, on the positions that the plan counts.
+        origin: positions of the first query and the first key; the others are consecutive.
+        scale: factor of the scores, with the default filled in.
         softcap: None for none.
-        bias: what is added to the scores; None for nothing.
+        bias: the term added to the scores; None for none.
         sink_logit: ``[heads]``, in `compute_dtype`; None for no sink.
         tile_function, parameters: how a few queries and keys are compared; None and () for the dot product.
-        modification: a user's function of scores, asked after scale and softcap; None for none.
-        row_positions: where the rows stand, if they are in another order, int64 ``[q_len]``; else None.
-        is_live: whether the mask reads tensors that may be written into between two products; see `current`.
-        answers: what a rule that calls functions said in the forward pass, as fingerprints; the backward pass asks
-            again, and must hear the same.
+        modification: a user's score function, called after scale and softcap; None for none.
+        row_positions: positions of the rows if they are permuted, int64 ``[q_len]``; else None.
+        is_live: whether the mask reads tensors that may be changed between two products; see `current`.
+        answers: fingerprints of the results of a mask that calls functions, from the forward pass; the backward pass
+            compares its results with them.
     """
 
     shape: tuple[int, int, int, int]
@@ -99,7 +107,7 @@ class AttentionInputs:
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> AttentionInputs:
-        """Check what a user hands over; see `saccade.attention`."""
+        """Return checked inputs from the arguments of `saccade.attention`."""
         if any_autocast():
             query, key = autocast(query), autocast(key)
         score = None if score is None else as_score(score)
@@ -141,7 +149,7 @@ class AttentionInputs:
                 query, key, tile_function, parameters, modify = prepared(score, query, key)
                 place = () if modify is None else _first_pair(rule, origin, query, key)
                 modification = None if modify is None else Modification.of(modify, place, wide_dtype(dtype))
-        made = object.__new__(cls)  # and all fields at once: one by one, as a dataclass sets them, takes twice as long
+        made = object.__new__(cls)  # set all fields at once: twice as fast as a dataclass's __init__
         # fmt: off
         made.__dict__.update(
             shape=shape, dtype=dtype, query=query, key=key, rule=rule, origin=origin, scale=scale,
@@ -159,45 +167,45 @@ class AttentionInputs:
 
     @property
     def row_plan(self) -> Plan:
-        """A plan in which every row stands in one tile: `plan`, unless that overlaps."""
+        """The plan in which every row is in one tile: `plan`, unless its tiles overlap."""
         return plan_of(self.rule, self.shape, *self.origin, True) if self.plan.overlaps else self.plan
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """float64 for float64 inputs, else float32."""
+        """The dtype of scores and softmax: float64 for float64 inputs, else float32."""
         return wide_dtype(self.dtype)
 
     @property
     def device(self) -> torch.device:
-        """Device of the tensors."""
+        """Device of the input tensors."""
         return self.query.device
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:
-        """Tensors that gradients may be taken of."""
+        """Input tensors that may need gradients."""
         bias = () if self.bias is None else (self.bias.source,)
         sink = () if self.sink_logit is None else (self.sink_logit,)
         return (self.query, self.key, *bias, *sink, *self.parameters, *self.captured)
 
     @property
     def is_plain(self) -> bool:
-        """Whether scores are scaled dot products, or smaller."""
+        """True if scores are scaled dot products, at most reduced by a softcap."""
         return self.tile_function is None and self.bias is None and self.modification is None
 
     @property
     def captured(self) -> tuple[Tensor, ...]:
-        """Tensors that a function of scores reads and that need gradients."""
+        """Tensors that a user's score function reads and that need gradients."""
         return () if self.modification is None else self.modification.leaves
 
     @property
     def everything(self) -> Tile:
-        """The whole matrix as one tile."""
+        """The whole score matrix as one tile."""
         batch, heads, q_len, kv_len = self.shape
         keys = ColumnRange(range(kv_len), True if self.plan.is_full else "all pairs")
         return Tile(slice(0, batch), slice(0, heads), range(q_len), (keys,), self.rule)
 
     def replaced(self, **changes: Any) -> AttentionInputs:
-        """Return a copy with some fields replaced; the plan is kept where rule, shape and origin are."""
+        """Return the inputs with some fields replaced; the plan stays unless mask, shape or origin change."""
         other = object.__new__(AttentionInputs)
         other.__dict__.update(self.__dict__, **changes)
         if not changes.keys().isdisjoint(("rule", "shape", "origin")):
@@ -205,7 +213,7 @@ class AttentionInputs:
         return other
 
     def to(self, device: torch.device | None, dtype: torch.dtype | None) -> AttentionInputs:
-        """Return the ingredients on another device, or computed in another dtype."""
+        """Return the inputs on another device, or in another dtype."""
         own = self.dtype if dtype is None else dtype
         narrow = self.query.dtype == self.dtype and self.tile_function is None
         kept = own if narrow else wide_dtype(own)
@@ -222,17 +230,18 @@ class AttentionInputs:
     def sources(self, value: Tensor) -> tuple[Tensor | None, ...]:
         """Return all inputs of a product, sinks aside: query, key, value, bias, parameters, captured tensors."""
         bias = None if self.bias is None else self.bias.source
-        return (self.query, self.key, value, bias, *self.parameters, *self.captured)
+        captured = () if self.modification is None else self.modification.leaves  # `captured` would be one more call
+        return (self.query, self.key, value, bias, *self.parameters, *captured)
 
     def of_sources(self, sources: tuple[Tensor | None, ...]) -> tuple[AttentionInputs, Tensor]:
-        """Return the ingredients with other `sources`, and the value among these."""
+        """Return the inputs with other `sources`, and the value among these."""
         query, key, value, bias, *parameters = sources[: len(sources) - len(self.captured)]
         assert value is not None
         term = self.bias if self.bias is None or bias is None else self.bias.of(bias)
         return self.replaced(query=query, key=key, bias=term, parameters=tuple(parameters)), value
 
     def emptied(self) -> AttentionInputs:
-        """Return the ingredients without their sources, to be kept until the backward pass at no cost in memory."""
+        """Return the inputs without their source tensors, to save for the backward pass without memory."""
         bias = None if self.bias is None else self.bias.of(_NOTHING)
         return self.replaced(query=_NOTHING, key=_NOTHING, parameters=(), bias=bias, answers={})
 
@@ -255,7 +264,7 @@ def _refused_at_positions(x: Tensor, name: str) -> Exception:
 
 
 def _first_pair(rule: Mask, origin: tuple[int, int], query: Tensor, key: Tensor) -> tuple[Tensor, ...]:
-    """Batch item, head and positions of the first query and key, int64 ``[1, 1, 1, 1]``."""
+    """Return batch item, head and positions of the first query and key, int64 ``[1, 1, 1, 1]`` each."""
     zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=query.device)
     if isinstance(rule, PositionedMask) and query.numel() and key.numel():
         q, kv = rule.positions(zero, zero, zero)

@@ -1,9 +1,10 @@
-"""How many bytes are held at once: reckoned step by step, or counted while something small is run."""
+"""Memory accounting: peak bytes computed step by step, or measured while a small part of a product runs."""
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -12,21 +13,24 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from saccade.engine.inputs import AttentionInputs
+from saccade.plan import ColumnRange, Plan, Tile
+
 
 class Held(NamedTuple):
-    """Bytes that a step holds at most while it is taken, what comes of it included, and those of what comes of it."""
+    """Peak bytes of one step, its result included, and the bytes of the result."""
 
     most: int
     left: int
 
 
 class Cost(NamedTuple):
-    """Return the cost of a forward product.
+    """The cost of a kernel's forward product: tiles, query-key pairs and bytes.
 
     Attributes:
         tiles: boxes of the plan that it runs.
         pairs: query-key pairs whose scores it computes, over batch and heads.
-        held: bytes beside its inputs; its output and lse are what is left.
+        held: peak bytes beside its inputs, and the bytes of output and lse.
     """
 
     tiles: int
@@ -35,44 +39,44 @@ class Cost(NamedTuple):
 
 
 def bytes_widened(entries: int, dtype: torch.dtype) -> int:
-    """Return the bytes that torch holds while it sums half precision: a copy in float32."""
+    """Return the bytes of the float32 copy that torch makes to sum half-precision numbers; 0 for other dtypes."""
     return 4 * entries if dtype in (torch.float16, torch.bfloat16) else 0
 
 
 class Ledger:
-    """Bytes that are held now, and the most that ever were: what a run would take and give back, without the run."""
+    """A simulated memory account: current and peak bytes of a run that does not take place."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
 
     def take(self, size: float) -> None:
-        """Add bytes that are held from now on."""
+        """Add allocated bytes."""
         self.now += int(size)
         self.most = max(self.most, self.now)
 
     def give(self, size: float) -> None:
-        """Subtract bytes that are no longer held."""
+        """Subtract freed bytes."""
         self.now -= int(size)
 
     def touch(self, size: float) -> None:
-        """Taken, and given back at once."""
+        """Account for bytes that are allocated and freed at once."""
         self.most = max(self.most, self.now + int(size))
 
     def step(self, held: Held) -> None:
-        """Something is done, and what comes of it is kept."""
+        """Account for a step: its peak, and the result that stays allocated."""
         self.touch(held.most)
         self.take(held.left)
 
     @contextmanager
     def holding(self, size: float) -> Iterator[None]:
-        """Bytes that are held for a while."""
+        """Account for bytes that stay allocated within a ``with`` block."""
         self.take(size)
         yield
         self.give(size)
 
 
 def counted(run: Callable[[], object]) -> Held:
-    """Count the bytes of tensors while a function runs, and of its result; inputs are not counted."""
+    """Return the peak bytes of tensors while a function runs, and the bytes of its result; inputs are not counted."""
     with Watch() as watch:
         result = run()
     left = watch.now
@@ -81,7 +85,7 @@ def counted(run: Callable[[], object]) -> Held:
 
 
 class Watch(TorchDispatchMode):
-    """Counts storages from the operation that returns them until nothing refers to them.
+    """A dispatch mode that counts the bytes of tensor storages from their allocation until they are freed.
 
     Attributes:
         now, most: bytes that are held, and the most that ever were.
@@ -98,14 +102,14 @@ class Watch(TorchDispatchMode):
         return made
 
     def note(self, made: object, given: object) -> None:
-        """Tensors that an operation has returned, of those that it was given."""
+        """Count the storages of an operation's results, except for those of its inputs."""
         known = {id(x.untyped_storage()) for x in tree_leaves(given) if isinstance(x, Tensor)}
         for x in tree_leaves(made):
             if isinstance(x, Tensor):
                 self._note(x.untyped_storage(), known)
 
     def touch(self, size: int) -> None:
-        """So many more bytes are held for a moment, unseen."""
+        """Account for bytes that an operation allocates and frees internally."""
         self.most = max(self.most, self.now + size)
 
     def _note(self, storage: torch.UntypedStorage, given: set[int]) -> None:
@@ -119,3 +123,74 @@ class Watch(TorchDispatchMode):
 
     def _forget(self, number: int) -> None:
         self.now -= self._seen.pop(number)
+
+
+_SIDE, _ENTRIES = 256, 1 << 18  # rows and columns of the measured part, and its pairs over batch and heads
+_SHARES = 8  # shares of partial columns are rounded up to multiples of 1 / _SHARES
+
+
+class Probe:
+    """Measures on a small part of a tile how many bytes a function would allocate for the whole tile.
+
+    Queries and keys are replaced by zeros that take no memory.
+
+    Args:
+        inputs: the checked inputs.
+        is_narrow: queries and keys in products may have width 1, since they are few beside their pairs.
+    """
+
+    def __init__(self, inputs: AttentionInputs, *, is_narrow: bool = False):
+        self._given = _with_zeros(inputs, 1 if is_narrow and inputs.tile_function is None else None)
+        self._found: dict[Hashable, tuple[float, float]] = {}
+
+    def held(self, name: str, tile: Tile, run: Callable[[AttentionInputs, Tile], object]) -> Held:
+        """Return the peak bytes of ``run`` on a tile, assumed to grow with its pairs; each name is measured once."""
+        if tile.height * tile.width == 0:
+            return Held(0, 0)
+        copies = (tile.batch.stop - tile.batch.start, tile.heads.stop - tile.heads.start)
+        key = (name, id(tile.rule), copies, min(tile.height, _SIDE), _memory_class(tile))
+        if key not in self._found:
+            part = _small_part(tile, math.prod(copies))
+            inputs = self._given.replaced(plan=Plan(self._given.shape, ()))  # do not cache parts of tiles with the plan
+            with torch.no_grad():
+                found = counted(lambda: run(inputs, part))
+            pairs = part.height * part.width
+            self._found[key] = found.most / pairs, found.left / pairs
+        most, left = (int(each * tile.height * tile.width) for each in self._found[key])
+        return Held(most, left)
+
+
+def _with_zeros(inputs: AttentionInputs, width: int | None) -> AttentionInputs:
+    """Return the inputs with zeros for their tensors, on the CPU if the true ones have no memory."""
+
+    def zeros(x: Tensor, width: int | None = None) -> Tensor:
+        shape = x.shape if width is None else (*x.shape[:-1], width)
+        return torch.zeros((), dtype=x.dtype, device="cpu" if x.is_meta else x.device).expand(shape)
+
+    bias = inputs.bias
+    return inputs.replaced(
+        query=zeros(inputs.query, width),
+        key=zeros(inputs.key, width),
+        parameters=tuple(zeros(x) for x in inputs.parameters),
+        bias=bias.of(zeros(bias.source)) if bias is not None and bias.source.is_meta else bias,
+    )
+
+
+def _memory_class(tile: Tile) -> Hashable:
+    """Return a key that is equal for tiles with about the same bytes per pair: shares of partial columns, and steps."""
+    unsure = [len(strip.keys) for strip in tile.columns if strip.partial is not True]
+    shares = (-(-_SHARES * size // tile.width) for size in (sum(unsure), max(unsure, default=0)))
+    return (tile.rows.step, tile.columns[0].keys.step, min(len(tile.columns), 2), *shares)
+
+
+def _small_part(tile: Tile, copies: int) -> Tile:
+    """Return a small part of a tile: some rows, and a share of the columns of each range."""
+    side = max(16, min(_SIDE, math.isqrt(_ENTRIES // copies)))
+    share = min(1.0, side / tile.width)
+    columns = tuple(
+        ColumnRange(
+            strip.keys[: math.ceil(share * len(strip.keys))], strip.partial if strip.partial is True else "some"
+        )
+        for strip in tile.columns
+    )
+    return tile._replace(rows=tile.rows[:side], columns=columns)

@@ -1,6 +1,6 @@
-"""Nested tensors as packed sequences: the items of a batch one behind another, and a mask that keeps them apart.
+"""Nested tensors as packed sequences: all items in one sequence, and a mask that separates them.
 
-Both of torch's layouts are taken, jagged and strided. Axis legend: items B · tokens of all items T.
+Both of torch's layouts work, jagged and strided. Axis legend: items B · tokens of all items T.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from saccade.support.errors import unsupported, value_error
 
 
 def is_nested(*tensors: object) -> bool:
-    """Return whether one of these is a nested tensor."""
+    """Return whether any of the tensors is a nested tensor."""
     for x in tensors:  # noqa: SIM110  a generator costs a call for each tensor of every product
         if isinstance(x, Tensor) and x.is_nested:
             return True
@@ -26,7 +26,7 @@ def is_nested(*tensors: object) -> bool:
 
 
 def check_dense(**tensors: object) -> None:
-    """Refuse nested tensors where only dense ones are computed with.
+    """Raise an error for nested tensors in functions that take dense ones only.
 
     Raises:
         UnsupportedError: one of them is nested.
@@ -39,7 +39,7 @@ def check_dense(**tensors: object) -> None:
 
 
 def check_nested(mask: object, bias: object, score: object, **others: object) -> None:
-    """Refuse what is said in rows and columns of one matrix, beside nested tensors, whose items have one each.
+    """Raise an error for arguments that cannot be combined with nested tensors, whose items have different lengths.
 
     Raises:
         UnsupportedError: a tensor as mask or bias, a function of scores, or one of ``others`` that is not None.
@@ -56,12 +56,12 @@ def check_nested(mask: object, bias: object, score: object, **others: object) ->
 
 
 class Nested(NamedTuple):
-    """Queries, keys and values of one call, packed, and where they were.
+    """The nested query, key and value of one call, packed, and how to unpack the result.
 
     Attributes:
-        query, key, value: the items one behind another, as one batch item.
+        query, key, value: the items one after another, as one batch item.
         q_lengths, kv_lengths: tokens of each item.
-        like: the query as it came.
+        like: the original nested query.
         axis: of the tokens in an item.
     """
 
@@ -75,7 +75,7 @@ class Nested(NamedTuple):
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, value: Tensor, axis: int) -> Nested:
-        """Pack the tensors of one call.
+        """Return the packed form of the nested tensors of one call.
 
         Args:
             query, key, value: nested; items ``[len, width]`` or ``[heads, len, head_dim]``.
@@ -101,11 +101,11 @@ class Nested(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Number of items, and their greatest lengths."""
+        """Number of nested items, and their greatest lengths (queries, keys)."""
         return len(self.q_lengths), max(self.q_lengths, default=0), max(self.kv_lengths, default=0)
 
     def mask(self, mask: object, heads: int) -> Mask:
-        """Return the mask of the packed sequence: each item attends within itself, by a rule on its own positions.
+        """Return the mask of the packed sequence: each item attends within itself, by a mask on its own positions.
 
         Args:
             mask: anything that `as_mask` takes, a tensor aside.
@@ -134,7 +134,7 @@ class Nested(NamedTuple):
         return {name: _at_end(own, longest).to(device) for name, own in lengths.items()}
 
     def own_positions(self) -> tuple[Tensor, Tensor]:
-        """Return positions in each item, int64 ``[T]``: from 0 on, the last query at the last key."""
+        """Return the positions within each nested item, int64 ``[T]``, from 0 on; the last query is at the last key."""
         pairs = (self.q_lengths, self.kv_lengths)
         each = [
             torch.cat([torch.arange(block - n, block) for n, block in zip(own, self._blocks, strict=True)])
@@ -159,11 +159,11 @@ class Nested(NamedTuple):
 
     @property
     def _blocks(self) -> tuple[int, ...]:
-        """Length of the part of the packed sequence that each item has."""
+        """Return the length of each item's part of the packed sequence."""
         return tuple(map(max, self.q_lengths, self.kv_lengths))
 
     def _table(self) -> Tensor:
-        """Return item and position of its first key, for each packed position, int64 ``[2, len]``."""
+        """Return item and first key position for each packed position, int64 ``[2, len]``."""
         rows, start = [], 0
         for item, (block, kv_len) in enumerate(zip(self._blocks, self.kv_lengths, strict=True)):
             rows.append(torch.tensor([[item], [start + block - kv_len]]).expand(2, block))
@@ -172,7 +172,7 @@ class Nested(NamedTuple):
 
 
 class _Packed:
-    """A rule on items and their own positions, read in the packed sequence."""
+    """A mask function on items and their own positions, evaluated in the packed sequence."""
 
     def __init__(self, rule: Mask, table: Tensor):
         self.rule, self.table = rule, table
@@ -195,6 +195,6 @@ def _packed(name: str, x: Tensor, axis: int) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def _at_end(lengths: tuple[int, ...], blocks: tuple[int, ...]) -> Tensor:
-    """Positions of the last tokens of each block, as many as the item has."""
+    """Return the packed positions of each item's tokens, at the end of its block."""
     ends = torch.tensor(blocks).cumsum(0).tolist()
     return torch.cat([torch.arange(end - length, end) for length, end in zip(lengths, ends, strict=True)])

@@ -1,4 +1,4 @@
-"""Questions to a matrix of which ``vmap`` hides the numbers: they are asked of all samples as one batch."""
+"""Evaluation under `vmap`: a function that must read values runs once on all samples, as one batch."""
 
 from __future__ import annotations
 
@@ -17,43 +17,45 @@ Question = Callable[..., tuple[Tensor, ...]]
 
 
 def are_mapped(inputs: AttentionInputs, *others: Tensor) -> bool:
-    """Whether ``vmap`` is at work on one of the tensors, so that they cannot be read."""
+    """Return whether `vmap` maps one of the inputs, so that its values cannot be read."""
     return any(is_mapped(x) for x in (*inputs.leaves, *others))
 
 
 def of_all_samples(inputs: AttentionInputs, question: Question, *others: Tensor) -> tuple[Tensor, ...]:
-    """Return ``question(inputs, *others)``, asked once of a batch of all samples.
+    """Return ``question(inputs, *others)``, evaluated once for all samples of `vmap`, as one batch.
 
     Args:
-        inputs: the ingredients.
+        inputs: the checked inputs.
         question: returns tensors whose first axis is the batch.
-        others: more tensors that it reads, whose first axis is the batch.
+        others: further tensors that it reads, whose first axis is the batch.
 
-    Cost: with gradients, the question is asked again in the backward pass.
+    Cost: with gradients, the function is evaluated again in the backward pass.
     """
     if inputs.sink_logit is not None and is_mapped(inputs.sink_logit):
         reason = "vmap cannot map the logits of a sink, which batch items share"
         raise unsupported("vmap", [reason], hint="put the mapped axis into the heads")
     sources = inputs.sources(inputs.key)  # a value is not needed
-    return _Asked.apply(question, inputs.emptied(), len(others), *others, *sources)
+    return _OfAllSamples.apply(question, inputs.emptied(), len(others), *others, *sources)
 
 
-def _answers(question: Question, inputs: AttentionInputs, count: int, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+def _evaluate(question: Question, inputs: AttentionInputs, count: int, *tensors: Tensor | None) -> tuple[Tensor, ...]:
     own, _ = inputs.of_sources(tensors[count:])
     return question(own, *tensors[:count])
 
 
-def _folded(
+def _fold_samples(
     inputs: AttentionInputs, count: int, tensors: tuple[Tensor | None, ...], dims: tuple[int | None, ...], size: int
 ) -> tuple[AttentionInputs, list[Tensor | None]]:
-    """Return the ingredients and all tensors with the mapped axis in their batch."""
+    """Return the inputs and all tensors with the samples of `vmap` folded into their batch."""
     folded, sources = folded_into_batch(inputs, tensors[count:], dims[count:], size)
     others = [into_batch(x, dim, size) for x, dim in zip(tensors[:count], dims[:count], strict=True)]
     return folded, [*others, *sources]
 
 
-class _Asked(torch.autograd.Function):
-    forward = staticmethod(_answers)
+class _OfAllSamples(torch.autograd.Function):
+    """Autograd function that evaluates a function on all samples of `vmap` as one batch."""
+
+    forward = staticmethod(_evaluate)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -63,7 +65,7 @@ class _Asked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        found = _Gradients.apply(ctx.question, ctx.inputs, ctx.count, len(grads), *grads, *ctx.saved_tensors)
+        found = _BackwardOfAllSamples.apply(ctx.question, ctx.inputs, ctx.count, len(grads), *grads, *ctx.saved_tensors)
         return None, None, None, *found
 
     @staticmethod
@@ -76,13 +78,13 @@ class _Asked(torch.autograd.Function):
         *tensors: Any,
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         size = info.batch_size
-        folded, own = _folded(inputs, count, tensors, in_dims[3:], size)
-        found = _Asked.apply(question, folded, count, *own)
+        folded, own = _fold_samples(inputs, count, tensors, in_dims[3:], size)
+        found = _OfAllSamples.apply(question, folded, count, *own)
         return tuple(x.unflatten(0, (size, -1)) for x in found), (0,) * len(found)
 
 
-class _Gradients(torch.autograd.Function):
-    """The backward pass of `_Asked`."""
+class _BackwardOfAllSamples(torch.autograd.Function):
+    """Autograd function of the backward pass of `_OfAllSamples`."""
 
     @staticmethod
     def forward(
@@ -91,7 +93,7 @@ class _Gradients(torch.autograd.Function):
         grads, tensors = rest[:several], rest[several:]
         leaves = [None if x is None else x.detach().requires_grad_(x.is_floating_point()) for x in tensors]
         with torch.enable_grad():
-            answers = _answers(question, inputs, count, *leaves)
+            answers = _evaluate(question, inputs, count, *leaves)
         pairs = [(x, grad) for x, grad in zip(answers, grads, strict=True) if grad is not None and x.requires_grad]
         kept = [x for x in leaves if x is not None and x.requires_grad]
         if not pairs:
@@ -120,8 +122,8 @@ class _Gradients(torch.autograd.Function):
     ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
         size, dims = info.batch_size, in_dims[4:]
         grads = [into_batch(x, dim, size) for x, dim in zip(rest[:several], dims[:several], strict=True)]
-        folded, own = _folded(inputs, count, rest[several:], dims[several:], size)
-        found = _Gradients.apply(question, folded, count, several, *grads, *own)
+        folded, own = _fold_samples(inputs, count, rest[several:], dims[several:], size)
+        found = _BackwardOfAllSamples.apply(question, folded, count, several, *grads, *own)
         return (
             tuple(None if x is None else x.unflatten(0, (size, -1)) for x in found),
             tuple(None if x is None else 0 for x in found),

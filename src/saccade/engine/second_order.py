@@ -1,7 +1,7 @@
-"""Derivatives of a product's gradients, in torch operations: for gradient penalties, MAML and Hessians.
+"""Second derivatives of attention, in torch operations: for gradient penalties, MAML and Hessians.
 
-The gradients themselves are computed by the kernel. Their derivatives are taken here, by autograd, from the definition
-of a few complete rows at a time, so that no kernel needs a formula of its own for them.
+Kernels compute the gradients themselves. Their derivatives are taken here, by autograd, from the definition of a few
+complete rows at a time, so that no kernel needs a formula of its own for them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CALLED_AS = "attention"  # in errors
 
 
 class Backward(NamedTuple):
-    """Inputs and results of a product, from which its gradients are computed.
+    """The inputs and results of a product, whose gradients are to be differentiated.
 
     Attributes:
         inputs, value, dropped: of the product.
@@ -45,10 +45,10 @@ class Backward(NamedTuple):
 
 
 def derivatives(of: Backward, grads: Tensors, needed: Sequence[bool], *, create_graph: bool = False) -> Tensors:
-    """Return the gradients of `AttentionInputs.sources`, ``grad_out`` and ``grad_lse`` from those of the first pass.
+    """Return the second derivatives: gradients of `AttentionInputs.sources`, ``grad_out`` and ``grad_lse``.
 
     Args:
-        of: what the first gradients were computed from.
+        of: the inputs and results that the first gradients were computed from.
         grads: gradients with respect to the first gradients, one for each source; None where there is none.
         needed: for each source, for ``grad_out`` and for ``grad_lse``, whether its gradient is needed.
         create_graph: whether the result can be differentiated again.
@@ -72,10 +72,10 @@ def derivatives(of: Backward, grads: Tensors, needed: Sequence[bool], *, create_
 
 
 class _Slices:
-    """The parts of all tensors that a tile reads: query, key, value, bias, parameters, captured, then two gradients.
+    """The parts of all tensors that a tile reads: query, key, value, bias, parameters, captured tensors, two gradients.
 
     Args:
-        inputs: the ingredients.
+        inputs: the checked inputs.
         tile: complete rows.
     """
 
@@ -89,7 +89,7 @@ class _Slices:
         return bias.term if isinstance(bias, MaskedTerm) else bias
 
     def of(self, tensors: Tensors) -> list[Tensor | None]:
-        """Return the parts, in the compute dtype; what a function of scores captures is read whole, as it is."""
+        """Return the parts of tensors that a tile reads, in the compute dtype; captured tensors stay whole."""
         query, key, value, bias, *others, grad_out, grad_lse = tensors
         parameters, captured = others[: len(self.inputs.parameters)], others[len(self.inputs.parameters) :]
         term = None if bias is None or self._term is None else self._term.of(bias).read(self.tile)
@@ -100,7 +100,7 @@ class _Slices:
         return [*found, *captured, *both]
 
     def add(self, totals: list[Tensor | None], parts: Tensors) -> None:
-        """Add the parts to the whole tensors, in place."""
+        """Add the parts of a tile to the whole tensors, in place."""
         names = ["rows", "keys", "keys", "bias", *["whole"] * (len(totals) - 6), "rows", "rows"]
         for kind, total, part in zip(names, totals, parts, strict=True):
             if total is None or part is None:
@@ -124,7 +124,7 @@ class _Slices:
 def _of_tile(
     of: Backward, slices: _Slices, tensors: Tensors, grads: Tensors, needed: Sequence[bool], create_graph: bool
 ) -> Tensors:
-    """Compute the parts of the result that the rows of a tile contribute to."""
+    """Return the second derivatives that the rows of one tile contribute."""
     with torch.enable_grad():
         captured = range(4 + len(of.inputs.parameters), len(tensors) - 2)
         leaves = [
@@ -138,12 +138,12 @@ def _of_tile(
 
 
 def _leaf(x: Tensor, create_graph: bool) -> Tensor:
-    """Return a leaf for gradients; with ``create_graph``, a node computed from ``x``."""
+    """Return a leaf tensor for autograd; with ``create_graph``, a node computed from ``x``."""
     return x.view_as(x) if create_graph and x.requires_grad else x.detach().requires_grad_()
 
 
 def _results(of: Backward, tile: Tile, sources: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
-    """Output and lse of the rows of a tile."""
+    """Return the output and the lse of the rows of a tile, recorded by autograd."""
     query, key, value = cast("Sequence[Tensor]", sources[:3])
     bias, *parameters = sources[3 : 4 + len(of.inputs.parameters)]
     inputs = of.inputs.replaced(parameters=tuple(parameters))
@@ -162,7 +162,7 @@ def _gradients(
     needed: Sequence[bool],
     create_graph: bool,
 ) -> Tensors:
-    """`torch.autograd.grad` of what has a gradient, with respect to what is needed; None elsewhere."""
+    """Return `torch.autograd.grad` for the results with a gradient and the needed leaves; None elsewhere."""
     pairs = [
         (x, grad)
         for x, grad in zip(results, grads, strict=False)

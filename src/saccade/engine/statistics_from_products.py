@@ -1,10 +1,11 @@
-r"""Entropy and column sums from products alone, for devices whose fast kernels compute nothing else.
+r"""Entropy and column sums of attention from products alone, for kernels that return no weights (FlexAttention,
+varlen).
 
 .. math:: H_i = \mathrm{lse}_i - \sum_j A_{ij} s_{ij} = \mathrm{lse}_i - \mathrm{scale} \cdot q_i \cdot (A K)_i
 
-so that one product with the keys as values is the entropy. And where queries and keys are exchanged and the lse of
-query i is taken off its scores, the new lse of key j is the log of :math:`\sum_i \exp(s_{ij} - \mathrm{lse}_i)`: of the
-sum of its column.
+so one product with the keys as values gives the entropy. For column sums, exchange queries and keys and subtract the
+lse of query i from its scores: the new lse of key j is the log of :math:`\sum_i \exp(s_{ij} - \mathrm{lse}_i)`, the sum
+of its column.
 """
 
 from __future__ import annotations
@@ -24,37 +25,39 @@ from saccade.masks import Mask
 from saccade.support.torch_modes import is_plain
 
 NAMES = frozenset(["entropy", "received"])
-_KERNELS = ("varlen", "flex")  # for which this is the fastest way: others read complete rows anyway
-_LARGEST = 64.0  # of scores: their rounding, a few times 6e-8 of them, is all that the difference loses
+_KERNELS = ("varlen", "flex")  # kernels for which this is fastest: others read complete rows anyway
+_LARGEST = 64.0  # largest score: the differences lose a few times 6e-8 of it to rounding
 
 
-def can_ask(inputs: AttentionInputs, impl: str | Kernel) -> bool:
-    """Whether a kernel runs here that gives products alone, and the differences lose nothing that counts."""
+def can_use_products(inputs: AttentionInputs, impl: str | Kernel) -> bool:
+    """Return whether statistics are best computed from products here: kernel and rounding must allow it."""
     if not (is_plain(inputs.query) and is_plain(inputs.key)) or 0 in inputs.shape:
         return False
     if not inputs.is_plain or inputs.softcap is not None or inputs.sink_logit is not None:
         return False
-    if choose_kernel(_wide(inputs), Request(impl=impl, needs_lse=True)).name not in _KERNELS:
+    if choose_kernel(_in_compute_dtype(inputs), Request(impl=impl, needs_lse=True)).name not in _KERNELS:
         return False
-    longest = torch.stack([torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).max() for x in _tensors(inputs)])
-    return float(longest.prod()) * abs(inputs.scale) <= _LARGEST and is_clean(inputs, *_tensors(inputs))
+    longest = torch.stack(
+        [torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).max() for x in _query_and_key(inputs)]
+    )
+    return float(longest.prod()) * abs(inputs.scale) <= _LARGEST and is_clean(inputs, *_query_and_key(inputs))
 
 
 @torch.no_grad()
-def numbers(inputs: AttentionInputs, impl: str | Kernel, names: Collection[str]) -> dict[str, Tensor]:
-    """Compute the requested statistics of `NAMES`; `can_ask` must hold.
+def statistics_from_products(inputs: AttentionInputs, impl: str | Kernel, names: Collection[str]) -> dict[str, Tensor]:
+    """Compute entropy and column sums from products; requires `can_use_products`.
 
     Args:
         inputs, impl: of the matrix.
-        names: which.
+        names: the requested statistics, from `NAMES`.
 
     Returns:
-        "entropy", in nats, ``[batch, heads, q_len]``, 0 for a row that sees nothing; "received", ``[batch, heads,
-        kv_len]``, unless nobody knows the mask of keys and queries exchanged.
+        "entropy", in nats, ``[batch, heads, q_len]``, 0 for an empty row; "received", ``[batch, heads, kv_len]``,
+        unless the transpose of the mask is unknown.
 
     Cost: one product, and one more for "received", with a copy of the keys for each head.
     """
-    wide, found = _wide(inputs), {}
+    wide, found = _in_compute_dtype(inputs), {}
     exchanged = _transposed(inputs.rule) if "received" in names else None
     if "entropy" in names:
         seen, lse = attend_with_lse(wide, wide.key, Request(impl=impl))
@@ -63,11 +66,11 @@ def numbers(inputs: AttentionInputs, impl: str | Kernel, names: Collection[str])
     elif exchanged is not None:
         lse = attend_with_lse(wide, wide.key.new_zeros(*wide.key.shape[:3], 1), Request(impl=impl))[1]
     if exchanged is not None:
-        found["received"] = _received(wide, exchanged, lse, impl)
+        found["received"] = _column_sums(wide, exchanged, lse, impl)
     return found
 
 
-def _received(inputs: AttentionInputs, rule: Mask, lse: Tensor, impl: str | Kernel) -> Tensor:
+def _column_sums(inputs: AttentionInputs, rule: Mask, lse: Tensor, impl: str | Kernel) -> Tensor:
     batch, heads, q_len, kv_len = inputs.shape
     exchanged = inputs.replaced(
         rule=rule,
@@ -80,14 +83,14 @@ def _received(inputs: AttentionInputs, rule: Mask, lse: Tensor, impl: str | Kern
     return attend_with_lse(exchanged, lse.new_zeros(batch, heads, q_len, 1), Request(impl=impl))[1].exp()
 
 
-def _wide(inputs: AttentionInputs) -> AttentionInputs:
-    """In float32 or wider, as all statistics are."""
+def _in_compute_dtype(inputs: AttentionInputs) -> AttentionInputs:
+    """Return the inputs in float32 or wider, the dtype of all statistics."""
     return inputs.replaced(
         query=inputs.query.to(inputs.compute_dtype), key=inputs.key.to(inputs.compute_dtype), dtype=inputs.compute_dtype
     )
 
 
-def _tensors(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+def _query_and_key(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     return inputs.query, inputs.key
 
 

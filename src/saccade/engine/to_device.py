@@ -1,4 +1,4 @@
-"""Moves values that hold tensors to another device or dtype."""
+"""Move values that hold tensors, such as masks, to another device or dtype."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def target_of(target: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[torch.device | None, torch.dtype | None]:
-    """Read the arguments of ``A.to(...)``: a device, a float dtype, or both, also by these names."""
+    """Return the device and dtype that ``A.to(...)`` names, by position or keyword."""
     device, dtype = None, None
     for name in named:
         if name not in ("device", "dtype"):
@@ -33,7 +33,7 @@ def target_of(target: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[torch.
 
 
 def moved(x: T, device: torch.device | None, dtype: torch.dtype | None) -> T:
-    """Return a copy with all tensors moved; floats become float32, or float64 if that is requested.
+    """Return a copy of a value with all its tensors on another device; floats become float32, or float64 if requested.
 
     Args:
         x: a tensor, an object of saccade, or a tuple, list or dict of these; anything else stays as it is.

@@ -1,4 +1,4 @@
-"""Our kernels in other people's models, and taps that hand out their matrices: transformers, torch.nn, any SDPA."""
+"""Saccade's kernels in other people's models, and the capture of their attention: transformers, torch.nn, any SDPA."""
 
 from saccade.integrations import transformers
 

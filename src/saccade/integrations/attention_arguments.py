@@ -1,4 +1,4 @@
-"""Arguments of transformers' attention functions: those that are supported, that are not, and that change nothing."""
+"""Arguments of transformers' attention functions: supported ones, unsupported ones, and ones without effect."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Mapping
+from types import FrameType
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from saccade.integrations.lazy_mask import Placed
 from saccade.support.errors import unsupported
+from saccade.support.torch_modes import is_tracing
 
 # A test searches the sources of transformers for arguments that are in none of these.
 SUPPORTED = frozenset(
@@ -33,8 +35,8 @@ SUPPORTED = frozenset(
         "value",
     }
 )
-ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")  # of packed texts; supported if the mask keeps the same texts apart
-# Facts of the whole model, and settings of kernels. Any other argument is searched for in the model's own functions.
+ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")  # ends of packed texts; supported if the mask separates the same texts
+# Facts of the whole model, and settings of kernels. Any other argument is searched for in the model's functions.
 WITHOUT_EFFECT = frozenset(
     {
         "cache_position",
@@ -61,11 +63,11 @@ UNSUPPORTED = {
     "cache_seqlens": _PAGED,
     "sinks": "eager; the logit of a sink that depends on the query is not supported",
 }
-"""Arguments that change the matrix in a way that is not supported, each with a way out."""
+"""Arguments that change the matrix in an unsupported way, each with a hint."""
 
 
 def check_supported(module: nn.Module, facts: Mapping[str, Any]) -> None:
-    """Raise if an argument changes the matrix in a way that is not supported here."""
+    """Raise if an argument changes the matrix in an unsupported way."""
     unknown = [name for name in facts if name not in SUPPORTED and name not in WITHOUT_EFFECT]
     if not unknown:
         return
@@ -78,9 +80,9 @@ def check_supported(module: nn.Module, facts: Mapping[str, Any]) -> None:
 
 
 def check_ends(module: nn.Module, ends: Mapping[str, Tensor], placed: Placed) -> None:
-    """Raise if the ends of packed texts are not those of the texts that the mask keeps apart."""
+    """Raise if the ends of packed texts differ from those of the texts that the mask separates."""
     texts = placed.texts or ((len(placed.kv_positions),),)
-    wrong = [name for name, own in ends.items() if texts != (tuple(own.diff().tolist()),)]
+    wrong = [name for name, end in ends.items() if texts != (tuple(end.diff().tolist()),)]
     if wrong:
         reasons = [f"the model passes {name}, and its mask does not keep these texts apart" for name in wrong]
         hint = "pass position_ids that restart with each text, and use_cache=False"
@@ -101,7 +103,51 @@ def _read_by_functions(files: tuple[str, ...]) -> frozenset[str]:
         if file.split(".")[0] in ("torch", "builtins"):
             continue
         for function in vars(sys.modules[file]).values():
-            own = list(inspect.signature(function).parameters) if inspect.isfunction(function) else []
-            if own[:4] == ["module", "query", "key", "value"]:
-                names.update(own)
+            parameters = list(inspect.signature(function).parameters) if inspect.isfunction(function) else []
+            if parameters[:4] == ["module", "query", "key", "value"]:
+                names.update(parameters)
     return frozenset(names)
+
+
+_FLAG = "output_attentions"
+
+
+def check_no_weights(module: nn.Module, facts: Mapping[str, Any]) -> None:
+    """Raise if a call asks for weights, which a kernel does not build.
+
+    Args:
+        module: the attention layer that runs.
+        facts: the keyword arguments of its attention function.
+
+    Raises:
+        UnsupportedError: the layer, or the model around it, was called with ``output_attentions=True``.
+    """
+    if not (facts.get(_FLAG) or _is_collected()):
+        return
+    reason = f"{_FLAG}=True needs all weights, which are not built here"
+    hint = "saccade.record(model) gives the matrices of every layer without building them"
+    raise unsupported(type(module).__name__, [reason], hint=hint)
+
+
+def _is_collected() -> bool:
+    """Return whether transformers collects the weights that layers return, as it does for most models."""
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    collector = getattr(capturing, "_active_collector", None)
+    is_compiling = is_tracing()
+    if is_compiling:  # a context variable cannot be traced; transformers then uses this attribute
+        collected = getattr(collector, "global_var", None)
+    else:
+        collected = None if collector is None else collector.get()
+    if collected is None:
+        return not is_compiling and _is_read_by_a_caller(sys._getframe(1))
+    return any(name.endswith("attentions") for name in collected)
+
+
+def _is_read_by_a_caller(frame: FrameType | None) -> bool:
+    """Return whether a calling model collects weights itself (PatchTST, Pix2Struct) and has the flag set."""
+    while frame is not None:
+        is_theirs = str(frame.f_globals.get("__name__")).startswith("transformers.")
+        if is_theirs and _FLAG in frame.f_code.co_varnames and frame.f_locals.get(_FLAG):
+            return True
+        frame = frame.f_back
+    return False

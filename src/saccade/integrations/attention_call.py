@@ -95,7 +95,7 @@ class AttentionCall(NamedTuple):
         return cls(query, key, placed, scale, softcap, added, sink, facts.get("position_ids"))
 
     def matrix(self, mask: Mask | None = None) -> AttentionMatrix:
-        """Return the attention matrix of this call; its rule joined with a pattern that counts inside of each text."""
+        """Return the attention matrix of this call; its rule is joined with a pattern that counts inside each text."""
         rule, q, kv = self.placed[:3]
         if mask is not None:
             rule = with_pattern(self.placed, mask, self.position_ids)
@@ -115,23 +115,23 @@ class AttentionCall(NamedTuple):
 def _placed(query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool) -> tuple[Placed, Tensor | None]:
     """Return the rule with its positions, and the terms that the mask adds to the scores."""
     q_len, kv_len = query.shape[2], key.shape[2]
-    # Positions of queries do not matter to a rule that allows all, but a pattern that is joined may read them.
+    # A rule that allows all does not read positions of queries, but a joined pattern may.
     q, kv = range(kv_len - q_len, kv_len) if q_len <= kv_len else range(q_len), range(kv_len)
-    # Terms may have been written into a float mask: it is read like any other tensor.
+    # Terms may have been written into a float mask, so it is read like any other tensor.
     if isinstance(attention_mask, LazyMask) and not (
         attention_mask.is_in_memory and attention_mask.is_floating_point()
     ):
         placed = attention_mask.placed
         if (len(placed.q_positions), len(placed.kv_positions)) == (q_len, kv_len):
             return placed, None
-        if isinstance(placed.rule, Full):  # of an encoder that the call says nothing about
+        if isinstance(placed.rule, Full):  # the mask of an encoder, of other lengths than this call
             return Placed(Full(), q, kv), None
         reason = f"the mask was made for {list(attention_mask.shape[2:])}, and there are {[q_len, kv_len]}"
         raise unsupported("a mask", [reason])
     if attention_mask is None:
         if not (is_causal and q_len > 1):
             return Placed(Full(), q, kv), None
-        # Without a mask, torch's flag lets the first query see the first key; so does the model that gave none.
+        # Without a mask, torch's flag aligns the first query with the first key, and so does the model.
         return Placed(Causal(), range(q_len), kv), None
     if isinstance(attention_mask, BlockMask):
         return Placed(Predicate(attention_mask.mask_mod), range(q_len), kv), None
@@ -192,10 +192,10 @@ def _placed_for_flash(
     """Return the mask of a call of ``flash_attention_2`` and its like, which get padding and a window instead.
 
     Args:
-        q_len, kv_len: lengths; the last query stands at the last key.
+        q_len, kv_len: lengths; the last query is at the position of the last key.
         padding: ``[batch, kv_len]``, True or 1 at tokens; None for no padding.
         sliding_window: how many keys back a query sees, itself included; None for all.
-        position_ids: ``[batch | 1, q_len]``, which tell packed documents apart where there is no padding.
+        position_ids: ``[batch | 1, q_len]``, which separate packed documents if there is no padding.
         is_causal: whether later keys are hidden.
 
     Raises:
@@ -203,7 +203,7 @@ def _placed_for_flash(
     """
     packed = padding is None and position_ids is not None and position_ids.dim() == 2 and q_len > 1
     if packed and position_ids is not None and bool((position_ids.diff(dim=1) != 1).any()):
-        reason = "flash attention tells packed documents apart by kernels of its own"
+        reason = "flash attention separates packed documents by its own kernels"
         raise unsupported("a packed batch", [reason], hint='set_attn_implementation("sdpa") to record it')
     rule: Mask = Causal() if is_causal else Full()
     if sliding_window is not None and kv_len > sliding_window:

@@ -1,4 +1,4 @@
-"""All taps of a model at once."""
+"""Capture every attention call of a model."""
 
 from __future__ import annotations
 
@@ -11,84 +11,86 @@ from typing import Any
 import torch
 from torch import nn
 
-from saccade.integrations.capture_context import Sink, Valve, is_recomputed, names_of, refuse_compiled
-from saccade.integrations.forward_proxy import CHANGING, HeardCall, listening
-from saccade.integrations.recurrences_capture import is_recurrence, tapped_recurrences
-from saccade.integrations.saccade_capture import tapped_mechanisms
-from saccade.integrations.sdpa_capture import tapped_products
-from saccade.integrations.torch_capture import tapped_torch_layers
-from saccade.integrations.transformers_capture import tapped_interface
+from saccade.integrations.capture_context import Callback, Capture, is_recomputed, names_of, refuse_compiled
+from saccade.integrations.forward_proxy import PATCH_LOCK, CapturedCall, capture_forwards
+from saccade.integrations.recurrences_capture import capture_recurrences, is_recurrence
+from saccade.integrations.saccade_capture import capture_mechanisms
+from saccade.integrations.sdpa_capture import capture_products
+from saccade.integrations.torch_capture import capture_torch_layers
+from saccade.integrations.transformers_capture import capture_interface
 
 _CALLED_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
-# Parts of such a layer that attend to nothing.
+# Suffixes of parts of an attention layer that do not attend.
 _PARTS = re.compile(
     r"(output|norm|mlp|projection|bias|adapter(layer)?|structure|loss|mask|embeddings?)$", re.IGNORECASE
 )
 
 
 @contextmanager
-def tapped(model: nn.Module, sink: Sink) -> Iterator[Valve]:
-    """Hand every attention matrix of a model to ``sink`` while the model runs on its own kernels.
+def capture_all(model: nn.Module, callback: Callback) -> Iterator[Capture]:
+    """Pass every attention matrix of a model to ``callback`` while the model runs on its own kernels.
 
     Args:
         model: any torch model.
-        sink: called as ``sink(name, make)`` after a layer's own kernel ran; ``make()`` gives the matrix, whose tensors
-            are those of the model and may change after the call.
+        callback: called as ``callback(name, make)`` after a layer's own kernel ran; ``make()`` returns the matrix. Its
+            tensors are those of the model and may change after the call.
 
     Yields:
-        The valve through which all of it flows; its ``unheard`` are layers that seem to attend and cannot be heard.
+        The capture; its ``not_recorded`` names layers that seem to attend and cannot be recorded.
 
-    Heard is what begins and ends meanwhile, in whichever thread. Several may listen to one model, and end in any order.
+    Calls that begin and end within the block are captured, in any thread. Several captures of one model may overlap and
+    end in any order.
 
-    Cost: none beside what the sink does, and projecting queries and keys once more for ``nn.MultiheadAttention``.
+    Cost: the callback, and for ``nn.MultiheadAttention`` a second projection of queries and keys.
     """
-    valve = Valve(sink)
+    capture = Capture(callback)
     with ExitStack() as stack:
-        with CHANGING:  # posts of several kinds on one module go up and down in one order
-            for tap in _TAPS:
-                stack.enter_context(tap(model, valve))
+        with PATCH_LOCK:  # proxies on one module are added and removed in the same order
+            for capture_part in _CAPTURES:
+                stack.enter_context(capture_part(model, capture))
         try:
-            yield valve
+            yield capture
         finally:
-            valve.is_open = False
-            with CHANGING:
+            capture.is_active = False
+            with PATCH_LOCK:
                 stack.close()
 
 
-def _noting_unheard(model: nn.Module, valve: Valve) -> AbstractContextManager[None]:
-    """Note each module whose class is called attention and that ran a whole call without a matrix being handed out.
+def _note_not_recorded(model: nn.Module, capture: Capture) -> AbstractContextManager[None]:
+    """Note each module whose class is named attention and that ran a whole call of which no matrix was captured.
 
-    Of modules within one another it is the innermost that is noted. Names are all there is to go by: what is called
-    otherwise is not noticed, and what is called attention need not have a matrix.
+    The innermost of nested modules is noted. The class name is the only evidence: other names are missed, and a class
+    named attention need not have a matrix.
     """
-    return listening([(module, name, _note) for module, name in names_of(model).items() if _may_attend(module)], valve)
+    modules = [(module, name, _note) for module, name in names_of(model).items() if _may_attend(module)]
+    return capture_forwards(modules, capture)
 
 
 def _may_attend(module: nn.Module) -> bool:
     name = type(module).__name__
     if isinstance(module, torch.jit.ScriptModule) or inspect.isbuiltin(module.forward):
         return False
-    is_called_so = bool(_CALLED_ATTENTION.search(name)) and not _PARTS.search(name)
-    return is_called_so or is_recurrence(module)
+    is_named_attention = bool(_CALLED_ATTENTION.search(name)) and not _PARTS.search(name)
+    return is_named_attention or is_recurrence(module)
 
 
-def _note(call: HeardCall) -> Any:
+def _note(call: CapturedCall) -> Any:
     refuse_compiled()
-    before = [ear.valve.spoken for ear in call.ears]
+    before = [listener.capture.num_captured for listener in call.listeners]
     out = call.run()
     if not is_recomputed():
-        for ear, spoken in zip(call.ears, before, strict=True):
-            if ear.valve.spoken == spoken:
-                ear.valve.note_unheard(ear.name, type(call.module).__name__)
+        for listener, num_captured in zip(call.listeners, before, strict=True):
+            if listener.capture.num_captured == num_captured:
+                listener.capture.note_not_recorded(listener.name, type(call.module).__name__)
     return out
 
 
-# Posts of the last one stand on top: what it notes is what no other has handed out.
-_TAPS = (
-    tapped_interface,
-    tapped_products,
-    tapped_torch_layers,
-    tapped_mechanisms,
-    tapped_recurrences,
-    _noting_unheard,
+# The last one goes on top: it notes the calls that no other has captured.
+_CAPTURES = (
+    capture_interface,
+    capture_products,
+    capture_torch_layers,
+    capture_mechanisms,
+    capture_recurrences,
+    _note_not_recorded,
 )

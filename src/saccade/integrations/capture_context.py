@@ -1,4 +1,4 @@
-"""Valve: hands out the matrices of a model while the model runs on its own kernels."""
+"""Capture: collects attention calls while a model runs on its own kernels."""
 
 from __future__ import annotations
 
@@ -18,110 +18,106 @@ from saccade.support.torch_modes import is_tracing
 CALLED_AS = "record"  # in errors
 
 Make = Callable[[], Matrix]
-"""Makes the matrix of the call that has just been run."""
+"""A function that makes the matrix of the call that has just run."""
 
-Sink = Callable[[str, Make], None]
-"""Given the name of an attention layer, and what makes its matrix."""
+Callback = Callable[[str, Make], None]
+"""A function that takes the name of an attention layer and a function that makes the matrix."""
 
 
-class Valve:
-    """Collects the calls that the taps of one recording hear. Calls within a call that was handed out are left out.
+class Capture:
+    """The attention calls of one recording. Calls within a captured call are left out.
 
-    Each thread counts for itself: a call in one of them leaves out nothing of another.
+    Threads are independent: a call in one of them suppresses nothing in another.
 
     Args:
-        sink: receives each call, after the model's own kernel ran, in the thread that ran it.
+        callback: receives each call, after the model's own kernel ran, in the thread that ran it.
 
     Attributes:
-        is_open: whether the recording goes on; what ends after it is not handed out.
-        unheard: modules that seem to attend, and of which a call was not handed out, with the names of their classes.
+        is_active: whether the recording goes on; calls that end later are not emitted.
+        not_recorded: class names, by name, of modules that seem to attend and of which no matrix was recorded.
     """
 
-    def __init__(self, sink: Sink):
-        self._sink = sink
-        self._here = _Here()
-        self.is_open = True
-        self.unheard: dict[str, str] = {}
+    def __init__(self, callback: Callback):
+        self._callback = callback
+        self._thread = _ThreadState()
+        self.is_active = True
+        self.not_recorded: dict[str, str] = {}
 
     @property
-    def is_closed(self) -> bool:
-        """Whether this thread is within a call that is known."""
-        return self._here.closed > 0
+    def is_suppressed(self) -> bool:
+        """Whether this thread is within a captured call."""
+        return self._thread.depth > 0
 
     @property
-    def spoken(self) -> int:
-        """How many calls of this thread were handed out, or noted as unheard."""
-        return self._here.spoken
+    def num_captured(self) -> int:
+        """The number of calls of this thread that were emitted, or noted as not recorded."""
+        return self._thread.num_captured
 
     @contextmanager
-    def closed(self) -> Iterator[None]:
-        """Hand out nothing of this thread meanwhile: what a known call is made of is not another one."""
-        self._here.closed += 1
+    def suppressed(self) -> Iterator[None]:
+        """Emit nothing of this thread within the block: the calls within a captured call are part of it."""
+        self._thread.depth += 1
         try:
             yield
         finally:
-            self._here.closed -= 1
+            self._thread.depth -= 1
 
-    def hand_out(self, name: str, make: Make) -> None:
-        """Pass a call on, without gradient."""
-        if self.is_closed or not self.is_open or is_recomputed():
+    def emit(self, name: str, make: Make) -> None:
+        """Pass a call to the callback, without gradient."""
+        if self.is_suppressed or not self.is_active or is_recomputed():
             return
         refuse_compiled()
-        self._here.spoken += 1
-        with torch.no_grad(), self.closed():
-            self._sink(name, make)
+        self._thread.num_captured += 1
+        with torch.no_grad(), self.suppressed():
+            self._callback(name, make)
 
-    def note_unheard(self, name: str, kind: str) -> None:
-        """Remember a module of which a call was not handed out, unless it belongs to a call that is known."""
-        if self.is_open and not self.is_closed:
-            self._here.spoken += 1
-            self.unheard.setdefault(name, kind)
+    def note_not_recorded(self, name: str, kind: str) -> None:
+        """Note a module of which no matrix was captured, unless it is part of a captured call."""
+        if self.is_active and not self.is_suppressed:
+            self._thread.num_captured += 1
+            self.not_recorded.setdefault(name, kind)
 
 
-class Ear(NamedTuple):
-    """A recording that listens to a module.
+class Listener(NamedTuple):
+    """A capture that listens to a module.
 
     Attributes:
-        name: what the recording calls the module.
-        valve: of the recording.
+        name: the module's name in the recording.
+        capture: the recording's capture.
     """
 
     name: str
-    valve: Valve
+    capture: Capture
 
 
-class _Here(threading.local):
-    def __init__(self) -> None:  # not attributes of the class, which a compiler that traces this looks for in vain
-        self.closed = 0
-        self.spoken = 0
+class _ThreadState(threading.local):
+    def __init__(self) -> None:  # no class attributes: Dynamo does not find these when it traces
+        self.depth = 0
+        self.num_captured = 0
 
 
 @contextmanager
-def closed(ears: Iterable[Ear]) -> Iterator[None]:
-    """Hand out nothing meanwhile, for all who listen: what a known call runs is part of it."""
+def suppressed(listeners: Iterable[Listener]) -> Iterator[None]:
+    """Emit nothing to these listeners within the block: the calls within a captured call are part of it."""
     with ExitStack() as stack:
-        for ear in ears:
-            stack.enter_context(ear.valve.closed())
+        for listener in listeners:
+            stack.enter_context(listener.capture.suppressed())
         yield
 
 
-def hand_out(calls: Sequence[tuple[Ear, Make]]) -> None:
-    """Pass a call on to all who listen, also where one of them raises."""
+def emit_all(calls: Sequence[tuple[Listener, Make]]) -> None:
+    """Emit a call to all listeners, even if one of them raises."""
     if not calls:
         return
-    (name, valve), make = calls[0]
+    (name, capture), make = calls[0]
     try:
-        valve.hand_out(name, make)
+        capture.emit(name, make)
     finally:
-        hand_out(calls[1:])
+        emit_all(calls[1:])
 
 
 def refuse_compiled() -> None:
-    """Raise where a layer is being compiled.
-
-    Raises:
-        UnsupportedError: it is.
-    """
+    """Raise `UnsupportedError` if a layer is being compiled."""
     if is_tracing():
         reason = "a compiled graph runs no Python between its kernels"
         hint = "record the model before it is compiled, or under torch.compiler.set_stance('force_eager')"
@@ -129,15 +125,15 @@ def refuse_compiled() -> None:
 
 
 def names_of(model: nn.Module) -> dict[nn.Module, str]:
-    """Modules and their names; the model itself is called by its class."""
+    """Return the name of each module; the model itself has the name of its class."""
     return {module: name or type(model).__name__ for name, module in model.named_modules()}
 
 
-def speaks_attention_interface(module: nn.Module) -> bool:
-    """Whether a module's source file asks transformers for its attention function."""
+def uses_attention_interface(module: nn.Module) -> bool:
+    """Return whether a module's source file gets its attention function from transformers' interface."""
     return hasattr(sys.modules.get(type(module).__module__), "ALL_ATTENTION_FUNCTIONS")
 
 
 def is_recomputed() -> bool:
-    """Whether this runs within a backward pass: a checkpointed layer, which was handed out the first time."""
+    """Return whether a backward pass runs: a checkpointed layer is recomputed, and was captured the first time."""
     return torch._C._current_graph_task_id() != -1

@@ -1,4 +1,4 @@
-"""FlexAttention's BlockMask, made from what a mask knows about itself instead of from all pairs."""
+"""Make FlexAttention's BlockMask from the structure of a mask instead of from all pairs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from saccade.masks import Mask
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int
 
-__all__ = ["block_mask"]
+CALLED_AS = "block_mask"  # in errors
 
 
 def block_mask(
@@ -22,24 +22,24 @@ def block_mask(
     block_size: int | tuple[int, int] = 128,
     device: torch.device | str = "cpu",
 ) -> BlockMask:
-    """A BlockMask for ``flex_attention`` that allows what the mask allows at default positions (bottom-right).
+    """Return a BlockMask for ``flex_attention`` that equals the mask at default positions (bottom-right).
 
-    Blocks that no row needs are left out, blocks that every row has are marked full, and in the others FlexAttention
-    asks the mask itself. Exact for every mask; one that knows nothing about itself has all blocks asked.
+    Blocks that no row needs are left out, blocks that are allowed for every row are marked full, and in the others
+    FlexAttention evaluates the mask. Exact for every mask; a mask without structure is evaluated in all blocks.
 
     Args:
         mask: any mask.
         q_len, kv_len: lengths; ``kv_len`` is ``q_len`` when None.
-        batch: batch items; what the mask tells apart when None.
-        block_size: rows and columns of a block, ints of at least 1, or one for both; torch's flash backend wants
+        batch: batch items; the mask's own number when None.
+        block_size: rows and columns of a block, ints of at least 1, or one for both; torch's flash backend needs
             (256, 128).
-        device: where FlexAttention will run.
+        device: the device on which FlexAttention will run.
 
     Returns:
-        A BlockMask of ``batch`` items (1 where the mask does not tell them apart) and one head, which stands for all:
-        a mask that tells heads apart is asked in every block in which the heads differ.
+        A BlockMask of ``batch`` items (1 if the mask is the same for all) and one head for all heads: a mask with
+        different heads is evaluated in every block in which the heads differ.
 
-    Cost: O(blocks²) bytes and no look at pairs; ``create_block_mask`` looks at every pair.
+    Cost: O(blocks²) bytes, without evaluating pairs; ``create_block_mask`` evaluates every pair.
 
     Example:
         >>> from saccade.masks import Window

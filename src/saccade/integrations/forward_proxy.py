@@ -1,4 +1,4 @@
-"""Post: stands in for a module's ``forward`` while somebody listens to its calls."""
+"""ForwardProxy: replaces a module's ``forward`` while its calls are captured."""
 
 from __future__ import annotations
 
@@ -11,113 +11,113 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from saccade.integrations.capture_context import Ear, Valve
+from saccade.integrations.capture_context import Capture, Listener
 
 
-class HeardCall(NamedTuple):
-    """A call of a module that somebody listens to.
+class CapturedCall(NamedTuple):
+    """A call of a module that has listeners.
 
     Attributes:
         module: the module.
-        forward: its own forward pass.
-        ears: who listens.
-        args, kwargs: what the call was given.
+        forward: its original forward pass.
+        listeners: the listeners when the call began.
+        args, kwargs: the arguments of the call.
     """
 
     module: nn.Module
     forward: Callable[..., Any]
-    ears: tuple[Ear, ...]
+    listeners: tuple[Listener, ...]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     def run(self) -> Any:
-        """What the module says."""
+        """Run the original forward pass."""
         return self.forward(*self.args, **self.kwargs)
 
 
-Kind = Callable[[HeardCall], Any]
-"""Runs a call, and tells all who listen."""
+Handler = Callable[[CapturedCall], Any]
+"""A function that runs a call and emits its matrices to the listeners."""
 
-CHANGING = threading.RLock()
-"""Held by whoever begins or ends to listen, to any model."""
+PATCH_LOCK = threading.RLock()
+"""Lock for adding and removing the proxies and patches of any model."""
 
 
-class Post:
-    """A module's ``forward`` with listeners, who may come and go in any order.
+class ForwardProxy:
+    """A replacement of a module's ``forward`` with listeners, which may be added and removed in any order.
 
-    Who begins to listen while a call runs does not hear that call: listeners are looked up when a call begins. Without
-    listeners a post is the forward pass that it stands for.
+    Listeners are looked up when a call begins, so one that is added during a call does not get that call. Without
+    listeners a proxy runs the original forward pass.
 
-    Not a hook: torch's encoder layers leave their fast path where hooks are (pytorch#82919), and say other bits then.
-    And not one function around another for each who listens: the first to leave would take the others along.
+    It is no hook, because torch's encoder layers leave their fast path when they have hooks (pytorch#82919), which
+    changes their output bits. It is no chain of wrappers, because the first one removed would remove the others.
 
     Args:
-        module: whose ``forward`` it is.
-        kind: runs a call and tells the listeners.
+        module: the module whose ``forward`` is replaced.
+        handler: runs a call and emits its matrices to the listeners.
 
     Attributes:
-        ears: who listens; replaced, never changed.
+        listeners: the listeners; replaced, never mutated.
     """
 
-    ears: tuple[Ear, ...]
+    listeners: tuple[Listener, ...]
 
-    def __init__(self, module: nn.Module, kind: Kind):
-        functools.update_wrapper(self, module.forward)  # first: it takes over the attributes of another post
+    def __init__(self, module: nn.Module, handler: Handler):
+        functools.update_wrapper(self, module.forward)  # first: it takes over the attributes of another proxy
         self._original = module.forward
         self._module, self._before = module, vars(module).get("forward")
-        self.kind, self.ears = kind, ()
+        self.handler, self.listeners = handler, ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        ears = self.ears
-        if not ears:
+        listeners = self.listeners
+        if not listeners:
             return self._original(*args, **kwargs)
-        return self.kind(HeardCall(self._module, self._original, ears, args, kwargs))
+        return self.handler(CapturedCall(self._module, self._original, listeners, args, kwargs))
 
     def __reduce__(self) -> Any:
-        """A copy of a model that somebody listens to is a model to which nobody does."""
+        """Copy the original ``forward``: copies of a recorded model are not recorded."""
         return (getattr, (self._module, "forward")) if self._before is None else (copy.copy, (self._before,))
 
-    def add(self, ear: Ear) -> None:
-        """Begin to listen."""
-        self.ears = (*self.ears, ear)
+    def add(self, listener: Listener) -> None:
+        """Add a listener."""
+        self.listeners = (*self.listeners, listener)
 
-    def remove(self, ear: Ear) -> None:
-        """Stop to listen; the last to leave puts the module's own ``forward`` back.
+    def remove(self, listener: Listener) -> None:
+        """Remove a listener, and with the last one restore the module's own ``forward``.
 
-        Where somebody else has put a function on top of the post meanwhile, it stays where it is, without listeners.
+        If other code has since wrapped the proxy, the proxy stays in place without listeners.
         """
-        with CHANGING:
-            self.ears = tuple(other for other in self.ears if other is not ear)
-            own = vars(self._module)
-            if self.ears or own.get("forward") is not self:
+        with PATCH_LOCK:
+            self.listeners = tuple(other for other in self.listeners if other is not listener)
+            attributes = vars(self._module)
+            if self.listeners or attributes.get("forward") is not self:
                 return
             if self._before is None:
-                del own["forward"]
+                del attributes["forward"]
             else:
-                own["forward"] = self._before
+                attributes["forward"] = self._before
 
     @classmethod
-    def at(cls, module: nn.Module, kind: Kind) -> Post:
-        """The post of this kind that stands on a module, put there if it has none."""
-        there: object = vars(module).get("forward")
-        while isinstance(there, Post):
-            if there.kind is kind:
-                return there
-            there = there._before
-        post = cls(module, kind)
-        vars(module)["forward"] = post
-        return post
+    def at(cls, module: nn.Module, handler: Handler) -> ForwardProxy:
+        """Return the module's proxy with this handler; add it if there is none."""
+        forward: object = vars(module).get("forward")
+        while isinstance(forward, ForwardProxy):
+            if forward.handler is handler:
+                return forward
+            forward = forward._before
+        proxy = cls(module, handler)
+        vars(module)["forward"] = proxy
+        return proxy
 
 
 class Running(threading.local):
-    """The calls that each thread is in the middle of, the innermost last."""
+    """The calls in progress of each thread, the innermost last."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
 
     @contextmanager
     def within(self, *items: Any) -> Iterator[None]:
-        """Put these on the stack of this thread meanwhile."""
+        """Put these on the stack of this thread within the block."""
         before = len(self.stack)
         self.stack.extend(items)
         try:
@@ -127,13 +127,13 @@ class Running(threading.local):
 
 
 @contextmanager
-def listening(heard: Iterable[tuple[nn.Module, str, Kind]], valve: Valve) -> Iterator[None]:
-    """Listen to modules, each under a name and in a way of its own."""
+def capture_forwards(modules: Iterable[tuple[nn.Module, str, Handler]], capture: Capture) -> Iterator[None]:
+    """Capture the forward calls of modules, each under its name and by its handler."""
     with ExitStack() as stack:
-        for module, name, kind in heard:
-            ear = Ear(name, valve)
-            with CHANGING:
-                post = Post.at(module, kind)
-                post.add(ear)
-            stack.callback(post.remove, ear)
+        for module, name, handler in modules:
+            listener = Listener(name, capture)
+            with PATCH_LOCK:
+                proxy = ForwardProxy.at(module, handler)
+                proxy.add(listener)
+            stack.callback(proxy.remove, listener)
         yield

@@ -52,9 +52,9 @@ def layer_matrix(
     Args:
         module: with the weights and options of an ``nn.MultiheadAttention``.
         query, key: the arguments of the call; nested tensors too.
-        batch_first: whether their first dimension is the batch; or they have none.
+        batch_first: whether their first dimension is the batch, or they have no batch.
         attn_mask, key_padding_mask: the masks of the call.
-        norm: what the layer around runs first.
+        norm: the norm that the surrounding layer applies first.
     """
     is_token = None
     if query.is_nested:
@@ -73,14 +73,14 @@ def layer_matrix(
     batch, heads, kv_len, _ = k.shape
     rule, bias = rule_of(attn_mask, key_padding_mask, (batch, heads, q.shape[2], kv_len))
     places: dict[str, Any] = {}
-    if is_token is not None:  # rows that no token asks do not exist
+    if is_token is not None:  # rows of padding do not exist
         position = torch.arange(kv_len, device=k.device).expand(batch, -1)
         places = {"q_positions": torch.where(is_token, position, -1), "kv_positions": range(kv_len)}
     return AttentionMatrix(q, k, rule, bias=bias, **places)
 
 
 def _padded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """A nested tensor as ``[batch, longest, width]``, and which of it are tokens."""
+    """Return a nested tensor as ``[batch, longest, width]``, and a mask that is True at tokens."""
     lengths = torch.tensor([len(item) for item in x.unbind()], device=x.device)
     padded = x.to_padded_tensor(0.0)
     return padded, torch.arange(padded.shape[1], device=x.device) < lengths[:, None]

@@ -1,7 +1,9 @@
-"""LazyMask: a rule that travels through other people's models in the shape of a tensor, and takes no memory."""
+"""LazyMask: a rule in the shape of a tensor, which passes through other people's models and takes no memory."""
 
 from __future__ import annotations
 
+import functools
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Self
@@ -14,6 +16,8 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from saccade.masks import Dense, Mask
 from saccade.support.errors import unsupported
+
+CALLED_AS = "LazyMask"  # in errors
 
 _SAME = ("aten.detach.default", "aten.alias.default", "aten.lift_fresh.default")
 # Operations that change the memory or the shape of a tensor in place.
@@ -41,7 +45,7 @@ class Placed(NamedTuple):
 
 
 class _Content:
-    """The rule that a mask and its detached copies share, and the memory that may have been written into."""
+    """The rule that a mask and its detached copies share, and the memory that operations may have written into."""
 
     def __init__(self, placed: Placed, not_readable: str):
         self.placed, self.not_readable = placed, not_readable
@@ -66,7 +70,7 @@ class LazyMask(Tensor):
         batch: number of batch items.
         device: where the model computes.
         dtype: bool or floating point.
-        not_readable: why operations must not read the mask; "" if they may.
+        not_readable: the reason why operations must not read the mask; "" if they may.
 
     Raises:
         UnsupportedError: an operation that would give it another form in place, such as ``unsqueeze_``, or that adds
@@ -87,15 +91,15 @@ class LazyMask(Tensor):
         not_readable: str = "",
     ) -> Self:
         shape = (batch, placed.rule.shape[1], len(placed.q_positions), len(placed.kv_positions))
-        made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
-        made._content = _Content(placed, not_readable)
-        return made
+        mask = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        mask._content = _Content(placed, not_readable)
+        return mask
 
     @property
     def placed(self) -> Placed:
         """The rule and the positions; the contents of the memory of a bool mask, if these differ from the rule."""
         content, memory = self._content, self._content.memory
-        if memory is None or torch.equal(memory, self._said_by_rule()):
+        if memory is None or torch.equal(memory, self._from_rule()):
             return content.placed
         placed = content.placed
         # A copy: the memory may be written into again, before the backward pass or a later question.
@@ -111,12 +115,12 @@ class LazyMask(Tensor):
         """Whether it is a float mask with memory, into which other terms of scores may have been written."""
         return self.is_in_memory and self.is_floating_point()
 
-    # Not by a method of this name: each look at a shape would go through it.
+    # A method of this name would run at every access of a shape.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
     def data(self) -> Tensor:
-        """The same content, as `detach` gives it."""
+        """The same content, as `detach` returns it."""
         return self.detach()
 
     @data.setter
@@ -124,11 +128,11 @@ class LazyMask(Tensor):
         raise _refused("other data")
 
     def share_memory_(self) -> Self:
-        """Refused: sharing memory that is not there ends the process."""
+        """Raise: sharing memory that does not exist would end the process."""
         raise _refused("sharing memory")
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]  # torch leaves the last two out, too
+    def __torch_dispatch__(  # type: ignore[override]  # torch leaves out the last two
         cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
@@ -137,7 +141,7 @@ class LazyMask(Tensor):
         if torch.Tag.inplace_view in func.tags or str(func).startswith(_OTHER_FORM):
             raise _refused(str(func))
         _check_readable(str(func), [x for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)])
-        reached = [x for given in _reached(func, args, kwargs) for x in tree_iter(given) if isinstance(x, LazyMask)]
+        reached = [x for value in _reached(func, args, kwargs) for x in tree_iter(value) if isinstance(x, LazyMask)]
         with enable_reentrant_dispatch():  # a rule may be a user's function, which vmap calls
             owners = {id(mask._in_memory()): mask for mask in reached}
             args, kwargs = tree_map(_written_out, (args, kwargs))
@@ -147,11 +151,11 @@ class LazyMask(Tensor):
         return tree_map(lambda x: owners.get(id(x), x), out)
 
     def written_out(self) -> Tensor:
-        """The mask as an ordinary tensor."""
+        """Return the mask as an ordinary tensor."""
         memory = self._content.memory
-        return self._said_by_rule() if memory is None else memory
+        return self._from_rule() if memory is None else memory
 
-    def _said_by_rule(self) -> Tensor:
+    def _from_rule(self) -> Tensor:
         rule, q, kv = self._content.placed[:3]
         positions = (torch.arange(span.start, span.stop, device=self.device) for span in (q, kv))
         q_index, kv_index = (x[:, None] if axis == 0 else x for axis, x in enumerate(positions))
@@ -163,16 +167,16 @@ class LazyMask(Tensor):
         return torch.zeros_like(allowed, dtype=self.dtype).masked_fill_(~allowed, torch.finfo(self.dtype).min)
 
     def _in_memory(self) -> Tensor:
-        """The memory, from now on for good: others may hold parts of it."""
+        """Return the memory, which the mask keeps from now on: other tensors may be views of it."""
         content = self._content
         with content.lock:
             if content.memory is None:
-                with torch.inference_mode(self.is_inference()):  # as the mask itself, of which it gives views
-                    content.memory = self._said_by_rule()
+                with torch.inference_mode(self.is_inference()):  # like the mask itself, since views of it are returned
+                    content.memory = self._from_rule()
             return content.memory
 
     def _again(self) -> LazyMask:
-        """Another tensor with the same content, which is changed when this one is."""
+        """Return another tensor that shares the content of this one."""
         other = LazyMask(self._content.placed, self.shape[0], self.device, self.dtype)
         other._content = self._content
         return other
@@ -183,7 +187,7 @@ class LazyMask(Tensor):
 
 
 def _check_readable(operation: str, tensors: list[Tensor]) -> None:
-    """Raise if an operation reads a mask that must not be read, or takes a bool mask for terms of scores."""
+    """Raise if an operation reads a mask that must not be read, or adds a bool mask to scores."""
     masks = [x for x in tensors if isinstance(x, LazyMask)]
     reasons = [mask._content.not_readable for mask in masks if mask._content.not_readable]
     is_bool = any(mask.dtype == torch.bool for mask in masks)
@@ -194,7 +198,7 @@ def _check_readable(operation: str, tensors: list[Tensor]) -> None:
 
 
 def _reached(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
-    """Arguments that an operation writes into, or whose memory it hands out."""
+    """Yield the arguments that an operation writes into, or returns views of."""
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None:
             yield args[number] if number < len(args) else kwargs.get(argument.name)
@@ -206,12 +210,50 @@ def _written_out(x: object) -> object:
 
 def dense_at(allowed: Tensor, q: range, kv: range) -> Mask:
     """Return a bool tensor ``[batch | 1, heads | 1, q_len | 1, kv_len]`` as a rule that is read at these positions."""
-    if allowed.shape[2] == 1 and len(q) > 1:  # one row holds for every query
+    if allowed.shape[2] == 1 and len(q) > 1:  # one row for every query
         return Dense(F.pad(allowed, (kv.start, 0)))
-    behind = kv.stop - q.stop  # `Dense` takes the last row and the last column for one position, and begins at 0
+    behind = kv.stop - q.stop  # `Dense` aligns the last row with the last column, and begins at position 0
     return Dense(F.pad(allowed, (kv.start, max(-behind, 0), 0, max(behind, 0))))
 
 
 def _refused(what: str) -> Exception:
-    hint = "mask.clone() is an ordinary tensor, with which anything can be done"
+    hint = "mask.clone() is an ordinary tensor, which supports any operation"
     return unsupported(what, ["a mask that is not written out keeps its form and its memory"], hint=hint)
+
+
+def mask_dtype(config: object, dtype: torch.dtype) -> torch.dtype:
+    """Return bool, or the model's ``dtype`` if its code may add the mask to its scores.
+
+    Models that call the attention interface, and support "sdpa" or "flex_attention", pass a mask on unchanged. All
+    others get float masks from transformers, and read them: GIT and Falcon add them to their scores, DeepSeek-V4 joins
+    them with a bias, Gemma 4's audio encoder compares them with 0.
+
+    Args:
+        config: the configuration for which a mask is made; None if it is not known.
+        dtype: the model's dtype.
+    """
+    return torch.bool if config is None or _takes_bool(type(config)) else dtype
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _takes_bool(kind: type) -> bool:
+    return _all_support(kind, len(sys.modules))
+
+
+@functools.cache
+def _all_support(kind: type, num_modules: int) -> bool:
+    """Return whether every model of a configuration passes its mask on; ``num_modules`` changes with later imports."""
+    del num_modules
+    modeling: Any = sys.modules.get("transformers.modeling_utils")
+    if modeling is None:
+        return True
+    models = [model for model in _subclasses(modeling.PreTrainedModel) if model.config_class is kind]
+    return all(
+        model._can_set_attn_implementation() and (model._supports_sdpa or model._supports_flex_attn) for model in models
+    )
+
+
+def _subclasses(kind: Any) -> Iterator[Any]:
+    for other in kind.__subclasses__():
+        yield other
+        yield from _subclasses(other)

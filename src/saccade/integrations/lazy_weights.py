@@ -1,4 +1,4 @@
-"""LazyWeights: the weights that a call returns beside its output, computed when something reads them."""
+"""LazyWeights: the weights that a call returns with its output, computed when they are read."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from saccade.support.torch_modes import is_tracing
 
 CALLED_AS = "nn.MultiheadAttention"  # in errors
 
-_LIMIT = 1 << 30  # most weights that are written out, 4 GB in float32
-# What is known of weights that nobody has computed.
+_LIMIT = 1 << 30  # maximum number of dense weights, 4 GB in float32
+# Properties of weights that do not need their values.
 _KNOWN = {
     getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_nested")
 } | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.is_floating_point, Tensor.ndimension}
@@ -30,7 +30,7 @@ _SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
 class _Content:
-    """How the weights are computed, and the weights from then on."""
+    """The function that computes the weights, and the weights once they are computed."""
 
     def __init__(self, shape: Any, dtype: Any, device: Any, make: Callable[[], Tensor], sources: Iterable[Tensor]):
         self.kind = (shape, dtype, device)
@@ -48,7 +48,7 @@ class _Content:
             if any(x._version != version for x, version in self._sources):
                 reasons.append("a tensor that they depend on, such as a mask, was written into since the call")
             if reasons:
-                hint = "saccade.record(model) keeps matrices without building them; need_weights=False asks for none"
+                hint = "saccade.record(model) records matrices without building them; or need_weights=False"
                 raise unsupported("need_weights=True", reasons, hint=hint)
             with torch.set_grad_enabled(self.has_grad):
                 self._weights = self._make()
@@ -57,19 +57,19 @@ class _Content:
 
 
 class LazyWeights(Tensor):
-    """A tensor without memory that stands for attention weights; any operation on it runs on the weights themselves.
+    """A tensor without memory that represents attention weights; any operation on it runs on the weights.
 
-    They are computed once, with the gradient that they would have had, and operations return ordinary tensors.
+    They are computed once, with gradient, when they are read. Operations return ordinary tensors.
 
     Args:
-        shape, dtype, device: of the weights.
-        make: computes them.
+        shape, dtype, device: properties of the weights.
+        make: computes the weights.
         sources: tensors that ``make`` reads.
 
     Raises:
-        UnsupportedError: they are more than 2**30 weights, or a source was written into since; when they are read.
+        UnsupportedError: on reading more than 2**30 weights, or if a source was written into since the call.
 
-    Cost: none until then; it keeps queries and keys alive.
+    Cost: none until they are read; queries and keys stay alive.
     """
 
     _content: _Content
@@ -88,9 +88,9 @@ class LazyWeights(Tensor):
     @classmethod
     def _of(cls, content: _Content) -> Self:
         shape, dtype, device = content.kind
-        made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
-        made._content = content
-        return made
+        weights = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        weights._content = content
+        return weights
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -137,12 +137,13 @@ def weights_of(
     """Return the weights that a call of ``nn.MultiheadAttention`` returns; `LazyWeights` if they are many.
 
     Args:
-        matrix: of the call, ``[batch, heads, q_len, kv_len]``.
-        is_averaged: over the heads, which then have no axis.
-        dtype: of the weights.
+        matrix: the matrix of the call, ``[batch, heads, q_len, kv_len]``.
+        is_averaged: whether to average over the heads, which removes their axis.
+        dtype: the dtype of the weights.
         sources: tensors that the matrix reads.
-        is_single: whether the call had no batch, which the weights then have none of either.
-        items: the nested tensors of the call, of which the matrix is packed; zeros fill up shorter items, as in torch.
+        is_single: whether the call had no batch, so that the weights have none.
+        items: the nested tensors of the call, whose packed matrix this is; shorter items are filled with zeros, as in
+            torch.
     """
 
     def make() -> Tensor:
@@ -153,7 +154,7 @@ def weights_of(
     if math.prod(matrix.shape) <= DENSE_LIMIT:
         return make()
     if is_tracing():
-        reason = f"{math.prod(matrix.shape):,} weights are asked for while a program is compiled"
+        reason = f"{math.prod(matrix.shape):,} weights are needed while a program is compiled"
         raise unsupported("need_weights=True", [reason], hint="need_weights=False")
     batch, heads, q_len, kv_len = matrix.shape
     if items is not None:
@@ -163,7 +164,7 @@ def weights_of(
 
 
 def _averaged(matrix: Matrix) -> Tensor:
-    """Return the mean over the heads, ``[batch, q_len, kv_len]``, added up a block at a time."""
+    """Return the mean over the heads, ``[batch, q_len, kv_len]``, computed block by block."""
     batch, heads, q_len, kv_len = matrix.shape
     weights = torch.zeros(batch, q_len, kv_len, dtype=wide_dtype(matrix.dtype), device=matrix.device)
     for block in matrix.blocks():
@@ -173,11 +174,11 @@ def _averaged(matrix: Matrix) -> Tensor:
 
 
 def _padded(weights: Tensor, items: Nested) -> Tensor:
-    """Return the weights of each item, ``[batch, ..., q_len, kv_len]``, out of those of the packed sequence."""
+    """Return the weights of each item, ``[batch, ..., q_len, kv_len]``, from the weights of the packed sequence."""
     batch, q_len, kv_len = items.shape
     out = weights.new_zeros(batch, *weights.shape[:-2], q_len, kv_len)
     row = column = 0
-    for item, (q_own, kv_own) in enumerate(zip(items.q_lengths, items.kv_lengths, strict=True)):
-        out[item, ..., :q_own, :kv_own] = weights[..., row : row + q_own, column : column + kv_own]
-        row, column = row + q_own, column + kv_own
+    for item, (q_item, kv_item) in enumerate(zip(items.q_lengths, items.kv_lengths, strict=True)):
+        out[item, ..., :q_item, :kv_item] = weights[..., row : row + q_item, column : column + kv_item]
+        row, column = row + q_item, column + kv_item
     return out

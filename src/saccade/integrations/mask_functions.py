@@ -1,4 +1,4 @@
-"""The mask functions of transformers as masks: known ones by their structure, any other by asking it."""
+"""Convert the mask functions of transformers to masks: known ones by their structure, others by evaluation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from saccade.integrations.tensor_masks import both
 from saccade.masks import Causal, Coarse, Documents, Full, Mask, Predicate, Window, from_key_padding_mask
 
 MaskFunction = Callable[..., Tensor]
-"""``(batch_idx, head_idx, q_idx, kv_idx) -> bool`` of absolute positions, which is what our masks are."""
+"""``(batch_idx, head_idx, q_idx, kv_idx) -> bool`` of absolute positions, like saccade's masks."""
 
 _HOME = "transformers.masking_utils"
 
@@ -34,9 +34,9 @@ def place(
 
     Args:
         mask_function: the pattern.
-        attention_mask: bool ``[batch, tokens]``, True at tokens; None for no padding. Keys behind its end are hidden.
+        attention_mask: bool ``[batch, tokens]``, True at tokens; None for no padding. Keys after its end are hidden.
         q_length, kv_length, q_offset, kv_offset: positions of queries and keys.
-        one_by_one: whether the function takes single pairs only (a user's function).
+        one_by_one: whether the function takes single pairs alone (a user's function).
 
     Raises:
         ValueError: documents or padding of a shape that does not fit.
@@ -53,13 +53,13 @@ def with_padding(placed: Placed, is_token: Tensor) -> Placed:
 
     Args:
         placed: a rule, and the positions of the tokens.
-        is_token: bool ``[batch, tokens]``, True at tokens. Keys behind its end are hidden.
+        is_token: bool ``[batch, tokens]``, True at tokens. Keys after its end are hidden.
     """
     rule = placed.rule
     is_token = F.pad(is_token, (0, max(placed.kv_positions.stop - is_token.shape[1], 0)))
     if bool(is_token.all()):
         return placed
-    # Positions of a causal text count from its first token; those of a bidirectional one from the first column.
+    # Positions of a causal text count from its first token, and of a bidirectional text from the first column.
     before = (is_token.cumsum(1) == 0).sum(1).tolist() if rule.is_causal and placed.texts is None else ()
     padded = both(rule, from_key_padding_mask(~is_token))
     return placed._replace(rule=padded, left_padding=tuple(before) if any(before) else None)
@@ -74,29 +74,31 @@ def as_rule(function: MaskFunction, *, one_by_one: bool = False) -> Mask:
 
     Cost: a known pattern costs nothing and keeps its structure. Any other function becomes a `Predicate`: exact, and
     computed for every pair, a few rows at a time. So does a window or chunk of no tokens, which `Window` and `Coarse`
-    do not have: some configurations name one that no layer uses.
+    do not support: some configurations name one that no layer uses.
     """
-    name, held = _name(function), _held(function)
+    name, closure = _name(function), _closure(function)
     rule: Mask
     if name == "causal_mask_function":
         rule = Causal()
     elif name == "bidirectional_mask_function":
         rule = Full()
     elif name == "and_masks.and_mask":
-        rule = _all_of(held["mask_functions"], one_by_one)
+        rule = _all_of(closure["mask_functions"], one_by_one)
     elif name == "or_masks.or_mask":
-        parts = [as_rule(part, one_by_one=one_by_one) for part in held["mask_functions"]]
+        parts = [as_rule(part, one_by_one=one_by_one) for part in closure["mask_functions"]]
         rule = parts[0]
         for part in parts[1:]:
             rule = rule | part
-    elif name == "sliding_window_overlay.inner_mask" and held["sliding_window"] >= 1:
-        rule = Window(int(held["sliding_window"]) - 1, None)
-    elif name == "sliding_window_bidirectional_overlay.inner_mask" and held["sliding_window"] >= 0:
-        rule = Window(int(held["sliding_window"]), int(held["sliding_window"]))
-    elif name == "chunked_overlay.inner_mask" and held["chunk_size"] >= 1 and not bool(held["left_padding"].any()):
-        rule = Coarse(Window(0, 0), int(held["chunk_size"]))
+    elif name == "sliding_window_overlay.inner_mask" and closure["sliding_window"] >= 1:
+        rule = Window(int(closure["sliding_window"]) - 1, None)
+    elif name == "sliding_window_bidirectional_overlay.inner_mask" and closure["sliding_window"] >= 0:
+        rule = Window(int(closure["sliding_window"]), int(closure["sliding_window"]))
+    elif (
+        name == "chunked_overlay.inner_mask" and closure["chunk_size"] >= 1 and not bool(closure["left_padding"].any())
+    ):
+        rule = Coarse(Window(0, 0), int(closure["chunk_size"]))
     elif name == "packed_sequence_mask_function.inner_mask":
-        rule = Documents(_lengths(held["packed_sequence_mask"]))
+        rule = Documents(_lengths(closure["packed_sequence_mask"]))
     else:
         rule = Predicate(_OneByOne(function) if one_by_one else function)
     return rule
@@ -129,13 +131,13 @@ def _all_of(functions: tuple[MaskFunction, ...], one_by_one: bool) -> Mask:
 
 
 def _documents(functions: tuple[MaskFunction, ...], one_by_one: bool) -> Mask | None:
-    """Packed sequences: the same document, and a rule that counts from its start."""
+    """Return the mask of packed sequences with a rule that counts from each document's start; None for others."""
     if [_name(function) for function in functions] != [
         "packed_sequence_mask_function.inner_mask",
         "remap_positions_for_packed_sequence.inner_mask",
     ]:
         return None
-    documents, remapped = (_held(function) for function in functions)
+    documents, remapped = (_closure(function) for function in functions)
     number, positions = documents["packed_sequence_mask"], remapped["position_ids"]
     starts = torch.cat([torch.ones_like(number[:, :1]), number.diff(dim=1)], 1) != 0
     place = torch.arange(number.shape[1], device=number.device).expand_as(number)
@@ -153,19 +155,19 @@ def _texts_of(rule: Mask) -> tuple[tuple[int, ...], ...] | None:
 
 
 def _lengths(number: Tensor) -> list[list[int]]:
-    """Lengths of the documents from the number of each token's document, ``[batch, tokens]``."""
+    """Return the lengths of the documents from the number of each token's document, ``[batch, tokens]``."""
     return [row.unique_consecutive(return_counts=True)[1].tolist() for row in number]
 
 
 def _name(function: Any) -> str:
-    """Which of transformers' own functions this is, such as ``and_masks.and_mask``; "" for any other."""
+    """Return the name of a function of transformers, such as ``and_masks.and_mask``; "" for any other."""
     if getattr(function, "__module__", None) != _HOME:
         return ""
     return str(getattr(function, "__qualname__", "")).replace(".<locals>", "")
 
 
-def _held(function: Any) -> dict[str, Any]:
-    """What a function has closed over, by name."""
+def _closure(function: Any) -> dict[str, Any]:
+    """Return the variables that a function closes over, by name."""
     cells = getattr(function, "__closure__", None) or ()
     code = getattr(function, "__code__", None)
     return dict(zip(code.co_freevars, (cell.cell_contents for cell in cells), strict=True)) if code else {}

@@ -1,4 +1,4 @@
-"""What ``nn.MultiheadAttention`` is called with, as heads, a rule and a bias."""
+"""The inputs of ``nn.MultiheadAttention`` as heads, a rule and a bias."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CALLED_AS = "nn.MultiheadAttention"  # in errors
 
 
 class Projected(NamedTuple):
-    """``[batch, heads, len, head_dim]`` each, with the keys and values that the layer adds; value None if not asked."""
+    """Heads ``[batch, heads, len, head_dim]``, with the keys and values that the layer adds; value may be None."""
 
     query: Tensor
     key: Tensor
@@ -24,11 +24,11 @@ class Projected(NamedTuple):
 
 
 def projected(module: Any, query: Tensor, key: Tensor, value: Tensor | None = None) -> Projected:
-    """Queries, keys and values ``[batch, len, width]`` after projection, cut into heads.
+    """Project queries, keys and values ``[batch, len, width]``, and split them into heads.
 
     Args:
-        module: with the weights and options of an ``nn.MultiheadAttention``.
-        query, key, value: what it was called with, the batch first.
+        module: has the weights and options of an ``nn.MultiheadAttention``.
+        query, key, value: the arguments of the call, with the batch first.
     """
     biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
     if module.in_proj_weight is not None:
@@ -36,17 +36,17 @@ def projected(module: Any, query: Tensor, key: Tensor, value: Tensor | None = No
     else:
         weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
     parts = zip((query, key, value), weights, biases, (None, module.bias_k, module.bias_v), strict=True)
-    made: list[Tensor] = []
+    heads: list[Tensor] = []
     for x, weight, bias, more in parts:
         if x is None:
             continue
-        own = F.linear(x, weight, bias)
+        rows = F.linear(x, weight, bias)
         if more is not None:
-            own = torch.cat([own, more.to(own.dtype).expand(len(own), -1, -1)], 1)
-        if module.add_zero_attn and made:  # to keys and values
-            own = F.pad(own, (0, 0, 0, 1))
-        made.append(own.unflatten(2, (module.num_heads, -1)).transpose(1, 2))
-    return Projected(made[0], made[1], made[2] if value is not None else None)
+            rows = torch.cat([rows, more.to(rows.dtype).expand(len(rows), -1, -1)], 1)
+        if module.add_zero_attn and heads:  # keys and values
+            rows = F.pad(rows, (0, 0, 0, 1))
+        heads.append(rows.unflatten(2, (module.num_heads, -1)).transpose(1, 2))
+    return Projected(heads[0], heads[1], heads[2] if value is not None else None)
 
 
 def rule_of(
@@ -55,7 +55,7 @@ def rule_of(
     """Return torch's masks, where True means *ignore* and floats are added, as a rule and a bias.
 
     Raises:
-        TypeError: an ``attn_mask`` that holds no values: torch's layers then add what is in its memory.
+        TypeError: an ``attn_mask`` without values, whose uninitialized memory torch's layers would add.
     """
     batch, heads, _, kv_len = shape
     rule: Mask = Full()
@@ -77,13 +77,13 @@ def rule_of(
 
 
 def with_added_keys(pattern: Mask, q_len: int, kv_len: int, num_added: int) -> Mask:
-    """Return a pattern for ``kv_len`` keys and some that every query may attend to; written out, for it is rare."""
+    """Return a pattern for ``kv_len`` keys and added keys that every query may attend to; dense, since it is rare."""
     if not num_added:
         return pattern
     return Dense(F.pad(pattern.to_dense(q_len, kv_len), (0, num_added), value=True))
 
 
 def _wider(mask: Tensor, kv_len: int) -> Tensor:
-    """A mask with the keys that the layer adds, which all may attend to."""
+    """Return a mask with the keys that the layer adds, which every query may attend to."""
     more = kv_len - mask.shape[-1]
     return F.pad(mask, (0, more), value=mask.dtype == torch.bool) if more else mask

@@ -1,4 +1,4 @@
-"""A layer's pattern inside of each text of a call: of packed texts, and of texts behind padding."""
+"""Apply a layer's pattern inside each text of a call: packed texts, and texts after padding."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from saccade.support.errors import unsupported
 def with_pattern(placed: Placed, pattern: Mask, position_ids: Tensor | None = None) -> Mask:
     """Return the rule of a call joined with a pattern that counts from the first token of each text.
 
-    Texts are those that the model's mask keeps apart; where it keeps none apart, those whose ``position_ids`` restart
-    at 0. (transformers ignores restarts beside a cache, which models create unless they get ``use_cache=False``.)
-    A pattern that holds facts of the batch itself, such as `Documents` or `Padding`, counts on the whole row.
+    The texts are the ones that the model's mask separates; if it separates none, a text starts where ``position_ids``
+    restart at 0. (transformers ignores restarts with a cache, which models create unless they get
+    ``use_cache=False``.) A pattern that describes the batch itself, such as `Documents` or `Padding`, counts on the
+    whole row.
 
     Args:
-        where: the user's function, for error messages.
         placed: the rule of the call, and the positions of its tokens.
         pattern: the mask of the layer.
         position_ids: int ``[batch, q_len]``, as the model passes them to its layers.
@@ -53,22 +53,22 @@ def with_pattern(placed: Placed, pattern: Mask, position_ids: Tensor | None = No
     return both(placed.rule, pattern)
 
 
-@functools.lru_cache(16)  # all layers of a model ask for the same
+@functools.lru_cache(16)  # the same for all layers of a model
 def _inside(texts: tuple[tuple[int, ...], ...], pattern: Mask) -> Mask:
     return Documents(texts, pattern)
 
 
 def _is_of_batch(pattern: Mask) -> bool:
     """Return whether a pattern describes the rows of one batch: texts, padding, or a rule for each item."""
-    own = isinstance(pattern, Documents | Padding | PerItem) or pattern.shape[0] != 1
-    return own or any(map(_is_of_batch, pattern.made_of))
+    is_of_batch = isinstance(pattern, Documents | Padding | PerItem) or pattern.shape[0] != 1
+    return is_of_batch or any(map(_is_of_batch, pattern.made_of))
 
 
 def _texts_by_position(placed: Placed, position_ids: Tensor | None) -> tuple[tuple[int, ...], ...] | None:
-    """Return the lengths of packed texts, if positions restart at 0, and else go up one by one.
+    """Return the lengths of packed texts, if positions restart at 0 and otherwise increase by 1.
 
-    Positions of patches in an image may do the same: only causal rules count, and masks that were written out.
-    Keys behind the queries are the free places of a static cache.
+    Positions of image patches may do the same, so only causal rules and dense masks are considered. Keys after the
+    queries are the free places of a static cache.
     """
     rule, q, kv = placed[:3]
     is_whole = q.start == kv.start == 0 and len(q) <= len(kv)

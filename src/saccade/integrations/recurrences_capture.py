@@ -1,4 +1,4 @@
-"""The tap of recurrences in transformers: beside the functions that layers call, and lightning attention's forward."""
+"""Capture recurrences in transformers: the functions that layers call, and lightning attention's forward pass."""
 
 from __future__ import annotations
 
@@ -6,58 +6,145 @@ import copy
 import functools
 import inspect
 import itertools
+import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
-from saccade.integrations.capture_context import Ear, Make, Valve, hand_out, names_of, refuse_compiled
-from saccade.integrations.forward_proxy import CHANGING, HeardCall, Kind, Running, listening
+from saccade.integrations.capture_context import Capture, Listener, Make, emit_all, names_of, refuse_compiled
+from saccade.integrations.forward_proxy import PATCH_LOCK, CapturedCall, Handler, Running, capture_forwards
 from saccade.integrations.recurrence_calls import ATTRIBUTES, FUNCTIONS, Function, Tokens, lightning_tokens
-from saccade.integrations.recurrence_history import Past
 from saccade.matrix import Matrix
+from saccade.support.errors import unsupported
 
 CALLED_AS = "record"  # in errors
 
 _LIGHTNING = "MiniMaxLightningAttention"
 
+
+class _State(NamedTuple):
+    """A state, and all tokens that it was made of."""
+
+    state: Tensor
+    tokens: Tokens
+
+    def of(self, rows: list[int]) -> _State:
+        """Return the chosen batch items, after beams were reordered."""
+        chosen = (x if x is None or not isinstance(x, Tensor) else x[rows] for x in self.tokens)
+        return _State(self.state[rows], Tokens(*chosen))  # type: ignore[arg-type]
+
+
+class History:
+    """The tokens that the states of a model's caches were made of, for one recording.
+
+    The weights of a decoding step need the keys of earlier tokens, and a recurrent layer's cache holds none. So they
+    are stored here as long as the cache lives. A state is recognised by its contents, so a changed state is refused.
+
+    Cost: memory of the keys, like a cache of softmax attention; each call compares a state.
+    """
+
+    def __init__(self) -> None:
+        self._states: WeakKeyDictionary[Any, dict[str, _State]] = WeakKeyDictionary()
+        self._lock = threading.Lock()  # other threads may generate, each with another cache
+
+    def whole(self, name: str, cache: Any, new: Tokens, before: Tensor | None, after: Tensor | None) -> Tokens:
+        """Return all tokens up to the end of a call, and remember them for the next one.
+
+        Args:
+            name: the layer's name.
+            cache: the cache that holds the state; None for no cache.
+            new: the tokens of this call.
+            before, after: the states before and after the call; None for none.
+
+        Raises:
+            UnsupportedError: no recorded call left the state ``before``.
+        """
+        with self._lock:
+            earlier = None if before is None else self._earlier(name, cache, before)
+            whole = new if earlier is None else _appended(earlier.tokens, new)
+            if cache is not None and after is not None:
+                self._states.setdefault(cache, {})[name] = _State(after.detach().clone(), _detached(whole))
+            return whole
+
+    def _earlier(self, name: str, cache: Any, before: Tensor) -> _State | None:
+        of_cache = None if cache is None else self._states.get(cache)
+        by_layer = [states for states in (of_cache, *self._states.values()) if states is not None]
+        known = [states[name] for states in by_layer if name in states]
+        for one in known:
+            state = one.state.to(before)
+            if state.shape == before.shape and torch.equal(state, before):
+                return one
+        for one in known:
+            rows = _rows(one.state.to(before), before)
+            if rows is not None:
+                return one.of(rows)
+        if not before.any():
+            return None
+        reason = f"{name} goes on from a state that no call recorded here has left, and its keys cannot be read from it"
+        raise unsupported("a recurrence", [reason], hint="begin to record before the prompt")
+
+
+def _rows(known: Tensor, state: Tensor) -> list[int] | None:
+    """Return the index in ``known`` of each batch item of ``state``; None if one is missing."""
+    if known.shape[1:] != state.shape[1:]:
+        return None
+    rows = [next((i for i, item in enumerate(known) if torch.equal(item, one)), -1) for one in state]
+    return None if -1 in rows else rows
+
+
+def _appended(earlier: Tokens, new: Tokens) -> Tokens:
+    """Return the new queries with all keys."""
+    key, decay = torch.cat([earlier.key, new.key], 2), torch.cat([earlier.decay, new.decay], 2)
+    beta = None if earlier.beta is None or new.beta is None else torch.cat([earlier.beta, new.beta], 2)
+    return new._replace(key=key, decay=decay, beta=beta)
+
+
+def _detached(tokens: Tokens) -> Tokens:
+    """Return tokens without gradient and without queries, which no later call needs."""
+    beta = None if tokens.beta is None else tokens.beta.detach()
+    key = tokens.key.detach()
+    return Tokens(tokens.rule, key[:, :, :0], key, tokens.decay.detach(), beta)
+
+
 _running = Running()
-_pasts: WeakKeyDictionary[Valve, Past] = WeakKeyDictionary()
-_stand_ins: dict[tuple[int, str], _StandIn] = {}
+_histories: WeakKeyDictionary[Capture, History] = WeakKeyDictionary()
+_proxies: dict[tuple[int, str], _FunctionProxy] = {}
 
 
 @contextmanager
-def tapped_recurrences(model: nn.Module, valve: Valve) -> Iterator[None]:
-    """Hand out each call of a recurrence that a layer of transformers makes: delta rules, Mamba-2, lightning attention.
+def capture_recurrences(model: nn.Module, capture: Capture) -> Iterator[None]:
+    """Capture each call of a recurrence that a layer of transformers makes: delta rules, Mamba-2, lightning attention.
 
-    The layers run as they do, on the functions or fast kernels that they have. Their arguments are what the matrix is
-    made of, so that padding stands in it as the layer has it: what it zeroes writes nothing.
+    The layers run on their own functions or fast kernels. The matrix is made of the arguments of these, so it treats
+    padding as the layer does: tokens that the layer zeroes write nothing.
     """
-    heard = list(_heard(names_of(model)))
-    places = {(id(one), name): one for module, _, _ in heard for one, name in _places(module)}
+    modules = list(_captured_modules(names_of(model)))
+    namespaces = {(id(one), name): one for module, _, _ in modules for one, name in _namespaces(module)}
     with ExitStack() as stack:
-        _pasts[valve] = Past()
-        for (_, name), namespace in places.items():
-            stack.enter_context(_standing_in(namespace, name))
-        stack.enter_context(listening(heard, valve))
+        _histories[capture] = History()
+        for (_, name), namespace in namespaces.items():
+            stack.enter_context(_patched(namespace, name))
+        stack.enter_context(capture_forwards(modules, capture))
         yield
 
 
 def is_recurrence(module: nn.Module) -> bool:
-    """Whether a module is a recurrence that this tap knows."""
-    return _is_lightning(cast("Hashable", type(module))) or bool(_places(module))
+    """Return whether a module is a recurrence that can be captured."""
+    return _is_lightning(cast("Hashable", type(module))) or bool(_namespaces(module))
 
 
-def _heard(names: dict[nn.Module, str]) -> Iterator[tuple[nn.Module, str, Kind]]:
+def _captured_modules(names: dict[nn.Module, str]) -> Iterator[tuple[nn.Module, str, Handler]]:
     for module, name in names.items():
         if _is_lightning(cast("Hashable", type(module))):
-            yield module, name, _hear_lightning
+            yield module, name, _capture_lightning
             yield module.get_submodule("qkv_proj"), name, _note_projection
-        elif _places(module):
-            yield module, name, _hear_layer
+        elif _namespaces(module):
+            yield module, name, _capture_layer
 
 
 @functools.lru_cache(512)
@@ -65,40 +152,40 @@ def _is_lightning(kind: Any) -> bool:
     return any(base.__name__ == _LIGHTNING for base in kind.__mro__)
 
 
-def _places(module: nn.Module) -> tuple[tuple[dict[str, Any], str], ...]:
-    """Where the functions stand that a module calls: in the file of its class, or among its attributes."""
-    found, own = _places_in_files(cast("Hashable", type(module))), vars(module)
-    attributes = [name for name in ATTRIBUTES if name in own]
-    return (*found, *((own, name) for name in attributes)) if attributes else found
+def _namespaces(module: nn.Module) -> tuple[tuple[dict[str, Any], str], ...]:
+    """Return namespace and name of each function that a module calls: globals of its class, or its attributes."""
+    in_files, attributes = _namespaces_of_class(cast("Hashable", type(module))), vars(module)
+    names = [name for name in ATTRIBUTES if name in attributes]
+    return (*in_files, *((attributes, name) for name in names)) if names else in_files
 
 
 @functools.lru_cache(512)
-def _places_in_files(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
+def _namespaces_of_class(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
     bases = itertools.takewhile(lambda base: base is not nn.Module, kind.__mro__)
-    own = (inspect.unwrap(one) for base in bases for one in vars(base).values() if inspect.isfunction(one))
+    methods = (inspect.unwrap(one) for base in bases for one in vars(base).values() if inspect.isfunction(one))
     return tuple(
         (one.__globals__, name)
-        for one in own
+        for one in methods
         for name in one.__code__.co_names
         if name in FUNCTIONS and name in one.__globals__
     )
 
 
 class _Layer(NamedTuple):
-    """A recurrent layer that runs, who listens to it, and the cache that it was given."""
+    """A running recurrent layer: its listeners, and the cache that it was called with."""
 
-    ears: tuple[Ear, ...]
+    listeners: tuple[Listener, ...]
     cache: Any
 
 
-class _StandIn:
-    """Stands where models look for a function while somebody records, and hands out the calls of those who listen.
+class _FunctionProxy:
+    """A replacement of a function, which captures the calls that recorded layers make.
 
-    Called by any other layer, or when nobody records any more, it is the function.
+    Called by any other layer, or after the last recording, it runs the original function.
 
     Attributes:
         original: the function.
-        users: how many recordings it stands there for.
+        users: the number of recordings that use the replacement.
     """
 
     def __init__(self, original: Callable[..., Any], function: Function):
@@ -109,46 +196,46 @@ class _StandIn:
         layer = _running.stack[-1] if self.users and _running.stack else None
         if not isinstance(layer, _Layer):
             return self.original(*args, **kwargs)
-        function, given = self._function, dict(zip(self._function.names, args, strict=False)) | kwargs
-        before = given.get(function.state)
-        before = None if before is None else before.detach().clone()  # steps may write into it
+        function, arguments = self._function, dict(zip(self._function.names, args, strict=False)) | kwargs
+        before = arguments.get(function.state)
+        before = None if before is None else before.detach().clone()  # decoding steps may write into it
         out = self.original(*args, **kwargs)
-        _tell(layer, lambda: function.tokens(given), before, function.last(given, out))
+        _emit_call(layer, lambda: function.tokens(arguments), before, function.last(arguments, out))
         return out
 
     def __reduce__(self) -> Any:
-        """A copy of a model that somebody listens to is a model to which nobody does."""
+        """Copy the original function: copies of a recorded model are not recorded."""
         return copy.copy, (self.original,)
 
 
 @contextmanager
-def _standing_in(namespace: dict[str, Any], name: str) -> Iterator[None]:
+def _patched(namespace: dict[str, Any], name: str) -> Iterator[None]:
     key = (id(namespace), name)
-    with CHANGING:
-        if key not in _stand_ins:
+    with PATCH_LOCK:
+        if key not in _proxies:
             function = FUNCTIONS.get(name) or ATTRIBUTES[name]
-            namespace[name] = _stand_ins[key] = _StandIn(namespace[name], function)
-        one = _stand_ins[key]
-        one.users += 1
+            namespace[name] = _proxies[key] = _FunctionProxy(namespace[name], function)
+        proxy = _proxies[key]
+        proxy.users += 1
     try:
         yield
     finally:
-        with CHANGING:
-            one.users -= 1
-            if not one.users:
-                del _stand_ins[key]
-                # Where somebody has put a function of theirs on top, ours stays below it, and does nothing.
-                if namespace.get(name) is one:
-                    namespace[name] = one.original
+        with PATCH_LOCK:
+            proxy.users -= 1
+            if not proxy.users:
+                del _proxies[key]
+                # If other code has since wrapped the replacement, it stays in place and does nothing.
+                if namespace.get(name) is proxy:
+                    namespace[name] = proxy.original
 
 
-def _hear_layer(call: HeardCall) -> Any:
+def _capture_layer(call: CapturedCall) -> Any:
     refuse_compiled()
-    with _running.within(_Layer(call.ears, _cache_of(call))):
+    with _running.within(_Layer(call.listeners, _cache_of(call))):
         return call.run()
 
 
-def _hear_lightning(call: HeardCall) -> Any:
+def _capture_lightning(call: CapturedCall) -> Any:
     refuse_compiled()
     module: Any = call.module
     cache, projection = _cache_of(call), _Projection(module.qkv_proj)
@@ -165,19 +252,19 @@ def _hear_lightning(call: HeardCall) -> Any:
         return lightning_tokens(heads, module.slope_rate.flatten())
 
     if projection.out is not None:
-        _tell(_Layer(call.ears, cache), tokens, before if isinstance(before, Tensor) else None, out[1])
+        _emit_call(_Layer(call.listeners, cache), tokens, before if isinstance(before, Tensor) else None, out[1])
     return out
 
 
 @dataclass
 class _Projection:
-    """What a lightning attention that runs has projected its tokens to."""
+    """The projection of a running lightning attention, and its output."""
 
     module: nn.Module
     out: Tensor | None = None
 
 
-def _note_projection(call: HeardCall) -> Any:
+def _note_projection(call: CapturedCall) -> Any:
     out = call.run()
     for one in _running.stack[-1:]:
         if isinstance(one, _Projection) and one.module is call.module:
@@ -185,18 +272,18 @@ def _note_projection(call: HeardCall) -> Any:
     return out
 
 
-def _cache_of(call: HeardCall) -> Any:
-    """The cache that a layer was given, whatever it calls it; None for none."""
+def _cache_of(call: CapturedCall) -> Any:
+    """Return the cache among the arguments of a layer, by any name; None if there is none."""
     return next((x for x in (*call.args, *call.kwargs.values()) if hasattr(x, "get_seq_length")), None)
 
 
-def _tell(layer: _Layer, tokens: Callable[[], Tokens], before: Tensor | None, after: Tensor | None) -> None:
-    """Hand a call out to all who listen, each of whom holds what came before."""
+def _emit_call(layer: _Layer, tokens: Callable[[], Tokens], before: Tensor | None, after: Tensor | None) -> None:
+    """Emit a call to all listeners; the capture of each holds the tokens that came before."""
 
-    def making(ear: Ear) -> Make:
+    def making(listener: Listener) -> Make:
         def make() -> Matrix:
-            return _pasts[ear.valve].whole(ear.name, layer.cache, tokens(), before, after).matrix()
+            return _histories[listener.capture].whole(listener.name, layer.cache, tokens(), before, after).matrix()
 
         return make
 
-    hand_out([(ear, making(ear)) for ear in layer.ears])
+    emit_all([(listener, making(listener)) for listener in layer.listeners])

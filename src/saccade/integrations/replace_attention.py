@@ -1,4 +1,4 @@
-"""replace_attention: run the attention of a model on saccade, its weights untouched."""
+"""replace_attention: run the attention of a model on saccade, with the same weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from saccade.integrations import transformers
-from saccade.integrations.capture_context import speaks_attention_interface
+from saccade.integrations.capture_context import uses_attention_interface
 from saccade.integrations.replacement_modules import FusedAttention, TorchAttention, is_fused
 from saccade.integrations.stand_in import StandIn, put_in, tried
 from saccade.integrations.written_out import written_out
@@ -24,7 +24,7 @@ from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, shown, type_error, unsupported, value_error
 from saccade.support.validation import check_type
 
-_TAKEN = ("attn_mask", "is_causal")  # of a timm-style attention, besides its input
+_TAKEN = ("attn_mask", "is_causal")  # supported arguments of a timm-style attention, besides its input
 _names = (f"saccade-{number}" for number in itertools.count(1))
 
 
@@ -32,8 +32,8 @@ class Replaced(NamedTuple):
     """One attention that was replaced.
 
     Attributes:
-        name: of the module in its model.
-        before, after: what kind it was, and what runs now.
+        name: the module's name in its model.
+        before, after: descriptions of the attention before and after.
     """
 
     name: str
@@ -50,7 +50,7 @@ def replace_attention(
     leave: Collection[str] | None = None,
     cross_attention: Collection[str] | None = None,
 ) -> tuple[Replaced, ...]:
-    """Run a model's attention on saccade: weights, names and outputs stay, time and memory do not.
+    """Run a model's attention on saccade, with the same weights, names and outputs, in less time and memory.
 
     Supported are ``nn.MultiheadAttention`` with all its flags, by itself and in ``nn.Transformer*``; attentions with
     one projection ``qkv``, as timm's; and models of transformers, as `saccade.integrations.transformers.install` runs
@@ -97,24 +97,24 @@ def replace_attention(
         raise type_error("mechanism", "be a saccade Mechanism or None", kind(mechanism), hint="make one: Linear()")
     check_type("mechanism", mechanism, (Mechanism, type(None)), "be a saccade Mechanism or None")
     left = _left(model, leave)
-    found = [one for one in _found(model) if one[0] not in left]
-    found += [one for one in _written_out(model, [name for name, _, _ in found]) if one[0] not in left]
-    reasons = [f"{name or 'the model'} is {type(part).__name__}: {why}" for name, part, why in found if why]
+    attentions = [one for one in _attentions(model) if one[0] not in left]
+    attentions += [one for one in _written_out(model, [name for name, _, _ in attentions]) if one[0] not in left]
+    reasons = [f"{name or 'the model'} is {type(part).__name__}: {why}" for name, part, why in attentions if why]
     reasons += [
         f"{name or 'the model'} is a model of transformers, which runs exact softmax; mechanism= is for others"
-        for name, part, _ in found
+        for name, part, _ in attentions
         if mechanism is not None and is_pretrained(part)
     ]
-    if not found:
+    if not attentions:
         reasons.append("no part of it is an attention that is known here")
-    cross = _cross(model, found, cross_attention)
+    cross = _cross(model, attentions, cross_attention)
     if reasons:
-        names = ", ".join(repr(name) for name, _, why in found if why and name)
+        names = ", ".join(repr(name) for name, _, why in attentions if why and name)
         hint = f"leave=[{names}] leaves them as they are; `saccade.mechanisms` and `saccade.nn` build one's own"
         hint = hint if names else "`saccade.mechanisms` and `saccade.nn` build attention of one's own"
         raise unsupported(type(model).__name__, reasons, hint=hint)
     replaced: list[Replaced] = []
-    for name, part, _ in found:
+    for name, part, _ in attentions:
         if is_pretrained(part):
             replaced += _installed(name, part, mask)
             continue
@@ -125,12 +125,12 @@ def replace_attention(
         replaced.append(Replaced(name, before, f"{type(part).__name__}, {type(part.mechanism).__name__}"))
     for part in model.modules():
         if isinstance(part, nn.TransformerEncoder):
-            part.use_nested_tensor = False  # its fast path takes tokens out of a batch, for layers that take none
+            part.use_nested_tensor = False  # its fast path makes nested tensors, which replaced layers do not take
     return tuple(replaced)
 
 
-def _found(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Attentions and whole models of transformers: name, module, and why it cannot be replaced, or nothing."""
+def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yield attentions and whole models of transformers: name, module, and why it cannot be replaced, or ""."""
     inside: list[str] = []
     for name, part in model.named_modules():
         if any(name.startswith(outer) for outer in inside):
@@ -141,12 +141,12 @@ def _found(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
         elif isinstance(part, MultiHeadAttention | StandIn):
             why = "it runs on saccade already; its mask and mechanism can be set"
         elif isinstance(part, nn.MultiheadAttention):
-            is_own = type(part).forward is not nn.MultiheadAttention.forward
-            why = "its forward is not that of nn.MultiheadAttention" if is_own else _against_object(part)
+            is_other = type(part).forward is not nn.MultiheadAttention.forward
+            why = "its forward is not that of nn.MultiheadAttention" if is_other else _against_object(part)
         elif is_fused(part):
             why = _against_fused(part)
         elif "attention" in type(part).__name__.lower() and any(True for _ in part.parameters()):
-            inner = [own for own, other in part.named_modules() if own and _is_known(other)]
+            inner = [name_of for name_of, other in part.named_modules() if name_of and _is_known(other)]
             why = None if inner else "how it computes is not known here"
         if why is None:
             continue
@@ -157,7 +157,7 @@ def _found(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
 
 def _written_out(model: nn.Module, known: list[str]) -> Iterator[tuple[str, nn.Module, str]]:
-    """Modules beside those that are known, and within models of transformers, that write attention out."""
+    """Yield modules that write attention out, other than the known ones, and within models of transformers."""
     within = tuple(f"{name}." for name in known if not is_pretrained(model.get_submodule(name)))
     for name, part in model.named_modules():
         why = "" if name in known or f"{name}.".startswith(within) else written_out(part)
@@ -166,7 +166,7 @@ def _written_out(model: nn.Module, known: list[str]) -> Iterator[tuple[str, nn.M
 
 
 def _left(model: nn.Module, leave: Collection[str] | None) -> set[str]:
-    """Names of the modules that stay as they are, and of all within them.
+    """Return the names of the modules that are left unchanged, and of all modules within them.
 
     Raises:
         TypeError, ValueError: no names of modules.
@@ -177,10 +177,10 @@ def _left(model: nn.Module, leave: Collection[str] | None) -> set[str]:
     names, left = [name for name, _ in model.named_modules() if name], set[str]()
     for pattern in leave or ():
         check_type("leave", pattern, str, rule)
-        own = [name for name in names if fnmatchcase(name, pattern)]
-        if not own:
+        matches = [name for name in names if fnmatchcase(name, pattern)]
+        if not matches:
             raise value_error("leave", "hold names of modules of the model", repr(pattern))
-        left.update(name for name in names if f"{name}.".startswith(tuple(f"{one}." for one in own)))
+        left.update(name for name in names if f"{name}.".startswith(tuple(f"{one}." for one in matches)))
     return left
 
 
@@ -189,12 +189,12 @@ def _is_known(part: nn.Module) -> bool:
 
 
 def is_pretrained(part: nn.Module) -> bool:
-    """Whether it is a model of transformers, which need not be installed."""
+    """Return whether a module is a model of transformers, which need not be installed."""
     return any(kind.__name__ == "PreTrainedModel" for kind in type(part).__mro__)
 
 
 def _against_object(part: nn.Module) -> str:
-    """Return why a module cannot run on saccade although its class could, or nothing."""
+    """Return why a module cannot run on saccade although its class could; "" if it can."""
     if is_parametrized(part):
         return "its weights are computed from others, by parametrizations"
     if "forward" in vars(part):
@@ -204,12 +204,12 @@ def _against_object(part: nn.Module) -> str:
 
 
 def _against_model(model: Any) -> str:
-    """Return why a model of transformers cannot run on our attention; "" if it can."""
-    if not any(speaks_attention_interface(part) for part in model.modules()):
+    """Return why a model of transformers cannot run on saccade's attention; "" if it can."""
+    if not any(uses_attention_interface(part) for part in model.modules()):
         return "it computes its attention itself, without transformers' attention interface"
     if getattr(model, "_supports_sdpa", True):
         return ""
-    # transformers says so of models with a softcap or sinks, which we run, and of models with softmaxes of their own.
+    # The flag is also False for models with a softcap or sinks, which saccade runs.
     by_hand = sorted({type(part).__name__ for part in model.modules() if _is_by_hand(type(part))})
     return f"its {', '.join(by_hand)} compute attention by their own code alone" if by_hand else ""
 
@@ -223,7 +223,7 @@ def _is_by_hand(kind: type[nn.Module]) -> bool:
 
 
 def _against_fused(module: Any) -> str:
-    """Run both on a few random numbers: names alone do not say what a module computes."""
+    """Compare both on random numbers, since names do not prove what a module computes; "" if they agree."""
     against = _against_object(module)
     if against:
         return against
@@ -251,15 +251,15 @@ def _against_fused(module: Any) -> str:
 
 
 def _cross(
-    model: nn.Module, found: list[tuple[str, nn.Module, str]], cross_attention: Collection[str] | None
+    model: nn.Module, attentions: list[tuple[str, nn.Module, str]], cross_attention: Collection[str] | None
 ) -> dict[nn.Module, bool]:
-    """Return which attentions are cross-attention, as far as that is known without a call.
+    """Return whether each attention is cross-attention, as far as that is known without a call.
 
     Raises:
         TypeError, ValueError: no names of attentions.
     """
     known: dict[nn.Module, bool] = {}
-    names = {name: part for name, part, _ in found if isinstance(part, nn.MultiheadAttention)}
+    names = {name: part for name, part, _ in attentions if isinstance(part, nn.MultiheadAttention)}
     if cross_attention is not None:
         rule = "be a list of names, or None"
         if isinstance(cross_attention, str) or not isinstance(cross_attention, Collection):
@@ -270,7 +270,7 @@ def _cross(
                 hint = f"its nn.MultiheadAttention are {', '.join(names) or 'none'}"
                 rule = "hold names of nn.MultiheadAttention in the model"
                 raise value_error("cross_attention", rule, repr(pattern), hint=hint)
-        known = {part: any(fnmatchcase(name, own) for own in cross_attention) for name, part in names.items()}
+        known = {part: any(fnmatchcase(name, one) for one in cross_attention) for name, part in names.items()}
     decoders = (part for part in model.modules() if isinstance(part, nn.TransformerDecoderLayer))
     return known | {layer.multihead_attn: True for layer in decoders}
 
@@ -279,13 +279,13 @@ def _installed(name: str, model: Any, mask: Mask | None) -> Iterator[Replaced]:
     before = model.config._attn_implementation
     after = transformers.install(next(_names), mask=mask)
     model.set_attn_implementation(after)
-    # BertAttention holds a BertSelfAttention, which is the one that computes.
-    attentions = {own: part for own, part in model.named_modules() if _is_attention(part)}
-    for own, part in attentions.items():
-        if not any(inner.startswith(f"{own}.") for inner in attentions):
-            whole = f"{name}.{own}" if name else own
-            yield Replaced(whole, f"{type(part).__name__}, {before}", f"{type(part).__name__}, {after}")
+    # The innermost attention computes: BertAttention holds a BertSelfAttention.
+    attentions = {path: part for path, part in model.named_modules() if _is_attention(part)}
+    for path, part in attentions.items():
+        if not any(inner.startswith(f"{path}.") for inner in attentions):
+            full = f"{name}.{path}" if name else path
+            yield Replaced(full, f"{type(part).__name__}, {before}", f"{type(part).__name__}, {after}")
 
 
 def _is_attention(part: nn.Module) -> bool:
-    return speaks_attention_interface(part) and type(part).__name__.endswith("Attention")
+    return uses_attention_interface(part) and type(part).__name__.endswith("Attention")

@@ -1,4 +1,4 @@
-"""Other people's attention modules that run on saccade: the same objects, called as before."""
+"""Classes of other people's attention modules that run on saccade: the same objects, called as before."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from saccade.support.validation import check_holds_values, is_causal_bias
 
 CALLED_AS = "nn.MultiheadAttention"  # in errors
 
-_FUSED = ("qkv", "proj", "num_heads")  # as timm names the parts of its attentions
+_FUSED = ("qkv", "proj", "num_heads")  # timm's names for the parts of its attentions
 
 
 class TorchAttention(StandIn):
     """An ``nn.MultiheadAttention`` that runs on saccade: the same parameters and flags, called in the same way.
 
-    Its mask holds for self-attention: calls whose query and key are one tensor or hold the same values.
+    Its mask applies to self-attention: calls whose query and key are one tensor or have equal values.
 
     Attributes:
         is_cross: whether the module is cross-attention; None until that is known.
 
-    Cost: that of the mechanism. Weights are built where ``need_weights`` asks for them, up to a limit.
+    Cost: the mechanism's. Weights are built if ``need_weights`` is True, up to a limit.
     """
 
     is_cross: bool | None = None
 
     def set_up(self) -> None:
-        """Keep torch's encoder layers in Python: they leave their fused code where a module has a hook."""
+        """Keep torch's encoder layers in Python: they leave their fused code if a module has a hook."""
         self.register_forward_pre_hook(_keep_in_python)
 
     def merge_masks(self, *_: Any) -> Any:
-        """Refuse; torch's encoder layer calls this before its fused code, when somebody removed the hook."""
+        """Raise; torch's encoder layer calls this before its fused code, if the hook was removed."""
         reason = "its fused code leaves out what replace_attention put in, and the hook that prevents it was removed"
         hint = "torch.backends.mha.set_fastpath_enabled(False)"
         raise unsupported("nn.TransformerEncoderLayer", [reason], hint=hint)
@@ -59,7 +59,7 @@ class TorchAttention(StandIn):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As ``nn.MultiheadAttention``: in its layouts, with its masks, where True means *ignore*."""
+        """Run like ``nn.MultiheadAttention``: in its layouts, with its masks, in which True means *ignore*."""
         if is_causal and attn_mask is None:
             reason = "is_causal is a hint about attn_mask, which is not given"
             raise unsupported("is_causal=True", [reason], hint="mask=masks.Causal() is a pattern")
@@ -68,7 +68,7 @@ class TorchAttention(StandIn):
             return self._of_nested(query, key, value, need_weights, average_attn_weights)
         is_single = query.dim() == 2
         x = [
-            own[None] if is_single else own if self.batch_first else own.transpose(0, 1) for own in (query, key, value)
+            one[None] if is_single else one if self.batch_first else one.transpose(0, 1) for one in (query, key, value)
         ]
         is_self = self.mask is not None and self._is_self(x[0], x[0] if key is query else x[1])
         q, k, v = projected(self, *x)
@@ -94,7 +94,7 @@ class TorchAttention(StandIn):
         self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool, average_attn_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Run a call on nested tensors, ``[batch, len, width]`` whatever `batch_first` is, as one packed sequence."""
-        if is_tracing():  # lengths are read, which a compiler's graph cannot do
+        if is_tracing():  # a graph cannot read lengths
             outside: Any = torch.compiler.disable(self._of_nested)
             return outside(query, key, value, need_weights, average_attn_weights)
         items = Nested.of(query, key, value, axis=0)
@@ -111,22 +111,22 @@ class TorchAttention(StandIn):
         return out, weights_of(matrix, average_attn_weights, out.dtype, sources, items=items)
 
     def _is_self(self, query: Tensor, key: Tensor) -> bool:
-        """Return whether a call is self-attention, and remember it of a module of which nothing was known.
+        """Return whether a call is self-attention, and remember it if that was not known.
 
-        The values may be changed from the second call on, as an audit does with the query alone.
+        From the second call on query and key may differ, as in an audit that changes the query alone.
 
         Args:
             query, key: ``[batch, len, width]``.
 
         Raises:
-            UnsupportedError: nothing is known of the module, and the tensors are equally long and differ.
+            UnsupportedError: the kind of the module is not known, and the tensors are equally long and differ.
         """
         if self.is_cross or query.shape[1] != key.shape[1]:
             return False
         if query is key or self.is_cross is False:
             return True
         if _hold_the_same(query, key):
-            # Equal numbers everywhere, as in a dry run on zeros, say nothing about the module.
+            # Constant inputs, as in a dry run on zeros, do not show the kind of the module.
             is_constant = query.numel() == 0 or bool((query == query.flatten()[0]).all())
             self.is_cross = None if is_constant else False
             return True
@@ -149,7 +149,7 @@ class FusedAttention(StandIn):
             self.mechanism.scale = float(scale)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """``x [batch, len, width]``; a bool mask with True = may attend, or float terms; and whether it is causal."""
+        """Attend within ``x [batch, len, width]``, with a bool mask (True = may attend) or float terms."""
         check_dense(x=x)
         q, k, v = self.qkv(x).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         q, k = self._part("q_norm", q), self._part("k_norm", k)
@@ -170,12 +170,12 @@ class FusedAttention(StandIn):
 
     def _part(self, name: str, x: Tensor) -> Tensor:
         part = getattr(self, name, None)
-        made: Tensor = x if part is None else part(x)
-        return made
+        out: Tensor = x if part is None else part(x)
+        return out
 
 
 def _check_nested(module: Any, attn_mask: Tensor | None, key_padding_mask: Tensor | None) -> None:
-    """Refuse what goes with one matrix for all items only."""
+    """Raise for options that need one matrix for all items."""
     masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
     reasons = [
         f"{name}= does not go with nested tensors, whose items have a matrix each"
@@ -193,7 +193,7 @@ def _keep_in_python(module: nn.Module, args: Any) -> None:
 
 
 def _hold_the_same(query: Tensor, key: Tensor) -> bool:
-    """Return whether two tensors have the same bits, as two runs of one layer on one input have; NaN included."""
+    """Return whether two tensors have the same bits, as two runs of one layer on one input do; NaN included."""
     if query.shape != key.shape or query.dtype != key.dtype or query.device != key.device:
         return False
     if query.is_meta or not (is_plain(query) and is_plain(key)):
@@ -203,14 +203,11 @@ def _hold_the_same(query: Tensor, key: Tensor) -> bool:
 
 
 def is_fused(module: nn.Module) -> bool:
-    """Whether a module has the parts of a timm-style attention, and is called with one tensor."""
+    """Return whether a module has the parts of a timm-style attention, and is called with one tensor."""
     if not all(hasattr(module, name) for name in _FUSED) or not isinstance(module.num_heads, int):
         return False
-    needed = [
-        own
-        for own in inspect.signature(type(module).forward).parameters.values()
-        if own.default is inspect.Parameter.empty
-    ]
+    parameters = inspect.signature(type(module).forward).parameters.values()
+    needed = [one for one in parameters if one.default is inspect.Parameter.empty]
     return len(needed) == 2 and isinstance(module.qkv, nn.Linear) and isinstance(module.proj, nn.Linear)
 
 

@@ -10,12 +10,12 @@ from saccade.matrix import Matrix
 from saccade.support.torch_modes import is_tracing
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.lists: list[list[Matrix]] = []
 
 
-_here = _Here()
+_thread = _ThreadState()
 
 
 def report_matrix(matrix: Matrix) -> None:
@@ -24,16 +24,16 @@ def report_matrix(matrix: Matrix) -> None:
     An attention function that is registered with another library calls this with the matrix that it multiplies: only
     the function knows which mask and which terms it added to those of the call.
     """
-    if not is_tracing() and _here.lists:
-        _here.lists[-1].append(matrix)
+    if not is_tracing() and _thread.lists:
+        _thread.lists[-1].append(matrix)
 
 
 @contextmanager
 def collected_matrices() -> Iterator[list[Matrix]]:
     """Yield a list of the matrices that this thread reports within the block."""
-    found: list[Matrix] = []
-    _here.lists.append(found)
+    matrices: list[Matrix] = []
+    _thread.lists.append(matrices)
     try:
-        yield found
+        yield matrices
     finally:
-        _here.lists.pop()
+        _thread.lists.pop()

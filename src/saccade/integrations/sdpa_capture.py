@@ -1,4 +1,4 @@
-"""The tap of modules that call torch's attention functions themselves (timm, diffusers, …), or write attention out."""
+"""Capture modules that call torch's attention functions themselves (timm, diffusers, …), or write attention out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import inspect
 import itertools
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,13 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.nested import Nested, is_nested
-from saccade.integrations.capture_context import Ear, Valve, hand_out, names_of, speaks_attention_interface
-from saccade.integrations.forward_proxy import HeardCall, Running, listening
+from saccade.integrations.capture_context import Capture, Listener, emit_all, names_of, uses_attention_interface
+from saccade.integrations.forward_proxy import CapturedCall, Running, capture_forwards
 from saccade.integrations.layer_matrix import function_matrix
-from saccade.integrations.softmax_products import SoftmaxProducts
 from saccade.integrations.tensor_masks import rule_of_tensor
 from saccade.masks import Causal
 from saccade.masks.convert.as_mask import starts_at_first_key
@@ -38,17 +40,17 @@ _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
 @contextmanager
-def tapped_products(model: nn.Module, valve: Valve) -> Iterator[None]:
-    """Hand out each call of an attention function that a module of ``model`` makes, under its name.
+def capture_products(model: nn.Module, capture: Capture) -> Iterator[None]:
+    """Capture each call of an attention function that a module of ``model`` makes, under the module's name.
 
     The functions are ``F.scaled_dot_product_attention``, ``F.multi_head_attention_forward``, `saccade.attention` and
-    `saccade.attention_with_lse`. A second call within the same call of a module is handed out under its name and ":1",
-    and so on. A module that multiplies the result of a softmax is noted as one that cannot be recorded. Layers of torch
-    and of this library have taps of their own.
+    `saccade.attention_with_lse`. A second call within the same call of a module gets the module's name and ":1", and so
+    on. A module that multiplies the result of a softmax is noted as one that cannot be recorded. Layers of torch and of
+    this library are captured elsewhere.
     """
-    heard = [(module, name, _hear_products) for module, name in names_of(model).items() if not _is_known(module)]
-    with listening(heard, valve):
-        observer = functools.partial(_hear_attention, valve)
+    modules = [(module, name, _capture_calls) for module, name in names_of(model).items() if not _is_known(module)]
+    with capture_forwards(modules, capture):
+        observer = functools.partial(_capture_attention, capture)
         OBSERVERS.append(observer)
         try:
             yield
@@ -57,37 +59,106 @@ def tapped_products(model: nn.Module, valve: Valve) -> Iterator[None]:
 
 
 def without_mode(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function run as if no tap listened: torch's layers leave their fast path where a mode is on."""
+    """Make a function run as if nothing was captured: torch's layers leave their fast path if a mode is on."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         stack = reversed(torch.overrides._get_current_function_mode_stack())
-        # Only what is on top can be taken off. Below another's mode ours changes nothing more.
-        listening = list(itertools.takewhile(lambda mode: isinstance(mode, _Mode), stack))
-        for mode in listening:
+        # Only the modes on top can be taken off. Below another library's mode ours has no further effect.
+        modes = list(itertools.takewhile(lambda mode: isinstance(mode, _Mode), stack))
+        for mode in modes:
             mode.__exit__(None, None, None)
         try:
             return function(*args, **kwargs)
         finally:
-            for mode in reversed(listening):
+            for mode in reversed(modes):
                 mode.__enter__()
 
     return run
 
 
 @dataclass
-class _Speaker:
-    """A module that runs, and a recording of it.
+class _Caller:
+    """A running module, and one of its listeners.
 
     Attributes:
-        ear: the recording, and the module's name in it.
+        listener: the capture, and the module's name in it.
         kind: the name of the module's class.
-        calls: how many calls of attention functions there were.
+        calls: the number of calls of attention functions so far.
     """
 
-    ear: Ear
+    listener: Listener
     kind: str
     calls: int = 0
+
+
+_SOFTMAX: frozenset[Callable[..., Any]] = frozenset(
+    {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax, F.gumbel_softmax}
+)
+_PRODUCTS = frozenset(
+    {
+        *(torch.matmul, torch.bmm, torch.mm, torch.mv, torch.baddbmm, torch.addbmm, torch.addmm, torch.addmv),
+        *(torch.einsum, torch.tensordot, torch.chain_matmul, torch.linalg.multi_dot),
+        *(Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, Tensor.bmm, Tensor.mm, Tensor.mv),
+        *(Tensor.baddbmm, Tensor.addbmm, Tensor.addmm, Tensor.addmv),
+    }
+)
+# Functions that select, join or repeat weights. The result of any other holds weights if it has as many numbers.
+_PARTS = frozenset(
+    {
+        *("__getitem__", "select", "narrow", "index_select", "gather", "take_along_dim", "chunk", "split", "unfold"),
+        *("split_with_sizes", "tensor_split", "unbind", "as_strided", "cat", "concat", "stack", "expand", "expand_as"),
+        *("broadcast_to", "repeat", "repeat_interleave", "tile", "pad", "constant_pad_nd"),
+    }
+)
+
+
+class SoftmaxProducts:
+    """A tracker of softmax results through casts, views, dropout, masking and other elementwise operations.
+
+    Each thread tracks its own results, by weak references. A classifier's or router's softmax, whose weights are
+    multiplied elementwise, enters no product.
+
+    Cost: a lookup of the arguments of each operation while a tracked tensor lives.
+    """
+
+    def __init__(self) -> None:
+        self._thread = _ThreadState()
+
+    def is_one(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
+        """Track an operation that has run; return whether it was a product of a softmax's result."""
+        weights = self._thread.weights
+        if func in _SOFTMAX:
+            weights[out] = True
+            return False
+        if not weights:
+            return False
+        entering = [x for x in _tensors(args, kwargs) if x in weights]
+        if not entering:
+            return False
+        if func in _PRODUCTS:
+            return True
+        name = getattr(func, "__name__", "")
+        if name == "__setitem__":
+            weights[args[0]] = True
+        sizes = {x.numel() for x in entering}
+        for x in _tensors((out,), {}):
+            if name in _PARTS or x.numel() in sizes:
+                weights[x] = True
+        return False
+
+
+class _ThreadState(threading.local):
+    def __init__(self) -> None:
+        self.weights: Any = WeakIdKeyDictionary()
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    for x in (*args, *kwargs.values()):
+        if isinstance(x, Tensor):
+            yield x
+        elif isinstance(x, tuple | list):
+            yield from (leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor))
 
 
 _running = Running()
@@ -95,19 +166,19 @@ _softmax_products = SoftmaxProducts()
 
 
 class _Mode(TorchFunctionMode):
-    """Looks at every call of a torch function while a recorded module runs."""
+    """A mode that captures the calls of torch's attention functions while a recorded module runs."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
-            given = dict(zip(_NAMES, args, strict=False)) | kwargs
-            hand_out([(ear, lambda: _matrix(given)) for ear in _ears()])
+            arguments = dict(zip(_NAMES, args, strict=False)) | kwargs
+            emit_all([(listener, lambda: _matrix(arguments)) for listener in _listeners()])
         elif func is F.multi_head_attention_forward:
-            hand_out([(ear, lambda: function_matrix(args, kwargs)) for ear in _ears()])
+            emit_all([(listener, lambda: function_matrix(args, kwargs)) for listener in _listeners()])
         elif _softmax_products.is_one(func, args, kwargs, out) and not _is_ours(sys._getframe(1)):
-            for one in _innermost():
-                one.ear.valve.note_unheard(one.ear.name, one.kind)
+            for one in _innermost_callers():
+                one.listener.capture.note_not_recorded(one.listener.name, one.kind)
         return out
 
 
@@ -115,18 +186,18 @@ _MODE = _Mode()
 
 
 @contextmanager
-def hearing_products(module: nn.Module, ears: Iterable[Ear]) -> Iterator[None]:
-    """Hand out the calls of torch's attention functions within the block as calls of a module."""
+def capture_products_of(module: nn.Module, listeners: Iterable[Listener]) -> Iterator[None]:
+    """Capture the calls of torch's attention functions within the block as calls of a module."""
     is_on = _MODE in torch.overrides._get_current_function_mode_stack()
     kind = type(module).__name__
-    with _running.within(*(_Speaker(ear, kind) for ear in ears)), nullcontext() if is_on else _MODE:
+    with _running.within(*(_Caller(listener, kind) for listener in listeners)), nullcontext() if is_on else _MODE:
         yield
 
 
-def _hear_attention(valve: Valve, inputs: AttentionInputs, impl: Impl) -> None:
-    """Hand out a call of `saccade.attention` that a module made; calls that the library makes are part of a layer."""
+def _capture_attention(capture: Capture, inputs: AttentionInputs, impl: Impl) -> None:
+    """Capture a call of `saccade.attention` that a module made; calls that the library makes are part of a layer."""
     if not _called_by_library(sys._getframe(1)):
-        hand_out([(ear, lambda: matrix_from_inputs(inputs, impl)) for ear in _ears(valve)])
+        emit_all([(listener, lambda: matrix_from_inputs(inputs, impl)) for listener in _listeners(capture)])
 
 
 def _called_by_library(frame: FrameType | None) -> bool:
@@ -137,13 +208,13 @@ def _called_by_library(frame: FrameType | None) -> bool:
     return frame is not None and str(frame.f_globals.get("__name__")).startswith("saccade.")
 
 
-def _hear_products(call: HeardCall) -> Any:
-    with hearing_products(call.module, call.ears):
+def _capture_calls(call: CapturedCall) -> Any:
+    with capture_products_of(call.module, call.listeners):
         return call.run()
 
 
 def _is_ours(frame: FrameType | None) -> bool:
-    """Whether a kernel of saccade runs, of which the matrix is known."""
+    """Return whether a kernel of saccade runs, whose matrix is captured already."""
     while frame is not None:
         if str(frame.f_globals.get("__name__")).startswith("saccade.engine."):
             return True
@@ -151,50 +222,50 @@ def _is_ours(frame: FrameType | None) -> bool:
     return False
 
 
-def _innermost() -> list[_Speaker]:
-    """For each recording, the innermost module that runs."""
-    return list({one.ear.valve: one for one in _running.stack}.values())
+def _innermost_callers() -> list[_Caller]:
+    """Return the innermost running module of each capture."""
+    return list({one.listener.capture: one for one in _running.stack}.values())
 
 
-def _ears(only: Valve | None = None) -> list[Ear]:
-    """Return the innermost module that runs, under its name for this call, for each recording or one of them."""
-    ears = []
-    for one in _innermost():
-        name, valve = one.ear
-        if only in (None, valve):
-            ears.append(Ear(f"{name}:{one.calls}" if one.calls else name, valve))
+def _listeners(only: Capture | None = None) -> list[Listener]:
+    """Return a listener for each capture, or for one, with the innermost running module's name for this call."""
+    listeners = []
+    for one in _innermost_callers():
+        name, capture = one.listener
+        if only in (None, capture):
+            listeners.append(Listener(f"{name}:{one.calls}" if one.calls else name, capture))
             one.calls += 1
-    return ears
+    return listeners
 
 
-def _matrix(given: dict[str, Any]) -> AttentionMatrix:
-    """The matrix of a fused product; leading dimensions become batch items."""
-    query, key = given["query"], given["key"]
+def _matrix(arguments: dict[str, Any]) -> AttentionMatrix:
+    """Return the matrix of a call of torch's SDPA; leading dimensions become batch items."""
+    query, key = arguments["query"], arguments["key"]
     if is_nested(query, key):
-        return _nested_matrix(query, key, given)
+        return _nested_matrix(query, key, arguments)
     shape = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3])
     heads = query.shape[-3] if query.dim() > 2 else 1
     query, key = (_four(x, shape) for x in (query, key))
     q_len, kv_len = query.shape[2], key.shape[2]
-    mask = given.get("attn_mask")
+    mask, scale = arguments.get("attn_mask"), arguments.get("scale")
     is_causal_object = is_causal_bias(mask)
-    if given.get("is_causal") or (is_causal_object and starts_at_first_key(mask)):
-        # torch's flag lets query 0 see key 0 and no more, whatever the lengths.
+    if arguments.get("is_causal") or (is_causal_object and starts_at_first_key(mask)):
+        # torch's flag allows query 0 key 0 alone, whatever the lengths.
         rows, columns = range(q_len), range(kv_len)
-        return AttentionMatrix(query, key, Causal(), scale=given.get("scale"), q_positions=rows, kv_positions=columns)
+        return AttentionMatrix(query, key, Causal(), scale=scale, q_positions=rows, kv_positions=columns)
     if mask is None or is_causal_object:
-        return AttentionMatrix(query, key, None if mask is None else Causal(), scale=given.get("scale"))
+        return AttentionMatrix(query, key, None if mask is None else Causal(), scale=scale)
     mask = mask.expand(torch.broadcast_shapes(mask.shape, (q_len, kv_len))) if mask.dim() < 2 else mask
     if mask.dim() > 4 or (mask.dim() == 4 and len(shape) != 1):
         mask = mask.expand(*shape, heads, *mask.shape[-2:]).reshape(-1, heads, *mask.shape[-2:])
     mask = mask[(None,) * (4 - mask.dim())]
     rule, bias = rule_of_tensor(mask, kv_len)
-    return AttentionMatrix(query, key, rule, bias=bias, scale=given.get("scale"))
+    return AttentionMatrix(query, key, rule, bias=bias, scale=scale)
 
 
-def _nested_matrix(query: Tensor, key: Tensor, given: dict[str, Any]) -> AttentionMatrix:
-    """Return the matrix of a fused product of nested tensors, packed; torch takes no mask beside them."""
-    items, is_causal = Nested.of(query, key, key, axis=1), bool(given.get("is_causal"))
+def _nested_matrix(query: Tensor, key: Tensor, arguments: dict[str, Any]) -> AttentionMatrix:
+    """Return the matrix of a call of torch's SDPA on nested tensors, packed; torch takes no mask with them."""
+    items, is_causal = Nested.of(query, key, key, axis=1), bool(arguments.get("is_causal"))
     if is_causal and items.q_lengths != items.kv_lengths:
         reason = "is_causal=True with nested queries and keys of different lengths depends on torch's kernel"
         raise unsupported(
@@ -204,11 +275,11 @@ def _nested_matrix(query: Tensor, key: Tensor, given: dict[str, Any]) -> Attenti
         )
     rule = items.mask(Causal() if is_causal else None, items.query.shape[1])
     places: dict[str, Any] = {**items.positions}
-    return AttentionMatrix(items.query, items.key, rule, scale=given.get("scale"), **places)
+    return AttentionMatrix(items.query, items.key, rule, scale=arguments.get("scale"), **places)
 
 
 def _four(x: Tensor, shape: torch.Size) -> Tensor:
-    """``[..., heads, len, head_dim]`` with the leading dimensions as one."""
+    """Return ``[..., heads, len, head_dim]`` with the leading dimensions flattened into one."""
     x = x if x.dim() > 2 else x[None]
     return x.expand(*shape, *x.shape[-3:]).reshape(-1, *x.shape[-3:])
 
@@ -218,13 +289,13 @@ def _is_known(module: nn.Module) -> bool:
         type(module).__module__.startswith(("torch.", "saccade."))
         or isinstance(module, torch.jit.ScriptModule)
         or inspect.isbuiltin(module.forward)
-        or (speaks_attention_interface(module) and not _may_attend_itself(module))
+        or (uses_attention_interface(module) and not _may_attend_itself(module))
     )
 
 
 def _may_attend_itself(module: nn.Module) -> bool:
-    """Whether a class names a softmax or a function of torch's, although its file has the attention interface."""
-    own = itertools.takewhile(lambda base: base is not nn.Module, type(module).__mro__)
-    functions = (inspect.unwrap(one) for base in own for one in vars(base).values() if inspect.isfunction(one))
+    """Return whether a class names a softmax or a torch function, although its file has the attention interface."""
+    bases = itertools.takewhile(lambda base: base is not nn.Module, type(module).__mro__)
+    functions = (inspect.unwrap(one) for base in bases for one in vars(base).values() if inspect.isfunction(one))
     has_softmax = any(isinstance(part, nn.Softmax) for part in module.children())
     return has_softmax or any(not _NAMED.isdisjoint(one.__code__.co_names) for one in functions)

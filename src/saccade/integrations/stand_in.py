@@ -1,4 +1,4 @@
-"""StandIn: a module of other people that runs on saccade, as an instance of a subclass of its class."""
+"""StandIn: the base class of other people's modules that run on saccade, as instances of subclasses of their class."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class StandIn(nn.Module):
 
     Attributes:
         mask: a pattern for self-attention, joined with the masks of each call by ``&``.
-        mechanism: which matrix.
+        mechanism: the mechanism.
     """
 
     mask: Mask | None
     mechanism: Mechanism
     stand_in_of: ClassVar[tuple[type[Any], type[Any]]]
 
-    def __getattr__(self, name: str) -> Any:  # attributes of the module's own class
+    def __getattr__(self, name: str) -> Any:  # attributes of the module's original class
         return super().__getattr__(name)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copy and pickle by the two classes that the module's class was made of."""
-        if "stand_in_of" not in vars(type(self)):  # somebody else has made a subclass
+        if "stand_in_of" not in vars(type(self)):  # a further subclass
             return super().__reduce_ex__(protocol)
         reduced = super().__reduce_ex__(protocol)
         assert not isinstance(reduced, str)  # the name of a global, which no module is
@@ -53,7 +53,7 @@ class StandIn(nn.Module):
         dropout_p: float,
         **positions: Tensor,
     ) -> tuple[Tensor, Matrix]:
-        """Return the output ``[batch, len, width]``, and the matrix that made it."""
+        """Return the output ``[batch, len, width]``, and its matrix."""
         joined = None if isinstance(rule, Full) else rule
         reasons = self.mechanism.reasons(joined) if joined is not None else ()
         if reasons:
@@ -74,22 +74,22 @@ def put_in(module: nn.Module, kind: type[StandIn], mask: Mask | None, mechanism:
 
     Args:
         module: changed in place.
-        kind: with the forward pass that it gets.
+        kind: the class with its new forward pass.
         mask: a pattern.
-        mechanism: which matrix; `saccade.mechanisms.Softmax` when None. It is copied.
+        mechanism: the mechanism, which is copied; `saccade.mechanisms.Softmax` when None.
     """
-    own = Softmax() if mechanism is None else copy.deepcopy(mechanism)
+    copied = Softmax() if mechanism is None else copy.deepcopy(mechanism)
     like = next(module.parameters())
-    own.to(like.device, like.dtype).train(module.training)
+    copied.to(like.device, like.dtype).train(module.training)
     module.__class__ = _class_of(kind, type(module))
     assert isinstance(module, StandIn)
-    module.mask, module.mechanism = mask, own
+    module.mask, module.mechanism = mask, copied
     module.set_up()
 
 
 @contextmanager
 def tried(module: nn.Module, kind: type[StandIn]) -> Iterator[None]:
-    """Make a module run on saccade meanwhile; ``kind`` registers no hooks."""
+    """Make a module run on saccade within the block; ``kind`` registers no hooks."""
     before = type(module)
     put_in(module, kind, None, None)
     try:
@@ -111,6 +111,6 @@ def _class_of(kind: type[StandIn], before: type[nn.Module]) -> type[StandIn]:
 
 
 def _blank(kind: type[StandIn], before: type[nn.Module]) -> StandIn:
-    own = _class_of(kind, before)
-    made: StandIn = own.__new__(own)
-    return made
+    subclass = _class_of(kind, before)
+    module: StandIn = subclass.__new__(subclass)
+    return module

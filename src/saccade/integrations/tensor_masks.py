@@ -1,4 +1,4 @@
-"""Masks that are written out as tensors, as rules and biases."""
+"""Convert masks that are tensors to rules and biases."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from saccade.support.validation import check_holds_values
 
 
 def mask_of_tensor(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """A mask as torch's kernels take it: which pairs are allowed, and what is added to the scores of the others.
+    """Split a mask of torch's kernels into allowed pairs, and terms that are added to the scores.
 
     Args:
-        mask: bool, True = may attend; or float terms, where -inf, or the lowest number of the type, hides a pair.
+        mask: bool, True = may attend; or float terms, in which -inf, or the lowest number of the dtype, hides a pair.
 
     Returns:
-        A bool tensor, or None if all may attend; a float tensor, or None if nothing is added.
+        A bool tensor, or None if all pairs are allowed; a float tensor, or None if nothing is added.
     """
     check_holds_values("attn_mask", mask)
     if mask.dtype == torch.bool:
         return mask, None
-    # Halves of the lowest number are what is left of it when a score or another term was added to it.
+    # Adding a score or another term to the lowest number leaves more than half of it.
     hidden = mask <= torch.finfo(mask.dtype).min / 2
     added = mask.masked_fill(hidden, 0.0)
     has_terms = bool((added != 0).any()) or mask.requires_grad
@@ -29,7 +29,7 @@ def mask_of_tensor(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
 
 
 def rule_of_tensor(mask: Tensor, kv_len: int) -> tuple[Mask, Tensor | None]:
-    """The same as a rule for ``kv_len`` keys, and what is added to the scores.
+    """Convert a mask to a rule for ``kv_len`` keys, and the terms that are added to the scores.
 
     Args:
         mask: ``[batch | 1, heads | 1, q_len | 1, kv_len | 1]``.
@@ -40,7 +40,7 @@ def rule_of_tensor(mask: Tensor, kv_len: int) -> tuple[Mask, Tensor | None]:
 
 
 def both(rule: Mask, other: Mask) -> Mask:
-    """What both rules allow; just one of them where the other allows everything."""
+    """Return the conjunction of two rules; one of them if the other allows everything."""
     if isinstance(rule, Full):
         return other
     return rule if isinstance(other, Full) else rule & other

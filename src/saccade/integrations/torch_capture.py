@@ -1,4 +1,4 @@
-"""The tap of torch's own layers: what ``nn.MultiheadAttention`` is called with, projected once more."""
+"""Capture torch's own layers: project the inputs of ``nn.MultiheadAttention`` once more."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from saccade.integrations.capture_context import Valve, closed, hand_out, names_of
-from saccade.integrations.forward_proxy import HeardCall, Kind, Running, listening
+from saccade.integrations.capture_context import Capture, emit_all, names_of, suppressed
+from saccade.integrations.forward_proxy import CapturedCall, Handler, Running, capture_forwards
 from saccade.integrations.layer_matrix import layer_matrix
 from saccade.integrations.sdpa_capture import without_mode
 from saccade.matrix import AttentionMatrix
@@ -20,36 +20,36 @@ CALLED_AS = "record"  # in errors
 
 _ATTENTION = inspect.signature(nn.MultiheadAttention.forward)
 _LAYER = inspect.signature(nn.TransformerEncoderLayer.forward)
-# What may take torch's fast path, which leaves Python.
-_WHOLE = (nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder, nn.TransformerDecoderLayer)
+# Modules that may take torch's fast path, which leaves Python.
+_FAST_PATH = (nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder, nn.TransformerDecoderLayer)
 
 
-def tapped_torch_layers(model: nn.Module, valve: Valve) -> AbstractContextManager[None]:
-    """Hand out each call of an ``nn.MultiheadAttention``, also where an encoder layer's fast path never calls it.
+def capture_torch_layers(model: nn.Module, capture: Capture) -> AbstractContextManager[None]:
+    """Capture each call of an ``nn.MultiheadAttention``, even if an encoder layer's fast path never calls it.
 
-    The layers run as they would: training, evaluation, fast path, nested tensors. Queries and keys are projected once
-    more for the matrix, which a fast path does not hand out.
+    The layers run unchanged: training, evaluation, fast path, nested tensors. Queries and keys are projected once more
+    for the matrix, because the fast path does not return them.
     """
-    return listening(_heard(names_of(model)), valve)
+    return capture_forwards(_captured_modules(names_of(model)), capture)
 
 
-def _heard(names: dict[nn.Module, str]) -> Iterator[tuple[nn.Module, str, Kind]]:
-    """Torch's modules, their names, and how to listen to each; subclasses with a forward of their own are left out."""
+def _captured_modules(names: dict[nn.Module, str]) -> Iterator[tuple[nn.Module, str, Handler]]:
+    """Yield torch's modules with their names and handlers; subclasses that override ``forward`` are left out."""
     for module, name in names.items():
-        conduct = type(module).forward
+        forward = type(module).forward
         if isinstance(module, nn.MultiheadAttention):
-            yield module, name, _hear_attention if conduct is nn.MultiheadAttention.forward else _note_attention
-        elif isinstance(module, nn.TransformerEncoderLayer) and conduct is nn.TransformerEncoderLayer.forward:
-            yield module, names.get(module.self_attn, name), _hear_layer
-            if not isinstance(module.self_attn, nn.MultiheadAttention):  # it stands in for one, and hands out its own
+            yield module, name, _capture_attention if forward is nn.MultiheadAttention.forward else _note_attention
+        elif isinstance(module, nn.TransformerEncoderLayer) and forward is nn.TransformerEncoderLayer.forward:
+            yield module, names.get(module.self_attn, name), _capture_layer
+            if not isinstance(module.self_attn, nn.MultiheadAttention):  # a replacement, which is captured by itself
                 yield module.self_attn, names.get(module.self_attn, name), _note_attention
-        elif isinstance(module, _WHOLE):
+        elif isinstance(module, _FAST_PATH):
             yield module, name, _run
 
 
 @dataclass
 class _Layer:
-    """An encoder layer that runs: its attention, and whether that was called."""
+    """A running encoder layer: its attention, and whether that was called."""
 
     attention: nn.Module
     was_called: bool = False
@@ -58,31 +58,31 @@ class _Layer:
 _running = Running()
 
 
-def _run(call: HeardCall) -> Any:
+def _run(call: CapturedCall) -> Any:
     return without_mode(call.forward)(*call.args, **call.kwargs)
 
 
-def _hear_attention(call: HeardCall) -> Any:
+def _capture_attention(call: CapturedCall) -> Any:
     module = call.module
     assert isinstance(module, nn.MultiheadAttention)
     _note(module)
-    with closed(call.ears):
+    with suppressed(call.listeners):
         out = _run(call)
-    given = _ATTENTION.bind(module, *call.args, **call.kwargs).arguments
-    masks = {key: given.get(key) for key in ("attn_mask", "key_padding_mask")}
-    batch_first = module.batch_first or given["query"].dim() == 2
+    arguments = _ATTENTION.bind(module, *call.args, **call.kwargs).arguments
+    masks = {key: arguments.get(key) for key in ("attn_mask", "key_padding_mask")}
+    batch_first = module.batch_first or arguments["query"].dim() == 2
 
     def make() -> AttentionMatrix:
-        return layer_matrix(module, given["query"], given["key"], batch_first, **masks)
+        return layer_matrix(module, arguments["query"], arguments["key"], batch_first, **masks)
 
-    hand_out([(ear, make) for ear in call.ears])
+    emit_all([(listener, make) for listener in call.listeners])
     return out
 
 
-def _note_attention(call: HeardCall) -> Any:
-    """Run an attention whose class has its own forward, and note that its layer called it.
+def _note_attention(call: CapturedCall) -> Any:
+    """Run an attention whose class overrides ``forward``, and note that its layer called it.
 
-    The layer then hands out nothing: only its fast path, which reads the weights and calls nothing, computes what
+    Nothing of such a layer is emitted: only the fast path, which reads the weights and calls nothing, computes what
     torch's own attention would.
     """
     _note(call.module)
@@ -94,7 +94,7 @@ def _note(attention: nn.Module) -> None:
         layer.was_called = layer.was_called or layer.attention is attention
 
 
-def _hear_layer(call: HeardCall) -> Any:
+def _capture_layer(call: CapturedCall) -> Any:
     module = call.module
     assert isinstance(module, nn.TransformerEncoderLayer)
     layer = _Layer(module.self_attn)
@@ -102,13 +102,13 @@ def _hear_layer(call: HeardCall) -> Any:
         out = _run(call)
     if layer.was_called:
         return out
-    given = _LAYER.bind(module, *call.args, **call.kwargs).arguments
-    masks = {"attn_mask": given.get("src_mask"), "key_padding_mask": given.get("src_key_padding_mask")}
+    arguments = _LAYER.bind(module, *call.args, **call.kwargs).arguments
+    masks = {"attn_mask": arguments.get("src_mask"), "key_padding_mask": arguments.get("src_key_padding_mask")}
 
     def make() -> AttentionMatrix:
-        x = given["src"]
+        x = arguments["src"]
         norm = module.norm1 if module.norm_first else None
         return layer_matrix(module.self_attn, x, x, True, norm=norm, **masks)
 
-    hand_out([(ear, make) for ear in call.ears])
+    emit_all([(listener, make) for listener in call.listeners])
     return out

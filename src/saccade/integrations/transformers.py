@@ -1,4 +1,4 @@
-"""Our exact kernels, and any of our masks, inside the models of Hugging Face transformers."""
+"""Run saccade's exact kernels, with any mask, inside the models of Hugging Face transformers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from saccade.integrations.attention_arguments import check_no_weights
 from saccade.integrations.attention_call import AttentionCall
-from saccade.integrations.lazy_mask import LazyMask
-from saccade.integrations.mask_dtype import mask_dtype
+from saccade.integrations.lazy_mask import LazyMask, mask_dtype
 from saccade.integrations.mask_functions import MaskFunction, place
-from saccade.integrations.output_attentions import check_no_weights
 from saccade.integrations.run_matrices import report_matrix
 from saccade.integrations.transformers_layers import from_transformers
 from saccade.masks import Full, Mask
@@ -22,8 +21,10 @@ from saccade.support.validation import check_type
 
 __all__ = ["MaskOfLayer", "from_transformers", "install"]
 
+CALLED_AS = "install"  # in errors
+
 MaskOfLayer = Callable[[nn.Module], Mask | None]
-"""A function of the attention module that returns the pattern of this layer."""
+"""A function from the attention module to the pattern of this layer."""
 
 # Parts of names that transformers interprets, and that only its own functions support.
 _TAKEN = ("sdpa", "flash", "paged", "/", "|", ":", "@")
@@ -31,7 +32,7 @@ _OWN_NAMES = ("eager", "flex_attention")
 
 
 def install(name: str = "saccade", *, mask: Mask | MaskOfLayer | None = None) -> str:
-    """Register our exact attention with transformers: then ``model.set_attn_implementation("saccade")``.
+    """Register saccade's exact attention with transformers: then ``model.set_attn_implementation("saccade")``.
 
     The model keeps its pattern (causal, sliding window, bidirectional, packed documents, padding), which reaches the
     kernel as a rule and is never written out. Scale, softcap, sinks, position bias, grouped heads and dropout are
@@ -56,8 +57,8 @@ def install(name: str = "saccade", *, mask: Mask | MaskOfLayer | None = None) ->
     Raises:
         ImportError: transformers is not installed.
         TypeError: ``mask`` is neither a mask nor a function, or ``name`` is no str.
-        ValueError: a name that transformers gives a meaning of its own.
-        UnsupportedError: when the model runs, if its code reads the mask itself, where ``mask`` would be missing.
+        ValueError: a name with a special meaning in transformers.
+        UnsupportedError: when the model runs, if its code reads the mask itself, which would lack ``mask``.
 
     Cost: nothing. Each call of a layer costs what `saccade.attention` does.
 
@@ -76,7 +77,7 @@ def install(name: str = "saccade", *, mask: Mask | MaskOfLayer | None = None) ->
 def registered(
     name: str, function: Callable[..., Any], mask_function: Callable[..., LazyMask | None] | None = None
 ) -> str:
-    """The name, under which transformers finds an attention function and a mask function from now on."""
+    """Register an attention function and a mask function with transformers, and return the name."""
     try:
         from transformers import AttentionInterface, AttentionMaskInterface  # noqa: PLC0415  imported when used
     except ImportError as error:
@@ -102,14 +103,13 @@ def lazy_mask(
     has_pattern: bool = False,
     **kwargs: Any,
 ) -> LazyMask | None:
-    """Return the rule itself instead of a tensor; the arguments are those of transformers' own mask functions.
+    """Return the rule instead of a tensor; the arguments are those of transformers' mask functions.
 
-    As from those, code that reads its mask gets None for a mask that hides nothing.
+    Like them, it returns None for a mask that hides nothing, for code that reads its mask.
 
-    ``has_pattern`` says that the attention function joins a pattern with the mask: code that reads the mask would miss
-    it.
+    ``has_pattern``: the attention function joins a pattern with the mask, so code that reads the mask would miss it.
     """
-    del kwargs  # when a causal mask may be left out: it never is
+    del kwargs  # conditions for leaving out a causal mask, which is never done here
     if mask_function is None:
         raise value_error("mask_function", "be given", None)
     placed = place(
@@ -147,29 +147,29 @@ class Attention:
     ) -> tuple[Tensor, None]:
         check_no_weights(module, kwargs)
         call = AttentionCall.of(module, query, key, attention_mask, kwargs)
-        matrix = call.matrix(self._own_mask(module))
+        matrix = call.matrix(self._mask_of(module))
         report_matrix(matrix)
         out = matrix.matmul(value, dropout_p=float(dropout))
         return out.transpose(1, 2).contiguous(), None
 
-    def _own_mask(self, module: nn.Module) -> Mask | None:
+    def _mask_of(self, module: nn.Module) -> Mask | None:
         if self._mask is None or isinstance(self._mask, Mask):
             config = getattr(module, "config", None)
             if self._mask is not None and getattr(config, "is_encoder_decoder", False):
                 reason = "the model has cross-attention, for which one mask for all layers is not meant"
-                hint = "install(mask=function), which is given the attention module and returns its mask or None"
+                hint = "install(mask=function), a function from the attention module to its mask or None"
                 raise unsupported(f"{self._mask}", [reason], hint=hint)
             return self._mask
         return check_type("mask", self._mask(module), (Mask, type(None)), "return a saccade mask or None")
 
 
 def check(name: str, mask: object) -> None:
-    """Raise unless these are the name of an implementation and what it may be given for a mask."""
+    """Raise unless these are a valid name of an implementation and a valid mask argument."""
     check_type("name", name, str, "be a str")
     taken = [part for part in _TAKEN if part in name]
     if taken or name in _OWN_NAMES or not name:
         rule = f"be new, and without {', '.join(_TAKEN)}"
-        hint = "transformers expects of such a name what its own functions do"
+        hint = "transformers treats such names as its own functions"
         raise value_error("name", rule, repr(name), hint=hint)
     if mask is not None and not isinstance(mask, Mask) and (isinstance(mask, type | Tensor) or not callable(mask)):
         rule = "be a saccade mask, a function of the attention module, or None"

@@ -1,4 +1,4 @@
-"""Our caches in the generate of Hugging Face transformers: constant memory, chosen blocks, known prefixes."""
+"""Use saccade's caches in the generate of Hugging Face transformers: constant memory, chosen blocks, known prefixes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from saccade.caches import Cache, KVCache, LayerCache, SinkWindowCache
+from saccade.integrations.attention_arguments import check_no_weights
 from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.lazy_mask import LazyMask
-from saccade.integrations.output_attentions import check_no_weights
 from saccade.integrations.transformers import Attention, check, registered
 from saccade.masks import Full
 from saccade.mechanisms import Softmax
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 
 _NAME = "saccade-cache"
 _WITHOUT_CACHE = Attention(_NAME, None)
-_softmax = functools.lru_cache(Softmax)  # each pass of a model asks for the same ones
+_softmax = functools.lru_cache(Softmax)  # the same for each pass of a model
 
 
 def install_caches(name: str = _NAME) -> str:
-    """Make attention that asks a cache known to transformers: then ``model.set_attn_implementation("saccade-cache")``.
+    """Register attention that runs on a cache of saccade: then ``model.set_attn_implementation("saccade-cache")``.
 
-    A cache that chooses what it reads must see the query, which transformers does not show to caches. So the layers of
-    `transformers_cache` hand on the new keys alone, with themselves, and this implementation lets them attend. Without
-    such a cache it is that of `install`.
+    A cache that chooses the keys it reads must see the query, which transformers does not pass to caches. So the layers
+    of `transformers_cache` return the new keys alone, with a reference to the cache, and this implementation lets the
+    cache attend. Without such a cache it works like `install`.
 
     Args:
-        name: under which the implementation is registered.
+        name: the name of the implementation.
 
     Returns:
         The name, for ``set_attn_implementation``.
 
     Raises:
         ImportError: transformers is not installed.
-        TypeError, ValueError: a name that is none, or that transformers gives a meaning of its own.
+        TypeError, ValueError: an invalid name, or one with a special meaning in transformers.
 
     Example:
         >>> install_caches()
@@ -51,22 +51,22 @@ def install_caches(name: str = _NAME) -> str:
 
 
 def transformers_cache(cache: Cache) -> TransformersCache:
-    """A `saccade.caches.Cache` as transformers takes it, for ``model.generate(..., past_key_values=...)``.
+    """Wrap a `saccade.caches.Cache` for transformers, for ``model.generate(..., past_key_values=...)``.
 
-    The model needs the attention of `install_caches`. Token for token the same as with transformers' own cache where
-    the cache is exact: a `KVCache`, a `saccade.caches.BlockSelectCache` or an evicting cache as long as its budget
-    holds the text, a `SinkWindowCache` as long as its window does. Beams, crops and assisted generation ask ``reorder``
-    and ``crop`` of the cache, which refuses what it cannot do.
+    The model needs the attention of `install_caches`. The tokens equal those with transformers' own cache if the cache
+    is exact: a `KVCache`, a `saccade.caches.BlockSelectCache` or an evicting cache as long as its budget holds the
+    text, a `SinkWindowCache` as long as its window does. Beams, crops and assisted generation call ``reorder`` and
+    ``crop`` of the cache, which raise if it cannot do this.
 
-    Columns count as positions here, as in transformers, so that left padding is a fact of the mask: all caches but the
-    `SinkWindowCache`, whose first tokens would be padding, take it.
+    Columns count as positions, as in transformers, so left padding is part of the mask: all caches support it but the
+    `SinkWindowCache`, whose first tokens would be padding.
 
     Args:
         cache: one cache for each layer; it is filled, and may be saved or put in a `saccade.caches.PrefixStore`.
 
     Raises:
         ImportError: transformers is not installed.
-        TypeError: not a Cache, or a layer with caches of its own (cross-attention).
+        TypeError: not a Cache, or a layer that holds several caches (cross-attention).
 
     Example:
         >>> from saccade.caches import BlockSelectCache, Cache
@@ -90,9 +90,9 @@ def _attend(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function, as transformers calls it."""
-    held = getattr(key, "saccade_cache", None)
-    if held is None:
+    """Run attention with the signature of transformers' attention functions."""
+    cache = getattr(key, "saccade_cache", None)
+    if cache is None:
         return _WITHOUT_CACHE(module, query, key, value, attention_mask, dropout, **kwargs)
     check_no_weights(module, kwargs)
     call = AttentionCall.of(module, query, key, None, kwargs)
@@ -100,41 +100,41 @@ def _attend(
     if not isinstance(attention_mask, LazyMask):
         reasons.append("it got a mask that is written out, and caches read rules at positions")
     if call.bias is not None or call.sink_logit is not None:
-        reasons.append(f"{type(module).__name__} adds a bias or a sink to its scores, which caches are not handed here")
+        reasons.append(f"{type(module).__name__} adds a bias or a sink to its scores, which caches do not support here")
     rule = Full() if not isinstance(attention_mask, LazyMask) else attention_mask.placed.rule
-    if isinstance(held, SinkWindowCache) and not rule.is_relative:
+    if isinstance(cache, SinkWindowCache) and not rule.is_relative:
         reasons.append(f"its first tokens would be padding, or belong to another text: {rule}")
     if reasons:
-        raise unsupported(type(held).__name__, reasons, hint="transformers' own cache, and install()")
+        raise unsupported(type(cache).__name__, reasons, hint="transformers' own cache, and install()")
     assert isinstance(attention_mask, LazyMask)
     mechanism = _softmax(scale=call.scale, softcap=call.softcap)
     positions = attention_mask.placed.q_positions
-    out = held.attend(mechanism, query, key, value, mask=rule, positions=positions, dropout_p=float(dropout))
+    out = cache.attend(mechanism, query, key, value, mask=rule, positions=positions, dropout_p=float(dropout))
     return out.transpose(1, 2).contiguous(), None
 
 
 class _Layer:
-    """One of our caches, as transformers asks a layer."""
+    """A cache of saccade with the interface of transformers' cache layers."""
 
     is_croppable = True
     is_sliding = False
 
     def __init__(self, cache: LayerCache):
         self.cache, self.rows = cache, 0
-        self.keys = self.values = None  # where transformers' own layers hold theirs
+        self.keys = self.values = None  # attributes of transformers' layers
         self.is_initialized = False
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """The new keys and values alone; who attends asks the cache that comes with them."""
+        """Return the new keys and values alone; the keys have a reference to the cache, which attends later."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.rows = len(key_states)
-        handed = key_states.view_as(key_states)
-        handed.saccade_cache = self.cache  # type: ignore[attr-defined]
-        return handed, value_states
+        keys = key_states.view_as(key_states)
+        keys.saccade_cache = self.cache  # type: ignore[attr-defined]
+        return keys, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.cache.length + query_length, 0
@@ -165,7 +165,7 @@ class _Layer:
         self.reorder_cache([row for row in range(batch) for _ in range(repeats)])
 
     def offload(self) -> None:
-        reason = "our caches stay where the model is"
+        reason = "saccade's caches stay on the model's device"
         raise unsupported("offloading", [reason], hint="caches.save_cache writes them to a file")
 
     prefetch = offload
@@ -173,11 +173,11 @@ class _Layer:
 
 @functools.cache
 def _classes() -> tuple[Any, Any]:
-    """Subclasses of transformers' classes, made when they are first needed."""
+    """Return subclasses of transformers' classes, made when they are first needed."""
     try:
-        from transformers import Cache as Theirs  # noqa: PLC0415  imported when used
+        from transformers import Cache as TransformersCache  # noqa: PLC0415  imported when used
         from transformers.cache_utils import CacheLayerMixin  # noqa: PLC0415
     except ImportError as error:
         raise missing_extra("transformers", "transformers") from error
 
-    return Theirs, type("SaccadeLayer", (_Layer, CacheLayerMixin), {})
+    return TransformersCache, type("SaccadeLayer", (_Layer, CacheLayerMixin), {})

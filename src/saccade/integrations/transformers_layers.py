@@ -1,4 +1,4 @@
-"""Attentions of transformers as layers of ours: latent and differential attention, with the same weights."""
+"""Convert attentions of transformers to saccade's layers: latent and differential attention, with the same weights."""
 
 from __future__ import annotations
 
@@ -21,45 +21,45 @@ _PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output":
 
 
 def from_transformers(module: nn.Module) -> LatentAttention | DifferentialAttention:
-    """One of our layers, with copies of the weights of an attention of transformers and equal outputs.
+    """Return a layer of saccade with copies of the weights of an attention of transformers, and equal outputs.
 
     ================================================ =================================
     ``DeepseekV2Attention``, ``DeepseekV3Attention`` `saccade.nn.LatentAttention`
     ``DiffLlamaAttention``                           `saccade.nn.DifferentialAttention`
     ================================================ =================================
 
-    Ours are called with tokens alone: positions, the rotation and the causal mask are their own. Heads that make a
-    pair stand side by side in ours, and half of all heads apart in DiffLlama's.
+    Saccade's layers take tokens alone: positions, rotation and the causal mask are part of them. The heads of a pair
+    are neighbours in saccade, and half of all heads apart in DiffLlama.
 
     Args:
         module: an attention of a model, for instance ``model.model.layers[0].self_attn``.
 
     Raises:
-        TypeError: none of these.
+        TypeError: another module.
         UnsupportedError: a rotation that changes with the length, or projections that are no plain linear layers.
     """
     kind = type(module).__name__
     check_type("module", module, nn.Module, "be a module")
     if kind not in (*_LATENT, _DIFFERENTIAL):
         raise type_error("module", f"be a {', '.join(_LATENT)} or {_DIFFERENTIAL}", kind)
-    own: Any = module
-    reasons = rope_reasons(own.config.to_dict())
-    linear = {name: part for name, part in own.named_children() if name.endswith(("_proj", "_with_mqa"))}
+    source: Any = module
+    reasons = rope_reasons(source.config.to_dict())
+    linear = {name: part for name, part in source.named_children() if name.endswith(("_proj", "_with_mqa"))}
     reasons += reasons_against_plain(linear, "saccade's layer")
     if reasons:
         raise unsupported(kind, reasons)
-    ours = _differential(own) if kind == _DIFFERENTIAL else _latent(own)
-    return ours.to(own.o_proj.weight.device, own.o_proj.weight.dtype).train(own.training)
+    layer = _differential(source) if kind == _DIFFERENTIAL else _latent(source)
+    return layer.to(source.o_proj.weight.device, source.o_proj.weight.dtype).train(source.training)
 
 
 def _rotary(config: Any, head_dim: int, layout: Any) -> Rotary:
-    told = config.to_dict()
-    return Rotary(head_dim, base=rope_base(told), layout=layout, scaling=rope_scaling(told))
+    settings = config.to_dict()
+    return Rotary(head_dim, base=rope_base(settings), layout=layout, scaling=rope_scaling(settings))
 
 
 def _latent(module: Any) -> LatentAttention:
     config = module.config
-    # The second version always turns neighbours.
+    # DeepSeek-V2 always rotates neighbouring channels.
     is_interleaved = type(module).__name__ == "DeepseekV2Attention" or config.rope_interleave
     ours = LatentAttention(
         config.hidden_size,
@@ -116,5 +116,5 @@ def _differential(module: Any) -> DifferentialAttention:
 
 
 def _paired(rows: Tensor, width: int) -> Tensor:
-    """Rows of heads, of which h and h + half make a pair, with pairs side by side."""
+    """Reorder rows of heads, of which h and h + half are a pair, so that pairs are neighbours."""
     return torch.stack(rows.unflatten(0, (2, -1, width)).unbind(0), 1).flatten(0, 2)

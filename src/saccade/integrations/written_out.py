@@ -1,4 +1,4 @@
-"""Find modules whose code attends by itself: it multiplies the result of a softmax, or calls torch's functions."""
+"""Find modules whose own code attends: it multiplies the result of a softmax, or calls torch's attention functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PRODUCTS = frozenset({"matmul", "bmm", "mm", "mv", "baddbmm", "addbmm", "einsum
 _FUNCTIONS = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward", "flex_attention"})
 _MULTIPLIES = "it multiplies the result of a softmax in operations of its own"
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
-_DEPTH = 4  # calls of functions within functions that are followed
+_DEPTH = 4  # maximum depth of function calls that are followed
 # Functions and modules whose result is weights if their input is.
 _KEEPING = re.compile(
     r"dropout|drop|identity|to|float|half|bfloat16|double|type|type_as|contiguous|clone|detach|view|reshape|"
@@ -28,22 +28,22 @@ _KEEPING = re.compile(
     r"nan_to_num|clamp|tril|triu|pad|cat|concat|stack|normalize|rearrange|cast|_?attn_drop(out)?|attention_dropout"
 )
 _CALLED_ATTENTION = re.compile("att(e)?n", re.IGNORECASE)
-_WEIGHTS = re.compile(r"att|weight|prob|score|alpha|coef|^[aAwWpP]$")  # how people call them
+_WEIGHTS = re.compile(r"att|weight|prob|score|alpha|coef|^[aAwWpP]$")  # usual names of weights
 
 Shape = bool | tuple[bool, ...]
 """Whether a value is weights; of each element of a tuple."""
 
 
 def written_out(module: nn.Module) -> str:
-    """Return how a module's ``forward`` attends by itself, or nothing where it does not.
+    """Return how a module's ``forward`` computes attention itself; "" if it does not.
 
-    It multiplies the result of a softmax, by matmul, ``@``, bmm or einsum; or it calls torch's attention functions.
-    This is read from the source: from the softmax through assignments, casts, views, masking and dropout, and through
-    functions and methods that are called. Weights that are multiplied elementwise, as a router's, are none. Where
-    there is no source it is enough that the code names both.
+    It multiplies the result of a softmax, by matmul, ``@``, bmm or einsum; or it calls torch's attention functions. The
+    source is followed from the softmax through assignments, casts, views, masking and dropout, and through called
+    functions and methods. Weights that are multiplied elementwise, such as a router's, do not count. Without source it
+    is enough that the code names both.
 
-    torch's and saccade's modules do not, nor do those that ask transformers for their attention function. Of
-    transformers' modules, only those that are called attention and multiply are reported.
+    Modules of torch and saccade, and modules that use transformers' attention interface, return "". Of transformers'
+    modules, only those with attention in their name that multiply are reported.
     """
     forward, kind = inspect.unwrap(type(module).forward), type(module)
     if kind.__module__.startswith(("torch.", "saccade.")) or not isinstance(forward, FunctionType):
@@ -61,16 +61,16 @@ def written_out(module: nn.Module) -> str:
 
 
 class _Reader:
-    """Reads one function, and follows weights through it.
+    """A reader of one function, which follows weights through it.
 
     Args:
-        module: whose method it is; None for a function of a file.
+        module: the module of a method; None for a function of a file.
         function: the function.
-        weights: which of its parameters are weights.
-        depth: how many functions called it.
+        weights: the names of its parameters that are weights.
+        depth: the number of functions on the path of calls to it.
 
     Attributes:
-        attends: how it attends, or nothing.
+        attends: how it attends; "" if it does not.
         returned: whether it returns weights.
     """
 
@@ -108,7 +108,7 @@ class _Reader:
             self._body(node)
 
     def _loop(self, node: ast.AST) -> None:
-        """Read a body twice: weights may be used above the line that makes them."""
+        """Read a body twice, since weights may be used above the line that makes them."""
         self._body(node)
         self._body(node)
 
@@ -130,7 +130,7 @@ class _Reader:
             base = base.value
         name, is_weights = ast.unparse(base), _any(value)
         if is_weights and _is_multiplied(source) and not _WEIGHTS.search(name.rpartition(".")[2]):
-            is_weights = False  # weights times what they weigh
+            is_weights = False  # weights times values
         if is_weights:
             self._names.add(name)
         elif base is target:
@@ -145,13 +145,13 @@ class _Reader:
             (ast.Subscript, ast.Starred): lambda x: _any(self._value(x.value)),
             (ast.BinOp,): self._operation,
             (ast.Call,): self._call,
-            (ast.NamedExpr,): self._named,
+            (ast.NamedExpr,): self._walrus,
             (ast.ListComp, ast.GeneratorExp): self._comprehension,
         }
-        read = next((read for own, read in kinds.items() if isinstance(node, own)), self._other)
+        read = next((read for kind, read in kinds.items() if isinstance(node, kind)), self._other)
         return read(node)
 
-    def _named(self, node: ast.NamedExpr) -> Shape:
+    def _walrus(self, node: ast.NamedExpr) -> Shape:
         value = self._value(node.value)
         self._assign(node.target, value, node.value)
         return value
@@ -190,15 +190,15 @@ class _Reader:
         return self._followed(node.func, inputs, named)
 
     def _part(self, func: ast.expr) -> object:
-        """The attribute of the module that is called, as in ``self.attend(x)``; None for anything else."""
-        is_own = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == "self"
-        if not is_own or self._module is None:
+        """Return the attribute of the module that is called, as in ``self.attend(x)``; None for anything else."""
+        is_attribute = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == "self"
+        if not is_attribute or self._module is None:
             return None
         return getattr(self._module, func.attr, None)  # type: ignore[attr-defined]
 
     def _is_softmax(self, func: ast.expr) -> bool:
-        is_made_here = isinstance(func, ast.Call) and ast.unparse(func.func).endswith("Softmax")
-        return is_made_here or isinstance(self._part(func), nn.Softmax | nn.Softmax2d)
+        is_constructed = isinstance(func, ast.Call) and ast.unparse(func.func).endswith("Softmax")
+        return is_constructed or isinstance(self._part(func), nn.Softmax | nn.Softmax2d)
 
     def _followed(self, func: ast.expr, inputs: list[bool], named: dict[str, bool]) -> Shape:
         """Read the method, module or function that is called."""
@@ -217,12 +217,11 @@ class _Reader:
         if tree is None:
             return False
         parameters = [one for one in inspect.signature(called).parameters if not (one == "self" and module is not None)]
-        weights = {name for name, own in zip(parameters, inputs, strict=False) if own}
-        reader = _Reader(
-            module, called, frozenset(weights | {name for name, own in named.items() if own}), self._depth + 1
-        )
+        weights = {name for name, is_weights in zip(parameters, inputs, strict=False) if is_weights}
+        weights |= {name for name, is_weights in named.items() if is_weights}
+        reader = _Reader(module, called, frozenset(weights), self._depth + 1)
         reader.read(tree)
-        # A module that is called is looked at by itself.
+        # A called module is examined separately.
         self.attends = self.attends or ("" if isinstance(part, nn.Module) else reader.attends)
         return reader.returned
 
@@ -232,7 +231,7 @@ def _any(value: Shape) -> bool:
 
 
 def _is_multiplied(node: ast.expr) -> bool:
-    """Whether an expression is a product of two elementwise."""
+    """Return whether an expression is an elementwise product of two terms."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
         return _is_multiplied(node.left) or _is_multiplied(node.right)
     is_product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
@@ -241,7 +240,7 @@ def _is_multiplied(node: ast.expr) -> bool:
 
 @functools.lru_cache(1024)
 def _tree(function: FunctionType) -> ast.FunctionDef | None:
-    """A function's source; None where there is none."""
+    """Return the syntax tree of a function; None if there is no source."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     except (OSError, TypeError, SyntaxError, IndexError):

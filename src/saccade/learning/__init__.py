@@ -1,10 +1,9 @@
-"""Training of small models that differ only in the mixer of tokens, on tasks of recall."""
+"""Training of small models that differ only in how they mix tokens, on recall tasks."""
 
-from saccade.learning.learner import Learner
 from saccade.learning.mixers import MIXERS, Mixer
 from saccade.learning.runs import Run, planned, run_all
 from saccade.learning.task_presets import QUESTIONS, Question
-from saccade.learning.training import SOLVED, Outcome, Settings, train
+from saccade.learning.training import SOLVED, Learner, Outcome, Settings, train
 
 __all__ = [
     "MIXERS",

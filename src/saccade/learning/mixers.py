@@ -16,7 +16,7 @@ from saccade.nn import MultiHeadAttention, Recurrence, StateSpace
 
 
 class Mixer(NamedTuple):
-    """A way to mix tokens.
+    """A mixer of tokens for small models, such as attention or a convolution.
 
     Args:
         make: builds a module from ``[batch, length, width]`` to the same, for a width, a length and a layer from 0.
@@ -47,7 +47,7 @@ class ShortConvolution(nn.Module):
         self.reach = (size - 1) * dilation
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``[batch, length, width]`` of the same shape."""
+        """Return the short convolution of ``x [batch, length, width]``, of the same shape."""
         return self.convolution(F.pad(x.mT, (self.reach, 0))).mT
 
 
@@ -67,7 +67,7 @@ class DilatedConvolutions(nn.Module):
         self.mixing = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``[batch, length, width]`` of the same shape."""
+        """Return the dilated convolutions of ``x [batch, length, width]``, of the same shape."""
         for convolution, mixing in zip(self.convolutions, self.mixing, strict=True):
             x = x + F.gelu(mixing(convolution(x)))
         return x
@@ -85,7 +85,7 @@ class LSTM(nn.Module):
         self.lstm = nn.LSTM(width, width, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``[batch, length, width]`` of the same shape."""
+        """Return the LSTM's outputs for ``x [batch, length, width]``, of the same shape."""
         out: Tensor = self.lstm(x)[0]
         return out
 

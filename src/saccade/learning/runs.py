@@ -1,13 +1,15 @@
-"""Runs of many trainings on several processes, with a file per outcome, so that finished runs are not repeated."""
+"""Training runs on several processes, with a file per outcome, and the table of their outcomes."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import multiprocessing
 import os
+import statistics
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -17,13 +19,14 @@ import torch
 
 from saccade.learning.mixers import MIXERS
 from saccade.learning.task_presets import QUESTIONS
-from saccade.learning.training import DEFAULT, Outcome, Settings, train
+from saccade.learning.training import DEFAULT, SOLVED, Outcome, Settings, train
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int
+from saccade.tasks import IGNORED
 
 
 class Run(NamedTuple):
-    """One training: names of a mixer and of a question, and a seed."""
+    """One training run: the names of a mixer and of a task, and a seed."""
 
     mixer: str
     question: str
@@ -31,12 +34,12 @@ class Run(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """Return the name of the file of its outcome."""
+        """Return the name of the file with the run's outcome."""
         return f"{self.question}-{self.mixer}-{self.seed}.json".replace(", ", "-").replace(" ", "-").lower()
 
 
 def planned(mixers: Sequence[str], questions: Sequence[str], seeds: int) -> list[Run]:
-    """Return all possible runs: mixers that attend to later tokens skip tasks whose answers are there."""
+    """Return all training runs to do; mixers that attend to later tokens skip tasks that contain the answers."""
     return [
         Run(mixer, question, seed)
         for seed in range(check_int("seeds", seeds))
@@ -54,7 +57,7 @@ def run_all(
     workers: int = 1,
     progress: Callable[[Run], object] = lambda run: None,
 ) -> dict[Run, Outcome]:
-    """Train all, on one core each.
+    """Train all runs, each on one core.
 
     Args:
         runs: the runs to train.
@@ -79,7 +82,7 @@ def run_all(
 
 
 def _train_all(runs: list[Run], settings: Settings, workers: int) -> Iterator[tuple[Run, Outcome]]:
-    """Yield runs as they end. Processes are spawned, so that the state of this one does not affect them."""
+    """Yield training runs as they end. Processes are spawned, so that this one's state does not affect them."""
     if not runs:
         return
     context = multiprocessing.get_context("spawn")
@@ -114,7 +117,7 @@ def _run(run: Run, settings: Settings) -> Outcome:
 
 
 def _load(path: Path, settings: Settings) -> Outcome | None:
-    """Return the outcome in a file; None if there is no file."""
+    """Return the outcome of a run from its file; None if there is no file."""
     if not path.exists():
         return None
     hint = f"remove {path.name}, or choose another folder"
@@ -131,7 +134,7 @@ def _load(path: Path, settings: Settings) -> Outcome | None:
 
 
 def _save(path: Path, outcome: Outcome, settings: Settings) -> None:
-    """Write a file atomically."""
+    """Write the outcome of a run to its file atomically."""
     contents = {"outcome": outcome._asdict(), "settings": settings._asdict()}
     text = json.dumps({**contents, "checksum": _checksum(**contents)}, indent=1)
     with NamedTemporaryFile("w", dir=path.parent, prefix=".", suffix=".part", delete=False, encoding="utf-8") as file:
@@ -141,3 +144,60 @@ def _save(path: Path, outcome: Outcome, settings: Settings) -> None:
 
 def _checksum(outcome: dict[str, object], settings: dict[str, object]) -> str:
     return hashlib.sha256(json.dumps([outcome, settings], sort_keys=True).encode()).hexdigest()
+
+
+_NOT_ASKED = "-"
+_SAMPLE = 2000  # sequences for counting the commonest answer
+
+
+def rows(outcomes: Mapping[Run, Outcome]) -> list[list[str]]:
+    """Return the lines of the outcome table, headings first; the last line is the share of the commonest answer.
+
+    A cell has the number of steps in which all seeds learned a task, or the mean share of right answers and its range.
+    """
+    mixers, questions = names(outcomes)
+    lines = [["", *questions]]
+    lines += [[mixer, *(_cell(_select(outcomes, mixer, question)) for question in questions)] for mixer in mixers]
+    return [*lines, ["the commonest answer", *(f"{_commonest_share(question):.2f}" for question in questions)]]
+
+
+def names(outcomes: Mapping[Run, Outcome]) -> tuple[list[str], list[str]]:
+    """Return the mixers and tasks of the outcomes in order of appearance."""
+    both = [run.mixer for run in outcomes], [run.question for run in outcomes]
+    return list(dict.fromkeys(both[0])), list(dict.fromkeys(both[1]))
+
+
+def shares(outcomes: Mapping[Run, Outcome]) -> list[list[float]]:
+    """Return mean shares of right answers, a row for each mixer; NaN for missing runs."""
+    mixers, questions = names(outcomes)
+    cells = [[[x.accuracy for x in _select(outcomes, mixer, question)] for question in questions] for mixer in mixers]
+    return [[statistics.mean(cell) if cell else math.nan for cell in line] for line in cells]
+
+
+def legend(outcomes: Mapping[Run, Outcome]) -> str:
+    """Return an explanation of the table's cells, and the cost of the runs."""
+    seeds, minutes = len({run.seed for run in outcomes}), sum(outcome.seconds for outcome in outcomes.values()) / 60
+    return (
+        f"Share of right answers to fresh texts, mean over {seeds} seed{'' if seeds == 1 else 's'} (least to most), or "
+        f"in how many steps all learned ({SOLVED:.0%} right). {len(outcomes)} runs, {minutes:.0f} minutes of one core."
+    )
+
+
+def _select(outcomes: Mapping[Run, Outcome], mixer: str, question: str) -> list[Outcome]:
+    return [outcomes[run] for run in outcomes if run[:2] == (mixer, question)]
+
+
+def _cell(outcomes: Sequence[Outcome]) -> str:
+    if not outcomes:
+        return _NOT_ASKED
+    shares = [outcome.accuracy for outcome in outcomes]
+    if min(shares) >= SOLVED:
+        return f"learned, {round(statistics.mean(outcome.steps for outcome in outcomes))}"
+    mean = f"{statistics.mean(shares):.2f}"
+    return f"{mean} ({min(shares):.2f} to {max(shares):.2f})" if len(shares) > 1 else mean
+
+
+def _commonest_share(question: str) -> float:
+    targets = QUESTIONS[question].make(_SAMPLE, 0).targets
+    asked = targets[targets != IGNORED]
+    return float(asked.bincount().max() / len(asked))

@@ -1,4 +1,4 @@
-"""Presets of tasks for small models, in sizes that one core learns in seconds."""
+"""Task presets for small models, in sizes that one core learns in seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from saccade.tasks import Recall, induction, listops, mqar, passkey, selective_c
 
 
 class Question(NamedTuple):
-    """A task in one size.
+    """A task preset: a task in one size.
 
     Args:
         make: draws examples from their number and a seed.

@@ -1,4 +1,4 @@
-"""Training of one learner on one task, and its accuracy."""
+"""A learner (a small language model around a mixer of tokens), its training on one task, and its accuracy."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import time
 from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.learning.learner import Learner
-from saccade.learning.mixers import Mixer
+from saccade.learning.mixers import Mixer, ShortConvolution
 from saccade.learning.task_presets import Question
+from saccade.nn import FeedForward
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int, check_number
 from saccade.tasks import IGNORED, Recall
@@ -21,7 +22,7 @@ SOLVED = 0.99
 
 
 class Settings(NamedTuple):
-    """The settings of all runs of a comparison.
+    """The settings of all training runs of a comparison.
 
     Args:
         steps: most steps; a run stops early if its accuracy on fresh sequences reaches `SOLVED`.
@@ -47,7 +48,7 @@ DEFAULT = Settings()
 
 
 class Outcome(NamedTuple):
-    """The outcome of a run.
+    """The outcome of a training run.
 
     Args:
         accuracy: share of right answers in fresh sequences.
@@ -63,10 +64,10 @@ class Outcome(NamedTuple):
 
 
 def train(mixer: Mixer, question: Question, seed: int, settings: Settings = DEFAULT) -> Outcome:
-    """Train a learner on a task.
+    """Train a learner on a task, and return its accuracy and cost.
 
     Args:
-        mixer: its mixer of tokens.
+        mixer: the learner's mixer of tokens.
         question: the task.
         seed: seed of weights, sequences and their order; the same for all mixers.
         settings: sizes and lengths.
@@ -124,3 +125,67 @@ def _rate(step: int, settings: Settings) -> float:
     if step <= warm_up:
         return settings.learning_rate * step / warm_up
     return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (settings.steps - warm_up)))
+
+
+_LAYER_SIZE = 12  # parameters of a layer, in squares of its width: 4 for attention, 8 for the feed-forward network
+
+
+class Learner(nn.Module):
+    """A small language model whose layers have a short convolution, a mixer and a feed-forward network.
+
+    All learners of one width have the same number of parameters, to half a percent: the width of feed-forward networks
+    depends on the mixer.
+
+    Args:
+        mixer: builds the mixer of each layer.
+        vocab_size: number of tokens.
+        length: tokens in a text.
+        width: width of tokens.
+        num_layers: number of layers.
+
+    Raises:
+        ValueError: a mixer with too many parameters.
+    """
+
+    def __init__(self, mixer: Mixer, vocab_size: int, length: int, *, width: int = 64, num_layers: int = 2):
+        super().__init__()
+        check_int("num_layers", num_layers)
+        self.tokens = nn.Embedding(vocab_size, width)
+        self.positions = nn.Embedding(length, width)
+        for table in (self.tokens, self.positions):
+            nn.init.normal_(table.weight, std=0.02)
+        self.layers = nn.ModuleList(_Layer(mixer.make(width, length, i), width) for i in range(num_layers))
+        self.norm = nn.LayerNorm(width)
+        self.output = nn.Linear(width, vocab_size, bias=False)
+
+    def forward(self, tokens: Tensor, asked: Tensor | None = None) -> Tensor:
+        """Return the learner's logits for tokens ``[batch, length]``.
+
+        Args:
+            tokens: sequences no longer than ``length``.
+            asked: bool ``[batch, length]``, True at the tokens to compute logits for; None for all.
+
+        Returns:
+            ``[batch, length, vocab_size]``, or ``[asked tokens, vocab_size]``.
+        """
+        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        for layer in self.layers:
+            x = layer(x)
+        return self.output(self.norm(x if asked is None else x[asked]))
+
+
+class _Layer(nn.Module):
+    def __init__(self, mixer: nn.Module, width: int):
+        super().__init__()
+        size, limit = sum(x.numel() for x in mixer.parameters()), _LAYER_SIZE * width**2
+        hidden = (limit - size) // (2 * width)
+        if hidden < 1:
+            raise value_error("mixer", f"have fewer than {limit} parameters", size)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.convolution = ShortConvolution(width, 4)
+        self.mixer = mixer
+        self.feed_forward = FeedForward(width, hidden, projection_bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.mixer(self.convolution(self.norms[0](x)))
+        return x + self.feed_forward(self.norms[1](x))

@@ -1,4 +1,4 @@
-"""WHO may attend to whom: masks on positions, and their algebra. True = may attend."""
+"""Masks on positions, which say which query may attend to which key, and their algebra. True = may attend."""
 
 from typing import TYPE_CHECKING
 

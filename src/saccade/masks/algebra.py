@@ -1,4 +1,4 @@
-"""The algebra of masks: And, Or and Not join masks, After shifts one; their properties follow from their parts."""
+"""The algebra of masks: And, Or and Not combine masks, After shifts one; their properties follow from their parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from saccade.masks.mask import Domain, Mask
-from saccade.masks.validation import SIZE_BITS, check_field, items_of
+from saccade.masks.mask_fields import SIZE_BITS, check_field, items_of
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.errors import kind, type_error, value_error
@@ -21,7 +21,7 @@ from saccade.support.validation import check_type
 
 
 class _Formula(Mask):
-    """A mask made of others by ``&``, ``|`` and ``~``."""
+    """Base class of masks made of others by ``&``, ``|`` and ``~``."""
 
     @property
     def is_relative(self) -> bool:
@@ -37,7 +37,7 @@ class _Formula(Mask):
 
 @dataclasses.dataclass(frozen=True)
 class _Joined(_Formula):
-    """Several masks joined by one operator; nested joins of the same kind are flattened."""
+    """Base class of masks joined by one operator; nested joins of the same kind are flattened."""
 
     parts: tuple[Mask, ...]
     _shape: ClassVar[tuple[int, int]]  # of the parts; read several times in a call
@@ -112,7 +112,7 @@ class _Joined(_Formula):
 
 
 class And(_Joined):
-    """Pairs that every part allows; written ``a & b``."""
+    """The intersection of masks: pairs that every part allows; written ``a & b``."""
 
     _needs_all = True
 
@@ -128,7 +128,7 @@ class And(_Joined):
 
 
 class Or(_Joined):
-    """Pairs that some part allows; written ``a | b``."""
+    """The union of masks: pairs that some part allows; written ``a | b``."""
 
     _needs_all = False
 
@@ -150,7 +150,7 @@ class Or(_Joined):
 
 @dataclasses.dataclass(frozen=True)
 class Not(_Formula):
-    """Pairs that the other mask does not allow; written ``~a``."""
+    """The complement of a mask: pairs that it does not allow; written ``~a``."""
 
     part: Mask
 
@@ -187,7 +187,7 @@ class Not(_Formula):
 
 @dataclasses.dataclass(frozen=True)
 class After(Mask):
-    """A mask behind ``length`` other positions, which neither see nor are seen; written ``mask.after(length)``."""
+    """A mask after ``length`` other positions, which neither see nor are seen; written ``mask.after(length)``."""
 
     rule: Mask
     length: int

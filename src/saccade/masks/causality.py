@@ -1,4 +1,4 @@
-"""Tests whether queries may attend to later keys, which must then be present before the queries are computed."""
+"""Causality of masks: tests whether queries may attend to later keys, which must then be computed before them."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def sees_later(mask: Mask | None, positions: range | Tensor) -> bool:
     last = table.amax(1)[some].numpy()
     which = np.arange(items)[some.numpy()] if mask.shape[0] > 1 else np.full(len(last), ALL)
     bounds = mask.bounds(Groups(which, first, last), KeyDomain(last + 1, last + 1 + _SPAN))
-    if not _any(bounds.any_row):
+    if not _has_keys(bounds.any_row):
         return False
-    if _any(bounds.all_rows):
+    if _has_keys(bounds.all_rows):
         return True
-    return any(_sampled(mask, item, row[row >= 0]) for item, row in enumerate(table) if bool((row >= 0).any()))
+    return any(_allows_in_sample(mask, item, row[row >= 0]) for item, row in enumerate(table) if bool((row >= 0).any()))
 
 
-def _any(spans: Spans) -> bool:
-    """Return whether any range holds a key."""
+def _has_keys(spans: Spans) -> bool:
+    """Return whether any range of a set holds a key."""
     return bool((spans.starts < spans.ends).any())
 
 
-def _sampled(mask: Mask, item: int, positions: Tensor) -> bool:
-    """Return whether a sample of the rows allows a later key."""
+def _allows_in_sample(mask: Mask, item: int, positions: Tensor) -> bool:
+    """Return whether the mask allows a later key in a sample of its rows."""
     rows = positions[torch.linspace(0, len(positions) - 1, min(_ROWS, len(positions)), device="cpu").round().long()]
     near, far = (torch.arange(1, end + 1, device="cpu") for end in (_NEAR, _FAR))
     away = torch.cat([near, _NEAR * 2**far // 2])

@@ -1,4 +1,4 @@
-"""Mask: a rule that says which query may attend to which key, and the questions that every mask answers."""
+"""Mask: base class of masks, rules on positions that say which query may attend to which key."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from saccade import masks
+from saccade.masks.mask_fields import size_of, written_out
 from saccade.masks.plan_cache import plan_of
-from saccade.masks.validation import size_of, written_out
 from saccade.plan import Box, Groups, Plan
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain
 from saccade.positions.token_positions import GivenPositions
@@ -33,15 +33,15 @@ class Domain(NamedTuple):
     keys: range | None = None
 
     def both(self, other: Domain) -> Domain:
-        """Return the positions that both domains cover."""
-        return Domain(_both(self.rows, other.rows), _both(self.keys, other.keys))
+        """Return the domain of positions that both domains cover."""
+        return Domain(_intersection(self.rows, other.rows), _intersection(self.keys, other.keys))
 
     def either(self, other: Domain) -> Domain:
-        """Return the positions that one of the domains covers, and those between."""
-        return Domain(_either(self.rows, other.rows), _either(self.keys, other.keys))
+        """Return the domain of positions that one of the domains covers, and those between."""
+        return Domain(_hull(self.rows, other.rows), _hull(self.keys, other.keys))
 
     def after(self, length: int) -> Domain:
-        """Return the domain behind ``length`` other positions, which see nothing."""
+        """Return the domain shifted by ``length`` positions, which see nothing."""
         return Domain(*(None if x is None else range(x.stop + length) for x in self))
 
     def times(self, size: int) -> Domain:
@@ -53,7 +53,7 @@ EVERYWHERE = Domain()
 
 
 class _NoArithmetic:
-    """A mixin that refuses arithmetic, ``and``, ``or``, ``not`` and ``len``, and names the right operator."""
+    """Mixin of masks that refuses arithmetic, ``and``, ``or``, ``not`` and ``len``, and names the right operator."""
 
     def _refuse(self, other: object) -> NoReturn:
         hint = "masks join by & (both), | (either) and ~ (not); what is added to scores goes to bias="
@@ -76,7 +76,7 @@ class _NoArithmetic:
 
 
 class Mask(_NoArithmetic, ABC):
-    """Who may attend to whom, as a rule on *positions*: ``allows(b, h, q, kv)`` is its definition.
+    """A mask: which query may attend to which key, as a rule on *positions*, defined by ``allows(b, h, q, kv)``.
 
     Masks are small frozen values. They combine with ``&``, ``|`` and ``~``; a module has a pattern, a call adds the
     mask of its batch, and the two are joined with ``&``. A subclass must define `allows`; the other methods describe
@@ -275,10 +275,10 @@ class Mask(_NoArithmetic, ABC):
         return "\n".join(" ".join("1" if allowed else "." for allowed in row) for row in rows[batch, head].tolist())
 
     def after(self, length: int) -> Mask:
-        """Return the mask behind ``length`` other positions, such as class tokens: position p counts as p - length.
+        """Return the mask shifted by ``length`` positions, such as class tokens: position p counts as p - length.
 
         The first ``length`` positions are outside of the mask: they neither see nor are seen. Join it with a mask for
-        them: ``Neighborhood(8, 8, 1).after(1) | Global([0])`` is a grid behind a class token.
+        them: ``Neighborhood(8, 8, 1).after(1) | Global([0])`` is a grid after a class token.
 
         >>> from saccade.masks import Causal, Global
         >>> print((Causal().after(1) | Global([0])).picture(4))
@@ -294,7 +294,7 @@ class Mask(_NoArithmetic, ABC):
         return masks.After(self, length) if length else self
 
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        """Call `allows`."""
+        """Return `allows`, for FlexAttention."""
         return self.allows(b, h, q, kv)
 
     def __and__(self, other: Mask) -> Mask:
@@ -326,7 +326,7 @@ class Mask(_NoArithmetic, ABC):
         return masks.Or((_other_mask(other, "|"), self))
 
     def _sizes(self, q_len: object, kv_len: object, batch: object, heads: object) -> tuple[int, int, int, int]:
-        """Return checked sizes; None means the distinguished items and heads, or as many keys as queries."""
+        """Return checked sizes of the dense mask; None means distinguished items and heads, or kv_len = q_len."""
         sizes: list[int] = []
         for name, size, most in (("batch", batch, self.shape[0]), ("heads", heads, self.shape[1])):
             sizes.append(most if size is None else size_of(name, size))
@@ -343,13 +343,13 @@ def _other_mask(other: object, sign: str) -> Mask:
     raise type_error(sign, "join two masks", kind(other), hint=hint)
 
 
-def _both(one: range | None, other: range | None) -> range | None:
+def _intersection(one: range | None, other: range | None) -> range | None:
     if one is None or other is None:
         return other if one is None else one
     return range(max(one.start, other.start), min(one.stop, other.stop))
 
 
-def _either(one: range | None, other: range | None) -> range | None:
+def _hull(one: range | None, other: range | None) -> range | None:
     if one is None or other is None:
         return None
     return range(min(one.start, other.start), max(one.stop, other.stop))

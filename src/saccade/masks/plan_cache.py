@@ -1,4 +1,4 @@
-"""Cached plans of masks: of any size, and of the last rows that decoding needs one by one."""
+"""Cache of the plans of masks: of any size, and of the last rows that decoding needs one by one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _kept_row_plan = lru_cache(maxsize=64)(RowPlan)
 def plan_of(
     mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool = False
 ) -> Plan:
-    """Return the plan of a mask; plans of masks that are values are cached."""
+    """Return the plan of a mask, from the cache if the mask is a value."""
     if is_tracing():  # run NumPy's index arithmetic instead of tracing it
         outside: Callable[..., Plan] = torch.compiler.disable(_complete)
         return outside(mask, shape, q_first, kv_first, whole_rows)
@@ -37,7 +37,7 @@ def plan_of(
 
 
 def _complete(*args: Any) -> Plan:
-    """Return a plan with all lazy attributes computed."""
+    """Return a plan for the cache, with all lazy attributes computed."""
     plan = plan_of(*args)
     plan.is_full, plan.pairs, plan.tiles  # noqa: B018
     return plan

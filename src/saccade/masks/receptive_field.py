@@ -14,8 +14,8 @@ the pairs of the boolean matrix power (I or M) ** L. These forms are exact at ev
     Causal & (Window(s - 1, 0) | Strided(s))    L >= 2: Causal, by a multiple of s and a smaller step
 
 Global tokens after the first do not help: a shorter sequence lacks them. In general ``&`` does not commute with powers:
-(A & B) ** L lies within A ** L & B ** L and may be smaller. For windows and contiguous documents both are equal, since
-some path stays between its ends.
+(A & B) ** L is contained in A ** L & B ** L and may be smaller. For windows and contiguous documents both are equal,
+since some path stays between its ends.
 
 Reference: Beltagy et al. 2020, arXiv:2004.05150, section 3.1 (L layers of a window); Child et al. 2019,
 arXiv:1904.10509, section 4.2 (two steps of a strided pattern lead anywhere).
@@ -156,7 +156,7 @@ def _is_beginning(mask: Mask) -> bool:
 
 
 def _widened(atom: Mask, layers: int) -> Mask:
-    """Return one part of a mask through several layers."""
+    """Return one part of a mask, widened by several layers."""
     if isinstance(atom, Window):
         left, right = (None if width is None else layers * width for width in (atom.left, atom.right))
         return Window(left, right)

@@ -1,4 +1,4 @@
-"""Recipes: the patterns of well-known papers, built from masks."""
+"""Recipes: the attention patterns of well-known papers, built from masks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from saccade.masks.grid.axial import Axial
 from saccade.masks.grid.neighborhood import Neighborhood, radii_of
 from saccade.masks.mask import Mask
+from saccade.masks.mask_fields import POSITION_BITS, SIZE_BITS
 from saccade.masks.rules.block_coarse import Coarse
 from saccade.masks.rules.causal import Causal
 from saccade.masks.rules.global_tokens import Global, global_positions
@@ -14,7 +15,6 @@ from saccade.masks.rules.prefix import Prefix
 from saccade.masks.rules.random_blocks import DRAW_BITS, SEED_BITS, Random
 from saccade.masks.rules.strided import Strided
 from saccade.masks.rules.window import Window
-from saccade.masks.validation import POSITION_BITS, SIZE_BITS
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int

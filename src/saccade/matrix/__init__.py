@@ -1,11 +1,10 @@
-"""Lazy matrices: exact softmax attention, parts of it, and matrices derived from others."""
+"""Lazy matrices: exact softmax attention, its scores, parts of it, and sums and products of matrices."""
 
-from saccade.matrix.attention_matrix import AttentionMatrix, Impl, matrix_from_inputs
+from saccade.matrix.attention_matrix import AttentionMatrix, Impl, ScoreMatrix, matrix_from_inputs
 from saccade.matrix.functions import attention, attention_with_lse
 from saccade.matrix.matrix import DerivedMatrix, Matrix
-from saccade.matrix.score_matrix import ScoreMatrix
 from saccade.statistics.row_block import Block
-from saccade.statistics.sparse import DENSE_LIMIT
+from saccade.statistics.statistic import DENSE_LIMIT
 from saccade.statistics.transposed import Transposed
 
 __all__ = [

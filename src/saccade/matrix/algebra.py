@@ -1,4 +1,4 @@
-"""Matrices made of others: sums with factors, and products, which are never built either."""
+"""Sums and products of lazy matrices, which are never stored either."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from saccade.statistics.row_block import Block, as_slice
 from saccade.support.errors import kind, type_error, unsupported, value_error
 from saccade.support.validation import is_number
 
-_ENTRIES = 1 << 18  # weights that are held at once: a megabyte
+_ENTRIES = 1 << 18  # weights in memory at once: a megabyte
 
 
 class _ByRows(DerivedMatrix):
-    """A matrix that yields a few rows at a time, over all keys, of one head of one item."""
+    """Base class of matrices that are computed a few rows at a time, over all keys, for one head of one item."""
 
     def rows_of(self, batch: int, head: int, rows: range) -> Tensor:
-        """Return some rows, ``[rows, kv_len]`` in float32 or wider."""
+        """Return some rows of one head, ``[rows, kv_len]`` in float32 or wider."""
         raise NotImplementedError
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
@@ -44,14 +44,14 @@ class _ByRows(DerivedMatrix):
 
 
 class Sum(_ByRows):
-    """``c1 * A1 + c2 * A2 + …``: products are sums of products, each by its own kernel.
+    """A weighted sum of matrices, ``c1 * A1 + c2 * A2 + …``: products are sums of products, each by its own kernel.
 
-    Its rows are distributions no longer. Differential attention is ``(A1 - c * A2) @ value``.
+    Its rows are no longer distributions. Differential attention is ``(A1 - c * A2) @ value``.
 
     Args:
         terms: factors and matrices, of one shape, dtype and device.
 
-    Cost: of products, that of the terms'; of questions, rows of all terms, a megabyte at a time.
+    Cost: products cost those of all terms; statistics read the rows of all terms, a megabyte at a time.
 
     Example:
         >>> from saccade import AttentionMatrix
@@ -79,7 +79,7 @@ class Sum(_ByRows):
 
     @property
     def kv_heads(self) -> int:
-        """As many as all terms have; values of a product are given for these."""
+        """The number of key heads of all terms together; products take values for these."""
         counts = {matrix.kv_heads for _, matrix in self.terms}
         return counts.pop() if len(counts) == 1 else self.shape[1]
 
@@ -107,13 +107,14 @@ class Sum(_ByRows):
 
 
 class Chain(_ByRows):
-    """``A1 @ A2``: how attention reaches through two layers. A product with values is two products.
+    """The product of two matrices, ``A1 @ A2``: attention through two layers.
 
     Args:
         first: ``[batch, heads, q_len, m]``.
         second: ``[batch, heads, m, kv_len]``.
 
-    Cost: of products, those of both; of questions, a transposed product of the second for a megabyte of rows each.
+    Cost: products with values cost those of both; statistics take a transposed product of the second per megabyte of
+    rows.
 
     Example:
         >>> from saccade import AttentionMatrix, masks
@@ -170,13 +171,13 @@ class Chain(_ByRows):
 
 
 def _each_head(matrix: Matrix, value: Tensor) -> Tensor:
-    """Return the product; values may have more heads than the matrix has groups."""
+    """Return the product of a matrix and values, which may have more heads than the matrix has key heads."""
     groups, given = matrix.kv_heads, value.shape[1]
     if given == groups:
         return matrix.matmul(value)
     if groups % given == 0:
         return matrix.matmul(value.repeat_interleave(groups // given, 1))
-    # Heads of one group have values of their own: they stand beside one another, and each head keeps its part.
+    # Heads of one group have different values: put these side by side, and let each head keep its part.
     batch, heads, q_len, _ = matrix.shape
     share, width = heads // groups, value.shape[3]
     own = value.repeat_interleave(heads // given, 1)
@@ -188,14 +189,14 @@ def _each_head(matrix: Matrix, value: Tensor) -> Tensor:
 
 
 def _check_weights(matrix: Matrix) -> None:
-    """Raise for scores: what is hidden of them is -inf, and a sum or a multiple of that says nothing."""
+    """Raise an error for score matrices: their hidden pairs are -inf, so sums and multiples mean nothing."""
     if matrix.hidden:
         reason = f"what is hidden is {matrix.hidden} there, and not 0"
         raise unsupported("a sum or a product", [reason], hint="A.scores.to_dense() is a tensor")
 
 
 def _check_alike(first: Matrix, other: Matrix, shape: tuple[int, ...], sign: str) -> None:
-    """Raise unless two matrices may be joined."""
+    """Raise an error unless two matrices can be joined by an operator."""
     facts = [f"{matrix!r}" for matrix in (first, other)]
     if tuple(other.shape) != tuple(shape):
         rule = f"have shape {list(shape)} to stand behind {sign}"
@@ -207,7 +208,7 @@ def _check_alike(first: Matrix, other: Matrix, shape: tuple[int, ...], sign: str
 
 
 def _factor(factor: object, matrix: Matrix) -> float | Tensor:
-    """Return a number, or a tensor of one number or one for each head, ``[]`` or ``[heads, 1, 1]``."""
+    """Return the factor of a matrix: a number, or a tensor of one number or one per head, ``[heads, 1, 1]``."""
     if is_number(factor):
         return float(factor)
     heads = matrix.shape[1]

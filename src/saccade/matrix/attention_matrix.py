@@ -1,52 +1,200 @@
-"""AttentionMatrix, the matrix of exact softmax attention."""
+"""AttentionMatrix: the lazy matrix of exact softmax attention; and ScoreMatrix, its scores before the softmax."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from saccade.engine import custom_op, dropout
 from saccade.engine.dispatch import attend, attend_with_lse, choose_kernel
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel, Request
 from saccade.engine.nonfinite import is_clean, sanitize
+from saccade.engine.samples import are_mapped, of_all_samples
 from saccade.engine.tiles.grouped_heads import joined
-from saccade.engine.tiles.tile_scores import softmax_rows
+from saccade.engine.tiles.tile_scores import positions, scores_of, softmax_rows
 from saccade.engine.tiles.tile_splitting import part_of
 from saccade.engine.to_device import target_of
 from saccade.masks import Mask
-from saccade.matrix.from_inputs import OfInputs
-from saccade.matrix.score_matrix import ScoreMatrix
+from saccade.matrix.indexing import Index
+from saccade.matrix.matrix import Matrix
+from saccade.plan import ColumnRange, Ranges, Tile
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.scores import Score
 from saccade.scores.base import ScoreMod
 from saccade.statistics.fused_sweep import compute_by_sweep
 from saccade.statistics.row_block import Block, as_slice
-from saccade.statistics.statistic import MatrixInfo, Statistic
+from saccade.statistics.statistic import DENSE_LIMIT, MatrixInfo, Statistic
 from saccade.support.argument_hints import argument_hints
+from saccade.support.errors import unsupported
 from saccade.support.torch_modes import is_tracing, is_transformed, wants_gradient, without_autocast
 
 if TYPE_CHECKING:
     from saccade.engine.explanation import Explanation
     from saccade.statistics import Parts, Summary
 
+
+class OfInputs(Matrix):
+    """Base class of matrices that are computed from checked attention inputs."""
+
+    inputs: AttentionInputs
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self.inputs.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.inputs.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.inputs.query.device
+
+    @property
+    def kv_heads(self) -> int:
+        return self.inputs.key.shape[1]
+
+    def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
+        batch, heads, _, _ = self.shape
+        strips = tuple(ColumnRange(span, True) for span in columns)
+        inputs = self.inputs
+        return positions(inputs, Tile(slice(0, batch), slice(0, heads), rows, strips, inputs.rule))
+
+    # Under vmap, values cannot be read or written in place, so all samples are computed as one batch.
+
+    @abstractmethod
+    def _of(self, inputs: AttentionInputs) -> Self:
+        """Return the same kind of matrix with other inputs."""
+
+    def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
+        if not are_mapped(self.inputs):
+            return super().compute(*statistics)
+        made: list[Any] = []
+
+        def question(inputs: AttentionInputs) -> tuple[Tensor, ...]:
+            tensors, spec = tree_flatten(self._of(inputs).compute(*statistics))
+            for x in tensors:
+                if not isinstance(x, Tensor) or x.shape[:1] != (inputs.shape[0],):
+                    reason = "an answer is no tensor with the batch as its first axis"
+                    raise unsupported("vmap", [reason], hint="put the mapped axis into the batch")
+            made.append(spec)
+            return tuple(tensors)
+
+        with torch.no_grad():
+            tensors = of_all_samples(self.inputs, question)
+        return cast("tuple[Any, ...]", tree_unflatten(tensors, made[-1]))
+
+    def to_dense(self, *, limit: int = DENSE_LIMIT) -> Tensor:
+        if not are_mapped(self.inputs):
+            return super().to_dense(limit=limit)
+        return of_all_samples(self.inputs, lambda inputs: (self._of(inputs).to_dense(limit=limit),))[0]
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        if not are_mapped(self.inputs, x):
+            return super().rmatmul(x)
+        return of_all_samples(self.inputs, lambda inputs, own: (self._of(inputs).rmatmul(own),), x)[0]
+
+    def __getitem__(self, index: Index) -> Tensor:
+        return self.to_dense()[index] if are_mapped(self.inputs) else super().__getitem__(index)
+
+
+_ENTRIES = 1 << 18  # scores in memory at once: a megabyte
+
+
+class ScoreMatrix(OfInputs):
+    """The matrix of attention scores: scaled, capped and biased, -inf at hidden pairs. Lazy, like the weights.
+
+    Useful are parts by index, `to_dense`, `topk` and ``pooled(bins, how="max")``; sums that include a hidden pair are
+    -inf. It has no products, since values are multiplied by weights.
+
+    Cost: rows over all keys, a megabyte at a time.
+
+    Example:
+        >>> from saccade import AttentionMatrix, masks
+        >>> x = torch.eye(2)[None, None]
+        >>> AttentionMatrix(x, x, masks.Causal(), scale=1.0).scores[0, 0]
+        tensor([[1., -inf],
+                [0., 1.]])
+    """
+
+    def __init__(self, inputs: AttentionInputs):
+        self.inputs = inputs
+
+    @property
+    def is_stochastic(self) -> bool:
+        return False
+
+    @property
+    def hidden(self) -> float:
+        return -math.inf
+
+    def _of(self, inputs: AttentionInputs) -> ScoreMatrix:
+        return ScoreMatrix(inputs)
+
+    def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
+        raise _no_product()
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        raise _no_product()
+
+    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        self._check_part(batch, head, rows)
+        return self._blocks(batch, head, rows)
+
+    def _blocks(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[Block]:
+        inputs = self.inputs.current()
+        items, heads, q_len, kv_len = self.shape
+        b, h = (slice(0, size) if one is None else slice(one, one + 1) for one, size in ((batch, items), (head, heads)))
+        rows = range(q_len) if rows is None else range(q_len)[as_slice(rows)]
+        each = (b.stop - b.start) * (h.stop - h.start)
+        step = max(1, _ENTRIES // max(each * kv_len, 1))
+        for start in range(rows.start, rows.stop, step):
+            some = range(start, min(start + step, rows.stop))
+            shape = (b.stop - b.start, h.stop - h.start, len(some), kv_len)
+            scores = torch.full(shape, -math.inf, dtype=inputs.compute_dtype, device=self.device)
+            for tile in inputs.row_plan.tiles:
+                for piece in part_of(tile, batch, head, some):
+                    with without_autocast(self.device):
+                        found = scores_of(inputs, piece)
+                    items_of, heads_of = (
+                        _shifted_slice(own, first.start) for own, first in ((piece.batch, b), (piece.heads, h))
+                    )
+                    own_rows = slice(piece.rows.start - start, piece.rows.stop - start, piece.rows.step)
+                    at = 0
+                    for span in joined(piece.spans):
+                        scores[items_of, heads_of, own_rows, as_slice(span)] = found[..., at : at + len(span)]
+                        at += len(span)
+            yield Block(b, h, some, (range(kv_len),), scores, hidden=self.hidden)
+
+
+def _shifted_slice(own: slice, by: int) -> slice:
+    return slice(own.start - by, own.stop - by)
+
+
+def _no_product() -> Exception:
+    return unsupported("a product", ["values are multiplied with weights"], hint="A @ value")
+
+
 Impl = Literal["auto", "native", "fused", "sdpa", "varlen", "flex", "tiled", "reference"] | Kernel
 
 
 class AttentionMatrix(OfInputs):
-    r"""The matrix of exact softmax attention, held as its ingredients: O(n·d) memory, nothing is computed yet.
+    r"""The matrix of exact softmax attention, held as its inputs: O(n·d) memory, and nothing is computed yet.
 
     .. math:: A_{ij} = \frac{\exp(s_{ij})}{\sum_{j' \in V(i)} \exp(s_{ij'})},\quad j \in V(i), \qquad
               s_{ij} = f(\mathrm{softcap}(\mathrm{scale} \cdot \mathrm{score}(q_i, k_j)),\ b,\ h,\ i,\ j)
               + \mathrm{bias}_{ij}
 
-    where V(i) are the keys that query i may attend to, and f changes nothing unless the score brings a function (see
-    `saccade.scores.Modified`). A row with none is 0. A sink logit adds one more term to the denominator, and no key:
+    with V(i) the keys that query i may attend to; f changes nothing unless the score has a function (see
+    `saccade.scores.Modified`). A row without keys is 0. A sink logit adds one more term to the denominator, and no key:
     rows then sum to less than 1.
 
     Args:
@@ -65,16 +213,16 @@ class AttentionMatrix(OfInputs):
         scale: factor of the scores; ``head_dim ** -0.5`` for dot products and 1 for other scores when None.
         softcap: scores become ``softcap * tanh(score / softcap)``; no cap when None.
         sink_logit: ``[heads]``: the logarithm of a term added to each denominator; none when None.
-        impl: "auto" picks the fastest kernel that is exact for the inputs; see `explain`. A kernel of your own may be
-            given itself.
-        q_positions, kv_positions: where the tokens stand, for the mask: a range, or int64 ``[len]`` or
-            ``[batch, len]``, also as a list; -1 means that no token stands here. By default key j stands at j and query
-            i at ``kv_len - q_len + i`` (bottom-right).
+        impl: "auto" picks the fastest kernel that is exact for the inputs; see `explain`. Or an instance of your own
+            kernel.
+        q_positions, kv_positions: positions of the tokens, for the mask: a range, or int64 ``[len]`` or ``[batch,
+            len]``, also as a list; -1 marks padding. By default key j is at j and query i at ``kv_len - q_len + i``
+            (bottom-right).
 
     Raises:
-        ValueError, TypeError: ingredients that do not fit together; before any work is done.
+        ValueError, TypeError: arguments that do not fit together; before any work is done.
 
-    Cost: making it costs checks and a (kept) plan. ``A @ value`` runs the chosen kernel.
+    Cost: construction costs checks and a (cached) plan. ``A @ value`` runs the chosen kernel.
 
     Example:
         >>> q = k = torch.ones(1, 2, 4, 8)
@@ -118,7 +266,7 @@ class AttentionMatrix(OfInputs):
 
     @property
     def mask(self) -> Mask:
-        """The mask: who may attend to whom."""
+        """The mask: which query may attend to which key."""
         return self.inputs.rule
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
@@ -145,9 +293,9 @@ class AttentionMatrix(OfInputs):
     def lse(self) -> Tensor:
         """Natural log of each row's denominator, ``[batch, heads, q_len]``; -inf for an empty row.
 
-        A sink's term is in it: results over disjoint keys are merged without one, and the sink's share is taken last.
+        It includes a sink's term. To merge results over disjoint keys, compute them without a sink, and apply it last.
 
-        float32, or float64 for float64 inputs. Cost: one product the first time, kept after that (with gradients,
+        float32, or float64 for float64 inputs. Cost: one product the first time, cached after that (with gradients,
         one product each time).
         """
         if self._lse is not None and not self._wants_grad():
@@ -159,7 +307,7 @@ class AttentionMatrix(OfInputs):
 
     @property
     def scores(self) -> ScoreMatrix:
-        """The matrix before the softmax: scaled, capped and biased, -inf at hidden pairs; lazy like the weights."""
+        """The score matrix before the softmax: scaled, capped and biased, -inf at hidden pairs; lazy too."""
         return ScoreMatrix(self.inputs)
 
     def to(
@@ -169,7 +317,7 @@ class AttentionMatrix(OfInputs):
 
     @property
     def is_stochastic(self) -> bool:
-        """Whether rows sum to 1 (or 0): True, unless a sink takes a share."""
+        """True if rows sum to 1 (or 0), which is the case unless a sink takes a share."""
         return self.inputs.sink_logit is None
 
     def summary(self, parts: Parts | None = None) -> Summary:
@@ -190,7 +338,7 @@ class AttentionMatrix(OfInputs):
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         self._check_part(batch, head, rows)
-        return self._blocks(batch, head, rows)  # what is refused is refused at once, not with the first block
+        return self._blocks(batch, head, rows)  # raise errors at once, not with the first block
 
     def _blocks(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[Block]:
         inputs, bad = self.inputs.current(), None
@@ -221,7 +369,7 @@ class AttentionMatrix(OfInputs):
 
 
 def matrix_from_inputs(inputs: AttentionInputs, impl: Impl = "auto") -> AttentionMatrix:
-    """Return the matrix of checked ingredients."""
+    """Return the attention matrix of checked inputs."""
     matrix = object.__new__(AttentionMatrix)
     matrix.inputs, matrix.impl, matrix._lse = inputs, impl, None
     return matrix

@@ -1,4 +1,4 @@
-"""Block-sparse attention, as mechanisms and caches use it: select blocks of keys, and restrict a matrix to them."""
+"""Block-sparse attention matrices, for mechanisms and caches: select blocks of keys, and restrict a matrix to them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["SelectedBlocks", "restrict_to_blocks", "select_blocks", "stable_topk
 
 _BY_BLOCK, _GATHERED = ByBlock(), Gathered()
 _GATHER, _FEW = 32, 8  # cost of a gathered key, in keys of a tile; queries of a decoding step
-_SMALLEST = 16  # keys of a block from which on its products outweigh gathering its rows
+_SMALLEST = 16  # smallest block whose products take longer than gathering its rows
 
 
 def restrict_to_blocks(matrix: AttentionMatrix, index: Tensor, size: int) -> AttentionMatrix:
-    """Return a softmax matrix in which each query sees only the selected blocks.
+    """Return a softmax matrix in which each query sees only the selected blocks of keys.
 
     Args:
-        matrix: any; what it hides stays hidden.
+        matrix: any softmax matrix; pairs that it hides stay hidden.
         index: see `saccade.engine.block_sparse.selected_blocks.SelectedBlocks`.
-        size: keys of a block.
+        size: keys in a block.
     """
     inputs = matrix.inputs.current()
     _, heads, _, kv_len = inputs.shape
@@ -37,7 +37,7 @@ def restrict_to_blocks(matrix: AttentionMatrix, index: Tensor, size: int) -> Att
 
 
 def _kernel_for(inputs: AttentionInputs, mask: SelectedBlocks) -> Kernel | Literal["auto"]:
-    """Return the kernel that reads only selected keys, if it can run the scores and is faster; else any kernel."""
+    """Return the block-sparse kernel if it can run the scores and is faster; else "auto"."""
     _, heads, q_len, kv_len = inputs.shape
     if _BY_BLOCK.verdict(inputs, Request()).cannot:
         return "auto"

@@ -1,4 +1,4 @@
-"""attention() and attention_with_lse(): a product with the matrix, in two lines each."""
+"""The functions attention() and attention_with_lse(): products with an attention matrix."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def attention(
     kv_positions: GivenPositions = None,
     **unknown: Never,
 ) -> Tensor:
-    """Exact softmax attention: ``AttentionMatrix(query, key, mask, ...) @ value``.
+    """Compute exact softmax attention: ``AttentionMatrix(query, key, mask, ...) @ value``.
 
     Args:
-        query: ``[batch, heads, q_len, head_dim]``; or a nested tensor, as key and value then are, whose items attend
-            each within itself. They run as one packed sequence, and the mask is a rule on an item's positions.
+        query: ``[batch, heads, q_len, head_dim]``; or a nested tensor, like key and value then, each of whose items
+            attends within itself. They run as one packed sequence, and the mask applies to an item's positions.
         key: ``[batch, kv_heads, kv_len, head_dim]``.
         value: ``[batch, kv_heads, kv_len, value_dim]``.
         mask, score, bias, scale, softcap, sink_logit, impl, q_positions, kv_positions: see `AttentionMatrix`.
@@ -57,7 +57,7 @@ def attention(
         wider. A row that may attend to nothing is exactly 0, its lse is -inf, its gradients are 0.
 
     Raises:
-        ValueError, TypeError: ingredients that do not fit together.
+        ValueError, TypeError: arguments that do not fit together.
         UnsupportedError: the kernel named by ``impl`` cannot run these inputs; every reason is listed.
 
     Cost: time O(pairs in the mask's plan · head_dim); memory beside inputs and output is that of one tile, or a few
@@ -109,7 +109,7 @@ def attention_with_lse(
 ) -> tuple[Tensor, Tensor]:
     """Return the output of `attention`, and the log-sum-exp of each row's scores, ``[batch, heads, q_len]``.
 
-    Two results over disjoint keys merge by it: ``lse = logaddexp(lse1, lse2)``,
+    Two results over disjoint keys are merged by their lse: ``lse = logaddexp(lse1, lse2)``,
     ``out = out1 * exp(lse1 - lse) + out2 * exp(lse2 - lse)``. It is the natural log, in float32 (float64 for float64
     inputs), -inf for a row that may attend to nothing, and differentiable. Dropout does not change it.
     """
@@ -143,8 +143,8 @@ def _of_nested(
     kv_positions: GivenPositions,
     **options: Any,
 ) -> Any:
-    """Run one of the functions above on nested tensors, and nest its results."""
-    if is_tracing():  # lengths are read, which a compiler's graph cannot do
+    """Run one of the attention functions on nested tensors, and return nested results."""
+    if is_tracing():  # it reads lengths, which a compiled graph cannot do
         outside = torch.compiler.disable(_of_nested)
         return outside(run, query, key, value, mask, q_positions, kv_positions, **options)
     positions = {"q_positions": q_positions, "kv_positions": kv_positions}

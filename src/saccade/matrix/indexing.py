@@ -1,4 +1,4 @@
-"""Parts of a matrix by index, ``A[batch, head, rows, columns]``, computed from the rows that they need."""
+"""Indexing of lazy matrices: parts ``A[batch, head, rows, columns]``, and nonzero weights as a sparse tensor."""
 
 from __future__ import annotations
 
@@ -9,34 +9,60 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from saccade.statistics.sparse import DENSE_LIMIT
+from saccade.statistics.statistic import DENSE_LIMIT, MatrixInfo, MatrixLike
 from saccade.support.errors import kind, type_error, value_error
 from saccade.support.numerics import wide_dtype
-from saccade.support.validation import is_integer
+from saccade.support.validation import check_int, is_integer
 
 if TYPE_CHECKING:
     from saccade.matrix.matrix import Matrix
 
+SPARSE_LIMIT = 1 << 24
+"""Default limit of `Matrix.to_sparse`: 16 million weights, 600 MB in float32."""
+
+
+def sparse_of(matrix: MatrixLike, limit: int) -> Tensor:
+    """Return the nonzero weights of a matrix as a sparse tensor; see `saccade.Matrix.to_sparse`."""
+    check_int("limit", limit, None)
+    dtype = MatrixInfo.of(matrix).dtype
+    indices = [torch.zeros(4, 0, dtype=torch.int64, device=matrix.device)]
+    values = [torch.zeros(0, dtype=dtype, device=matrix.device)]
+    count = 0
+    with torch.no_grad():
+        for block in matrix.blocks():
+            found = block.weights.nonzero(as_tuple=True)
+            count += len(found[0])
+            if count > limit:
+                hint = "A[b, h, i] gives a row, A.topk(k) the strongest keys; to_sparse(limit=...) insists"
+                raise value_error("size", f"be at most {limit:,} weights", "more", hint=hint)
+            item, head, row, column = found
+            own = torch.tensor([block.batch.start, block.heads.start], device=matrix.device)
+            indices.append(torch.stack([item + own[0], head + own[1], block.queries[row], block.keys[column]]))
+            values.append(block.weights[found].to(dtype))
+    together = torch.sparse_coo_tensor(torch.cat(indices, 1), torch.cat(values), matrix.shape, check_invariants=False)
+    return together.coalesce()
+
+
 Index = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
 """An index: whole numbers, slices and one ``...``, for batch, head, query and key."""
 
-_FAR = 16  # rows from one that is asked for to the next: closer ones take less time with those between them
+_FAR = 16  # step between rows from which on each is computed alone; closer rows are computed with those between
 _AXES = ("batch", "head", "query", "key")
 
 
 def part_of(matrix: Matrix, index: object) -> Tensor:
-    """``matrix.to_dense()[index]``, without the rest of the matrix.
+    """Return ``matrix.to_dense()[index]`` without computing the rest of the matrix.
 
     Args:
-        matrix: any.
+        matrix: any matrix.
         index: see `Index`.
 
     Raises:
-        TypeError: something else between the brackets.
+        TypeError: an index of another type.
         IndexError: a whole number out of range, or more than four of them.
         ValueError: a part of more than `DENSE_LIMIT` weights.
     """
-    asked = _four(index)
+    asked = _four_indices(index)
     spans = [_span(own, axis, matrix.shape[axis]) for axis, own in enumerate(asked)]
     size = math.prod(map(len, spans))
     if size > DENSE_LIMIT:
@@ -49,27 +75,27 @@ def part_of(matrix: Matrix, index: object) -> Tensor:
         for b in (None,) if batch == range(matrix.shape[0]) else batch:
             for h in (None,) if heads == range(matrix.shape[1]) else heads:
                 for some in together:
-                    _fill(out, matrix, (b, h, range(min(some), max(some) + 1)), (batch, heads, rows, columns))
+                    _fill_part(out, matrix, (b, h, range(min(some), max(some) + 1)), (batch, heads, rows, columns))
     return out[tuple(0 if is_integer(own) else slice(None) for own in asked)]
 
 
-def _fill(
+def _fill_part(
     out: Tensor, matrix: Matrix, where: tuple[int | None, int | None, range], spans: tuple[range, range, range, range]
 ) -> None:
     batch, heads, rows, columns = spans
     for block in matrix.blocks(*where):
-        items = block.batch if where[0] is None else _one(batch.index(where[0]))
-        own_heads = block.heads if where[1] is None else _one(heads.index(where[1]))
-        from_rows, to_rows = _common(block.rows, rows)
+        items = block.batch if where[0] is None else _slice_of_one(batch.index(where[0]))
+        own_heads = block.heads if where[1] is None else _slice_of_one(heads.index(where[1]))
+        from_rows, to_rows = _shared_indices(block.rows, rows)
         if not len(to_rows):
             continue
         for span, weights in block.by_range(block.weights):
-            from_columns, to_columns = _common(span, columns)
+            from_columns, to_columns = _shared_indices(span, columns)
             part = weights[:, :, from_rows.to(weights.device)][..., from_columns.to(weights.device)]
             out[items, own_heads, to_rows[:, None], to_columns] = part
 
 
-def _four(index: object) -> tuple[int | slice, int | slice, int | slice, int | slice]:
+def _four_indices(index: object) -> tuple[int | slice, int | slice, int | slice, int | slice]:
     given = index if isinstance(index, tuple) else (index,)
     for own in given:
         if not (is_integer(own) or isinstance(own, slice) or own is ...):
@@ -85,7 +111,7 @@ def _four(index: object) -> tuple[int | slice, int | slice, int | slice, int | s
 
 
 def _span(own: int | slice, axis: int, size: int) -> range:
-    """Return the indices along an axis."""
+    """Return the range of indices that one part of an index selects along an axis."""
     if isinstance(own, slice):
         for edge in (own.start, own.stop, own.step):
             if edge is not None and not is_integer(edge):
@@ -98,12 +124,12 @@ def _span(own: int | slice, axis: int, size: int) -> range:
     return range(own % size, own % size + 1)
 
 
-def _one(place: int) -> slice:
+def _slice_of_one(place: int) -> slice:
     return slice(place, place + 1)
 
 
-def _common(own: range, wanted: range) -> tuple[Tensor, Tensor]:
-    """Places of what two ranges share, in the one and in the other."""
+def _shared_indices(own: range, wanted: range) -> tuple[Tensor, Tensor]:
+    """Return the indices that two ranges share, as places in the first and in the second."""
     indices = torch.arange(own.start, own.stop, own.step, device="cpu")
     steps = (indices - wanted.start).div(wanted.step, rounding_mode="floor")
     is_shared = (steps * wanted.step + wanted.start == indices) & (steps >= 0) & (steps < len(wanted))

@@ -1,4 +1,4 @@
-"""Matrix: an attention matrix that is never built. One primitive, `blocks`, and everything that follows from it."""
+"""Matrix: base class of lazy attention matrices, which are never stored; everything follows from `blocks`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from torch import Tensor
 
 from saccade import statistics
 from saccade.engine import dropout
+from saccade.engine.check_inputs import autocast
 from saccade.engine.tiles.grouped_heads import groups_of, product, take
 from saccade.engine.to_device import moved, target_of
-from saccade.engine.validation import autocast
-from saccade.matrix.indexing import Index, part_of
+from saccade.matrix.indexing import SPARSE_LIMIT, Index, part_of, sparse_of
 from saccade.matrix.operators import Operators
 from saccade.plan import Ranges
 from saccade.statistics.row_block import Block, as_slice
-from saccade.statistics.sparse import DENSE_LIMIT, SPARSE_LIMIT, sparse_of
-from saccade.statistics.statistic import MatrixInfo, Statistic, blocks_for
+from saccade.statistics.statistic import DENSE_LIMIT, MatrixInfo, Statistic, blocks_for
 from saccade.statistics.transposed import Transposed
 from saccade.support.errors import describe, kind, type_error, unsupported, value_error
 from saccade.support.numerics import wide_dtype
@@ -32,32 +31,32 @@ if TYPE_CHECKING:
 
 
 class Matrix(Operators, ABC):
-    """A lazy matrix of shape [batch, heads, q_len, kv_len].
+    """A lazy matrix of shape ``[batch, heads, q_len, kv_len]``.
 
-    A subclass says its `shape`, `dtype`, `device` and `kv_heads`, and yields `blocks`; products, rows, the dense form
-    and every statistic follow. It holds tensors, never modules. ``A @ value``, ``A.mT @ x`` are differentiable;
-    questions (`compute`, `entropy`, `topk`, `received`, `pooled`) run without gradient.
+    A subclass defines `shape`, `dtype`, `device`, `kv_heads` and `blocks`; products, rows, the dense form and all
+    statistics follow. It holds tensors, never modules. ``A @ value`` and ``A.mT @ x`` are differentiable; statistics
+    (`compute`, `entropy`, `topk`, `received`, `pooled`) are computed without gradient.
     """
 
     @property
     @abstractmethod
     def shape(self) -> tuple[int, int, int, int]:
-        """(batch, heads, q_len, kv_len)."""
+        """The shape of the matrix, (batch, heads, q_len, kv_len)."""
 
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype:
-        """Dtype of the products; weights are computed in float32 or wider."""
+        """Dtype of the matrix's products; weights are computed in float32 or wider."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Device of the inputs."""
+        """Device of the matrix's inputs."""
 
     @property
     @abstractmethod
     def kv_heads(self) -> int:
-        """Number of key and value heads; divides the number of heads."""
+        """Number of key and value heads of the matrix; divides the number of heads."""
 
     @abstractmethod
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
@@ -74,12 +73,12 @@ class Matrix(Operators, ABC):
 
     @property
     def hidden(self) -> float:
-        """The entry at pairs that appear in no block."""
+        """The entry of the matrix at pairs that appear in no block."""
         return 0.0
 
     @property
     def mT(self) -> Transposed[Matrix]:
-        """The transpose, for ``A.mT @ x``: how much each key is looked at, weighted by x."""
+        """The transposed matrix, for ``A.mT @ x``: how much attention each key receives, weighted by x."""
         return Transposed(self)
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
@@ -100,7 +99,7 @@ class Matrix(Operators, ABC):
         seed = dropout.draw_seed() if seed is None and dropout_p > 0.0 else seed
         batch, heads, q_len, _ = self.shape
         shape, wide = (batch, heads, q_len, value.shape[3]), wide_dtype(value.dtype)
-        out: Tensor | None = None  # made like the first part: under vmap, of all samples
+        out: Tensor | None = None  # allocated like the first part: under vmap, for all samples
         for block in self.blocks():
             weights, groups = block.weights, groups_of(block.heads, heads, self.kv_heads)
             if seed is not None and dropout_p > 0.0:
@@ -113,7 +112,7 @@ class Matrix(Operators, ABC):
         return (value.new_zeros(shape) if out is None else out).to(value.dtype)
 
     def rmatmul(self, x: Tensor) -> Tensor:
-        """``A.mT @ x``.
+        """Return ``A.mT @ x``.
 
         Args:
             x: ``[batch, heads, q_len, width]``.
@@ -121,7 +120,7 @@ class Matrix(Operators, ABC):
         Returns:
             ``[batch, heads, kv_len, width]`` in the dtype of x.
 
-        Cost: one sweep over the blocks. With gradients, the weights of every block are kept for the backward pass.
+        Cost: one sweep over the blocks. With gradients, the weights of every block are saved for the backward pass.
         """
         batch, heads, q_len, kv_len = self.shape
         x = self._operand(x, "x", heads, q_len)
@@ -176,11 +175,11 @@ class Matrix(Operators, ABC):
             return tuple(results[index] for index in range(len(statistics)))
 
     def _compute_by_sweep(self, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo) -> dict[int, Any]:
-        """Return the results that need no blocks, by the index of their statistic."""
+        """Return the results that need no blocks of the matrix, by the index of their statistic."""
         return {}
 
     def entropy(self) -> Tensor:
-        """Over how many keys a query spreads, in nats, ``[batch, heads, q_len]``; see `saccade.statistics.Entropy`."""
+        """Return the entropy of each row in nats, ``[batch, heads, q_len]``; see `saccade.statistics.Entropy`."""
         return self.compute(statistics.Entropy())[0]
 
     def topk(self, k: int) -> statistics.Strongest:
@@ -188,7 +187,7 @@ class Matrix(Operators, ABC):
         return self.compute(statistics.TopK(k))[0]
 
     def received(self) -> Tensor:
-        """How much attention each key gets, ``[batch, heads, kv_len]``; see `saccade.statistics.Received`."""
+        """Return the attention that each key gets, ``[batch, heads, kv_len]``; see `saccade.statistics.Received`."""
         return self.compute(statistics.Received())[0]
 
     def pooled(self, bins: int, *, how: How = "mean") -> Tensor:
@@ -196,10 +195,10 @@ class Matrix(Operators, ABC):
         return self.compute(statistics.Pooled(bins, how))[0]
 
     def summary(self, parts: statistics.Parts | None = None) -> statistics.Summary:
-        """Statistics of every head beside those of uniform attention; see `saccade.statistics.Summary`.
+        """Return statistics of every head beside those of uniform attention; see `saccade.statistics.Summary`.
 
         Raises:
-            TypeError: ``parts`` are no `saccade.statistics.Parts`, whose shares the table tells too.
+            TypeError: ``parts`` is not a `saccade.statistics.Parts`, whose shares are added to the table.
             UnsupportedError: rows that are not distributions, unless it is a sink that takes a share of them.
 
         Cost: about two sweeps of `blocks`; parts take one more, and one of uniform attention.
@@ -216,24 +215,24 @@ class Matrix(Operators, ABC):
 
         Raises:
             TypeError: ``limit`` is not an int.
-            ValueError: more weights than that; found out during the sweep.
+            ValueError: more weights than that; raised during the sweep.
         """
         return sparse_of(self, limit)
 
     def __getitem__(self, index: Index) -> Tensor:
-        """Any part, exactly: ``A[b, h, i]`` is what query i of head h of batch item b attends to, ``[kv_len]``.
+        """Return any part of the matrix: ``A[b, h, i]`` is the row of query i, head h, batch item b, ``[kv_len]``.
 
         ``A[b, h]`` is one head's matrix, ``A[b, h, i:j, k:l]`` a part of it, ``A[..., i, j]`` one weight of each head.
-        Only the rows that are asked for are computed, and those between them where the step is below 16.
+        Only the requested rows are computed, and those between them if the step is below 16.
         """
         return part_of(self, index)
 
     def to(self, *target: torch.device | str | torch.dtype, **kwargs: torch.device | str | torch.dtype | None) -> Self:
-        """Return it on another ``device``, of another float ``dtype``, or both: ``A.to("cuda", torch.half)``."""
+        """Return the matrix on another ``device`` or in another float ``dtype``: ``A.to("cuda", torch.half)``."""
         return moved(self, *target_of(target, kwargs))
 
     def to_dense(self, *, limit: int = DENSE_LIMIT) -> Tensor:
-        """All weights, ``[batch, heads, q_len, kv_len]`` in float32 or wider.
+        """Return all weights, ``[batch, heads, q_len, kv_len]`` in float32 or wider.
 
         Args:
             limit: most weights to write out.
@@ -257,7 +256,7 @@ class Matrix(Operators, ABC):
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
         """Return positions of queries and keys, int64 ``[batch | 1, 1, rows, 1]`` and ``[batch | 1, 1, 1, columns]``.
 
-        By default key j stands at j and query i at ``kv_len - q_len + i``.
+        By default key j is at position j and query i at ``kv_len - q_len + i``.
         """
         first = self.shape[3] - self.shape[2]
         q = torch.arange(rows.start + first, rows.stop + first, rows.step, device=self.device)
@@ -271,7 +270,7 @@ class Matrix(Operators, ABC):
         return dropout.keep(seed, b, h, q, kv, dropout_p)
 
     def _check_part(self, batch: object, head: object, rows: object) -> None:
-        """Raise unless `blocks` can be restricted to these."""
+        """Raise an error unless `blocks` can be restricted to this batch item, head and rows."""
         for name, index, size in (("batch", batch, self.shape[0]), ("head", head, self.shape[1])):
             if index is None:
                 continue
@@ -287,7 +286,7 @@ class Matrix(Operators, ABC):
             raise value_error("rows", "be a range with step 1", rows)
 
     def _operand(self, x: Tensor, name: str, heads: int, length: int) -> Tensor:
-        """Check a factor of a product, and return it, in the matrix's dtype under autocast."""
+        """Return a checked factor of a product; in the matrix's dtype under autocast."""
         check_type(name, x, Tensor, "be a tensor")
         expected = (self.shape[0], heads, length)
         if x.dim() != 4 or x.shape[:3] != expected:
@@ -301,7 +300,7 @@ class Matrix(Operators, ABC):
 
 
 class DerivedMatrix(Matrix):
-    """A matrix made from another one, with its shape, dtype, device, heads and kind of rows unless it says otherwise.
+    """A matrix computed from another one, whose shape, dtype, device, heads and kind of rows it has by default.
 
     Args:
         inner: the other matrix.

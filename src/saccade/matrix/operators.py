@@ -1,4 +1,4 @@
-"""Operators that a matrix shares with tensors; for others, an error that names our method."""
+"""Operators of lazy matrices that tensors have too; other tensor methods raise an error that names ours."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TIMES = (torch.mul, torch.multiply, Tensor.mul, Tensor.__mul__, Tensor.__rmul__
 
 
 class Operators:
-    """``A @ v``, ``v @ A``, ``A1 @ A2``, ``A1 - c * A2``, ``torch.matmul(A, v)``, ``len(A)``, ``np.array(A)``."""
+    """Operators of a matrix: ``A @ v``, ``v @ A``, ``A1 @ A2``, ``A1 - c * A2``, ``torch.matmul(A, v)``, ``len(A)``."""
 
     if TYPE_CHECKING:
         shape: Any
@@ -49,48 +49,48 @@ class Operators:
     @overload
     def __matmul__(self, other: Matrix) -> Matrix: ...
     def __matmul__(self, other: Any) -> Any:
-        return _made("Chain", self, other) if isinstance(other, Operators) else self.matmul(other)
+        return _combined("Chain", self, other) if isinstance(other, Operators) else self.matmul(other)
 
     def __rmatmul__(self, x: Tensor) -> Tensor:
-        """``x @ A``, for ``x [batch, heads, width, q_len]``: ``[batch, heads, width, kv_len]``."""
+        """Return ``x @ A``, for ``x [batch, heads, width, q_len]``: ``[batch, heads, width, kv_len]``."""
         return self.rmatmul(check_type("x", x, Tensor, "be a tensor").mT).mT
 
     def __add__(self, other: Matrix) -> Matrix:
-        return _made("Sum", (1.0, self), (1.0, _matrix(other, "+")))
+        return _combined("Sum", (1.0, self), (1.0, _checked_matrix(other, "+")))
 
     def __sub__(self, other: Matrix) -> Matrix:
-        return _made("Sum", (1.0, self), (-1.0, _matrix(other, "-")))
+        return _combined("Sum", (1.0, self), (-1.0, _checked_matrix(other, "-")))
 
     def __mul__(self, factor: float | Tensor) -> Matrix:
-        return _made("Sum", (factor, self))
+        return _combined("Sum", (factor, self))
 
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: float | Tensor) -> Matrix:
-        return _made("Sum", (1.0 / divisor, self))
+        return _combined("Sum", (1.0 / divisor, self))
 
     def __neg__(self) -> Matrix:
-        return _made("Sum", (-1.0, self))
+        return _combined("Sum", (-1.0, self))
 
     def __radd__(self, other: object) -> Self:
-        """``sum(matrices)`` begins with 0; a matrix on the left has answered already."""
+        """Return the matrix for ``0 + A``, with which ``sum(matrices)`` begins; refuse other terms."""
         return self if isinstance(other, int) and other == 0 else _refuse_term(other)
 
     def __rsub__(self, other: object) -> NoReturn:
         _refuse_term(other)
 
-    __array_ufunc__ = None  # a number of NumPy's times a matrix asks the matrix
+    __array_ufunc__ = None  # a NumPy number times a matrix calls the matrix's operator
 
     def __len__(self) -> int:
         size: int = self.shape[0]
         return size
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """All weights, up to the limit of `to_dense`, for NumPy."""
+        """Return all weights as a NumPy array, up to the limit of `to_dense`."""
         dense = self.to_dense().detach().cpu().numpy()
         return dense if dtype is None else dense.astype(dtype)
 
-    if not TYPE_CHECKING:  # or every name would be one
+    if not TYPE_CHECKING:  # for type checkers, every attribute would exist
 
         def __getattr__(self, name: str) -> NoReturn:
             hint = _HINTS.get(name)
@@ -101,7 +101,7 @@ class Operators:
     def __torch_function__(
         cls, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # A compiler hands over both sides of an operator, and not which is which.
+        # A compiler passes both operands of an operator without their order.
         if not kwargs and len(args) == 2 and not is_tracing():
             left, right = reversed(args) if function in (Tensor.__rmatmul__, Tensor.__rmul__) else args
             if function in _PRODUCTS:
@@ -114,13 +114,13 @@ class Operators:
         raise type_error("an argument", "be a tensor", f"a lazy {own}", hint=hint, where=f"torch's {name}")
 
 
-def _made(name: str, *parts: Any) -> Matrix:
-    # The matrices that are made of others are matrices themselves.
+def _combined(name: str, *parts: Any) -> Matrix:
+    # Imported here, since these classes are matrices themselves.
     made: Matrix = getattr(importlib.import_module("saccade.matrix.algebra"), name)(*parts)
     return made
 
 
-def _matrix(other: object, sign: str) -> Any:
+def _checked_matrix(other: object, sign: str) -> Any:
     if not isinstance(other, Operators):
         hint = "a term of the scores is bias=; what is added to weights is added to a tensor, A.to_dense()"
         raise type_error(f"what stands behind {sign}", "be a matrix", kind(other), hint=hint)
@@ -128,5 +128,5 @@ def _matrix(other: object, sign: str) -> Any:
 
 
 def _refuse_term(other: object) -> NoReturn:
-    _matrix(other, "or before a sign")
+    _checked_matrix(other, "or before a sign")
     raise AssertionError  # nothing else gets here

@@ -1,4 +1,4 @@
-"""Mechanism: a module that computes a matrix from queries and keys."""
+"""Mechanism: the base of all modules that compute an attention matrix from queries and keys."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _HOOKS += ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
 
 
 class Mechanism(ArgumentHints, nn.Module):
-    """WHICH MATRIX comes of queries and keys. The one seam that caches, recordings and ranks use."""
+    """A module that computes an attention matrix from queries and keys; caches and recordings call it too."""
 
     @property
     def treats_heads_alike(self) -> bool:
-        """True if its matrices depend on dot products and the mask alone, alike in every head.
+        """True if its matrices depend on dot products and the mask alone, in the same way in every head.
 
         Caches may then pass heads as batch items, and pass positions only if the mask needs them.
         """
@@ -37,7 +37,7 @@ class Mechanism(ArgumentHints, nn.Module):
         return ()
 
     def new_cache(self, max_len: int | None = None) -> LayerCache:
-        """Return an empty cache that fits: by default a `saccade.caches.KVCache`, which is exact for every mechanism.
+        """Return an empty cache that suits the mechanism: by default a `saccade.caches.KVCache`, which suits all.
 
         Args:
             max_len: tokens to allocate room for, at once; None to grow.
@@ -56,7 +56,7 @@ class Mechanism(ArgumentHints, nn.Module):
         )
 
     def _with_hooks(self, other: M) -> M:
-        """Return ``other`` with the hooks of this mechanism, since it runs in its place for one call."""
+        """Return ``other`` with the hooks of this mechanism, since it replaces it for one call."""
         for hooks in _HOOKS:
             setattr(other, hooks, getattr(self, hooks))
         return other
@@ -71,6 +71,4 @@ class Mechanism(ArgumentHints, nn.Module):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> Matrix:
-        """Return the matrix for ``query [batch, heads, q_len, head_dim]`` and ``key [batch, kv_heads, kv_len,
-        head_dim]``.
-        """
+        """Return the attention matrix of queries ``[batch, heads, q_len, head_dim]`` and keys."""

@@ -1,4 +1,4 @@
-"""Approximate: the base of mechanisms other than softmax, which checks queries, keys, mask and positions."""
+"""Approximate: the base of all mechanisms but softmax, which checks queries, keys, mask and positions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from saccade.engine.check_inputs import autocast, check_query_key
 from saccade.engine.positions.positioned_mask import check_domain
-from saccade.engine.validation import autocast, check_query_key
 from saccade.masks import And, Mask, as_mask
 from saccade.matrix import Matrix
 from saccade.mechanisms.base import Mechanism
@@ -19,14 +19,14 @@ from saccade.support.numerics import wide_dtype
 
 
 class Inputs(NamedTuple):
-    """Checked queries, keys and mask.
+    """The checked queries, keys and mask of a mechanism's call.
 
     Attributes:
         query: ``[batch, heads, q_len, head_dim]``.
         key: ``[batch, kv_heads, kv_len, head_dim]``, in the dtype of the query, which is that of products.
         rule: the mask.
         shape: (batch, heads, q_len, kv_len).
-        q_positions, kv_positions: of the tokens; None by default.
+        q_positions, kv_positions: positions of the tokens; None by default.
     """
 
     query: Tensor
@@ -43,12 +43,12 @@ class Inputs(NamedTuple):
 
     @property
     def is_placed(self) -> bool:
-        """True if positions were passed: a position below 0 then means padding."""
+        """True if positions were passed; a position below 0 then means padding."""
         return self.q_positions is not None or self.kv_positions is not None
 
     @property
     def starts(self) -> tuple[int | None, int | None]:
-        """The positions of the first query and the first key, if the others follow one by one; None if not."""
+        """The positions of the first query and the first key if the others are consecutive, else None."""
         q, kv = self.q_positions, self.kv_positions
         first = 0 if self.is_placed else self.shape[3] - self.shape[2]
         return first if q is None else q.first, 0 if kv is None else kv.first
@@ -68,11 +68,11 @@ class Inputs(NamedTuple):
 
 
 class Approximate(Mechanism):
-    """A mechanism that computes its matrix from checked inputs."""
+    """The base of mechanisms that compute their matrix from checked inputs."""
 
     @abstractmethod
     def _matrix_of(self, inputs: Inputs) -> Matrix:
-        """Return the matrix of checked inputs."""
+        """Return the matrix of the mechanism for checked inputs."""
 
     def forward(
         self,
@@ -88,7 +88,7 @@ class Approximate(Mechanism):
     def _inputs(
         self, query: Tensor, key: Tensor, mask: object, q_positions: GivenPositions, kv_positions: GivenPositions
     ) -> Inputs:
-        """Return the checked arguments."""
+        """Return the checked inputs of a mechanism's call."""
         query, key = autocast(query), autocast(key)
         shape = check_query_key(query, key, None)
         rule = as_mask(mask, shape)
@@ -107,10 +107,10 @@ class Approximate(Mechanism):
 
 
 def parts_of(mask: Mask) -> tuple[Mask, ...]:
-    """Return the masks that a mask joins by ``&``; the mask itself if it joins none."""
+    """Return the masks that ``&`` joined to this one, or a list of the mask itself."""
     return mask.parts if isinstance(mask, And) else (mask,)
 
 
 def scale_of(scale: float | None, head_dim: int) -> float:
-    """Return the scale of dot products, ``head_dim ** -0.5`` for None."""
+    """Return the scale of a mechanism's dot products: ``head_dim ** -0.5`` for None."""
     return max(1, head_dim) ** -0.5 if scale is None else scale

@@ -1,4 +1,4 @@
-"""CompressiveMemory: softmax within a segment, and one state for all segments before it."""
+"""CompressiveMemory (Infini-attention): softmax within a segment, and a compressive memory of all earlier ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Update = Literal["linear", "delta"]
 
 
 class CompressiveMatrix(Sum):
-    """``(1 - g) * within + g * earlier``: softmax within segments, and a memory of earlier segments.
+    """The matrix ``(1 - g) * within + g * earlier``: softmax within segments, and a memory of earlier ones.
 
     Args:
         within: the softmax.
@@ -38,7 +38,7 @@ class CompressiveMatrix(Sum):
     def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """Return the product after a ``memory`` of all earlier tokens, and the new memory.
+        """Return the output after a compressive memory of all earlier tokens, and the new memory.
 
         See `saccade.mechanisms.segments.EarlierSegments.advance_segments`.
         """
@@ -49,7 +49,7 @@ class CompressiveMatrix(Sum):
 
 
 class CompressiveMemory(Approximate):
-    r"""Softmax within the own segment, and linear attention to all segments before it: Infini-attention.
+    r"""Infini-attention: softmax within a segment, and linear attention to all segments before it.
 
     .. math:: A = (1 - g)\, \mathrm{softmax}(q k^\top)_{\text{own segment}} + g\, A_{\text{mem}}, \qquad
               A_{\text{mem}} V = \frac{\sigma(Q) M_{s-1}}{\sigma(Q) z_{s-1}}, \qquad \sigma(x) = \mathrm{elu}(x) + 1
@@ -62,12 +62,12 @@ class CompressiveMemory(Approximate):
     with the linear update; with the delta rule weights have any sign, and rows any sum.
 
     Args:
-        num_heads: of the queries; each has a gate.
+        num_heads: heads of the queries; each has a gate.
         segment: positions of a segment, counted from 0.
         update: how a segment is written, "linear" or "delta".
-        scale: of the dot products within a segment; ``head_dim ** -0.5`` when None.
-        rotary: turns queries and keys within a segment alone, as in the paper, whose memory knows no positions; None
-            where that is done before, for both, or not at all.
+        scale: scale of the dot products within a segment; ``head_dim ** -0.5`` when None.
+        rotary: rotates queries and keys within a segment only, as in the paper, whose memory has no positions; None
+            if both are already rotated, or not at all.
 
     Attributes:
         gate: trainable, ``[num_heads]``; 0 at first, so that both halves weigh the same.
@@ -77,7 +77,7 @@ class CompressiveMemory(Approximate):
         UnsupportedError: a mask other than Causal and those that hide keys and do nothing else (Padding).
 
     Cost: O(n * segment * head_dim) for the softmax and O(n * head_dim * value_dim) for the memory; a state for each
-    segment is kept for the backward pass. Decoding: `saccade.caches.CompressiveCache`, of constant size.
+    segment is stored for the backward pass. Decoding: `saccade.caches.CompressiveCache`, of constant size.
 
     Example:
         >>> from saccade.masks import Causal
@@ -122,7 +122,7 @@ class CompressiveMemory(Approximate):
         return tuple(reasons)
 
     def new_cache(self, max_len: int | None = None) -> CompressiveCache:
-        """Return an empty `saccade.caches.CompressiveCache`: the memory, and the open segment."""
+        """Return an empty `saccade.caches.CompressiveCache`: the memory and the open segment."""
         return CompressiveCache(max_len)
 
     def _matrix_of(self, inputs: Inputs) -> CompressiveMatrix:

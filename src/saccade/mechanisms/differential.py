@@ -1,4 +1,4 @@
-"""Differential: the difference of two attention maps."""
+"""Differential: the difference of two softmax attention maps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Differential(Mechanism):
     Args:
         head_dim: width of each of the two, half of that of the queries and keys.
         layer: which layer of a stack this is, from 0; decides λ_init.
-        scale: of the dot products; ``head_dim ** -0.5`` when None.
+        scale: scale of the dot products; ``head_dim ** -0.5`` when None.
 
     Attributes:
         lambda_q1, lambda_k1, lambda_q2, lambda_k2: trainable vectors ``[head_dim]``; all heads share λ.
@@ -68,7 +68,7 @@ class Differential(Mechanism):
     lambda_k2: nn.Parameter
 
     def reset_parameters(self) -> None:
-        """Draw normal vectors of spread 0.1, so that λ begins near λ_init."""
+        """Draw the vectors of λ from a normal distribution of spread 0.1, so that λ starts near λ_init."""
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=_SPREAD)
 

@@ -1,4 +1,4 @@
-"""GatedLinear, Delta and SSD: linear attention whose state fades or is corrected."""
+"""GatedLinear, Delta and SSD: linear attention whose state decays or is corrected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from saccade.support.validation import check_int, check_type, register_tensor
 
 
 class GatedLinear(GatedRecurrence):
-    r"""Linear attention whose state fades: the contribution of a token decreases with every later token.
+    r"""Linear attention with a decaying state: the weight of a token decreases with every later token.
 
     .. math:: S_t = \mathrm{diag}(\exp g_t)\, S_{t-1} + \beta_t k_t v_t^T, \qquad o_t = s\, S_t^T q_t, \qquad
               A_{ij} = s\, \beta_j \sum_c q_{ic} k_{jc} \exp \Big( \sum_{t=j+1}^{i} g_{tc} \Big)
@@ -64,16 +64,17 @@ class GatedLinear(GatedRecurrence):
 
     @classmethod
     def retnet(cls, num_heads: int) -> GatedLinear:
-        """Return RetNet's retention: factors of ``1 - 2 ** -5`` to ``1 - 2 ** -(4 + num_heads)``.
+        """Return RetNet's retention: gated linear attention with a constant decay for each head.
 
-        Queries and keys are to be rotated before, as RetNet has it (`saccade.positions.Rotary`).
+        A head's state decays by a factor of ``1 - 2 ** -5`` to ``1 - 2 ** -(4 + num_heads)`` in each step. As in
+        RetNet, rotate queries and keys before (`saccade.positions.Rotary`).
         """
         heads = torch.arange(check_int("num_heads", num_heads), dtype=torch.float64)
         return cls(torch.log1p(-(2.0 ** (-5.0 - heads))))
 
     @classmethod
     def lightning(cls, num_heads: int, layer: int = 0, num_layers: int = 1) -> GatedLinear:
-        """Return MiniMax's lightning attention: rates of ALiBi's slopes, smaller in later layers; no scale.
+        """Return MiniMax's lightning attention: gated linear attention without a scale, with ALiBi's slopes as rates.
 
         Args:
             num_heads: a power of two.
@@ -132,7 +133,7 @@ class Delta(GatedRecurrence):
 
 
 class SSD(Recurrence):
-    r"""Mamba-2's state space: a step size for each token sets how much it writes and how much the state fades.
+    r"""Mamba-2's state space: a step size for each token sets how much it writes and how much the state decays.
 
     .. math:: S_t = \exp(\Delta_t a)\, S_{t-1} + \Delta_t B_t x_t^T, \qquad y_t = S_t^T C_t, \qquad
               A_{ij} = \Delta_j\, C_i \cdot B_j \exp \Big( a \sum_{t=j+1}^{i} \Delta_t \Big)
@@ -177,7 +178,7 @@ class SSD(Recurrence):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> RecurrenceMatrix:
-        """Return the matrix; ``step`` is Δ, at least 0, ``[batch, num_heads, kv_len]``; 1 when None."""
+        """Return the SSD matrix; ``step`` is Δ, at least 0, ``[batch, num_heads, kv_len]``; 1 when None."""
         inputs = self._inputs(query, key, mask, q_positions, kv_positions)
         batch, _, _, length = inputs.shape
         if step is None:

@@ -1,4 +1,4 @@
-"""Linear: attention by products of features, and its feature maps."""
+"""Linear: linear attention by products of features, and its feature maps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAPS: dict[str, FeatureMap] = {"elu": _elu, "relu": F.relu, "squared_relu": _sq
 
 
 class Linear(FeatureMechanism):
-    r"""Linear attention: queries and keys meet in a product of features, in linear time.
+    r"""Linear attention: the weight of a key is a product of features of query and key; products take linear time.
 
     .. math:: A_{ij} = \frac{\phi(q_i) \cdot \phi(k_j)}{\epsilon + \sum_{j'} \phi(q_i) \cdot \phi(k_{j'})}
 
@@ -86,7 +86,7 @@ class Linear(FeatureMechanism):
 
 
 def _map_of(feature_map: FeatureMapName | FeatureMap) -> FeatureMap:
-    """Return the function of that name, or the function itself."""
+    """Return the feature map of linear attention with this name, or the function itself."""
     if isinstance(feature_map, str):
         hint = "a function of your own will do, too"
         return _MAPS[check_choice("feature_map", feature_map, _MAPS, hint=hint)]

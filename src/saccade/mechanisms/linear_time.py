@@ -1,4 +1,4 @@
-"""LinearTimeMatrix: a matrix with products in linear time, whose weights are computed only on request."""
+"""LinearTimeMatrix: the base of matrices with products in linear time, whose weights are computed on request."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class LinearTimeMatrix(Matrix):
     Args:
         shape: (batch, heads, q_len, kv_len).
         kv_heads: number of key and value heads.
-        dtype: of the inputs and of the products.
-        device: of the inputs.
+        dtype: dtype of the inputs and of the products.
+        device: device of the inputs.
     """
 
     # Class attributes, since instance attributes do not implement the abstract properties of a matrix.
@@ -47,10 +47,10 @@ class LinearTimeMatrix(Matrix):
 
     @abstractmethod
     def _times(self, value: Tensor) -> Tensor:
-        """Return the product with a value of the right shape and dtype; in float32 or wider."""
+        """Return the product with a checked value in linear time; in float32 or wider."""
 
     def _pieces(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[tuple[slice, slice, range]]:
-        """Yield batch items, heads and rows of each requested block: all if they are few, else rows of one head."""
+        """Yield batch items, heads and rows of the blocks to compute: all if few, else rows of one head."""
         self._check_part(batch, head, rows)
         items = range(self.shape[0]) if batch is None else range(batch, batch + 1)
         heads = range(self.shape[1]) if head is None else range(head, head + 1)
@@ -68,7 +68,7 @@ class LinearTimeMatrix(Matrix):
 
 
 def divide_rows(x: Tensor, total: Tensor, eps: float = 0.0) -> Tensor:
-    """Divide rows by their totals and eps; a row with total 0 is 0 and gets no gradient."""
+    """Divide rows of linear attention by their totals and eps; a row with total 0 is 0 and gets no gradient."""
     empty = total == 0
     if eps:  # the entries of a row may cancel
         empty = empty & (x == 0).all(-1, keepdim=True)

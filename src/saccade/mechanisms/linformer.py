@@ -1,4 +1,4 @@
-"""Linformer: attention to a fixed number of slots."""
+"""Linformer: attention to a fixed number of slots, which are learned sums of keys."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Linformer(Approximate):
         share: "heads", one E and one F for all heads; "key_value", E and F are one too; "none", each key and value
             head has its own. To share among layers, give the same Linformer to all.
         num_kv_heads: heads of keys and values; for ``share="none"`` only.
-        scale: of the dot products; ``head_dim ** -0.5`` when None.
+        scale: scale of the dot products; ``head_dim ** -0.5`` when None.
 
     Raises:
         TypeError, ValueError: a count below 1, a rank above kv_len, heads given or missing, more keys than kv_len.
@@ -83,7 +83,7 @@ class Linformer(Approximate):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set each slot to the mean of equally many neighbouring positions, give or take one."""
+        """Set each slot of the Linformer to the mean of (nearly) equally many neighbouring positions."""
         slots = torch.arange(self.kv_len) * self.rank // self.kv_len
         means = nn.functional.one_hot(slots, self.rank).mT.to(torch.float32)
         means = means / means.sum(1, keepdim=True)
@@ -111,7 +111,7 @@ class Linformer(Approximate):
         return LinformerMatrix(left, projection, tokens, dtype=inputs.query.dtype)
 
     def _check_last(self, positions: Positions | None, kv_len: int) -> None:
-        """Raise for a key position beyond the projection; if positions cannot be read, indexing raises at run time."""
+        """Raise for a key position beyond the projection; unreadable positions fail at run time instead."""
         ends = (0, kv_len - 1) if positions is None else positions.ends
         last = -1 if ends is None else ends[1]
         if last >= self.kv_len:
@@ -123,20 +123,20 @@ class Linformer(Approximate):
         return text if self.scale is None else f"{text}, scale={self.scale}"
 
     def _columns(self, projection: Tensor, tokens: Tokens) -> Tensor:
-        """Return the weights of keys at these positions in each slot, ``[batch | 1, kv_heads | 1, rank, kv_len]``."""
+        """Return the weight of each key position in each slot, ``[batch | 1, kv_heads | 1, rank, kv_len]``."""
         columns = projection[:, :, tokens.keys.clamp(min=0)].movedim(2, 0)
         hidden = unless_none(tokens.hidden)
         return columns if hidden is None else columns.masked_fill(hidden[:, None, None], 0.0)
 
 
 class LinformerMatrix(LowRankMatrix):
-    """``slots @ projection``: the weights of slots for each query, and of keys in each slot.
+    """The Linformer's matrix ``slots @ projection``: weights of slots per query, times weights of keys per slot.
 
     Args:
         left: queries over the pooled keys, ``[batch, heads, q_len, rank]``.
-        projection: of values to slots, ``[batch | 1, kv_heads | 1, rank, kv_len]``; 0 at keys that are hidden.
+        projection: weights of values in slots, ``[batch | 1, kv_heads | 1, rank, kv_len]``; 0 at keys that are hidden.
         tokens: the queries and keys.
-        dtype: of the inputs and of the products.
+        dtype: dtype of the inputs and of the products.
 
     Cost: products take O((q_len + kv_len) * rank * width) time and memory linear in the lengths.
     """

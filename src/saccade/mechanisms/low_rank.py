@@ -1,4 +1,4 @@
-"""Attention through a few slots or landmarks, shared by Linformer and Nystrom."""
+"""Low-rank attention through a few slots or landmarks, shared by Linformer and Nystrom."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from saccade.support.torch_modes import without_autocast
 
 
 class LowRankMatrix(LinearTimeMatrix):
-    """``left @ right``: queries by a few slots, and these slots by keys.
+    """A low-rank matrix ``left @ right``: queries over a few slots, and these slots over the keys.
 
     Args:
         left: queries over the slots, ``[batch, heads, q_len, slots]``.
         kv_heads, kv_len: sizes of the right side.
-        dtype: of the inputs and of the products.
+        dtype: dtype of the inputs and of the products.
         lost: bool ``[batch, q_len]``, True at padding.
 
     Cost: products take O((q_len + kv_len) * slots * width) time and memory linear in the lengths.
@@ -42,7 +42,7 @@ class LowRankMatrix(LinearTimeMatrix):
 
     @abstractmethod
     def _gathered(self, value: Tensor) -> Tensor:
-        """Return ``right @ value``, the slots' sums of a value: ``[batch, kv_heads or heads, slots, width]``."""
+        """Return ``right @ value``, the sum of values in each slot: ``[batch, kv_heads or heads, slots, width]``."""
 
     @abstractmethod
     def _scattered(self, x: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class LowRankMatrix(LinearTimeMatrix):
 
     @abstractmethod
     def _right(self, items: slice, heads: slice) -> Tensor:
-        """Return the right side of some heads, dense: ``[batch | 1, heads or their groups, slots, kv_len]``."""
+        """Return the dense right factor of some heads: ``[batch | 1, heads or their groups, slots, kv_len]``."""
 
     def _times(self, value: Tensor) -> Tensor:
         return self._without_lost(self.left.times(self._gathered(value.to(self.left.query.dtype))))
@@ -78,7 +78,7 @@ class LowRankMatrix(LinearTimeMatrix):
 
 
 class Tokens(NamedTuple):
-    """Queries and keys, 0 at hidden tokens and padding.
+    """The queries and keys of a low-rank matrix, with hidden tokens and padding set to 0.
 
     Non-finite tokens are not isolated: every row sees every slot.
 
@@ -99,7 +99,7 @@ class Tokens(NamedTuple):
 
     @classmethod
     def of(cls, inputs: Inputs) -> Tokens:
-        """Return the tokens of checked inputs."""
+        """Return the queries and keys of checked inputs, with hidden tokens set to 0."""
         rows, keys = inputs.position_tables()
         lost, hidden = _is_padding(inputs, rows), hidden_at(inputs, keys)
         query = inputs.query.to(inputs.wide).masked_fill(lost[:, None, :, None], 0.0)
@@ -118,7 +118,7 @@ def hidden_at(inputs: Inputs, positions: Tensor) -> Tensor:
 
 
 def why_not_keys_only(mask: Mask, because: str) -> tuple[str, ...]:
-    """Return why a mask that does more than hide keys is not supported; empty for one that does not."""
+    """Return why low-rank attention does not support a mask; empty for one that only hides keys."""
     return tuple(
         f"{type(part).__name__} lets queries see different keys: {because}"
         for part in parts_of(mask)
@@ -132,13 +132,13 @@ def _is_padding(inputs: Inputs, positions: Tensor) -> Tensor:
 
 
 class NarrowSoftmax(NamedTuple):
-    """Softmax attention in which queries or keys are few: slots, or landmarks.
+    """A factor of low-rank attention: softmax attention in which queries or keys are few.
 
     Attributes:
         query: ``[batch, heads, rows, head_dim]``.
         key: ``[batch, heads or kv_heads, columns, head_dim]``.
         hidden: bool ``[batch, columns]``, columns that no query attends to.
-        scale: of the dot products.
+        scale: scale of the dot products.
     """
 
     query: Tensor
@@ -147,7 +147,7 @@ class NarrowSoftmax(NamedTuple):
     scale: float
 
     def matrix(self) -> AttentionMatrix:
-        """Return the softmax as a lazy matrix."""
+        """Return the softmax of this factor as a lazy matrix."""
         if is_readable(self.hidden):
             mask = ~self.hidden[:, None, None] if bool(self.hidden.any()) else None
             return AttentionMatrix(self.query, self.key, mask, scale=self.scale)
@@ -156,13 +156,13 @@ class NarrowSoftmax(NamedTuple):
         return AttentionMatrix(self.query, self.key, bias=bias[:, None, None], scale=self.scale)
 
     def times(self, value: Tensor) -> Tensor:
-        """Return the product with a value; hidden columns take no part."""
+        """Return the product of the factor with a value; hidden columns take no part."""
         if not is_readable(self.hidden):
             value = value.masked_fill(self.hidden[:, None, :, None], 0.0)  # the term makes a weight 0, and 0 * NaN NaN
         return self.matrix().matmul(value)  # a compiler takes "@" for a product of tensors
 
     def weights(self, items: slice, heads: slice, rows: range) -> Tensor:
-        """Return some rows, dense."""
+        """Return some rows of the factor, dense."""
         groups = groups_of(heads, self.query.shape[1], self.key.shape[1])
         scores = product(self.query[items, heads, rows.start : rows.stop], self.key[items, groups].mT) * self.scale
         hidden = self.hidden[items, None, None]

@@ -1,4 +1,4 @@
-"""Nystrom: softmax attention through landmarks."""
+"""Nystrom: softmax attention approximated through landmarks."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Nystrom(Approximate):
     Args:
         num_landmarks: means of queries, and of keys; a shorter sequence has one for each token.
         iterations: steps towards the pseudo-inverse; None for the exact one, by singular values.
-        scale: of the dot products; ``head_dim ** -0.5`` when None.
+        scale: scale of the dot products; ``head_dim ** -0.5`` when None.
 
     The exact pseudo-inverse magnifies the error of landmarks, without limit if two of them are nearly equal; a few
-    steps towards it do not. On queries and keys of unrelated neighbours neither is of use: `saccade.compare` says so.
+    steps towards it do not. If neighbouring queries or keys are unrelated, neither is of use; see `saccade.compare`.
 
     Padding is left out of the means: of keys always, of queries if there are as many as keys, at the same positions, so
     that the contents of padding change nothing.
@@ -86,13 +86,13 @@ class Nystrom(Approximate):
 
 
 class NystromMatrix(LowRankMatrix):
-    """``left @ inner @ right``: queries by landmarks, landmarks by landmarks, landmarks by keys.
+    """The Nystrom matrix ``left @ inner @ right``: queries by landmarks, landmarks by landmarks, landmarks by keys.
 
     Args:
         left: queries over the keys' landmarks, ``[batch, heads, q_len, landmarks]``.
         inner: ``[batch, heads, landmarks, landmarks]``, the pseudo-inverse.
         right: the queries' landmarks over the keys, ``[batch, heads, landmarks, kv_len]``.
-        dtype: of the inputs and of the products.
+        dtype: dtype of the inputs and of the products.
         lost: bool ``[batch, q_len]``, True at padding.
 
     Cost: products take O((q_len + kv_len) * landmarks * width) time and memory linear in the lengths.
@@ -113,7 +113,7 @@ class NystromMatrix(LowRankMatrix):
 
 
 def segment_means(x: Tensor, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return means of equally many neighbours, without the hidden ones.
+    """Return landmarks: means of equally many neighbouring tokens, without hidden ones.
 
     Args:
         x: ``[batch, heads, len, width]``.
@@ -136,7 +136,7 @@ def segment_means(x: Tensor, hidden: Tensor, count: int) -> tuple[Tensor, Tensor
 
 
 def pseudo_inverse(matrix: Tensor, iterations: int | None) -> Tensor:
-    r"""Return the Moore-Penrose inverse of each matrix, exactly or in some steps.
+    r"""Return the Moore-Penrose inverse of each matrix, exactly or by a fixed number of iterations.
 
     .. math:: Z_{k+1} = \tfrac14 Z_k (13 I - A Z_k (15 I - A Z_k (7 I - A Z_k))), \qquad
               Z_0 = A^\top / (\lVert A \rVert_1 \lVert A \rVert_\infty)

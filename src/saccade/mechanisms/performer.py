@@ -1,4 +1,4 @@
-"""Performer: softmax attention by random features."""
+"""Performer: softmax attention estimated by random features."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from saccade.mechanisms.checked_mechanism import scale_of
 from saccade.mechanisms.features.feature_matrix import FeatureMechanism, Features
-from saccade.mechanisms.features.random_features import KINDS, Kind, drawn, drawn_unread, random_features
+from saccade.mechanisms.features.random_features import KINDS, Kind, drawn, drawn_at_run_time, random_features
 from saccade.mechanisms.value_access import is_readable
 from saccade.support.errors import unsupported, value_error
 from saccade.support.torch_modes import unobserved, without_autocast
@@ -28,15 +28,15 @@ class Performer(FeatureMechanism):
     The estimate of the kernel is unbiased; that of a row, a quotient, is biased by O(1 / num_features). Exact in the
     limit of many features: the error falls as ``num_features ** -0.5``. How many it takes grows as
     :math:`e^{|q + k|^2}` with q and k scaled by the root of ``scale``, so this is for queries and keys of small norm:
-    `saccade.compare` says how well it does on given ones.
+    `saccade.compare` measures its error on your tensors.
 
     Nothing else is added and no term is left out: the largest logarithm of a query's features cancels in its row. That
     of a key is kept as the key's own weight, and rows divide by the largest among the keys that they may attend to.
     A key therefore never changes a row that does not see it, not even by making it round to 0.
 
     The same random directions serve all heads. They follow from ``seed`` and the number of draws so far, which is part
-    of the state dict. So is the number of calls since the last draw: training that is taken up again draws when it
-    would have.
+    of the state dict. So is the number of calls since the last draw: resumed training draws new ones when
+    the original would have.
 
     Args:
         num_features: random directions m, 256 when None. "hyperbolic" and "trigonometric" take two features from each.
@@ -45,8 +45,8 @@ class Performer(FeatureMechanism):
         kind: "positive" features are best where weights are small, "hyperbolic" ones are positive too and have less
             than half the variance for twice the cost, "trigonometric" ones are best for pairs that are alike, and
             give weights below 0.
-        scale: of the dot products; ``head_dim ** -0.5`` when None.
-        seed: of the draws.
+        scale: scale of the dot products; ``head_dim ** -0.5`` when None.
+        seed: seed of the draws.
         redraw: calls in training after which new directions are drawn; None to keep the first.
         directions: those to use, ``[num_features, head_dim]``, such as the ``projection_matrix`` of a checkpoint;
             they are part of the state, and none are drawn then. Where they require a gradient, they get one. Drawn ones
@@ -90,10 +90,10 @@ class Performer(FeatureMechanism):
         directions: Tensor | None = None,
     ):
         super().__init__()
-        given = None if directions is None else _checked(directions, num_features, redraw)
-        register_tensor(self, "directions", given, torch.float64)
+        checked = None if directions is None else _checked_directions(directions, num_features, redraw)
+        register_tensor(self, "directions", checked, torch.float64)
         count = 256 if num_features is None else num_features
-        self.num_features = check_int("num_features", count) if given is None else len(given)
+        self.num_features = check_int("num_features", count) if checked is None else len(checked)
         self.orthogonal = check_bool("orthogonal", orthogonal)
         self.kind = check_choice("kind", kind, KINDS)
         self.scale = None if scale is None else check_number("scale", scale)
@@ -104,10 +104,10 @@ class Performer(FeatureMechanism):
         self._drawn: tuple[tuple[int, int], Tensor] | None = None
 
     def draw(self) -> None:
-        """Draw new directions for the calls to come; earlier states and matrices are unchanged.
+        """Draw new random directions for later calls; earlier states and matrices are unchanged.
 
         Raises:
-            UnsupportedError: the directions were given.
+            UnsupportedError: the directions were passed by the caller.
         """
         if self.directions is not None:
             raise unsupported("directions", ["they were given, and are not drawn"])
@@ -115,14 +115,14 @@ class Performer(FeatureMechanism):
         self.calls.zero_()
 
     def projection(self, head_dim: int) -> Tensor:
-        """Return the directions for queries and keys of this width, ``[num_features, head_dim]``; float64 if drawn."""
+        """Return the random directions for this head width, ``[num_features, head_dim]``; float64 if drawn."""
         if self.directions is not None:
             if self.directions.shape[1] != head_dim:
                 rule = f"have shape [num_features, {head_dim}], the width of queries and keys"
                 raise value_error("directions", rule, list(self.directions.shape))
             return self.directions
         if not is_readable(self.draws):
-            return drawn_unread(self.seed, self.draws, self.num_features, head_dim, orthogonal=self.orthogonal)
+            return drawn_at_run_time(self.seed, self.draws, self.num_features, head_dim, orthogonal=self.orthogonal)
         which = (int(self.draws), head_dim)
         if self._drawn is None or self._drawn[0] != which:
             with unobserved():
@@ -145,7 +145,7 @@ class Performer(FeatureMechanism):
         return of_query, of_key, (*self._source(), self.num_features, self.kind, scale)
 
     def _source(self) -> tuple[Hashable, ...]:
-        """Return a key that is equal for equal directions, as far as these can be read."""
+        """Return a value that is equal for equal random directions, as far as these can be read."""
         if self.directions is None:
             return self.seed, int(self.draws) if is_readable(self.draws) else None, self.orthogonal
         if not is_readable(self.directions):
@@ -166,8 +166,8 @@ class Performer(FeatureMechanism):
         return ", ".join([str(self.num_features), *changed])
 
 
-def _checked(directions: object, num_features: int | None, redraw: int | None) -> Tensor:
-    """Return the directions; raise unless they are floats, and no other argument says how to draw them."""
+def _checked_directions(directions: object, num_features: int | None, redraw: int | None) -> Tensor:
+    """Return the directions; raise unless they are floats, and no other argument controls how to draw them."""
     given = check_type("directions", directions, Tensor, "be a float tensor [num_features, head_dim] or None")
     if given.dim() != 2 or not given.is_floating_point() or not len(given):
         rule = "be floats of shape [num_features, head_dim]"

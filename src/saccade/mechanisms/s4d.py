@@ -19,7 +19,7 @@ from saccade.support.validation import check_int, check_number
 
 
 class S4D(Approximate):
-    r"""A state space that is the same for every token: a convolution of each channel, and a recurrence.
+    r"""A diagonal state space with the same parameters for every token: a convolution, and a recurrence.
 
     .. math:: x_t = e^{\Delta a} x_{t-1} + u_t, \qquad y_t = 2\,\mathrm{Re} \sum_n \bar{c}_n x_{tn} + d\,u_t, \qquad
               \bar{c} = c\, \frac{e^{\Delta a} - 1}{a}
@@ -75,7 +75,7 @@ class S4D(Approximate):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new steps and weights, and start from the modes of S4D-Lin."""
+        """Draw new steps and weights of the state space, and start from the modes of S4D-Lin."""
         with torch.no_grad():
             self.log_step.uniform_(math.log(self.least_step), math.log(self.most_step))
             self.log_rate.fill_(math.log(0.5))
@@ -90,11 +90,11 @@ class S4D(Approximate):
         return (*why_no_sum(mask), f"{name} is not causal: a state knows what came before")
 
     def new_cache(self, max_len: int | None = None) -> RecurrentCache:
-        """Return an empty `saccade.caches.RecurrentCache`: the state, of constant size."""
+        """Return an empty `saccade.caches.RecurrentCache`: the state of the state space, of constant size."""
         return RecurrentCache(max_len)
 
     def modes(self) -> Modes:
-        """Return the state space in steps of one token."""
+        """Return the modes of the state space, discretised to steps of one token."""
         wide = widest_dtype(self.weight.device)
         rate = torch.complex(-self.log_rate.to(wide).exp(), self.frequency.to(wide))
         turn = rate * self.log_step.to(wide).exp()[:, None]

@@ -1,4 +1,4 @@
-"""EarlierSegments: the output of a memory of all earlier segments, as a matrix that is never built."""
+"""EarlierSegments: the matrix of a compressive memory of all earlier segments, never built."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NEVER = 1 << 62  # a segment after all others
 
 
 class EarlierSegments(LinearTimeMatrix):
-    r"""A matrix whose rows read a state of all segments before their own, written a segment at a time.
+    r"""A matrix whose rows read a memory of all earlier segments, which is written one segment at a time.
 
     .. math:: A_{ij} = \frac{\sigma(q_i)}{\sigma(q_i) z_{s-1}}
               \Big( \prod_{u=s-1}^{t+1} (I - \sigma(K_u)^\top B_u) \Big) \sigma(k_j)^\top, \qquad
@@ -68,7 +68,7 @@ class EarlierSegments(LinearTimeMatrix):
     def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """Return the product after a memory of all earlier tokens, and the new memory.
+        """Return the output after a memory of all earlier segments, and the new memory.
 
         Args:
             value: ``[batch, kv_heads, kv_len, value_dim]``.
@@ -98,7 +98,7 @@ class EarlierSegments(LinearTimeMatrix):
         """Return ``A.mT @ x`` in linear time, from the last segment to the first; see `Matrix.rmatmul`."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         if not (self._tainted is self._nonfinite_queries is None and is_surely_finite(x)):
-            return super().rmatmul(x)  # who is touched by what is found pair by pair
+            return super().rmatmul(x)  # find the affected rows pair by pair
         with without_autocast(self.device):
             lines, keys, recalled = self._parts()
             share = self.shape[1] // max(1, self.kv_heads)
@@ -132,7 +132,7 @@ class EarlierSegments(LinearTimeMatrix):
         return out if nan is None else out.masked_fill(nan[..., None], math.nan)
 
     def _product(self, value: Tensor, memory: Tensor | None, is_open: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return the product, and the memory after the tokens that are not open."""
+        """Return the output, and the memory after all segments that are finished."""
         lines, spans = self._rows.in_line(self._features(self._query, self._nonfinite_queries)), self._columns.spans
         empty = lines.new_zeros(self.shape[0], self.kv_heads, lines.shape[3], value.shape[3] + 1)
         state = empty if memory is None else memory
@@ -150,7 +150,7 @@ class EarlierSegments(LinearTimeMatrix):
         return self._rows.back(torch.cat(outs, 2)), memory if keys is None else state
 
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return, in line: queries over their sums, keys, and keys over their sums in the state before them."""
+        """Return queries over their sums, keys, and keys over their sums in the earlier memory, in segment order."""
         lines, keys = self._rows.in_line(self._features(self._query, self._nonfinite_queries)), self._keys(None)
         norm = keys.new_zeros(*keys.shape[:2], keys.shape[3], 1)
         totals = [lines[..., :0, :1]], [keys[..., :0, :1]]
@@ -164,7 +164,7 @@ class EarlierSegments(LinearTimeMatrix):
         return lines, keys, recalled
 
     def _rows_of(self, parts: tuple[Tensor, ...], items: slice, heads: slice, groups: slice, span: slice) -> Tensor:
-        """Return some rows, ``[items, heads, rows, kv_len]``: each is read from its own segment back to the first."""
+        """Return some dense rows, ``[items, heads, rows, kv_len]``, each read from its segment back to the first."""
         lines, share = parts[0][items, heads, span], (heads.stop - heads.start) // max(1, groups.stop - groups.start)
         keys, recalled = (x[items, groups].repeat_interleave(share, 1) for x in parts[1:])
         begins = self._rows.segments.expand(self.shape[0], -1)[items, None, span, None]
@@ -182,7 +182,7 @@ class EarlierSegments(LinearTimeMatrix):
         return F.elu(clean.to(wide_dtype(x.dtype))) + 1.0
 
     def _keys(self, is_open: Tensor | None) -> Tensor:
-        """Return what keys write, in line: 0 for hidden, open or bad ones."""
+        """Return the keys that are written to the memory, in segment order: 0 for hidden, open or bad ones."""
         features = self._features(self._key, self._tainted)
         for marks in (self._hidden, is_open):
             features = features if marks is None else features.masked_fill(marks[:, None, :, None], 0.0)
@@ -190,7 +190,7 @@ class EarlierSegments(LinearTimeMatrix):
         return self._columns.in_line(features)
 
     def _clean(self, value: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return values with 0 for non-finite ones, and the keys that give some query a NaN."""
+        """Return values with non-finite ones set to 0, and the keys that give some query a NaN."""
         worthless = nonfinite_tokens(value)
         if worthless is None:
             return value, self._bad_keys(self._tainted)
@@ -198,7 +198,7 @@ class EarlierSegments(LinearTimeMatrix):
         return value.masked_fill(worthless[..., None], 0.0), self._bad_keys(bad)
 
     def _bad_keys(self, bad: Tensor | None) -> Tensor | None:
-        """Return bad keys that some query may see, bool ``[batch, kv_heads, kv_len]``; None for none."""
+        """Return non-finite keys that some query may see, bool ``[batch, kv_heads, kv_len]``; None for none."""
         return None if bad is None else bad & self._visible[:, None]
 
     @property
@@ -208,9 +208,7 @@ class EarlierSegments(LinearTimeMatrix):
         return stands if self._hidden is None else stands & ~self._hidden
 
     def _nan_rows(self, bad: Tensor | None, memory: Tensor | None, tainted: Tensor | None) -> Tensor | None:
-        """Return rows that see a bad key, or are non-finite and see anything, bool ``[batch, heads, q_len]``; None for
-        none.
-        """
+        """Return rows that must be NaN, bool ``[batch, heads, q_len]``; None for none."""
         rows, share, nan = self._rows.segments[:, None], self.shape[1] // max(1, self.kv_heads), []
         if bad is not None:
             nan.append(rows > self._first(bad).repeat_interleave(share, 1)[..., None])
@@ -224,18 +222,18 @@ class EarlierSegments(LinearTimeMatrix):
         return functools.reduce(torch.logical_or, nan) if nan else None
 
     def _first(self, keys: Tensor) -> Tensor:
-        """Return the first segment of some keys, bool ``[batch, groups, kv_len]``; one behind all others for none."""
+        """Return the first segment with a marked key, bool ``[batch, groups, kv_len]``; past the last if none."""
         segments = torch.where(keys, self._columns.segments[:, None], _NEVER)
         return F.pad(segments, (0, 1), value=_NEVER).amin(-1)
 
 
 def _normalise(sums: Tensor) -> Tensor:
-    """Divide all columns by the last one."""
+    """Divide all columns of memory sums by the last one."""
     return divide_rows(sums[..., :-1], sums[..., -1:])
 
 
 class Tokens(NamedTuple):
-    """The places of queries or keys in a line of one segment after another.
+    """The places of queries or keys in a sequence ordered by segments.
 
     If positions follow one by one, that is their order. Else all items have the same number of places in each segment,
     the most that one needs; the others stay empty.
@@ -257,7 +255,7 @@ class Tokens(NamedTuple):
 
     @classmethod
     def pair(cls, inputs: Inputs, q: Tensor, kv: Tensor, segment: int) -> tuple[Tokens, Tokens]:
-        """Return the layouts of queries and keys at positions ``q`` and ``kv``, int64 ``[batch | 1, len]``."""
+        """Return the segment layouts of queries and keys at positions ``q`` and ``kv``, int64 ``[batch | 1, len]``."""
         tables = [x.div(segment, rounding_mode="floor").clamp(min=-1) for x in (q, kv)]
         starts = [start for start in inputs.starts if start is not None]
         if None not in inputs.starts:
@@ -290,16 +288,16 @@ class Tokens(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of places."""
+        """The number of places in segment order."""
         return self.spans[-1].stop if self.spans else 0
 
     def of(self, items: slice) -> Tokens:
-        """Return the layout of some batch items."""
+        """Return the segment layout of some batch items."""
         is_one = self.places is None or len(self.places) == 1
         return self if is_one else self._replace(places=self.places[items])  # type: ignore[index]  # they are there
 
     def in_line(self, x: Tensor) -> Tensor:
-        """Move ``[batch, heads, len, width]`` to their places; 0 at empty places."""
+        """Move ``[batch, heads, len, width]`` to segment order; 0 at empty places."""
         if self.places is None:
             return x[:, :, self.first :] if self.first else x
         length = x.shape[2]
@@ -308,7 +306,7 @@ class Tokens(NamedTuple):
         return take_rows(F.pad(x, (0, 0, 0, 1)), index[:, : self.size])
 
     def back(self, x: Tensor) -> Tensor:
-        """Return the entries at the tokens' places, ``[batch, heads, len, width]``; 0 for tokens without one."""
+        """Move entries from segment order back to their tokens, ``[batch, heads, len, width]``; 0 without a place."""
         if self.places is None:
             return F.pad(x, (0, 0, self.first, 0)) if self.first else x
         return take_rows(F.pad(x, (0, 0, 0, 1)), self.places)

@@ -1,4 +1,4 @@
-"""Softmax: exact attention."""
+"""Softmax: exact softmax attention."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from types import NoneType
 import torch
 from torch import Tensor, nn
 
+from saccade.engine.check_inputs import as_score
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.validation import as_score
 from saccade.matrix import AttentionMatrix, Impl, matrix_from_inputs
 from saccade.mechanisms.base import Mechanism
 from saccade.positions import Bias
@@ -20,12 +20,12 @@ from saccade.support.validation import check_type, is_integer, register_tensor
 
 
 class Softmax(Mechanism):
-    """Exact softmax attention, which returns an `AttentionMatrix`; stores its options.
+    """Exact softmax attention as a mechanism: stores options, and returns an `AttentionMatrix`.
 
     Args:
-        score: how alike a query and a key are, a `saccade.scores.Score`, or a function that changes dot products; the
+        score: a `saccade.scores.Score` of query and key, or a function that changes dot products; the
             dot product when None.
-        bias: added to the scores, a `saccade.positions.Bias`; none when None. A tensor belongs to one batch: pass it to
+        bias: a `saccade.positions.Bias`, added to the scores; none when None. A tensor belongs to one batch: pass it to
             `saccade.attention`.
         scale, softcap, impl: see `saccade.AttentionMatrix`.
         sink_logit: a trainable term in the denominator: its start ``[num_heads]``, or a number of heads, to start at 0.
@@ -58,7 +58,7 @@ class Softmax(Mechanism):
         self.score = None if score is None else as_score(score)
         self.bias: Tensor | Bias | None = bias
         self.scale, self.softcap, self.impl = scale, softcap, impl
-        register_tensor(self, "sink_logit", None if sink_logit is None else _start(sink_logit))
+        register_tensor(self, "sink_logit", None if sink_logit is None else _initial_sink(sink_logit))
 
     @property
     def treats_heads_alike(self) -> bool:
@@ -102,7 +102,8 @@ class Softmax(Mechanism):
         return f"scale={self.scale}, softcap={self.softcap}, impl={self.impl!r}"
 
 
-def _start(sink_logit: Tensor | int) -> Tensor:
+def _initial_sink(sink_logit: Tensor | int) -> Tensor:
+    """Return the initial sink logits, ``[num_heads]``: zeros for a number of heads, or the tensor itself."""
     if isinstance(sink_logit, Tensor):
         if not sink_logit.is_floating_point():
             got = str(sink_logit.dtype).removeprefix("torch.")

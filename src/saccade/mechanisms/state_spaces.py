@@ -1,4 +1,4 @@
-"""StateSpaceMatrix: a state space as a matrix that is never built."""
+"""StateSpaceMatrix: a diagonal state space as a lazy matrix, and its modes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from saccade.support.torch_modes import without_autocast
 
 
 class _Run(NamedTuple):
-    """Consecutive tokens of one sequence: their batch items and places."""
+    """Consecutive tokens of one sequence of a state space: their batch items and places."""
 
     items: slice
     places: Tensor | slice
@@ -27,14 +27,14 @@ class _Run(NamedTuple):
 
 
 class StateSpaceMatrix(LinearTimeMatrix):
-    r"""A convolution as a matrix, one head for each channel: ``A_ij = kernel_{i-j}`` for j ≤ i of one sequence.
+    r"""The convolution of a state space as a lazy matrix: ``A_ij = kernel_{i-j}`` for j ≤ i of one sequence.
 
     Args:
-        modes: of all channels.
+        modes: modes of all channels.
         shape: (batch, channels, q_len, kv_len).
         visible: the mask, causal.
-        dtype: of the inputs and of the products.
-        device: of the inputs.
+        dtype: dtype of the inputs and of the products.
+        device: device of the inputs.
         source: equal for matrices of one state space.
 
     Cost: products take O(n log n) for each channel, and the kernel O(n * modes); rows are read off the kernel.
@@ -62,14 +62,14 @@ class StateSpaceMatrix(LinearTimeMatrix):
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
     def kernel(self, length: int | None = None) -> Tensor:
-        """Return a channel's response to a single 1, ``[channels, length]``; as long as the keys when None."""
+        """Return each channel's impulse response, ``[channels, length]``; as long as the keys when None."""
         return self.modes.kernel(self.shape[3] if length is None else length, self._wide)
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """Return ``A.mT @ x``: the convolution from the last token to the first; see `Matrix.rmatmul`."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         if not is_surely_finite(x):
-            return super().rmatmul(x)  # who is touched by what is found pair by pair
+            return super().rmatmul(x)  # find the affected rows pair by pair
         out = x.new_zeros(*self.shape[:2], self.shape[3], x.shape[3], dtype=self._wide)
         whole = torch.nn.functional.pad(x.to(self._wide), (0, 0, self._order.past, 0))
         if self.visible.hidden_rows is not None:
@@ -78,11 +78,11 @@ class StateSpaceMatrix(LinearTimeMatrix):
         with without_autocast(self.device):
             for run in self._runs():
                 part = whole[run.items][:, :, run.places].flip(2)
-                out = _put(out, run, self._convolved(part).flip(2))
+                out = _replace_run(out, run, self._convolve(part).flip(2))
         return out.to(x.dtype)
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """Return the product for new tokens after a ``memory`` of all earlier ones, and the memory after them.
+        """Return the output for new tokens after a recurrent ``memory`` of all earlier ones, and the new memory.
 
         Args:
             value: ``[batch, channels, len, value_dim]``.
@@ -109,12 +109,14 @@ class StateSpaceMatrix(LinearTimeMatrix):
                 else:
                     begin, was = state[run.items], tainted[run.items]
                 product, after = self._run(clean[run.items][:, :, run.places], begin)
-                out = _put(out, run, product)
+                out = _replace_run(out, run, product)
                 follows_bad = (
                     torch.cat([was[..., None], bad[run.items][:, :, run.places]], 2).int().cummax(2).values.bool()
                 )
-                touched = _put(touched[..., None], run, follows_bad[..., 1:, None])[..., 0]
-                state, tainted = (_at(x, run.items, y) for x, y in ((state, after), (tainted, follows_bad[..., -1])))
+                touched = _replace_run(touched[..., None], run, follows_bad[..., 1:, None])[..., 0]
+                state, tainted = (
+                    _replace_items(x, run.items, y) for x, y in ((state, after), (tainted, follows_bad[..., -1]))
+                )
                 segment = self._segment_after(segment, run, batch)
         out = out.masked_fill(touched[..., None], math.nan)
         return out.to(value.dtype), Memory(state, None, segment, tainted, self.source)
@@ -141,7 +143,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
         whole = value.to(self._wide)
         out = whole.new_zeros(*self.shape[:2], self._length, value.shape[3])
         for run in self._runs():
-            out = _put(out, run, self._convolved(whole[run.items][:, :, run.places]))
+            out = _replace_run(out, run, self._convolve(whole[run.items][:, :, run.places]))
         out, hidden = out[:, :, self._order.past :], self.visible.hidden_rows
         if bad is not None:
             out = out.masked_fill(rows_that_see(self, self._order, self.visible, bad)[..., None], math.nan)
@@ -149,13 +151,13 @@ class StateSpaceMatrix(LinearTimeMatrix):
         there = there if hidden is None else there & ~hidden
         return out.masked_fill(~there[:, None, :, None], 0.0)
 
-    def _convolved(self, value: Tensor) -> Tensor:
-        """Return the outputs for tokens ``[batch, channels, len, width]`` of one sequence from its start on."""
+    def _convolve(self, value: Tensor) -> Tensor:
+        """Return the state space's outputs for ``[batch, channels, len, width]`` from a sequence's start on."""
         out = self.modes.convolve(value.movedim(3, 1).flatten(0, 1))
         return out.unflatten(0, (value.shape[0], value.shape[3])).movedim(1, 3)
 
     def _run(self, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs for tokens ``[batch, channels, len, width]`` after a state; each column is its own batch."""
+        """Return the outputs of the state space for tokens ``[batch, channels, len, width]`` after a state."""
         batch, _, _, width = value.shape
         columns = value.movedim(3, 1).flatten(0, 1)  # [batch * width, channels, len]
         parts = state.movedim(3, 1).flatten(0, 1).unflatten(2, (2, -1))
@@ -164,24 +166,20 @@ class StateSpaceMatrix(LinearTimeMatrix):
         return tuple(x.unflatten(0, (batch, width)).movedim(1, 3) for x in (out, after))
 
     def _ranks(self) -> tuple[Tensor, Tensor]:
-        """Return the index of each token in its sequence, without hidden ones, and its sequence: int64 ``[batch | 1,
-        length]``.
-        """
+        """Return each visible token's index in its sequence, and its sequence: int64 ``[batch | 1, length]``."""
         texts, there = self.visible.kv_documents, self._visible_tokens(slice(None))
         texts = torch.zeros_like(there[:1], dtype=torch.int64) if texts is None else texts[:, : self._length]
         return there.long().cumsum(1) - 1, texts  # only differences within a text count
 
     def _visible_tokens(self, items: slice) -> Tensor:
-        """Return tokens that are visible, bool ``[batch | 1, length]``: others take no time, write and read nothing."""
+        """Return which tokens are visible, bool ``[batch | 1, length]``; hidden ones do not advance the state space."""
         hidden = self.visible.hidden_keys
         if hidden is None:
             return torch.ones(1, self._length, dtype=torch.bool, device=self.device)
         return ~(hidden if len(hidden) == 1 else hidden[items])[:, : self._length]
 
     def _runs(self) -> Iterator[_Run]:
-        """Yield the sequences of each batch item, without hidden tokens; all items at once if nothing distinguishes
-        them.
-        """
+        """Yield the sequences of each batch item, without hidden tokens; all items at once if they are alike."""
         hidden, texts = self.visible.hidden_keys, self.visible.kv_documents
         if not self._length:
             return
@@ -198,7 +196,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
                 yield _Run(slice(item, item + 1), places[text == segment], segment)
 
     def _segment_after(self, segment: Tensor | None, run: _Run, batch: int) -> Tensor | None:
-        """Return the sequence of the last token of each item, after a run."""
+        """Return the number of the sequence that the last token of each item belongs to, after a run."""
         if self.visible.kv_documents is None:
             return None
         known = self.visible.kv_documents[:, 0] if segment is None else segment
@@ -207,17 +205,17 @@ class StateSpaceMatrix(LinearTimeMatrix):
         return whole
 
 
-def _put(whole: Tensor, run: _Run, part: Tensor) -> Tensor:
-    """Return ``[batch, channels, len, width]`` with the tokens of a run replaced; nothing is written in place."""
+def _replace_run(whole: Tensor, run: _Run, part: Tensor) -> Tensor:
+    """Return ``[batch, channels, len, width]`` with the tokens of a run replaced, without writing in place."""
     if run.items == slice(None) and part.shape[2] == whole.shape[2]:
         return part
     places = run.places
     if isinstance(places, slice):
         places = torch.arange(places.start, places.stop, device=whole.device)
-    return _at(whole, run.items, whole[run.items].index_copy(2, places, part))
+    return _replace_items(whole, run.items, whole[run.items].index_copy(2, places, part))
 
 
-def _at(whole: Tensor, items: slice, part: Tensor) -> Tensor:
+def _replace_items(whole: Tensor, items: slice, part: Tensor) -> Tensor:
     if items == slice(None):
         return part
     return torch.cat([whole[: items.start], part, whole[items.stop :]])
@@ -229,7 +227,7 @@ _FEW = 8  # tokens up to which single steps cost less than products
 
 
 class Modes(NamedTuple):
-    r"""``x_t = a x_{t-1} + u_t``, ``y_t = 2 Re(c · x_t) + d u_t``, one of each for every channel.
+    r"""The modes of a state space: ``x_t = a x_{t-1} + u_t``, ``y_t = 2 Re(c · x_t) + d u_t`` for every channel.
 
     Attributes:
         log_factor: ``log a``, as wide as the device has it, complex ``[channels, modes]``: powers of large numbers of
@@ -243,7 +241,7 @@ class Modes(NamedTuple):
     skip: Tensor
 
     def kernel(self, length: int, dtype: torch.dtype) -> Tensor:
-        """Return ``y`` for a single 1, ``[channels, length]``: powers of a are products of two from short lists."""
+        """Return the impulse response of each channel, ``[channels, length]``: powers of a, from two short lists."""
         if not length:
             return self.skip.new_zeros(len(self.skip), 0, dtype=dtype)
         width = max(1, math.isqrt(length - 1) + 1)
@@ -254,12 +252,13 @@ class Modes(NamedTuple):
         return torch.cat([response[:, :1] + self.skip[:, None].to(dtype), response[:, 1:]], 1)
 
     def advance(self, value: Tensor, state: Tensor, powers: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the part of outputs that a state contributes, and the state after these tokens.
+        """Return the part of the outputs that comes from a state, and the state after these tokens.
 
         Args:
             value: ``[batch, channels, len]``.
             state: complex ``[batch, channels, modes]``.
-            powers: of a, from 0 to 256, or to the number of tokens, ``[channels, powers, modes]`` like the state.
+            powers: powers of a, from 0 to 256, or to the number of tokens, ``[channels, powers, modes]`` like the
+                state.
 
         Returns:
             ``[batch, channels, len]``, and a state.
@@ -285,7 +284,7 @@ class Modes(NamedTuple):
         return (torch.cat(added, 2) if added else value), state
 
     def step(self, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs and state, token by token; arguments as in `advance`."""
+        """Return outputs and state of a state space token by token; arguments as in `advance`."""
         factor, weight, out = self.log_factor.exp().to(state.dtype), self.weight.to(state.dtype), []
         for one in value.unbind(2):
             state = factor * state + one[..., None]
@@ -293,7 +292,7 @@ class Modes(NamedTuple):
         return (torch.stack(out, 2) if out else value), state
 
     def run(self, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs and state in the faster way: piece by piece, since FFTs that leave the cache cost more."""
+        """Return outputs and state of a state space in the faster way: by FFTs of short pieces, or token by token."""
         if value.shape[2] <= _FEW:
             return self.step(value, state)
         kernel, out = self.kernel(min(value.shape[2], _PIECE), value.dtype), []
@@ -304,20 +303,20 @@ class Modes(NamedTuple):
         return torch.cat(out, 2), state
 
     def convolve(self, x: Tensor) -> Tensor:
-        """Return the outputs alone, ``[batch, channels, len]``, without a state before them."""
+        """Return the outputs of a state space that starts empty, ``[batch, channels, len]``."""
         if x.shape[2] <= _PIECE:
             return convolved(self.kernel(x.shape[2], x.dtype), x)
         wide = torch.complex128 if x.dtype == torch.float64 else torch.complex64
         return self.run(x, torch.zeros(*x.shape[:2], self.weight.shape[1], dtype=wide, device=x.device))[0]
 
     def _powers(self, exponents: Tensor) -> Tensor:
-        """Return the factors to each power, complex128 ``[powers, channels, modes]``."""
+        """Return powers of the modes' factors, complex128 ``[powers, channels, modes]``."""
         place = exponents.to(self.log_factor.device, torch.float64)
         return (self.log_factor * place[:, None, None]).exp()
 
 
 def convolved(kernel: Tensor, x: Tensor) -> Tensor:
-    """Return ``y_i = sum_{j <= i} kernel_{i-j} x_j`` along the last axis, by FFT, padded against wrap-around."""
+    """Return the causal convolution ``y_i = sum_{j <= i} kernel_{i-j} x_j`` along the last axis, by padded FFT."""
     length = x.shape[-1]
     if not x.numel():
         return x

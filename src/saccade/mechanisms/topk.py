@@ -43,7 +43,8 @@ class TopK(Mechanism):
             keys after a query.
         k: most keys, or blocks, that a query reads (unless it sees more blocks in part).
         block_size: keys of a block.
-        softmax: of the selected keys: has score, bias, scale, softcap, sink_logit and impl; `Softmax()` when None.
+        softmax: softmax of the selected keys: has score, bias, scale, softcap, sink_logit and impl; `Softmax()` when
+            None.
 
     Raises:
         TypeError: a scorer or softmax of another type.
@@ -86,7 +87,7 @@ class TopK(Mechanism):
 
     @property
     def index_key(self) -> Tensor | None:
-        """Tensors that the scorer needs of the call's keys besides themselves; None for none."""
+        """The index keys that the scorer needs besides the keys of the call; None if it needs none."""
         return self.scorer.index_key if isinstance(self.scorer, Scorer) else None
 
     def with_index_key(self, index_key: Tensor) -> TopK:
@@ -137,7 +138,7 @@ class TopK(Mechanism):
 
 
 class _Function(NamedTuple):
-    """A user's function as a scorer."""
+    """A user's function as a scorer for top-k selection."""
 
     function: Callable[[Tensor, Tensor, range], Tensor]
     query: Tensor
@@ -145,7 +146,7 @@ class _Function(NamedTuple):
     size: int
 
     def scores(self, rows: range, stop: int) -> Tensor:
-        """Return the scores of some rows."""
+        """Return the user's scores of some rows."""
         scores = self.function(self.query, self.key, rows)
         check_type("scorer", scores, Tensor, "answer with a tensor of scores")
         kv_len = self.key.shape[2]

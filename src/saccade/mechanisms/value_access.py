@@ -17,7 +17,7 @@ _is_clean = ContextVar("saccade_taken_as_clean", default=False)
 
 @contextmanager
 def taken_as_clean() -> Iterator[None]:
-    """Treat tensors without values as finite, and marks as empty, for runs on shapes alone."""
+    """Treat tensors whose values cannot be read as finite, and marks as empty, within a ``with`` block."""
     token = _is_clean.set(True)
     try:
         yield
@@ -35,20 +35,20 @@ def is_readable(*tensors: Tensor) -> bool:
 
 
 def is_surely_finite(x: Tensor) -> bool:
-    """Return True if a tensor has neither NaN nor inf; False if its values cannot be read."""
-    return is_finite(x) if is_readable(x) else _takes_as_clean()
+    """Return whether a tensor certainly has neither NaN nor inf; False if its values cannot be read."""
+    return is_finite(x) if is_readable(x) else _assumes_finite()
 
 
 def nonfinite_tokens(x: Tensor) -> Tensor | None:
-    """Return tokens that are not finite, bool ``[batch, heads, len]``; None if there are certainly none."""
+    """Return which tokens are not finite, bool ``[batch, heads, len]``; None if there are certainly none."""
     return None if is_surely_finite(x) else ~torch.isfinite(x.detach()).all(-1)
 
 
 def unless_none(marks: Tensor) -> Tensor | None:
-    """Return bool marks, or None if nothing is marked. Marks that cannot be read are returned as they are."""
-    return None if (not bool(marks.any()) if is_readable(marks) else _takes_as_clean()) else marks
+    """Return bool marks, or None if nothing is marked; marks that cannot be read are returned unchanged."""
+    return None if (not bool(marks.any()) if is_readable(marks) else _assumes_finite()) else marks
 
 
-def _takes_as_clean() -> bool:
+def _assumes_finite() -> bool:
     # torch.compile cannot trace a context variable, and no dry run compiles
     return not torch.compiler.is_dynamo_compiling() and _is_clean.get()

@@ -1,4 +1,4 @@
-"""Whole models, with loaders for published weights."""
+"""Whole models (encoders, decoders, vision models), with loaders for published weights."""
 
 from saccade.models.bundled import (
     chinese_encoder,

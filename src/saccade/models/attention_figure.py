@@ -1,4 +1,4 @@
-"""A figure of the most informative head of a model on a text."""
+"""A figure of the attention between words in the most informative head of a model."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ _ANNOTATED_AT_MOST = 24  # words: the numbers of a larger map are too small to r
 
 
 def figure_of(matrices: Sequence[Matrix], words: Sequence[Word], *, layer: int | None, head: int | None) -> Figure:
-    """Draw which words each word of a text attends to in one head.
+    """Draw the attention between the words of a text in one head of a model.
 
     Args:
-        where: for error messages.
-        matrices: one for each layer, of one batch item.
+        matrices: attention matrices of one batch item, one for each layer.
         words: the words of the tokens.
         layer, head: the head to draw; None for the one with the most unexplained information.
 
@@ -73,7 +72,7 @@ def _most_informative(matrices: Sequence[Matrix], words: Sequence[Word], layer: 
 
 
 def _among_words(matrix: Matrix, words: Sequence[Word]) -> Tensor:
-    """Return weights between words, without special tokens, or a pooled map of a long text: ``[heads, n, n]``."""
+    """Return attention weights between words only, or a pooled map of a long text: ``[heads, n, n]``."""
     if matrix.shape[3] > _LONGEST:
         return matrix.pooled(_BINS)[0]
     ordinary = [number for number, word in enumerate(words) if not word.special]

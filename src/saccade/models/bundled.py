@@ -1,4 +1,4 @@
-"""Models from installed packages: two small ones in this package, a sentence encoder in another."""
+"""Small models that are bundled with this package, and a sentence encoder from another installed package."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def chinese_encoder_card() -> dict[str, Any]:
 
 
 def bundled_folder(name: str) -> Path:
-    """Return the folder of a model's files: config.json, model.safetensors, tokenizer.json, card.json."""
+    """Return the folder of a bundled model: config.json, model.safetensors, tokenizer.json, card.json."""
     return Path(__file__).parent / "data" / name
 
 
@@ -109,7 +109,7 @@ def minilm() -> Encoder:
 
 
 def minilm_folder() -> Path:
-    """Find the model's files in the installed package, without running the package.
+    """Return the folder of MiniLM's files in the installed package, without running the package.
 
     Raises:
         ImportError: it is not installed.
@@ -124,7 +124,7 @@ def minilm_folder() -> Path:
 
 
 def check_sha256(path: Path, expected: str) -> None:
-    """Raise unless a file has the expected hash.
+    """Raise unless a file of model weights has the expected SHA-256.
 
     Args:
         path: the file, of any size; it is read in pieces.

@@ -1,4 +1,4 @@
-"""The files of a published model: its configuration, weights and tokenizer. Nothing is ever unpickled."""
+"""The files of a published checkpoint folder: configuration, weights and tokenizer. Nothing is ever unpickled."""
 
 import json
 import os
@@ -62,7 +62,7 @@ _CHECKS = {key: (fits, rule) for rule, (fits, keys) in _RULES.items() for key in
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read ``config.json``.
+    """Read ``config.json`` from a checkpoint folder.
 
     Raises:
         ValueError: no such file, or not a JSON object.
@@ -74,13 +74,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_types(config: Mapping[str, Any], name: str = "config.json") -> None:
-    """Raise unless every value that we read has the right type; null means a missing value.
+    """Raise unless every value of config.json that we read has the right type; null means a missing value.
 
     The file comes from elsewhere, and nothing in it is trusted.
 
     Args:
         config: the contents of config.json, of any family.
-        name: its name in the error message.
+        name: the file's name in the error message.
 
     Raises:
         ValueError: a value of another type; the message names its key.
@@ -94,7 +94,7 @@ def check_types(config: Mapping[str, Any], name: str = "config.json") -> None:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of ``model.safetensors``, or of the files in ``model.safetensors.index.json``, by name.
+    """Return the tensors of a checkpoint folder by name, from one safetensors file or several with an index.
 
     Files are mapped into memory: data is read when it is used, and reading shapes costs nothing.
 
@@ -123,7 +123,7 @@ def write_folder(
     weights: Mapping[str, Tensor],
     tokenizer: "Tokenizer | None",
 ) -> None:
-    """Write ``model.safetensors``, ``tokenizer.json`` if there is a tokenizer, and last ``config.json``.
+    """Write a checkpoint folder: ``model.safetensors``, ``tokenizer.json`` if there is one, and ``config.json``.
 
     Each is written under a temporary name; all are renamed when all are complete.
 
@@ -159,13 +159,13 @@ def write_folder(
 
 
 def read_tokenizer(folder: Path) -> "Tokenizer | None":
-    """Read ``tokenizer.json``; None when there is no such file.
+    """Read ``tokenizer.json`` from a checkpoint folder; None when there is no such file.
 
-    Truncation and padding are turned off, whatever the file says: a text keeps all its tokens and gets no others.
+    Truncation and padding are turned off, whatever the file says, so that a text has all its tokens and no others.
 
     Raises:
-        ImportError: the file is there, but tokenizers is not installed.
-        ValueError: the file is there, but is no tokenizer.
+        ImportError: the file exists, but tokenizers is not installed.
+        ValueError: the file exists, but is no tokenizer.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -184,7 +184,7 @@ def read_tokenizer(folder: Path) -> "Tokenizer | None":
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Return the files that hold the weights."""
+    """Return the safetensors files of a checkpoint folder."""
     if (folder / _WEIGHTS).is_file():
         return [folder / _WEIGHTS]
     if not (folder / _INDEX).is_file():

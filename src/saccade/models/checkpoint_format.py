@@ -1,4 +1,4 @@
-"""FileFormat: how one family of models writes its config.json and names its weights."""
+"""FileFormat: how one family of checkpoints writes its config.json and names its weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a published file.
+    """One tensor of a published checkpoint, and the names of our tensors that it holds.
 
     Args:
         name: its name in the file.
@@ -43,14 +43,14 @@ class Entry:
     transposed: bool = False
 
     def shape(self, state: Mapping[str, Tensor]) -> torch.Size:
-        """Return the shape that the tensor must have to fit ours in ``state``."""
+        """Return the shape that the checkpoint's tensor must have to fit ours in ``state``."""
         rows = sum(state[name].shape[0] for name in self.our_names)
         shape = (rows, *state[self.our_names[0]].shape[1:])
         return torch.Size(reversed(shape) if self.transposed else shape)
 
 
 class FileFormat(ABC):
-    """The way in which one family of models writes its config.json and names its weights.
+    """The format of one family of checkpoints: its keys in config.json and its names of weights.
 
     Attributes:
         sizes: keys that config.json must have, and our names for them.
@@ -76,7 +76,7 @@ class FileFormat(ABC):
 
     @abstractmethod
     def reasons_to_read(self, config: Mapping[str, Any]) -> list[str]:
-        """Return why we would compute the model of this config.json differently; empty if we would not."""
+        """Return why we cannot read a model with this config.json exactly; empty if we can."""
 
     @abstractmethod
     def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Any:
@@ -84,29 +84,29 @@ class FileFormat(ABC):
 
     @abstractmethod
     def sides(self, config: Any) -> tuple[str, ...]:
-        """Return the sizes of our config that are the length of a weight's side."""
+        """Return the sizes in our config that are the length of some weight's side."""
 
     @abstractmethod
     def clean_weights(self, weights: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
         """Return the weights under the names of `entries`, without those that do not affect the output."""
 
     def reasons_to_write(self, config: Any) -> list[str]:
-        """Return why this format cannot express a model; empty if it can."""
+        """Return why this checkpoint format cannot express a model; empty if it can."""
         return []
 
     def write_config(self, config: Any) -> dict[str, Any]:
-        """Return the config.json of a model that `reasons_to_write` has no reasons against."""
+        """Return the config.json of a model that this format can express."""
         raise NotImplementedError
 
     def entries(self, our_names: Iterable[str]) -> list[Entry]:
-        """Return every tensor of a file, from all of our names."""
+        """Return every tensor that a checkpoint must hold, from the names of ours."""
         grouped: dict[str, list[str]] = {}
         for name in our_names:
             grouped.setdefault(self._published_name(name), []).append(name)
         return [Entry(theirs, tuple(ours), self._is_transposed(theirs)) for theirs, ours in grouped.items()]
 
     def write_weights(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors of a file from our state dict."""
+        """Return the tensors of a checkpoint from our state dict."""
         weights = {}
         for entry in self.entries(state):
             parts = [state[name] for name in entry.our_names]
@@ -123,7 +123,7 @@ class FileFormat(ABC):
         return f"{self.names[part]}.{kind}"
 
     def _is_transposed(self, name: str) -> bool:
-        """Return whether a tensor of a file is the transpose of ours."""
+        """Return whether a tensor of a checkpoint is the transpose of ours."""
         return False
 
     def _activation(self, config: Mapping[str, Any]) -> str:
@@ -136,7 +136,7 @@ class FileFormat(ABC):
         return [f"{self.activation_key} is {name!r}, not one of {', '.join(ACTIVATIONS)}"]
 
     def _required(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of the required keys under our names; the error lists all that are missing."""
+        """Return the required values of config.json under our names; the error lists all that are missing."""
         missing = [key for key in self.sizes if config.get(key) is None]
         if missing:
             raise value_error("config.json", f"have {', '.join(self.sizes)}", f"no {', '.join(missing)}")
@@ -144,7 +144,7 @@ class FileFormat(ABC):
 
 
 class DecoderFormat(FileFormat):
-    """The way in which one family writes a decoder.
+    """The checkpoint format of one family of decoders.
 
     Attributes:
         prefix: the prefix of all names of weights but the head's; older files leave it out.
@@ -167,7 +167,7 @@ class DecoderFormat(FileFormat):
         return self._without_tied_head(cleaned) if config.tied else cleaned
 
     def _without_tied_head(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Drop the second copy of the embeddings; raise if it is not a copy."""
+        """Drop the second copy of the embeddings from a checkpoint; raise if it is not a copy."""
         head, embedding = "lm_head.weight", f"{self.names['embedding']}.weight"
         if head in weights and embedding in weights and not torch.equal(weights[head], weights[embedding]):
             hint = "set tie_word_embeddings to false if the model has a head of its own"
@@ -176,12 +176,12 @@ class DecoderFormat(FileFormat):
 
 
 def differences(config: DecoderConfig, expected: Mapping[str, object]) -> list[str]:
-    """Return the fields of a config whose values differ from those that a format can express."""
+    """Return the fields of a config whose values a checkpoint format cannot express."""
     actual = {name: getattr(config, name) for name in expected}
     return [f"{name} is {value}, not {expected[name]}" for name, value in actual.items() if value != expected[name]]
 
 
-def reasons_without_words(config: DecoderConfig) -> list[str]:
+def reasons_no_format_can_express(config: DecoderConfig) -> list[str]:
     """Return why no config.json can express a model's mask or rotary scaling; empty if one can."""
     reasons = []
     if config.mask is not None and window_size(config.causal_mask) is None:
@@ -192,7 +192,7 @@ def reasons_without_words(config: DecoderConfig) -> list[str]:
 
 
 def end_tokens_of(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the tokens that end a text: config.json names none, one or several."""
+    """Return the end tokens in config.json, which has none, one or several."""
     tokens = config.get("eos_token_id")
     if tokens is None:
         return ()

@@ -44,7 +44,7 @@ _FOREIGN_NAMES: Mapping[str, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The base of all configs: a frozen dataclass whose fields are checked against their annotations.
+    """The base of all model configs: a frozen dataclass whose fields are checked against their annotations.
 
     Each has an ``embed_dim`` and a ``num_heads`` that divides it. An ``int`` is at least 1, a ``bool`` True or False, a
     ``Literal`` one of its names; ``| None`` allows None.
@@ -62,7 +62,7 @@ class Config:
 
 @dataclasses.dataclass(frozen=True)
 class TextConfig(Config):
-    """The base of the configs of models that read tokens."""
+    """The base of the configs of text models."""
 
     vocab_size: int
     max_len: int
@@ -178,7 +178,7 @@ class DecoderConfig(TextConfig):
 
     @property
     def causal_mask(self) -> Mask:
-        """Return ``mask``, restricted to earlier tokens."""
+        """Return the decoder's ``mask``, restricted to earlier tokens."""
         if self.mask is None:
             return Causal()
         parts = self.mask.parts if isinstance(self.mask, And) else (self.mask,)
@@ -289,18 +289,18 @@ class VisionTransformerConfig(Config):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Return the number of rows and columns of patches."""
+        """Return the number of rows and columns of patches in an image."""
         height, width = self.image_size
         return height // self.patch_size, width // self.patch_size
 
     @property
     def patch_len(self) -> int:
-        """Return the length of a flattened patch."""
+        """Return the number of values in a flattened image patch."""
         return self.channels * self.patch_size**2
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of patches, plus one for a class token."""
+        """Return the number of image patches, plus one for a class token."""
         rows, columns = self.grid
         return rows * columns + self.class_token
 
@@ -350,7 +350,7 @@ class SetDecoderConfig(Config):
 
 
 def _checked(name: str, value: Any, kind: Any) -> Any:
-    """Return a value if it fits its annotation; raise otherwise."""
+    """Return the value of a config's field if it fits its annotation; raise otherwise."""
     origin, inner = get_origin(kind), get_args(kind)
     if NoneType in inner:
         return None if value is None else _checked(name, value, inner[0])

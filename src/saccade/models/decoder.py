@@ -11,12 +11,11 @@ from saccade.caches import Cache
 from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
 from saccade.models.config import DecoderConfig
-from saccade.models.gpt2 import GPT2
-from saccade.models.init import init_small_weights, scale_residual_weights
-from saccade.models.inputs import check_tokens, positions_in_documents
-from saccade.models.llama import Llama, Qwen2
+from saccade.models.initial_weights import init_small_weights, scale_residual_weights
+from saccade.models.model_inputs import check_tokens, positions_in_documents
 from saccade.models.pretrained import SavedText
 from saccade.models.saccade_format import SaccadeFormat
+from saccade.models.text_formats import GPT2, Llama, Qwen2
 from saccade.nn import DecoderLayer, DecoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
 from saccade.positions import ALiBi, Bias, Learned, Rotary, ShawKeys
@@ -29,13 +28,13 @@ if TYPE_CHECKING:
 
 
 class Decoder(SavedText):
-    """A language model: at every token, the probability of each token of the vocabulary to come next.
+    """A decoder language model: at every token, it predicts the probability of each token to come next.
 
     `from_pretrained` reads the formats of GPT-2, Llama, Mistral and Qwen2. `save_pretrained` writes that of Llama (with
     a sliding window that of Mistral) or GPT-2 if the model is one, else a format of our own, which is read too.
 
     Args:
-        config: its sizes.
+        config: sizes and options of the model.
         tokenizer: stored as ``decoder.tokenizer`` and saved with the weights; not used otherwise.
 
     Cost: O(num_layers * (len * embed_dim ** 2 + pairs * embed_dim)) time for the pairs that the mask allows; memory
@@ -106,7 +105,7 @@ class Decoder(SavedText):
     def hidden(
         self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None
     ) -> Tensor:
-        """Return the last layer's output, ``[batch, len, embed_dim]``; arguments as in `forward`.
+        """Return the last decoder layer's output, ``[batch, len, embed_dim]``; arguments as in `forward`.
 
         Logits are often the largest tensor of all. After a long prompt, compute those of the last token only:
         ``logits(hidden(tokens, cache=cache)[:, -1:])``.
@@ -119,7 +118,7 @@ class Decoder(SavedText):
         return F.linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
 
     def matrices(self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None) -> list[Matrix]:
-        """Return the attention matrices of all layers in `forward`.
+        """Return the attention matrices of all decoder layers in `forward`.
 
         Returns:
             One lazy matrix per layer, ``[batch, num_heads, len, len]``.
@@ -130,7 +129,7 @@ class Decoder(SavedText):
         return self.stack.matrices(x, mask=mask, positions=positions)
 
     def new_cache(self, max_len: int | None = None) -> Cache:
-        """Return an empty cache for this model.
+        """Return an empty cache for this decoder.
 
         Args:
             max_len: number of tokens to allocate at once; None to grow.
@@ -140,7 +139,7 @@ class Decoder(SavedText):
     def _embedded(
         self, tokens: Tensor, mask: object, positions: GivenPositions, cache: Cache | None
     ) -> tuple[Tensor, Positions | None]:
-        """Return the embeddings of tokens and their checked positions."""
+        """Return the embeddings of tokens for the decoder, and their checked positions."""
         check_tokens("tokens", tokens, self.config.vocab_size)
         batch, length = tokens.shape
         checked = None if positions is None else Positions.of(positions, length=length, batch=batch)

@@ -1,4 +1,4 @@
-"""SetDecoder: detects all objects of an image at once, as in DETR."""
+"""SetDecoder: an object detector that predicts all objects of an image at once, as in DETR."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 from saccade.matrix import Matrix
 from saccade.models.config import SetDecoderConfig
-from saccade.models.detr import Detr
 from saccade.models.hungarian_loss import Detections
-from saccade.models.inputs import check_map, sinusoids
+from saccade.models.model_inputs import check_map, sinusoids
 from saccade.models.pretrained import Pretrained
+from saccade.models.vision_formats import Detr
 from saccade.nn import FeedForward, MultiHeadAttention
 from saccade.nn.encoder_layer import ResidualLayer
 from saccade.nn.projections import weight_of
@@ -30,7 +30,7 @@ _VALID = ShapeSpec("valid [batch, H, W]")
 
 
 class _Features(NamedTuple):
-    """A feature map as tokens, their position vectors, and a mask that hides padding."""
+    """A feature map as tokens for the detector, their position vectors, and a mask that hides padding."""
 
     tokens: Tensor
     place: Tensor
@@ -46,7 +46,7 @@ class SetDecoder(Pretrained):
     `from_state_dict` read DETR.
 
     Args:
-        config: its sizes.
+        config: sizes and options of the model.
         backbone: computes a feature map ``[batch, channels, H, W]`` of images; None if the inputs are feature maps.
 
     Attributes:
@@ -137,7 +137,7 @@ class SetDecoder(Pretrained):
         return self.eval()
 
     def forward(self, images: Tensor, *, valid: Tensor | None = None) -> Detections:
-        """Detect objects.
+        """Detect objects in images.
 
         Args:
             images: images for the backbone; without one, feature maps ``[batch, channels, H, W]``.
@@ -145,7 +145,7 @@ class SetDecoder(Pretrained):
                 feature map. No cell attends to padding, and positions are counted within the image.
 
         Returns:
-            For each query logits of the classes and a box.
+            The `Detections`: for each query, logits of the classes and a box.
 
         Raises:
             TypeError: images are not a tensor, or ``valid`` is not a bool tensor.
@@ -154,7 +154,7 @@ class SetDecoder(Pretrained):
         return self._detections(self.decoder_norm(self._states(self._encode(images, valid))[-1]))
 
     def every_layer(self, images: Tensor, *, valid: Tensor | None = None) -> list[Detections]:
-        """Return the detections after each of the decoder's layers, the last as in `forward`.
+        """Return the detections after each decoder layer, the last as in `forward`.
 
         In training add the losses of all layers: each then learns not to detect an object twice.
         """
@@ -189,7 +189,7 @@ class SetDecoder(Pretrained):
         ]
 
     def _features(self, images: Tensor, valid: Tensor | None) -> _Features:
-        """Return the inputs of the encoder."""
+        """Return the encoder's inputs: image features as tokens, position vectors and mask."""
         if self.backbone is None:
             features = images
         else:
@@ -209,7 +209,7 @@ class SetDecoder(Pretrained):
         return _Features(self.dropout(x), _cell_positions(cells, self.config.embed_dim).to(x.dtype), mask)
 
     def _encode(self, images: Tensor, valid: Tensor | None) -> _Features:
-        """Return the outputs of the encoder."""
+        """Return the encoder's output for images."""
         x, place, mask = self._features(images, valid)
         for layer in self.encoder:
             x = layer(x, place, mask=mask)
@@ -228,7 +228,7 @@ class SetDecoder(Pretrained):
 
 
 class _SpatialLayer(ResidualLayer):
-    """Self-attention, cross-attention if there is one, and a feed-forward network, for tokens of an image.
+    """A layer of the detector: self-attention, optional cross-attention, and a feed-forward network for image cells.
 
     Position vectors are added to queries and keys in every layer, never to values.
 
@@ -268,7 +268,7 @@ class _SpatialLayer(ResidualLayer):
         context_mask: object = None,
         mask: object = None,
     ) -> Tensor:
-        """Return the layer's output.
+        """Return the output of a detector layer.
 
         Args:
             x: ``[batch, len, embed_dim]``.

@@ -1,4 +1,4 @@
-"""DualEncoder: images and texts as vectors of one space, as in CLIP."""
+"""DualEncoder: an image encoder and a text encoder with a common vector space, as in CLIP."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.models.checkpoint_folder import check_types
-from saccade.models.clip import DEFAULTS, ClipText, ClipVision
 from saccade.models.decoder import Decoder
-from saccade.models.inputs import check_tokens
+from saccade.models.model_inputs import check_tokens
 from saccade.models.pretrained import PretrainedText, build, check_fit, check_tensors
+from saccade.models.vision_formats import DEFAULTS, ClipText, ClipVision
 from saccade.models.vision_transformer import VisionTransformer
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import value_error
@@ -110,7 +110,7 @@ class DualEncoder(PretrainedText):
     def forward(
         self, images: Tensor, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None
     ) -> Tensor:
-        """See `similarity`."""
+        """Return the similarity of images and texts; see `similarity`."""
         return self.similarity(images, tokens, mask=mask, positions=positions)
 
     def similarity(
@@ -189,7 +189,7 @@ def _projection(width: int, embed_dim: int) -> nn.Linear:
 
 
 def _part_config(config: Mapping[str, Any], part: str) -> dict[str, Any]:
-    """Return the config of one of the encoders; older files have it twice, and the second counts."""
+    """Return the config of the image or text encoder; older files have it twice, and the second one counts."""
     merged = DEFAULTS[part]
     for name in (part, f"{part}_dict"):
         values = config.get(name)

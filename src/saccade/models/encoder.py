@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from saccade.masks import Padding
 from saccade.matrix import Matrix
 from saccade.models.attention_figure import figure_of
-from saccade.models.bert import Bert
 from saccade.models.config import EncoderConfig
-from saccade.models.init import init_small_weights
-from saccade.models.inputs import check_tokens, positions_in_documents
+from saccade.models.initial_weights import init_small_weights
+from saccade.models.model_inputs import check_tokens, positions_in_documents
 from saccade.models.pretrained import SavedText
+from saccade.models.text_formats import Bert
 from saccade.nn import EncoderLayer, FeedForward, MultiHeadAttention
 from saccade.nn.stack import with_inputs
 from saccade.positions.token_positions import Positions
@@ -29,13 +29,13 @@ _TYPES = ShapeSpec("tokens [batch, len]", "token_types [batch, len]")
 
 
 class Encoder(SavedText):
-    """Embeddings and a stack of post-norm layers, as in BERT.
+    """A text encoder: embeddings and a stack of post-norm layers, as in BERT.
 
     `from_pretrained` reads BERT's folders, and `save_pretrained` writes them, so that transformers' ``BertModel`` reads
     them too. A pooler or a task's head in a file is ignored; anything else must fit exactly.
 
     Args:
-        config: its sizes.
+        config: sizes and options of the model.
         tokenizer: used by `tokenize` and `show` only.
 
     Cost: O(num_layers * (len * embed_dim ** 2 + len ** 2 * embed_dim)) time; memory linear in len.
@@ -67,7 +67,7 @@ class Encoder(SavedText):
         init_small_weights(self)
 
     def forward(self, tokens: Tensor, *, mask: object = None, token_types: Tensor | None = None) -> Tensor:
-        """Return the hidden states of the last layer.
+        """Return the encoder's hidden states of the last layer.
 
         Args:
             tokens: int ``[batch, len]``, at most ``config.max_len`` long.
@@ -88,7 +88,7 @@ class Encoder(SavedText):
         return hidden
 
     def matrices(self, tokens: Tensor, *, mask: object = None, token_types: Tensor | None = None) -> list[Matrix]:
-        """Return the attention matrices of all layers in `forward`.
+        """Return the attention matrices of all encoder layers in `forward`.
 
         Returns:
             One lazy matrix per layer, ``[batch, num_heads, len, len]``.
@@ -99,7 +99,7 @@ class Encoder(SavedText):
         return [layer.matrix(hidden, mask=mask) for layer, hidden in inputs]
 
     def embed(self, tokens: Tensor, lengths: Sequence[int] | Tensor, *, normalize: bool = True) -> Tensor:
-        """Return one vector for each sequence: the mean of its hidden states without padding.
+        """Return one vector for each sequence: the mean of the encoder's hidden states without padding.
 
         Args:
             tokens: int ``[batch, len]``, right padded, as `tokenize` returns them.
@@ -125,7 +125,7 @@ class Encoder(SavedText):
         return nn.functional.normalize(mean, dim=-1) if normalize else mean
 
     def tokenize(self, sentences: Sequence[str]) -> tuple[Tensor, tuple[int, ...]]:
-        """Tokenize sentences, with the special tokens that the model was trained with.
+        """Tokenize sentences with the special tokens that the encoder was trained with.
 
         Returns:
             Tokens, int64 ``[batch, len]``, right padded, and the length of each sentence without padding.
@@ -150,7 +150,7 @@ class Encoder(SavedText):
         return padded.to(next(self.parameters()).device), lengths
 
     def show(self, text: str, *, layer: int | None = None, head: int | None = None) -> "Figure":
-        """Draw which words each word of a text attends to, in the most informative head.
+        """Draw the attention between the words of a text, in the encoder's most informative head.
 
         This is the head with the largest `saccade.statistics.unexplained_information` among words, without special
         tokens: distance and generally popular words explain it least. Heads of texts with more than 512 tokens are
@@ -191,7 +191,7 @@ class Encoder(SavedText):
 
 
 class Embeddings(nn.Module):
-    """The normalised sum of a token's vector, its position's and its segment's."""
+    """The input embeddings of the encoder: the normalised sum of the vectors of token, position and segment."""
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
@@ -204,7 +204,7 @@ class Embeddings(nn.Module):
     def forward(
         self, tokens: Tensor, token_types: Tensor | None = None, positions: range | Tensor | None = None
     ) -> Tensor:
-        """Return the embeddings of tokens.
+        """Return the input embeddings of tokens.
 
         Args:
             tokens: int ``[batch, len]``.

@@ -1,4 +1,4 @@
-"""EncoderDecoder: a language model of one sequence that depends on another."""
+"""EncoderDecoder: a language model of one sequence that depends on another, its source."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from saccade.caches import Cache
 from saccade.masks import Causal
 from saccade.matrix import Matrix
 from saccade.models.config import EncoderDecoderConfig
-from saccade.models.init import init_small_weights, scale_residual_weights
-from saccade.models.inputs import check_tokens, positions_in_documents
+from saccade.models.initial_weights import init_small_weights, scale_residual_weights
+from saccade.models.model_inputs import check_tokens, positions_in_documents
 from saccade.models.pretrained import SavedText
 from saccade.models.saccade_format import EncoderDecoderFormat
 from saccade.nn import DecoderLayer, DecoderStack, EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
@@ -34,7 +34,7 @@ class EncoderDecoder(SavedText):
     embeddings are multiplied by the square root of ``embed_dim``. Folders are in a format of our own.
 
     Args:
-        config: its sizes.
+        config: sizes and options of the model.
         tokenizer: stored as ``model.tokenizer`` and saved with the weights; not used otherwise.
 
     Attributes:
@@ -93,7 +93,7 @@ class EncoderDecoder(SavedText):
         Args:
             source: int ``[batch, source_len]``.
             tokens: int ``[batch, len]``; with a cache, the new ones only.
-            source_positions: positions of the tokens of ``source``; -1 marks padding, which no token attends to
+            source_positions: positions of the tokens in ``source``; -1 marks padding, which no token attends to
                 (`saccade.caches.padded_positions` computes them from lengths).
             mask: the mask of this batch for ``tokens``; later tokens are hidden in any case.
             positions: positions of ``tokens``; -1 marks padding.
@@ -136,11 +136,11 @@ class EncoderDecoder(SavedText):
         positions: GivenPositions = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Return the last layer's output, ``[batch, len, embed_dim]``.
+        """Return the last decoder layer's output, ``[batch, len, embed_dim]``.
 
         Args:
             context: the output of `encode`; None if the cache holds it.
-            context_positions: positions of its tokens.
+            context_positions: positions of the context's tokens.
             tokens, mask, positions, cache: as in `forward`.
         """
         x = self._embedded("tokens", tokens, mask, positions, cache)
@@ -185,7 +185,7 @@ class EncoderDecoder(SavedText):
         return self.decoder.cross_matrices(x, context, positions=positions, context_positions=source_positions)
 
     def new_cache(self, max_len: int | None = None) -> Cache:
-        """Return an empty cache for both sequences.
+        """Return an empty cache for the encoder-decoder: both sequences.
 
         Args:
             max_len: number of ``tokens`` to allocate at once; None to grow.
@@ -238,11 +238,11 @@ class ConditionedDecoder(nn.Module):
         return self.model.hidden(context, tokens, context_positions=where, mask=mask, positions=positions, cache=cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `EncoderDecoder.logits`."""
+        """Return logits of the next token; see `EncoderDecoder.logits`."""
         return self.model.logits(hidden)
 
     def new_cache(self, max_len: int | None = None) -> Cache:
-        """See `EncoderDecoder.new_cache`."""
+        """Return an empty cache; see `EncoderDecoder.new_cache`."""
         return self.model.new_cache(max_len)
 
 
@@ -271,7 +271,7 @@ def _decoder_layer(config: EncoderDecoderConfig) -> DecoderLayer:
 
 
 def _final_norm(config: EncoderDecoderConfig) -> nn.Module | None:
-    """Return the final norm of a pre-norm stack; None for post-norm."""
+    """Return the final norm of a pre-norm encoder or decoder; None for post-norm."""
     if not config.norm_first:
         return None
     return make_norm(config.norm, config.embed_dim, config.norm_eps)

@@ -1,4 +1,4 @@
-"""Set prediction: Hungarian matching of queries and objects, and the detection loss."""
+"""The detection loss of DETR: Hungarian matching of queries and objects, and set prediction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TARGETS = ShapeSpec("classes [objects]", "boxes [objects, 4]")
 
 
 class Targets(NamedTuple):
-    """The objects of one image.
+    """The true objects of one image, for the detection loss.
 
     Attributes:
         classes: int64 ``[objects]``.
@@ -40,7 +40,7 @@ class Detections(NamedTuple):
     boxes: Tensor
 
     def objects(self, confidence: float = 0.5) -> list[Targets]:
-        """Return the objects that are detected in each image.
+        """Return the detected objects of each image.
 
         Args:
             confidence: the smallest probability of an object's class.
@@ -52,7 +52,7 @@ class Detections(NamedTuple):
 
 
 class DetectionLoss(NamedTuple):
-    """The set-prediction loss and its components.
+    """The set-prediction loss of a detector, and its components.
 
     Attributes:
         total: the weighted sum, for training.
@@ -101,12 +101,12 @@ def match_sets(
     box_weight: float = 5.0,
     overlap_weight: float = 2.0,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Assign a query to each object with the smallest total cost (bipartite matching).
+    """Match a query to each object so that the total cost is smallest (bipartite matching).
 
     A pair costs less if the object's class is more probable, the box nearer, the overlap larger.
 
     Args:
-        found: the predictions.
+        found: predictions of the model.
         objects: the true objects, one value for each image.
         class_weight, box_weight, overlap_weight: weights of the probability of the class, of the L1 distance of the
             boxes, and of `generalized_iou`.
@@ -154,7 +154,7 @@ def set_loss(
     box_weight: float = 5.0,
     overlap_weight: float = 2.0,
 ) -> DetectionLoss:
-    """Return the loss of predictions, each object compared with the query that `match_sets` assigns to it.
+    """Return the detection loss: each object is compared with the query that `match_sets` assigns to it.
 
     The target of queries without an object is the class "no object".
 
@@ -198,7 +198,7 @@ def set_loss(
 
 
 def _check(found: Detections, objects: Sequence[Targets]) -> None:
-    """Raise unless there are targets for each image, with known classes and no more objects than queries."""
+    """Raise unless every image has targets, with known classes and no more objects than queries."""
     check_type("found", found, Detections, "be what a SetDecoder returns")
     sizes = _DETECTIONS.check(*found)
     check_type("objects", objects, Sequence, "be a list, with Targets for each picture")

@@ -1,4 +1,4 @@
-"""Pretrained: the base of models that read published weights. Sizes are compared with the files before use."""
+"""Pretrained: the base of models that load published weights. Sizes are compared with the files before use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SAFE_SIDE = 1 << 20  # building a side of this length is harmless; its true len
 
 
 class Pretrained(ArgumentHints, nn.Module):
-    """A model that reads published weights.
+    """The base of models that load published weights.
 
     Attributes:
         formats: how to read the files of each family, by the ``model_type`` of its ``config.json``.
@@ -86,14 +86,14 @@ class Pretrained(ArgumentHints, nn.Module):
         dtype: torch.dtype,
         tokenizer: Callable[[], Any],
     ) -> Self:
-        """Build a model from a config.json, and from weights and a tokenizer that are read when needed."""
+        """Build a pretrained model from a config.json, and from weights and a tokenizer that are read when needed."""
         file_format = cls._format_of(config)
         check_types(config)
         return build(file_format, cls, config, weights, dtype, tokenizer)
 
     @classmethod
     def _format_of(cls, config: Mapping[str, Any]) -> FileFormat:
-        """Return the format that a config.json names.
+        """Return the file format that a config.json names.
 
         Raises:
             UnsupportedError: another family. Where there is one format only, its reasons are listed as well.
@@ -109,7 +109,7 @@ class Pretrained(ArgumentHints, nn.Module):
 
 
 class PretrainedText(Pretrained):
-    """A model that reads published weights together with a tokenizer."""
+    """The base of pretrained models that have a tokenizer."""
 
     reads_text = True
 
@@ -139,7 +139,7 @@ class PretrainedText(Pretrained):
 
 
 class SavedText(PretrainedText):
-    """A model that is also written, with its tokenizer.
+    """The base of pretrained text models that can also be saved, with their tokenizer.
 
     Attributes:
         written_types: names in `formats`: `save_pretrained` uses the first that can express the model.
@@ -180,7 +180,7 @@ def build(
     dtype: torch.dtype,
     tokenizer: Callable[[], Any],
 ) -> M:
-    """Build a model in eval mode from the contents of its files.
+    """Build a pretrained model in eval mode from the contents of its files.
 
     Args:
         file_format: how to read the files.
@@ -217,13 +217,13 @@ def build(
 
 
 def check_tensors(weights: object) -> None:
-    """Raise unless a state dict is a mapping to tensors."""
+    """Raise unless a state dict is a mapping of names to tensors."""
     for name, x in check_type("state_dict", weights, Mapping, "be a state dict of tensors").items():
         check_type(f"state_dict[{name!r}]", x, Tensor, "be a tensor")
 
 
 def check_fit(weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> None:
-    """Raise unless the weights are exactly those of the model; the error lists the differences."""
+    """Raise unless the weights of a file are exactly those of the model; the error lists the differences."""
     facts = [f"missing     {name}" for name in shapes if name not in weights]
     facts += [f"unexpected  {name}" for name in weights if name not in shapes]
     for name, shape in shapes.items():
@@ -244,7 +244,7 @@ def _config_dict(config: object) -> Mapping[str, Any]:
 
 
 def _check_sizes(config: Any, file_format: FileFormat, weights: Mapping[str, Tensor]) -> None:
-    """Raise if config.json names larger sizes than the files hold, before anything of such a size is built.
+    """Raise if config.json names larger sizes than the files have, before anything of such a size is built.
 
     A layer has at least one tensor, and each of the format's ``sides`` is the length of some tensor's side. Smaller
     misfits are reported later, with the tensor's name.
@@ -261,7 +261,7 @@ def _check_sizes(config: Any, file_format: FileFormat, weights: Mapping[str, Ten
 
 
 def _shapes(model_class: type[nn.Module], config: Any, file_format: FileFormat) -> dict[str, Tensor]:
-    """Return a model's weights on the meta device. All layers of a stack are alike, so one of each is built."""
+    """Return the shapes of a model's weights, from one layer of each stack, built on the meta device."""
     with torch.device("meta"):
         state = model_class(dataclasses.replace(config, **dict.fromkeys(file_format.stacks, 1))).state_dict()
     shapes = dict[str, Tensor]()
@@ -281,7 +281,7 @@ def _convert_weights(
     shapes: Mapping[str, Tensor],
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """Return our state dict, with memory of its own, from the tensors of a file.
+    """Return our state dict, copied from the tensors of a published file.
 
     Args:
         entries: the tensors that the file must hold, no more and no less.

@@ -1,4 +1,4 @@
-"""Reading and writing of the rotary settings in config.json."""
+"""The rotary (RoPE) settings in config.json: reading and writing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TRAINED = "original_max_position_embeddings"  # our trained_len; every other ke
 
 
 def rope_reasons(config: Mapping[str, Any]) -> list[str]:
-    """Return why our rotary angles would differ from those of the model; empty if they would not."""
+    """Return why our rotary angles would differ from those of the published model; empty if they are equal."""
     settings = _settings(config)
     if not isinstance(settings, Mapping):
         return [f"rope_parameters is no JSON object but {settings!r}"]
@@ -40,14 +40,14 @@ def rope_reasons(config: Mapping[str, Any]) -> list[str]:
 
 
 def rope_base(config: Mapping[str, Any]) -> float:
-    """Return the base of the frequencies."""
+    """Return the base of the rotary frequencies in config.json."""
     base = _settings(config).get("rope_theta")
     base = config.get("rope_theta") if base is None else base
     return 10000.0 if base is None else base
 
 
 def rope_scaling(config: Mapping[str, Any]) -> Scaling | None:
-    """Return the scaling of the frequencies; None for the default."""
+    """Return the scaling of the rotary frequencies in config.json; None for the default."""
     settings = _settings(config)
     kind = _kind(settings)
     if kind not in _KINDS:
@@ -72,13 +72,13 @@ def rope_words(base: float, scaling: Scaling | None) -> dict[str, Any] | None:
 
 
 def _fields(kind: str) -> dict[str, dataclasses.Field[Any]]:
-    """Return the fields of our class for a type, by their keys in config.json."""
+    """Return the fields of our rotary scaling class for a type, by their keys in config.json."""
     fields = dataclasses.fields(_KINDS[kind]) if kind in _KINDS else ()
     return {_TRAINED if field.name == "trained_len" else field.name: field for field in fields}
 
 
 def _settings(config: Mapping[str, Any]) -> Any:
-    """Return the settings under their new or old key; with the old one ``rope_theta`` is outside of them."""
+    """Return the rotary settings under their new or old key; with the old one ``rope_theta`` is outside of them."""
     return config.get("rope_parameters") or config.get("rope_scaling") or {}
 
 
@@ -87,7 +87,7 @@ def _kind(settings: Mapping[str, Any]) -> str:
 
 
 def _attention_factor(settings: Mapping[str, Any]) -> float | None:
-    """Return the attention factor from the two numbers that some files have for it; None without them."""
+    """Return RoPE's attention factor from the two numbers that some files have for it; None without them."""
     factor, scale, scale_all = (settings.get(key) for key in ("factor", "mscale", "mscale_all_dim"))
     if not (factor and scale and scale_all):
         return None

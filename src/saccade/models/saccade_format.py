@@ -1,4 +1,4 @@
-"""Formats of our own: for decoders that no published family can express, and for encoder-decoders."""
+"""Our own file formats: for decoders that no published family can express, and for encoder-decoders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saccade.masks import sliding_window
 from saccade.masks.convert.patterns import window_size
-from saccade.models.checkpoint_format import DecoderFormat, FileFormat, reasons_without_words
+from saccade.models.checkpoint_format import DecoderFormat, FileFormat, reasons_no_format_can_express
 from saccade.models.config import DecoderConfig, EncoderDecoderConfig
 from saccade.models.rope_config import rope_base, rope_reasons, rope_scaling, rope_words
 
@@ -22,7 +22,7 @@ _PAIR_NAMES = tuple(field.name for field in _PAIR_FIELDS)
 
 
 class SaccadeFormat(DecoderFormat):
-    """The fields of `DecoderConfig` and the names of its weights, as they are."""
+    """Our format for decoders: the fields of `DecoderConfig` and the names of the weights, unchanged."""
 
     names = {"embedding": "embedding"}
     prefix = ""
@@ -45,7 +45,7 @@ class SaccadeFormat(DecoderFormat):
         )
 
     def reasons_to_write(self, config: DecoderConfig) -> list[str]:
-        return reasons_without_words(config)
+        return reasons_no_format_can_express(config)
 
     def write_config(self, config: DecoderConfig) -> dict[str, Any]:
         return {
@@ -61,7 +61,7 @@ class SaccadeFormat(DecoderFormat):
 
 
 class EncoderDecoderFormat(FileFormat):
-    """The fields of `EncoderDecoderConfig` and the names of its weights, as they are."""
+    """Our format for encoder-decoders: the fields of `EncoderDecoderConfig` and the names of the weights."""
 
     sizes = {field.name: field.name for field in _PAIR_FIELDS if field.default is dataclasses.MISSING}
     stacks = {

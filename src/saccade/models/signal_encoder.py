@@ -22,7 +22,7 @@ _SIGNAL = ShapeSpec("signal [batch, len, channels]")
 
 
 class SignalEncoder(ArgumentHints, nn.Module):
-    """Strided convolutions that turn a signal into frames, and layers of local attention over the frames.
+    """An encoder of long signals: strided convolutions turn a signal into frames, local attention follows.
 
     Each convolution of stride s, with a GELU after it, shortens ``len`` steps to ``ceil(len / s)``. Attention uses
     rotary positions, and the layers are pre-norm. Convolutions look ahead only if the mask does: with a causal mask,
@@ -108,7 +108,7 @@ class SignalEncoder(ArgumentHints, nn.Module):
         return self.stack(frames, mask=padding)
 
     def matrices(self, signal: Tensor, *, lengths: Sequence[int] | Tensor | None = None) -> list[Matrix]:
-        """Return the attention matrices of all layers in `forward`.
+        """Return the attention matrices of all layers of the signal encoder in `forward`.
 
         Returns:
             One lazy matrix per layer, ``[batch, num_heads, frames, frames]``.
@@ -124,7 +124,7 @@ class SignalEncoder(ArgumentHints, nn.Module):
         return f"{self.channels}, strides={self.strides}, kernel_size={self.kernel_size}"
 
     def _frames_of(self, signal: Tensor, lengths: Sequence[int] | Tensor | None) -> tuple[Tensor, Padding | None]:
-        """Return the frames of a signal before the layers, and their padding."""
+        """Return the frames of a signal before the attention layers, and their padding."""
         sizes = _SIGNAL.check(signal, channels=self.channels)
         if not sizes["len"]:
             raise value_error("signal", "have at least one step", list(signal.shape))

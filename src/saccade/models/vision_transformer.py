@@ -1,4 +1,4 @@
-"""VisionTransformer: an encoder whose tokens are square patches of an image."""
+"""VisionTransformer: an image encoder whose tokens are square patches."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from saccade.matrix import Matrix
-from saccade.models.clip import ClipVision
 from saccade.models.config import VisionTransformerConfig
-from saccade.models.init import init_small_weights
-from saccade.models.inputs import cell_indices, check_map, sinusoids
+from saccade.models.initial_weights import init_small_weights
+from saccade.models.model_inputs import cell_indices, check_map, sinusoids
 from saccade.models.pretrained import Pretrained
-from saccade.models.vit import ViT
+from saccade.models.vision_formats import ClipVision, ViT
 from saccade.nn import EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.projections import weight_of
 from saccade.positions import Learned
@@ -20,7 +19,7 @@ from saccade.support.validation import check_type
 
 
 class VisionTransformer(Pretrained):
-    """An encoder of images: square patches become tokens, and every token attends to every other.
+    """An image encoder: square patches become tokens, and every token attends to every other.
 
     The class token comes first, if there is one, then the patches, row by row: the patch in row y and column x of the
     grid is token ``y * columns + x``, plus one with a class token. Use ``.after(1)`` to shift a mask on a grid.
@@ -29,7 +28,7 @@ class VisionTransformer(Pretrained):
     vision model (without one); a pooler is ignored.
 
     Args:
-        config: its sizes.
+        config: sizes and options of the model.
 
     Attributes:
         stack: the layers and the last norm, a `saccade.nn.EncoderStack`.
@@ -71,7 +70,7 @@ class VisionTransformer(Pretrained):
         init_small_weights(self)
 
     def forward(self, images: Tensor, *, mask: object = None) -> Tensor:
-        """Return logits of the classes.
+        """Return the classifier's logits for images.
 
         Args:
             images: ``[batch, channels, H, W]``, of the config's size.
@@ -95,11 +94,11 @@ class VisionTransformer(Pretrained):
         return hidden[:, int(self.config.class_token) :].mean(1)
 
     def hidden(self, images: Tensor, *, mask: object = None) -> Tensor:
-        """Return the last layer's output, ``[batch, tokens, embed_dim]``; arguments as in `forward`."""
+        """Return the last layer's output for each patch, ``[batch, tokens, embed_dim]``; arguments as in `forward`."""
         return self.stack(self._embedded(images), mask=mask)
 
     def matrices(self, images: Tensor, *, mask: object = None) -> list[Matrix]:
-        """Return the attention matrices of all layers in `forward`.
+        """Return the attention matrices of all layers of the Vision Transformer in `forward`.
 
         Returns:
             One lazy matrix per layer, ``[batch, num_heads, tokens, tokens]``.

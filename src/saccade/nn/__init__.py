@@ -1,4 +1,4 @@
-"""Layers with parameters."""
+"""Neural network layers with parameters: attention, feed-forward, recurrent and pooling layers, and stacks of them."""
 
 from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.attention_block import AttentionBlock
@@ -9,11 +9,9 @@ from saccade.nn.differential_attention import DifferentialAttention
 from saccade.nn.encoder_layer import EncoderLayer
 from saccade.nn.feed_forward import FeedForward
 from saccade.nn.latent_attention import LatentAttention
-from saccade.nn.recurrence import Recurrence
-from saccade.nn.row_column_attention import ColumnAttention, RowAttention
+from saccade.nn.recurrent_layers import Recurrence, StateSpace
 from saccade.nn.stack import DecoderStack, EncoderStack
-from saccade.nn.state_space import StateSpace
-from saccade.nn.triangle_attention import TriangleAttention
+from saccade.nn.table_attention import ColumnAttention, RowAttention, TriangleAttention
 
 __all__ = [
     "MultiHeadAttention",

@@ -1,4 +1,4 @@
-"""MultiHeadAttention: projections around a mechanism."""
+"""MultiHeadAttention: projections around an attention mechanism."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from saccade.support.validation import check_bool
 
 
 class _Heads(NamedTuple):
-    """Projected, rotated heads of one call. key and value are unused once a CrossCache is filled."""
+    """The projected, rotated heads of one attention call. key and value are unused once a CrossCache is filled."""
 
     query: Tensor
     key: Tensor
@@ -36,7 +36,7 @@ class _Heads(NamedTuple):
 
 
 class MultiHeadAttention(AttentionLayer):
-    r"""Several attentions in parallel, each on its own projections.
+    r"""Multi-head attention: several attentions in parallel, each with its own projections.
 
     .. math:: \mathrm{out} = \mathrm{Concat}(A_1 V_1, \dots, A_h V_h)\, W_O, \qquad
               A_i = \mathrm{mechanism}(Q W_i^Q, K W_i^K)
@@ -141,7 +141,7 @@ class MultiHeadAttention(AttentionLayer):
             raise unexpected_argument(unknown, self.forward)
         if is_nested(query, key, value):
             checks.check_nested_call(mask, bias, positions, kv_positions, cache)
-            return self._of_nested(query, key, value, mask, bias)
+            return self._attend_nested(query, key, value, mask, bias)
         if cache is not None and is_tracing():
             outside = torch.compiler.disable(self.forward)  # caches cannot be part of a compiled graph
             facts = {"mask": mask, "positions": positions, "kv_positions": kv_positions, "bias": bias, "cache": cache}
@@ -153,15 +153,15 @@ class MultiHeadAttention(AttentionLayer):
         mechanism = self.mechanism
         if bias is not None:
             mechanism = mechanism.with_bias(checks.checked_bias(bias))
-        q, k, v, joined, own, kv_own = heads
+        q, k, v, joined, q_places, kv_places = heads
         dropout_p = self.dropout_p if self.training else 0.0
         if not isinstance(cache, CrossCache):
-            out = cache.attend(mechanism, q, k, v, mask=joined, positions=own, dropout_p=dropout_p)
-            return self._merged(out, query)
+            out = cache.attend(mechanism, q, k, v, mask=joined, positions=q_places, dropout_p=dropout_p)
+            return self._project_output(out, query)
         if is_new:
-            cache.fill(k, v, kv_positions=kv_own)
-        out = cache.attend(mechanism, q, mask=joined, positions=own, dropout_p=dropout_p)
-        return self._merged(out, query)
+            cache.fill(k, v, kv_positions=kv_places)
+        out = cache.attend(mechanism, q, mask=joined, positions=q_places, dropout_p=dropout_p)
+        return self._project_output(out, query)
 
     def matrix(
         self,
@@ -219,51 +219,55 @@ class MultiHeadAttention(AttentionLayer):
         kv_positions: GivenPositions,
         cache: LayerCache | None,
     ) -> _Heads:
-        """Check, project and rotate the inputs of a call."""
+        """Check, project and rotate the inputs of an attention call."""
         if cache is not None:
-            is_lost = self.rotary is not None and positions is None
-            checks.check_with_cache(cache, query, key, value, mask, kv_positions, self.context_dim, is_lost=is_lost)
+            positions_unknown = self.rotary is not None and positions is None
+            checks.check_with_cache(
+                cache, query, key, value, mask, kv_positions, self.context_dim, positions_unknown=positions_unknown
+            )
         elif value is not None and key is None:
             raise value_error("key", "be given where value is", None)
-        is_across, held = isinstance(cache, CrossCache), 0 if cache is None else cache.length
-        is_known = isinstance(cache, CrossCache) and cache.is_filled
-        if is_known:
+        is_cross, held = isinstance(cache, CrossCache), 0 if cache is None else cache.length
+        context_cached = isinstance(cache, CrossCache) and cache.is_filled
+        if context_cached:
             key = query.new_empty(len(query), held, self.context_dim)
         elif key is None:
             key, kv_positions = query, positions if kv_positions is None else kv_positions
-        value = key if value is None or is_known else value
+        value = key if value is None or context_cached else value
         weight = weight_of(self.query_projection)
         dtype = None if weight is None else weight.dtype
         checks.check_inputs(query, key, value, self.embed_dim, self.context_dim, dtype)
         (batch, q_len, _), kv_len = query.shape, key.shape[1]
-        joined = self._joined(mask, (batch, self.num_heads, q_len, kv_len if is_across else held + kv_len))
-        own = None if positions is None else Positions.of(positions, length=q_len, batch=batch)
-        kv_own = own if key is query and kv_positions is positions else None
-        if kv_own is None and kv_positions is not None:
-            kv_own = Positions.of(kv_positions, "kv_positions", length=kv_len, batch=batch)
-        if kv_own is not None and joined is not None:
-            checks.check_apart(joined, kv_own)
-        numbers_tokens = own is None and self.rotary is None and joined is not None and joined.is_causal
-        if cache is not None and not is_across and not numbers_tokens:  # else the cache does, and only it reads them
-            own = kv_own = checks.check_causal(joined, cache.positions(q_len) if own is None else own.given, cache)
+        joined = self._joined(mask, (batch, self.num_heads, q_len, kv_len if is_cross else held + kv_len))
+        q_places = None if positions is None else Positions.of(positions, length=q_len, batch=batch)
+        kv_places = q_places if key is query and kv_positions is positions else None
+        if kv_places is None and kv_positions is not None:
+            kv_places = Positions.of(kv_positions, "kv_positions", length=kv_len, batch=batch)
+        if kv_places is not None and joined is not None:
+            checks.check_document_positions(joined, kv_places)
+        numbers_tokens = q_places is None and self.rotary is None and joined is not None and joined.is_causal
+        if cache is not None and not is_cross and not numbers_tokens:  # else the cache does, and only it reads them
+            q_places = kv_places = checks.check_causal(
+                joined, cache.positions(q_len) if q_places is None else q_places.given, cache
+            )
         q = self._split(self.query_projection(query))
         rotary = self.rotary
         if rotary is not None:
-            q = rotary(q, (Positions.between(kv_len - q_len, kv_len) if own is None else own).given)
-        if is_known:
-            return _Heads(q, q, q, joined, own, kv_own)
+            q = rotary(q, (Positions.between(kv_len - q_len, kv_len) if q_places is None else q_places).given)
+        if context_cached:
+            return _Heads(q, q, q, joined, q_places, kv_places)
         k = self._split(self.key_projection(key))
         v = self._split(self.value_projection(value))
         if rotary is not None:
-            k = rotary(k, (Positions.between(0, kv_len) if kv_own is None else kv_own).given)
-        return _Heads(q, k, v, joined, own, kv_own)
+            k = rotary(k, (Positions.between(0, kv_len) if kv_places is None else kv_places).given)
+        return _Heads(q, k, v, joined, q_places, kv_places)
 
-    def _of_nested(
+    def _attend_nested(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, mask: object, bias: Tensor | Bias | None
     ) -> Tensor:
-        """Run a call on nested tensors as one packed sequence, and nest the output."""
+        """Run attention on nested tensors as one packed sequence, and nest the output."""
         if is_tracing():  # lengths are read, which a compiled graph cannot do
-            return torch.compiler.disable(self._of_nested)(query, key, value, mask, bias)
+            return torch.compiler.disable(self._attend_nested)(query, key, value, mask, bias)
         if value is not None and key is None:
             raise value_error("key", "be given where value is", None)
         key = query if key is None else key
@@ -277,26 +281,28 @@ class MultiHeadAttention(AttentionLayer):
         q = self._split(self.query_projection(items.query))
         k, v = self._split(self.key_projection(items.key)), self._split(self.value_projection(items.value))
         if self.rotary is not None:
-            q, k = (self.rotary(x, own) for x, own in zip((q, k), items.own_positions(), strict=True))
-        places = {name: Positions.of(own, name) for name, own in items.positions.items()}
+            q, k = (self.rotary(x, table) for x, table in zip((q, k), items.own_positions(), strict=True))
+        places = {name: Positions.of(table, name) for name, table in items.positions.items()}
         heads = _Heads(q, k, v, joined, places.get("q_positions"), places.get("kv_positions"))
         return items.unpacked(self._product(self._matrix(heads, bias), heads, items.query))
 
     def _matrix(self, heads: _Heads, bias: Tensor | Bias | None) -> Matrix:
-        query, key, _, mask, own, kv_own = heads
+        query, key, _, mask, q_places, kv_places = heads
         mechanism = self.mechanism if bias is None else self.mechanism.with_bias(bias)
-        return mechanism(query, key, mask=mask, q_positions=own, kv_positions=kv_own)
+        return mechanism(query, key, mask=mask, q_positions=q_places, kv_positions=kv_places)
 
     def _product(self, matrix: Matrix, heads: _Heads, query: Tensor) -> Tensor:
-        return self._merged(matrix.matmul(heads.value, dropout_p=self.dropout_p if self.training else 0.0), query)
+        return self._project_output(
+            matrix.matmul(heads.value, dropout_p=self.dropout_p if self.training else 0.0), query
+        )
 
-    def _merged(self, heads: Tensor, query: Tensor) -> Tensor:
-        """Return the layer's output from that of its heads: gated if there is a gate, and projected."""
+    def _project_output(self, heads: Tensor, query: Tensor) -> Tensor:
+        """Return the attention layer's output from that of its heads: gated if there is a gate, and projected."""
         merged = heads.transpose(1, 2).flatten(2)
         if self.gate_projection is not None:
             merged = merged * torch.sigmoid(self.gate_projection(query))
         return self.output_projection(merged)
 
     def _split(self, x: Tensor) -> Tensor:
-        """Split a projection into heads, of which there are fewer under tensor parallelism."""
+        """Split a projection into attention heads, of which there are fewer under tensor parallelism."""
         return x.reshape(*x.shape[:2], x.shape[2] // self.head_dim, self.head_dim).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""AttentionBlock: attention, dropout, residual, layer norm."""
+"""AttentionBlock: attention with dropout, a residual connection and a layer norm."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from saccade.support.argument_hints import ArgumentHints
 
 
 class _CallOptions(TypedDict, total=False):
-    """The keyword arguments of a call, each None by default; see `MultiHeadAttention.forward`."""
+    """The keyword arguments of an attention block's call, each None by default."""
 
     mask: object
     positions: GivenPositions
@@ -85,12 +85,12 @@ class AttentionBlock(ArgumentHints, Layer):
         bias: Tensor | Bias | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """Return ``[batch, q_len, embed_dim]``; arguments as in `MultiHeadAttention.forward`."""
+        """Return the block's output, ``[batch, q_len, embed_dim]``; arguments as in `MultiHeadAttention.forward`."""
         facts = {"mask": mask, "positions": positions, "kv_positions": kv_positions, "bias": bias}
         return self._add(query, self.attention(query, key, value, cache=cache, **facts))
 
     def matrix(self, query: Tensor, key: Tensor | None = None, **kwargs: Unpack[_CallOptions]) -> Matrix:
-        """Return the lazy attention matrix of this call; arguments as in `forward`."""
+        """Return the lazy attention matrix of the block; arguments as in `forward`."""
         return self.attention.matrix(query, key, **kwargs)
 
     def with_weights(

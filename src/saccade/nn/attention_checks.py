@@ -20,7 +20,7 @@ from saccade.support.validation import check_int, check_type
 
 
 def check_sizes(embed_dim: int, num_heads: int, num_kv_heads: int, context_dim: int, dropout_p: float) -> None:
-    """Raise unless the widths and numbers of heads of a layer fit together."""
+    """Raise unless the widths and numbers of heads of an attention layer fit together."""
     sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "context_dim": context_dim}
     for name, size in sizes.items():
         check_int(name, size)
@@ -32,7 +32,7 @@ def check_sizes(embed_dim: int, num_heads: int, num_kv_heads: int, context_dim: 
 
 
 def check_rotary(rotary: Rotary | None, head_dim: int) -> None:
-    """Raise unless ``rotary`` is None or a Rotary for the layer's head_dim."""
+    """Raise unless ``rotary`` is None or a Rotary for the attention layer's head_dim."""
     if rotary is None:
         return
     hint = f"for instance saccade.positions.Rotary({head_dim})"
@@ -49,36 +49,36 @@ def check_inputs(
     context_dim: int,
     dtype: torch.dtype | None,
 ) -> None:
-    """Raise unless query, key and value have a layer's widths and dtype (None for any), and fit together."""
-    given = {"query": (query, embed_dim)}
+    """Raise unless query, key and value have the attention layer's widths and dtype (None for any)."""
+    tensors = {"query": (query, embed_dim)}
     if key is not query or value is not query or context_dim != embed_dim:
-        given |= {"key": (key, context_dim), "value": (value, context_dim)}
-    for name, (x, width) in given.items():
+        tensors |= {"key": (key, context_dim), "value": (value, context_dim)}
+    for name, (x, width) in tensors.items():
         if not isinstance(x, Tensor):
             check_type(name, x, Tensor, "be a tensor")
         if x.is_nested:
             check_dense(**{name: x})
         if x.dim() != 3 or x.shape[2] != width:
-            _misfit(given, name, f"have shape [batch, len, {width}]", list(x.shape))
+            _misfit(tensors, name, f"have shape [batch, len, {width}]", list(x.shape))
         if dtype is not None and x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
             rule = f"be {str(dtype).removeprefix('torch.')}, like the parameters"
-            _misfit(given, "dtype", rule, str(x.dtype).removeprefix("torch."))
+            _misfit(tensors, "dtype", rule, str(x.dtype).removeprefix("torch."))
     if not query.shape[0] == key.shape[0] == value.shape[0]:
         got = f"{query.shape[0]}, {key.shape[0]} and {value.shape[0]}"
-        _misfit(given, "batch", "be the same for all inputs", got)
+        _misfit(tensors, "batch", "be the same for all inputs", got)
     if key.shape[1] != value.shape[1]:
-        _misfit(given, "key and value", "be equally long", f"{key.shape[1]} and {value.shape[1]}")
+        _misfit(tensors, "key and value", "be equally long", f"{key.shape[1]} and {value.shape[1]}")
 
 
-def _misfit(given: dict[str, tuple[Tensor, int]], argument: str, rule: str, got: object) -> NoReturn:
-    facts = [describe(name, x) for name, (x, _) in given.items() if isinstance(x, Tensor)]
+def _misfit(tensors: dict[str, tuple[Tensor, int]], argument: str, rule: str, got: object) -> NoReturn:
+    facts = [describe(name, x) for name, (x, _) in tensors.items() if isinstance(x, Tensor)]
     raise value_error(argument, rule, got, facts=facts)
 
 
 def check_nested_call(
     mask: object, bias: object, positions: object, kv_positions: object, cache: LayerCache | None
 ) -> None:
-    """Raise unless the other arguments of a call on nested tensors are rules on positions."""
+    """Raise unless an attention call on nested tensors has only masks and biases on positions."""
     check_nested(mask, bias, None, positions=positions, kv_positions=kv_positions, cache=cache)
 
 
@@ -91,9 +91,9 @@ def check_with_cache(
     kv_positions: object,
     context_dim: int,
     *,
-    is_lost: bool,
+    positions_unknown: bool,
 ) -> None:
-    """Raise unless a call with a cache passes everything that the cache lacks, and nothing that it holds."""
+    """Raise unless an attention call passes everything that its cache lacks, and nothing that it has."""
     if not isinstance(cache, LayerCache):
         hint = "for instance saccade.caches.KVCache(); a Cache of a whole model holds one for each layer"
         check_type("cache", cache, LayerCache, "be the cache of a layer, or None", hint=hint)
@@ -106,7 +106,7 @@ def check_with_cache(
             hint = "the cache holds the keys of earlier tokens; another context goes to a saccade.caches.CrossCache"
             raise value_error(name, f"be None with a {type(cache).__name__}", "another", hint=hint)
         return
-    if is_lost:
+    if positions_unknown:
         hint = "a CrossCache does not count the tokens that ask"
         raise value_error("positions", "be given with rotary and a CrossCache", None, hint=hint)
     if not cache.is_filled:
@@ -124,8 +124,8 @@ def check_with_cache(
             raise value_error("kv_positions", "be given in the first call with a CrossCache only", "new ones")
 
 
-def check_apart(mask: Mask, positions: Positions) -> None:
-    """Refuse positions that start again in each document if the mask distinguishes documents by positions."""
+def check_document_positions(mask: Mask, positions: Positions) -> None:
+    """Raise if positions restart in each document while the mask distinguishes documents by positions."""
     table = positions.table
     if table is None or not can_be_read(table) or is_transformed() or not _has_documents(mask):
         return
@@ -144,13 +144,13 @@ def _has_documents(mask: Mask) -> bool:
 
 
 def checked_bias(bias: object) -> Bias:
-    """Return a bias on positions; raise for a tensor, which holds the rows of one call only."""
+    """Return an attention bias on positions; raise for a tensor, which has the rows of one call only."""
     hint = "for instance positions.ALiBi(num_heads), or a saccade.positions.Bias of your own"
     return check_type("bias", bias, Bias, "be a rule on positions with a cache", hint=hint)
 
 
 def check_causal(mask: Mask | None, positions: range | Tensor | None, cache: LayerCache) -> Positions | None:
-    """Return the positions of new tokens; raise if they may attend to later keys.
+    """Return the positions of new tokens; raise if the mask lets them attend to later keys.
 
     The output would then differ from that of the full run.
     """

@@ -1,4 +1,4 @@
-"""AttentionPool: the weighted average of a sequence as one vector."""
+"""AttentionPool: the attention-weighted average of a sequence as one vector."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _QUERIES = ShapeSpec("x [batch, len, embed_dim]", "query [batch, num_queries, qu
 
 
 class AttentionPool(ArgumentHints, Layer):
-    r"""A weighted average of a sequence; the weights come from the scores of a query and each token.
+    r"""A pooling layer that averages a sequence, weighted by the scores of a query and each token.
 
     .. math:: \mathrm{out} = \sum_j a_j x_j, \qquad a = \mathrm{softmax}_j\ \mathrm{score}(q, x_j)
 
@@ -142,7 +142,7 @@ class AttentionPool(ArgumentHints, Layer):
         return self.embed_dim if widths is None else widths[0]
 
     def _queries(self, x: Tensor, query: Tensor | None) -> Tensor:
-        """Return the queries of this call, ``[batch, num_queries, width]``."""
+        """Return the pooling queries of this call, ``[batch, num_queries, width]``."""
         _TOKENS.check(x, embed_dim=self.embed_dim)
         if self.query is not None:
             if query is not None:

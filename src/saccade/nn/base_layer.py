@@ -1,4 +1,4 @@
-"""The bases of layers: Layer of all, AttentionLayer of those with a mask, a mechanism and dropout."""
+"""Base classes of layers: `Layer`, and `AttentionLayer` for layers with a mask, a mechanism and dropout."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Layer(nn.Module):
 
 
 class AttentionLayer(ArgumentHints, Layer):
-    """The base of attention layers, ``[batch, len, embed_dim]`` to the same: projections around a mechanism.
+    """The base of attention layers, which map ``[batch, len, embed_dim]`` to the same shape.
 
     Args:
         embed_dim: width of queries and of the output.
@@ -79,7 +79,7 @@ class AttentionLayer(ArgumentHints, Layer):
         return self.mechanism.new_cache(max_len)
 
     def _joined(self, mask: object, shape: tuple[int, int, int, int]) -> Mask | None:
-        """Join the module's mask and that of the batch; raise if the mechanism does not support the result."""
+        """Join the layer's mask and that of the batch; raise if the mechanism does not support the result."""
         joined = self.mask
         if mask is not None:
             batch_mask = as_mask(mask, shape)

@@ -1,4 +1,4 @@
-"""Conversion to and from torch.nn, with equal outputs."""
+"""Conversion of attention layers to and from torch.nn, with equal outputs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def from_torch(module: nn.TransformerEncoder, *, batch_first: Literal[True] | No
 @overload
 def from_torch(module: nn.TransformerDecoder, *, batch_first: Literal[True] | None = None) -> DecoderStack: ...
 def from_torch(module: nn.Module, *, batch_first: Literal[True] | None = None) -> nn.Module:
-    """Convert a module of torch to one of ours, with copied weights and equal outputs.
+    """Convert a module of torch.nn to one of ours, with copied weights and equal outputs.
 
     =========================== ====================
     ``nn.MultiheadAttention``   `MultiHeadAttention`
@@ -107,7 +107,7 @@ def to_torch(module: EncoderStack) -> nn.TransformerEncoder: ...
 @overload
 def to_torch(module: DecoderStack) -> nn.TransformerDecoder: ...
 def to_torch(module: nn.Module) -> nn.Module:
-    """Convert one of our modules to torch's (``batch_first=True``), with copied weights and equal outputs.
+    """Convert one of our modules to torch.nn (``batch_first=True``), with copied weights and equal outputs.
 
     See the table of `from_torch`. Key and value heads that several query heads share are copied for each of them.
 
@@ -182,7 +182,7 @@ def _attention_from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
 
 
 def _reasons_against_torch(module: AttentionLayer) -> list[str]:
-    """Return why torch's module cannot replace ours; empty if it can."""
+    """Return why torch's module cannot be converted to ours; empty if it can."""
     if not isinstance(module, MultiHeadAttention):
         return [f"it is a {type(module).__name__}; torch has multi-head attention only"]
     reasons = []
@@ -241,7 +241,7 @@ def _projections(module: MultiHeadAttention) -> list[nn.Linear]:
 
 
 def _weights(module: nn.MultiheadAttention) -> list[tuple[Tensor, Tensor | None]]:
-    """Return views of weight and bias of torch's projections: query, key, value, output."""
+    """Return views of the weights and biases of torch's attention projections: query, key, value, output."""
     apart = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
     weights = apart if module.in_proj_weight is None else module.in_proj_weight.chunk(3)
     biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
@@ -339,7 +339,7 @@ def _stack_to_torch(module: EncoderStack | DecoderStack) -> TorchStack:
 
 
 def _reasons_of_layer(module: EncoderLayer | DecoderLayer) -> list[str]:
-    """Return why torch's layer cannot replace ours; empty if it can."""
+    """Return why torch's layer cannot be converted to ours; empty if it can."""
     attentions, norms = _ENCODER if isinstance(module, EncoderLayer) or module.cross_attention is None else _DECODER
     reasons = []
     if isinstance(module, DecoderLayer) and module.cross_attention is None:
@@ -364,7 +364,7 @@ def _reasons_of_layer(module: EncoderLayer | DecoderLayer) -> list[str]:
 
 
 def _activation_of(activation: Any) -> Activation | None:
-    """Return our name of a torch layer's activation, or None."""
+    """Return our name of the activation of a torch layer, or None."""
     if isinstance(activation, nn.GELU) and activation.approximate == "tanh":
         return "gelu_tanh"
     kinds = (name for kind, name in _MODULES.items() if isinstance(activation, kind))

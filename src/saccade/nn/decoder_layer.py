@@ -1,4 +1,4 @@
-"""DecoderLayer: self-attention, cross-attention to an encoder's output (if there is one), a feed-forward network."""
+"""DecoderLayer: self-attention, optional cross-attention to an encoder's output, and a feed-forward network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from saccade.support.errors import type_error, value_error
 
 
 class DecoderLayer(ResidualLayer):
-    """Self-attention, cross-attention to a context such as an encoder's output, and a feed-forward network.
+    """A decoder layer: self-attention, cross-attention to a context, and a feed-forward network.
 
     Without ``cross_attention`` this is the layer of a language model. Only the attention's mask hides later tokens:
     build the attention with ``mask=masks.Causal()`` or another causal mask, or pass one with each call.
@@ -78,7 +78,7 @@ class DecoderLayer(ResidualLayer):
         bias: Tensor | Bias | None = None,
         cache: LayerCache | Cache | None = None,
     ) -> Tensor:
-        """Return the layer's output.
+        """Return the decoder layer's output.
 
         Args:
             x: ``[batch, len, embed_dim]``; with a cache, the new tokens only.
@@ -138,7 +138,7 @@ class DecoderLayer(ResidualLayer):
         return cross.matrix(tokens, context, mask=context_mask, positions=positions, kv_positions=context_positions)
 
     def new_cache(self, max_len: int | None = None) -> LayerCache | Cache:
-        """Return an empty cache for this layer: for its attention, and for its cross-attention if it has one.
+        """Return an empty cache for this decoder layer: for its attention, and for cross-attention if it has one.
 
         Args:
             max_len: number of tokens to allocate at once; None to grow.
@@ -147,7 +147,7 @@ class DecoderLayer(ResidualLayer):
         return cache if self.cross_attention is None else Cache([cache, CrossCache()])
 
     def _caches(self, cache: LayerCache | Cache | None) -> tuple[LayerCache | None, CrossCache | None]:
-        """Return the cache of the attention, and that of the cross-attention."""
+        """Return the cache of the self-attention, and that of the cross-attention."""
         if cache is None:
             return None, None
         if self.cross_attention is None and isinstance(cache, LayerCache):

@@ -1,4 +1,4 @@
-"""DifferentialAttention: normalized heads, each the difference of two attention maps."""
+"""DifferentialAttention: multi-head attention whose heads are differences of two attention maps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saccade.support.validation import check_int, check_number
 
 
 class DifferentialAttention(MultiHeadAttention):
-    r"""Multi-head attention whose heads are differences of two maps: that of the Diff Transformer.
+    r"""Multi-head attention whose heads are differences of two maps, as in the Diff Transformer.
 
     .. math:: \mathrm{head}_h = (1 - \lambda_{\mathrm{init}})\,
               \mathrm{norm}\big((A_1^h - \lambda A_2^h)\, V_h\big)
@@ -81,13 +81,13 @@ class DifferentialAttention(MultiHeadAttention):
         self.norm_eps = check_number("norm_eps", norm_eps, above=0)
         self.rotary = None if rotary is None else _EachHalf(rotary)
 
-    def _merged(self, heads: Tensor, query: Tensor) -> Tensor:
+    def _project_output(self, heads: Tensor, query: Tensor) -> Tensor:
         normed = nn.functional.rms_norm(heads, heads.shape[-1:], eps=self.norm_eps)
-        return super()._merged(normed * (1.0 - self.mechanism.lambda_init), query)
+        return super()._project_output(normed * (1.0 - self.mechanism.lambda_init), query)
 
 
 class _EachHalf(nn.Module):
-    """A rotary for both halves of each head."""
+    """A rotary that rotates both halves of each head."""
 
     def __init__(self, rotary: Rotary):
         super().__init__()

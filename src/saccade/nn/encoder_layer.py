@@ -1,4 +1,4 @@
-"""EncoderLayer: self-attention, then a feed-forward network; and the base that it shares with decoder layers."""
+"""EncoderLayer: self-attention, then a feed-forward network; and `ResidualLayer`, which decoder layers share."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ResidualLayer(ArgumentHints, Layer):
 
 
 class EncoderLayer(ResidualLayer):
-    r"""Self-attention and a feed-forward network, each with a residual connection and a norm.
+    r"""An encoder layer: self-attention and a feed-forward network, each with a residual connection and a norm.
 
     .. math:: \text{norm first:}\quad x' = x + \mathrm{attention}(\mathrm{norm}(x)), \quad
               x'' = x' + \mathrm{ff}(\mathrm{norm}(x')); \qquad
@@ -131,7 +131,7 @@ class EncoderLayer(ResidualLayer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Tensor:
-        """Return the layer's output.
+        """Return the encoder layer's output.
 
         Args:
             x: ``[batch, len, embed_dim]``.
@@ -148,7 +148,7 @@ class EncoderLayer(ResidualLayer):
 
 
 def _width(attentions: Mapping[str, AttentionLayer | None], feed_forward: nn.Module) -> int:
-    """Check the types and widths of a layer's parts, and return their width."""
+    """Check the types and widths of an encoder or decoder layer's parts, and return their width."""
     width = 0
     for name, part in attentions.items():
         if part is None and name != "attention":

@@ -33,7 +33,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(ArgumentHints, Layer):
-    r"""Two linear layers with an activation in between, applied to each token.
+    r"""A feed-forward network: two linear layers with an activation in between, applied to each token.
 
     .. math:: \mathrm{out} = W_2\,\phi(W_1 x), \qquad \text{gated:}\quad
               \mathrm{out} = W_2\,(\phi(W_g x) \odot W_1 x)
@@ -87,7 +87,7 @@ class FeedForward(ArgumentHints, Layer):
         self.dropout = nn.Dropout(dropout_p)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``[..., embed_dim]`` of ``[..., embed_dim]``."""
+        """Apply the network to each token: ``[..., embed_dim]`` to the same shape."""
         activation = ACTIVATIONS[self.activation]
         inner = activation(self.expand(x)) if self.gate is None else activation(self.gate(x)) * self.expand(x)
         return self.contract(self.dropout(inner) if self.dropout.training else inner)

@@ -172,7 +172,7 @@ class LatentAttention(AttentionLayer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
-        """Return the lazy attention matrix of this call, ``[batch, num_heads, len, len]``, in the form of the layer.
+        """Return the lazy attention matrix of this call, ``[batch, num_heads, len, len]``, in the chosen form.
 
         In the absorbed form it has one key head, and multiplies latents; in the expanded one it has ``num_heads``.
         """
@@ -217,7 +217,7 @@ class LatentAttention(AttentionLayer):
         return f"{self.embed_dim}, {sizes}, form={self.form!r}, mask={self.mask}, dropout_p={self.dropout_p}"
 
     def _form(self, q_len: int, kv_len: int, cache: LayerCache | None) -> Form:
-        """Return the form of a call.
+        """Return the form of latent attention for a call, "expanded" or "absorbed".
 
         Raises:
             UnsupportedError: the layer's form is impossible for this call.
@@ -238,12 +238,12 @@ class LatentAttention(AttentionLayer):
         return possible[0] if len(possible) == 1 else self.sizes.cheaper(q_len, kv_len)
 
     def _project(self, x: Tensor, mask: object, positions: GivenPositions, cache: LayerCache | None) -> _Projected:
-        """Check, project and rotate a call's inputs: queries, latents ``[batch, 1, len, cached]``, mask, positions."""
+        """Check, project and rotate inputs: queries, latents ``[batch, 1, len, cached]``, mask, positions."""
         if isinstance(cache, CrossCache):
             rule, hint = "be that of a self-attention", "new_cache() makes one"
             raise value_error("cache", rule, type(cache).__name__, hint=hint)
         if cache is not None:
-            checks.check_with_cache(cache, x, None, None, mask, None, self.embed_dim, is_lost=False)
+            checks.check_with_cache(cache, x, None, None, mask, None, self.embed_dim, positions_unknown=False)
         weight = weight_of(self.latent_projection)
         checks.check_inputs(x, x, x, self.embed_dim, self.embed_dim, None if weight is None else weight.dtype)
         batch, length, _ = x.shape
@@ -251,7 +251,7 @@ class LatentAttention(AttentionLayer):
         joined = self._joined(mask, (batch, self.num_heads, length, cached + length))
         checked = None if positions is None else Positions.of(positions, length=length, batch=batch)
         if checked is not None and joined is not None:
-            checks.check_apart(joined, checked)
+            checks.check_document_positions(joined, checked)
         if cache is not None:
             new_positions = cache.positions(length) if checked is None else checked.given
             checked = checks.check_causal(joined, new_positions, cache)

@@ -16,7 +16,7 @@ FORMS: tuple[Form, ...] = ("auto", "expanded", "absorbed")
 
 
 class LatentSizes(NamedTuple):
-    """The sizes of latent attention, and the costs of its forms.
+    """The sizes of latent attention, and the costs of its two forms.
 
     Args:
         heads: number of heads.
@@ -44,7 +44,7 @@ class LatentSizes(NamedTuple):
 
     @property
     def cached_expanded(self) -> int:
-        """Return how many numbers keys and values of all heads would have per token."""
+        """Return how many numbers a cache of keys and values of all heads would hold per token."""
         return self.heads * (self.head + self.value)
 
     @property
@@ -54,20 +54,20 @@ class LatentSizes(NamedTuple):
         return self.latent * (self.plain + self.value) / more if more > 0 else float("inf")
 
     def cost(self, form: Form, q_len: int, kv_len: int) -> int:
-        """Return the multiplications of one head if every query attends to every key."""
+        """Return the multiplications of one head in a form of latent attention, if every pair is visible."""
         weights = self.latent * (self.plain + self.value)
         if form == "expanded":
             return kv_len * weights + q_len * kv_len * (self.head + self.value)
         return q_len * weights + q_len * kv_len * (self.cached + self.latent)
 
     def cheaper(self, q_len: int, kv_len: int) -> Form:
-        """Return the form with fewer multiplications."""
+        """Return the form of latent attention with fewer multiplications."""
         costs = {form: self.cost(form, q_len, kv_len) for form in FORMS[1:]}
         return min(costs, key=costs.__getitem__)  # expanded if equal
 
 
 class Expanded(NamedTuple):
-    """A matrix, and the values of all heads, which were computed from the latents along with the keys."""
+    """An attention matrix, and the values of all heads, which were expanded from the latents along with the keys."""
 
     matrix: Matrix
     values: Tensor
@@ -79,13 +79,13 @@ class Expanded(NamedTuple):
 
 
 class Expanding(nn.Module):
-    """A mechanism for caches of latents: computes keys and values of all heads from them.
+    """A mechanism for caches of latents, which expands keys and values of all heads from them.
 
     It is a module so that the cache can check which parameters require a gradient.
 
     Args:
         mechanism: the layer's mechanism.
-        expansion: from latents to keys and values, ``[latent, heads * (plain + value)]``.
+        expansion: linear layer from latents to keys and values, ``[latent, heads * (plain + value)]``.
         sizes: the layer's sizes.
     """
 
@@ -114,7 +114,7 @@ class Expanding(nn.Module):
 
 
 def absorb(query: Tensor, weight: Tensor, sizes: LatentSizes) -> Tensor:
-    """Return queries whose scores with latents equal those of ``query`` with the keys of its head.
+    """Return transformed queries whose scores with latents equal those of ``query`` with the expanded keys.
 
     Args:
         query: ``[batch, heads, q_len, head]``.
@@ -130,6 +130,6 @@ def absorb(query: Tensor, weight: Tensor, sizes: LatentSizes) -> Tensor:
 
 
 def values_of_latents(attended: Tensor, weight: Tensor, sizes: LatentSizes) -> Tensor:
-    """Return averages of values, ``[batch, heads, q_len, value]``, from those of latents, ``[..., latent]``."""
+    """Return averages of values, ``[batch, heads, q_len, value]``, from averages of latents, ``[..., latent]``."""
     value_weight = weight.unflatten(0, (sizes.heads, -1))[:, sizes.plain :]
     return torch.einsum("bhqc,hvc->bhqv", attended, value_weight)

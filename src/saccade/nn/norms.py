@@ -1,4 +1,4 @@
-"""Norms by name."""
+"""Norm layers by name."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 def weight_of(layer: nn.Module) -> Tensor | None:
-    """Return the weight whose dtype and device a layer's input must have, or None.
+    """Return the weight whose dtype and device the input of a projection must have, or None.
 
     The weights of an 8-bit layer are integer codes, and an adapter hides the layer with the weights: these check their
     inputs themselves.
@@ -18,11 +18,11 @@ def weight_of(layer: nn.Module) -> Tensor | None:
 
 
 def reasons_against_plain(layers: Mapping[str, nn.Module], theirs: str) -> list[str]:
-    """Return which of some layers are not plain linear layers; empty if all are.
+    """Return which of some projections are not plain linear layers; empty if all are.
 
     Args:
         layers: the layers by name.
-        theirs: the owner of the layers that these weights are copied to, for the message.
+        theirs: the owner of the layers to copy the weights to, for the message.
     """
     return [
         f"its {name} is {type(layer).__name__}; {theirs} has a plain linear layer"

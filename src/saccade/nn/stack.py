@@ -21,7 +21,7 @@ from saccade.support.validation import check_type
 
 
 class _CallOptions(TypedDict, total=False):
-    """The keyword arguments of a call, each None by default; see `DecoderLayer.forward`."""
+    """The keyword arguments of a decoder stack's call, each None by default; see `DecoderLayer.forward`."""
 
     mask: object
     context_mask: object
@@ -62,7 +62,7 @@ class EncoderStack(ArgumentHints, Layer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Tensor:
-        """Run all layers, ``[batch, len, embed_dim]`` to the same; arguments as in `EncoderLayer.forward`."""
+        """Run all encoder layers, ``[batch, len, embed_dim]`` to the same; arguments as in `EncoderLayer.forward`."""
         for layer in self.layers:
             x = layer(x, mask=mask, positions=positions, bias=bias)
         return x if self.final_norm is None else self.final_norm(x)
@@ -75,7 +75,7 @@ class EncoderStack(ArgumentHints, Layer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> list[Matrix]:
-        """Return the lazy attention matrices of all layers in `forward`."""
+        """Return the lazy attention matrices of all encoder layers in `forward`."""
         options = {"mask": mask, "positions": positions, "bias": bias}
         return [layer.matrix(x, **options) for layer, x in with_inputs(self.layers, x, **options)]
 
@@ -120,7 +120,7 @@ class DecoderStack(ArgumentHints, Layer):
         bias: Tensor | Bias | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Run all layers, ``[batch, len, embed_dim]`` to the same.
+        """Run all decoder layers, ``[batch, len, embed_dim]`` to the same.
 
         Args:
             x, context, mask, context_mask, positions, context_positions, bias: as in `DecoderLayer.forward`, the
@@ -144,7 +144,7 @@ class DecoderStack(ArgumentHints, Layer):
         return [layer.cross_matrix(x, context, **kwargs) for layer, x in inputs]
 
     def new_cache(self, max_len: int | None = None) -> Cache:
-        """Return an empty cache for all layers.
+        """Return an empty cache for all layers of the stack.
 
         Args:
             max_len: number of tokens to allocate at once; None to grow.
@@ -163,7 +163,7 @@ class DecoderStack(ArgumentHints, Layer):
 
 
 def with_inputs(layers: nn.ModuleList, x: Tensor, *others: Any, **options: Any) -> Iterator[tuple[Any, Tensor]]:
-    """Yield each layer with its input, as ``x`` passes through all of them."""
+    """Yield each layer of a stack with its input, as ``x`` passes through all of them."""
     for layer in layers:
         yield layer, x
         x = layer(x, *others, **options)

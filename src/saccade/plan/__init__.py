@@ -1,4 +1,4 @@
-"""Tiles that hold every allowed pair: sets of keys, tiles, layouts and their costs. Knows bounds, not masks."""
+"""Plans: the tiles that hold every allowed pair, and their cost. Knows bounds of masks, not masks."""
 
 from saccade.plan.plan import Plan, make
 from saccade.plan.tiles import ALL, Box, ColumnRange, Groups, Ranges, Rule, Tile, Triangle

@@ -1,7 +1,7 @@
-"""RowPlan: the plan of a last row, which decoding asks for token by token.
+"""Plans for decoding: the tiles of a single last row, token by token.
 
 Planning one row costs as much as planning a few hundred, since bounds are arrays over groups of rows. So the bounds of
-many rows ahead are asked for at once, and each step reads its own.
+many future rows are computed at once, and each step reads its own.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 from saccade.plan import ALL, Box, ColumnRange, Groups, Plan, Ranges, Rule, Tile
 from saccade.plan.key_ranges import Ints, KeyDomain, Spans, shift_range
 
-ROWS = 128  # asked for at once; blocks of them begin at multiples, so that steps share blocks
+ROWS = 128  # rows whose bounds are computed at once; blocks begin at multiples, so that steps share them
 
 
 class _Term(NamedTuple):
-    """A term of the rule, and the ranges of keys that each row is sure of, or not."""
+    """A term of a mask, and for each future row the key ranges that it sees completely, or partially."""
 
     rule: Rule
     step: int
@@ -26,13 +26,13 @@ class _Term(NamedTuple):
 
 
 class RowsAhead:
-    """Bounds of a rule for consecutive rows, each of which sees keys up to its own position at most.
+    """Bounds of a mask for consecutive future rows of decoding, each of which sees keys up to its own position.
 
     Args:
-        rule: must not tell batch items apart.
+        rule: the mask; it must not distinguish batch items.
         first: position of the first row.
         kv_first: position of the first key.
-        rows: how many rows.
+        rows: number of rows.
 
     Cost: that of planning one row, and a little for each.
     """
@@ -41,14 +41,14 @@ class RowsAhead:
         self.first, self.kv_first = first, kv_first
         position = np.arange(first, first + rows, dtype=np.int64)
         keys = KeyDomain(np.full_like(position, kv_first), position + 1)
-        self.terms = [_asked(own, step, position, keys) for step, own in rule.terms()]
+        self.terms = [_bounds_ahead(own, step, position, keys) for step, own in rule.terms()]
 
 
 class RowPlan(Plan):
-    """The tiles of a single row of queries: one for each term of the rule.
+    """The plan of a single row of decoding: one tile for each term of the mask.
 
     Args:
-        rows: what the rule says about the row and its neighbours.
+        rows: bounds of the row and its neighbours.
         position: of the row.
         shape: (batch, heads, 1, kv_len).
     """
@@ -66,7 +66,7 @@ class RowPlan(Plan):
             if rows.kv_first:
                 strips = [ColumnRange(shift_range(keys, -rows.kv_first), partial) for keys, partial in strips]
             if len(strips) > 1:
-                strips.sort(key=_start)
+                strips.sort(key=_start_of)
             for keys, partial in strips:
                 width += len(keys)
                 is_sure &= partial is True
@@ -77,11 +77,11 @@ class RowPlan(Plan):
         self.is_full = is_sure and width == shape[3] and not self.overlaps
 
 
-def _asked(rule: Rule, step: int, position: Ints, keys: KeyDomain) -> _Term:
+def _bounds_ahead(rule: Rule, step: int, position: Ints, keys: KeyDomain) -> _Term:
     bounds = rule.bounds(Groups(np.full_like(position, ALL), position, position, step), keys)
     unsure = Spans.nothing(keys) if bounds.is_exact else bounds.any_row.minus(bounds.all_rows, keys)
     return _Term(rule, step, *(list(spans.ranges(position, step)) for spans in (bounds.all_rows, unsure)))
 
 
-def _start(strip: ColumnRange) -> int:
+def _start_of(strip: ColumnRange) -> int:
     return strip.keys.start

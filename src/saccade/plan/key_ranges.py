@@ -15,70 +15,70 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 
-_AT_ONCE = 1024  # groups whose ranges are read together: one by one takes ten times as long
+_AT_ONCE = 1024  # groups whose ranges are read at once: reading them one by one takes ten times as long
 
 
 class KeyDomain(NamedTuple):
-    """The keys that exist for each row group: ``first <= key < stop``, both int64 ``[groups]``."""
+    """The existing keys of each row group: ``first <= key < stop``, both int64 ``[groups]``."""
 
     first: Ints
     stop: Ints
 
 
 class Spans(NamedTuple):
-    """One set of keys per row group: ``starts`` and ``ends``, int64 ``[groups, slots]``."""
+    """One set of keys per row group, as sorted ranges: ``starts`` and ``ends``, int64 ``[groups, slots]``."""
 
     starts: Ints
     ends: Ints
 
     @classmethod
     def within(cls, universe: KeyDomain, first: Ints | int, stop: Ints | int) -> Spans:
-        """Return the keys ``first <= key < stop`` of each group, cut to its universe."""
+        """Return the key ranges ``first <= key < stop`` of each group, restricted to its domain."""
         starts = np.clip(first, universe.first, universe.stop)
         ends = np.clip(stop, starts, universe.stop)
         return cls(*_packed(starts[:, None], ends[:, None], universe))
 
     @classmethod
     def of(cls, starts: Ints, ends: Ints, universe: KeyDomain) -> Spans:
-        """Return the keys ``starts <= key < ends``, int64 ``[groups, slots]`` in any order, cut to the universe."""
+        """Return the key ranges ``starts <= key < ends``, int64 ``[groups, slots]``, restricted to the domain."""
         first, stop = universe.first[:, None], universe.stop[:, None]
         return cls(*_packed(np.clip(starts, first, stop), np.clip(ends, first, stop), universe))
 
     @classmethod
     def everything(cls, universe: KeyDomain) -> Spans:
-        """All keys of each group's universe."""
+        """Return the sets of all keys of each group's domain."""
         return cls(universe.first[:, None], universe.stop[:, None])
 
     @classmethod
     def nothing(cls, universe: KeyDomain) -> Spans:
-        """No keys."""
+        """Return empty sets of keys for each group."""
         return cls(universe.stop[:, None], universe.stop[:, None])
 
     def union(self, other: Spans, universe: KeyDomain) -> Spans:
-        """Keys in either."""
+        """Return the keys in either set."""
         starts = np.concatenate([self.starts, other.starts], axis=1)
         ends = np.concatenate([self.ends, other.ends], axis=1)
         return Spans(*_packed(starts, ends, universe))
 
     def complement(self, universe: KeyDomain) -> Spans:
-        """Keys of the universe that are not in the set: the gaps between the ranges."""
+        """Return the keys of the domain that are not in the set: the gaps between its ranges."""
         starts = np.concatenate([universe.first[:, None], self.ends], axis=1)
         ends = np.concatenate([self.starts, universe.stop[:, None]], axis=1)
         return Spans(*_packed(starts, ends, universe))
 
     def intersection(self, other: Spans, universe: KeyDomain) -> Spans:
-        """Keys in both (De Morgan)."""
+        """Return the keys in both sets (De Morgan)."""
         if self.starts.shape[1] == other.starts.shape[1] == 1:
             return Spans(*_packed(np.maximum(self.starts, other.starts), np.minimum(self.ends, other.ends), universe))
         gaps = self.complement(universe).union(other.complement(universe), universe)
         return gaps.complement(universe)
 
     def minus(self, other: Spans, universe: KeyDomain) -> Spans:
-        """Keys in the first and not in the second."""
+        """Return the keys in the first set and not in the second."""
         return self.complement(universe).union(other, universe).complement(universe)
 
     def where(self, choose: npt.NDArray[np.bool_], other: Spans) -> Spans:
-        """Return this set where ``choose`` (bool ``[groups]``) is true, the other's elsewhere."""
+        """Return this set for groups where ``choose`` (bool ``[groups]``) is true, the other's set for the rest."""
         slots = max(self.starts.shape[1], other.starts.shape[1])
         a, b = self._widened(slots), other._widened(slots)
         return Spans(
@@ -87,19 +87,19 @@ class Spans(NamedTuple):
         )
 
     def shifted(self, offset: Ints, universe: KeyDomain) -> Spans:
-        """Each group's set moved by its ``offset`` and cut to a universe."""
+        """Return each group's set shifted by its ``offset`` and restricted to a domain."""
         return Spans.of(self.starts + offset[:, None], self.ends + offset[:, None], universe)
 
     def at(self, which: Ints) -> Spans:
-        """Return the sets of some of the groups."""
+        """Return the key sets of some of the groups."""
         return Spans(self.starts[which], self.ends[which])
 
     def sizes(self) -> Ints:
-        """How many keys each set holds, int64 ``[groups]``."""
+        """Return the number of keys in each set, int64 ``[groups]``."""
         return (self.ends - self.starts).sum(axis=1)
 
     def ranges(self, rows: Ints, step: int = 1) -> Iterator[tuple[range, ...]]:
-        """Return the non-empty ranges of each group; with a step, of keys a multiple of it from the first row."""
+        """Return the non-empty key ranges of each group; with a step, only keys a multiple of it from the first row."""
         for some in range(0, len(rows), _AT_ONCE):
             own = slice(some, some + _AT_ONCE)
             numbers = (self.starts[own].tolist(), self.ends[own].tolist(), rows[own].tolist())
@@ -117,15 +117,15 @@ class Spans(NamedTuple):
 
 
 def _packed(starts: Ints, ends: Ints, universe: KeyDomain) -> tuple[Ints, Ints]:
-    """Sort the slots, join those that touch, and drop the empty ones. Overwrites its arguments."""
+    """Sort the ranges, join those that touch, and drop empty ones. Overwrites its arguments."""
     stop = universe.stop[:, None]
     empty = starts >= ends
     np.copyto(starts, stop, where=empty)
     np.copyto(ends, stop, where=empty)
     if starts.shape[1] == 1:
         return starts, ends
-    # Starts and ends may be sorted apart: the k-th start opens a segment iff the k ranges that start before it have
-    # ended by then, and these have the k smallest ends. What neither opens nor closes one is moved to the end.
+    # Starts and ends may be sorted separately: the k-th start opens a segment iff the k ranges that start before it
+    # have ended by then, and these have the k smallest ends. Slots that open or close nothing are moved to the end.
     starts.sort(axis=1)
     ends.sort(axis=1)
     inner = starts[:, 1:] <= ends[:, :-1]
@@ -134,50 +134,53 @@ def _packed(starts: Ints, ends: Ints, universe: KeyDomain) -> tuple[Ints, Ints]:
     np.copyto(ends[:, :-1], stop, where=inner)
     starts.sort(axis=1)
     ends.sort(axis=1)
-    # A last segment that starts at the universe's end holds nothing; it stays as an empty slot.
+    # A last segment that starts at the end of the domain is empty; it stays as an empty slot.
     return starts[:, :slots].copy(), ends[:, :slots].copy()
 
 
 class Bounds(NamedTuple):
-    """Knowledge of a rule about a group of rows: ``any_row`` ⊇ keys some row sees, ``all_rows`` ⊆ keys all rows see."""
+    """Bounds on the keys that a mask allows for a group of rows.
+
+    ``any_row`` contains every key that some row sees; ``all_rows`` contains only keys that all rows see.
+    """
 
     any_row: Spans
     all_rows: Spans
 
     @classmethod
     def exactly(cls, keys: Spans) -> Bounds:
-        """All rows of a group see the same keys."""
+        """Return exact bounds, for a mask in which all rows of a group see the same keys."""
         return cls(keys, keys)
 
     @property
     def is_exact(self) -> bool:
-        """True if the two sets are one object; rules that know it say so, and half the work is saved."""
+        """True if both sets are one object: masks with exact bounds say so, which saves half of the work."""
         return self.any_row is self.all_rows
 
     @classmethod
     def unknown(cls, universe: KeyDomain) -> Bounds:
-        """Nothing is known: any key may be needed, none is sure."""
+        """Return bounds that exclude nothing: some row may see any key, and no key is seen by all rows."""
         return cls(Spans.everything(universe), Spans.nothing(universe))
 
     def both(self, other: Bounds, universe: KeyDomain) -> Bounds:
-        """Bounds of ``a & b``."""
+        """Return the bounds of ``a & b``."""
         any_row = self.any_row.intersection(other.any_row, universe)
         both_exact = self.is_exact and other.is_exact
         return Bounds(any_row, any_row if both_exact else self.all_rows.intersection(other.all_rows, universe))
 
     def either(self, other: Bounds, universe: KeyDomain) -> Bounds:
-        """Bounds of ``a | b``."""
+        """Return the bounds of ``a | b``."""
         any_row = self.any_row.union(other.any_row, universe)
         both_exact = self.is_exact and other.is_exact
         return Bounds(any_row, any_row if both_exact else self.all_rows.union(other.all_rows, universe))
 
     def inverted(self, universe: KeyDomain) -> Bounds:
-        """Bounds of ``~a``: what no row needs is sure, what all rows have is not needed."""
+        """Return the bounds of ``~a``: keys that no row sees are then seen by all, and the reverse."""
         any_row = self.all_rows.complement(universe)
         return Bounds(any_row, any_row if self.is_exact else self.any_row.complement(universe))
 
     def where(self, choose: npt.NDArray[np.bool_], other: Bounds) -> Bounds:
-        """Return these bounds where ``choose`` (bool ``[groups]``) is true, the other's elsewhere."""
+        """Return these bounds for groups where ``choose`` (bool ``[groups]``) is true, else the other's bounds."""
         if choose.all():
             return self
         return Bounds(self.any_row.where(choose, other.any_row), self.all_rows.where(choose, other.all_rows))

@@ -1,8 +1,8 @@
-"""Plan: the tiles that hold every allowed pair of a rule; the cheapest way to group its rows.
+"""Plan: the tiles that hold every allowed pair of a mask, with the cheapest grouping of its rows.
 
-A plan is made from what a rule says about *groups of rows*, never by looking at pairs. Rows are grouped in a few
-ways (all at once, blocks of 768 or 192, cut where the rule wants cuts, batch items together or apart), each way is
-estimated in pairs of query and key, and the cheapest is kept.
+A plan is computed from the bounds of a mask on *groups of rows*, never from single pairs. Rows are grouped in a few
+ways (all at once, blocks of 768 or 192, cut at positions that the mask prefers, batch items together or separate). The
+cost of each way is estimated in pairs of query and key, and the cheapest is chosen.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from saccade.plan.tiles import ALL, Groups, Rule, Tile
 
 _ROW_BLOCKS = (768, 192, 48, 12, 1)
 _SAMPLE = 1024  # groups on which the cost of a larger layout is estimated
-_KEPT_TILES = 4096  # tiles that a plan keeps; more are made anew each time
+_MOST_CACHED_TILES = 4096  # tiles that a plan caches; with more, they are computed anew in each iteration
 
 
 class Plan:
-    """The tiles to compute for one rule at one size, made as they are asked for.
+    """The tiles to compute for one mask at one size, computed on first use.
 
     Args:
         shape: (batch, heads, q_len, kv_len), the box that the plan covers.
-        terms: disjoint rules that make up the rule, each with its step; none where there is nothing to compute.
+        terms: disjoint masks whose union is the mask, each with its step; none if there is nothing to compute.
         q_first, kv_first: positions of the first query and the first key.
 
     Attributes:
-        overlaps: True if a row may stand in several tiles, whose results are then merged by their lse; the keys of
-            such tiles are disjoint. Otherwise every row stands in exactly one tile, which may have no columns.
-        memo: what kernels derive from this plan and may keep as long as it lives (residual tensors, by key).
+        overlaps: True if a row may be in several tiles, whose results are then merged by their lse; the keys of such
+            tiles are disjoint. Otherwise every row is in exactly one tile, which may have no columns.
+        memo: data that kernels derive from this plan and cache as long as it lives (residual tensors, by key).
 
-    Cost: nothing before tiles are asked for: a kernel that reads the rule's bounds itself does without them.
+    Cost: nothing until tiles are read: a kernel that reads the bounds of the mask itself does not need them.
     """
 
     def __init__(
@@ -53,22 +53,22 @@ class Plan:
 
     @cached_property
     def tiles(self) -> Iterable[Tile]:
-        """In the order of their rows."""
+        """The tiles of the plan, in the order of their rows."""
         return _Tiles(self._layouts, self.count)
 
     @cached_property
     def count(self) -> int:
-        """How many tiles there are."""
+        """The number of tiles."""
         return sum([len(layout.groups.first) for layout in self._layouts])
 
     @cached_property
     def pairs(self) -> int:
-        """How many query-key pairs the tiles hold, over batch and heads: at least the visible ones."""
+        """The number of query-key pairs in the tiles, over batch and heads: at least the visible ones."""
         return int(sum((layout.copies * layout.groups.rows * layout.widths).sum() for layout in self._layouts))
 
     @cached_property
     def is_full(self) -> bool:
-        """True if the rule surely lets every query attend to every key."""
+        """True if the mask certainly lets every query attend to every key."""
         if 0 in self.shape or len(self._terms) != 1:
             return 0 in self.shape
         first, q_len, kv_len = self._sizes.q_first, *self.shape[2:]
@@ -87,14 +87,14 @@ class Plan:
 
 
 class _Tiles:
-    """The tiles of some layouts; many of them are made anew each time."""
+    """The tiles of a plan; above a limit they are computed anew in each iteration."""
 
     def __init__(self, groupings: tuple[Layout, ...], count: int):
         self._layouts, self._count = groupings, count
         self._kept: tuple[Tile, ...] | None = None
 
     def __iter__(self) -> Iterator[Tile]:
-        if self._kept is None and self._count <= _KEPT_TILES:
+        if self._kept is None and self._count <= _MOST_CACHED_TILES:
             self._kept = tuple(tile for layout in self._layouts for tile in layout.tiles())
         if self._kept is not None:
             return iter(self._kept)
@@ -104,39 +104,39 @@ class _Tiles:
 def make(
     rule: Rule, shape: tuple[int, int, int, int], *, q_first: int, kv_first: int, whole_rows: bool = False
 ) -> Plan:
-    """Return the cheapest plan for a rule.
+    """Return the cheapest plan for a mask.
 
     Args:
-        rule: what may attend to what, on positions.
+        rule: the mask on positions.
         shape: (batch, heads, q_len, kv_len).
-        q_first, kv_first: positions of the first query and the first key; the others follow one by one.
-        whole_rows: every row must stand in one tile, even where a rule falls into terms with different steps.
+        q_first, kv_first: positions of the first query and the first key; the others are consecutive.
+        whole_rows: every row must be in one tile, even if the mask consists of terms with different steps.
 
     Cost: O(rows / 192) for structured masks, and nothing that grows with q_len * kv_len.
     """
     if 0 in shape:
         return Plan(shape)
     terms = [(1, rule)] if whole_rows else rule.terms()
-    # No query and no key are further apart than this: a longer step joins no more of them, and no fewer.
+    # The largest distance of a query and a key: a longer step allows exactly the same pairs.
     span = max(q_first + shape[2], kv_first + shape[3]) - min(q_first, kv_first)
     return Plan(shape, [(min(step, span), term) for step, term in terms], q_first, kv_first)
 
 
 def _cheapest(rule: Rule, step: int, sizes: Sizes) -> Layout:
-    """Cost the ways to group the rows, large ones on a sample, and keep the cheapest that is feasible."""
+    """Return the cheapest feasible grouping of the rows; large groupings are estimated on a sample."""
     candidates: list[tuple[float, int, Callable[[], Layout]]] = []
     batch, least = sizes.shape[0], 0.0
     for items in [[ALL]] if rule.shape[0] == 1 or batch == 1 else [[ALL], list(range(batch))]:
-        # Apart, each item has a tile at least, and the keys that are sure for all: more than that need not be asked.
+        # Separate items have at least a tile each, and the keys seen by all rows; skip them if that costs more already.
         if min((cost for cost, _, _ in candidates), default=math.inf) <= row_grouping.TILE_COST * len(items) + least:
             break
-        for cuts, could_cut in _ways(rule, step, items, sizes):
-            for block in _blocks(step, sizes, cuts):
-                cost, all_rows, made = _sampled(rule, sizes, _grouped(items, cuts, block, step, sizes))
+        for cuts, could_cut in _ways_to_cut(rule, step, items, sizes):
+            for block in _block_heights(step, sizes, cuts):
+                cost, all_rows, made = _estimated(rule, sizes, _row_groups(items, cuts, block, step, sizes))
                 candidates.append((cost, len(candidates), made))
                 least = max(least, all_rows)
-                # Shorter blocks are slower to run; they are for rules that leave too much unsure even where the rows
-                # are cut as the rule wishes.
+                # Shorter blocks run more slowly; they only help masks with large partial ranges even after the mask's
+                # own cuts.
                 if block <= 192 and (cost < math.inf or could_cut):
                     break
     for _, _, made in sorted(candidates, key=lambda entry: entry[:2]):
@@ -146,8 +146,8 @@ def _cheapest(rule: Rule, step: int, sizes: Sizes) -> Layout:
     raise AssertionError("groups of one row are always feasible")
 
 
-def _ways(rule: Rule, step: int, items: list[int], sizes: Sizes) -> Iterator[tuple[list[Ints], bool]]:
-    """Rows cut as the rule wishes or not: (cuts of each item, could be cut)."""
+def _ways_to_cut(rule: Rule, step: int, items: list[int], sizes: Sizes) -> Iterator[tuple[list[Ints], bool]]:
+    """Yield (cuts of each item, could be cut) for rows cut at the positions that the mask prefers, then uncut."""
     first, stop = sizes.q_first, sizes.q_first + sizes.shape[2]
     none = np.zeros(0, dtype=np.int64)
     can_cut = step == 1 and stop - first > 1
@@ -159,8 +159,8 @@ def _ways(rule: Rule, step: int, items: list[int], sizes: Sizes) -> Iterator[tup
     yield [own[:0] for own in wanted], can_cut
 
 
-def _blocks(step: int, sizes: Sizes, cuts: list[Ints]) -> list[int]:
-    """Heights to try, largest first; of those that no run of rows between two cuts reaches, the smallest only."""
+def _block_heights(step: int, sizes: Sizes, cuts: list[Ints]) -> list[int]:
+    """Return block heights to try, largest first; of those above the longest run of rows, only the smallest."""
     first, stop = sizes.q_first, sizes.q_first + sizes.shape[2]
     if stop - first == 1:
         return [1]
@@ -170,18 +170,18 @@ def _blocks(step: int, sizes: Sizes, cuts: list[Ints]) -> list[int]:
     return [longest, *(block for block in _ROW_BLOCKS if block < longest)]
 
 
-def _grouped(items: list[int], cuts: list[Ints], block: int, step: int, sizes: Sizes) -> Groups:
+def _row_groups(items: list[int], cuts: list[Ints], block: int, step: int, sizes: Sizes) -> Groups:
     first, stop = sizes.q_first, sizes.q_first + sizes.shape[2]
     if stop - first == 1:
         row = np.full(len(items), first, dtype=np.int64)
         return Groups(np.asarray(items, dtype=np.int64), row, row, step)
-    starts, ends = zip(*(_cut_up(first, stop, own, block, step) for own in cuts), strict=True)
+    starts, ends = zip(*(_split_rows(first, stop, own, block, step) for own in cuts), strict=True)
     batch = np.repeat(np.asarray(items, dtype=np.int64), [len(own) for own in starts])
     return Groups(batch, np.concatenate(starts), np.concatenate(ends), step)
 
 
-def _cut_up(first: int, stop: int, cuts: Ints, block: int, step: int) -> tuple[Ints, Ints]:
-    """First and last rows of groups of at most ``block`` rows, which begin anew after each cut and in each class."""
+def _split_rows(first: int, stop: int, cuts: Ints, block: int, step: int) -> tuple[Ints, Ints]:
+    """Return the first and last rows of groups of at most ``block`` rows that start anew at each cut and class."""
     if step == 1:
         begins = np.concatenate([[first], cuts]).astype(np.int64)
         ends = np.concatenate([cuts, [stop]]).astype(np.int64)
@@ -196,8 +196,11 @@ def _cut_up(first: int, stop: int, cuts: Ints, block: int, step: int) -> tuple[I
     return starts, last
 
 
-def _sampled(rule: Rule, sizes: Sizes, groups: Groups) -> tuple[float, float, Callable[[], Layout]]:
-    """Return a grouping's cost (inf if not feasible), that of its sure keys, and its layout; from a sample if large."""
+def _estimated(rule: Rule, sizes: Sizes, groups: Groups) -> tuple[float, float, Callable[[], Layout]]:
+    """Return a grouping's cost (inf if not feasible), the cost of keys seen by all rows, and its layout.
+
+    Costs of large groupings are estimated on a sample.
+    """
     count = len(groups.first)
     some = groups.at(np.unique(np.linspace(0, count - 1, _SAMPLE).astype(np.int64))) if count > _SAMPLE else groups
     layout = Layout.of(rule, sizes, some)

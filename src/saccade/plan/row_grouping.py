@@ -1,4 +1,4 @@
-"""Layout: one way to group the rows of a plan, and what it would cost to run."""
+"""Layout: one way to group the rows of a plan, and its cost."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from saccade.plan.key_ranges import Ints, KeyDomain, Spans, shift_range
 from saccade.plan.tiles import ALL, Box, ColumnRange, Groups, Rule, Tile, Triangle
 
 # Costs, in pairs of one query and one key. Starting a tile costs about 30 µs, in which 30,000 pairs of width 64
-# are computed; the fused operation works through short calls more slowly (its inner block is 32, 64 or 256 rows
+# are computed; the fused operation processes short calls more slowly (its inner block is 32, 64 or 256 rows
 # for calls of at least 1, 192 or 768 rows).
 TILE_COST = 30_000
-_KEY_PRICE = 8.0  # to read a key, which only a few rows do not outweigh
+_KEY_PRICE = 8.0  # cost of reading a key, which matters for few rows only
 _FEW_ROWS = 16
 _MAX_RESIDUAL = 1 << 22  # entries of one tile's residual mask: 16 MB in float32
 _WRITTEN_OUT = 64  # groups up to which the cost of a layout is summed tile by tile
@@ -33,7 +33,7 @@ class Sizes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
-    """One way to group the rows, with what the rule says about each group."""
+    """One way to group the rows of a plan, with the bounds of the mask on each group."""
 
     rule: Rule
     sizes: Sizes
@@ -43,7 +43,7 @@ class Layout:
 
     @classmethod
     def of(cls, rule: Rule, sizes: Sizes, groups: Groups) -> Layout:
-        """Ask the rule for its bounds."""
+        """Return the layout of a grouping, with the bounds of the mask."""
         kv_first, kv_len = sizes.kv_first, sizes.shape[3]
         keys = KeyDomain(np.full_like(groups.first, kv_first), np.full_like(groups.first, kv_first + kv_len))
         bounds = rule.bounds(groups, keys)
@@ -52,43 +52,43 @@ class Layout:
 
     @property
     def copies(self) -> Ints:
-        """Batch items × heads that each group stands for."""
+        """Number of (batch item, head) pairs that each group of rows stands for."""
         return np.where(self.groups.batch == ALL, self.sizes.shape[0], 1) * self.sizes.shape[1]
 
     @property
     def num_distinct(self) -> Ints:
-        """How many different residual masks a group has over batch items and heads, at most."""
+        """Upper bound of the number of different residual masks of each group, over batch items and heads."""
         (batch, heads, _, _), (items, own_heads) = self.sizes.shape, self.rule.shape
         return np.where(self.groups.batch == ALL, min(items, batch), 1) * min(own_heads, heads)
 
     @property
     def widths(self) -> Ints:
-        """Columns of each group."""
+        """Number of columns of each group of rows."""
         return self._count(self.all_rows) + self._count(self.unsure)
 
     @property
     def residuals(self) -> Ints:
-        """Entries of each group's residual masks."""
+        """Number of entries in the residual masks of each group."""
         return self.groups.rows * self._count(self.unsure) * self.num_distinct
 
     def is_feasible(self) -> bool:
-        """Return True if no residual mask is too large, or no group can be made smaller."""
+        """Return whether no residual mask is too large, or no group can be made smaller."""
         rows = self.groups.rows
         return bool(((self.residuals <= _MAX_RESIDUAL) | (rows == 1)).all()) or self._all_native()
 
     def cost(self) -> float:
-        """Return the cost of running the tiles, in pairs."""
+        """Return the estimated cost of running the layout's tiles, in pairs."""
         count = len(self.groups.first)
         if count <= _WRITTEN_OUT:
             num_distinct = int(self.num_distinct.max())
             return sum(self._cost_of(tile, num_distinct) for tile in self._written_out)
-        # Bounds do not know which residuals are native; a few groups, written out, say by how much that is less.
+        # Bounds do not show which residuals are native; writing out a few groups tells how much cheaper those are.
         some = np.unique(np.linspace(0, count - 1, _WRITTEN_OUT).astype(np.int64))
         few = Layout(self.rule, self.sizes, self.groups.at(some), self.all_rows.at(some), self.unsure.at(some))
         return self._cost_by_bounds() * few.cost() / (few._cost_by_bounds() or 1.0)
 
     def cost_of_sure(self) -> float:
-        """Return the cost of the keys that every row has, which any grouping of the rows must pay."""
+        """Return the cost of the keys that all rows see, which every grouping of the rows must pay."""
         pairs = self.copies * self.groups.rows * self._count(self.all_rows)
         return float(pairs.sum()) * _cost_of_pair(self.sizes.shape[2])
 
@@ -100,16 +100,16 @@ class Layout:
         return float(pairs.sum() + self.residuals.sum() + TILE_COST * len(rows))
 
     def tiles(self) -> Iterable[Tile]:
-        """Yield the tiles, in the order of their groups."""
+        """Yield the tiles of the layout, in the order of its groups."""
         return self._written_out if len(self.groups.first) <= _WRITTEN_OUT else self._made()
 
     @cached_property
     def _written_out(self) -> tuple[Tile, ...]:
-        """Cached, since their cost is computed before they are run."""
+        """The tiles as a tuple, cached since their cost is computed before they run."""
         return tuple(self._made())
 
     def _made(self) -> Iterator[Tile]:
-        """Ask for the residual of each strip, and translate positions to indices."""
+        """Yield the tiles: evaluate the residual of each column range, and translate positions to indices."""
         (batch, heads, _, _), q_first, kv_first = self.sizes
         step = self.groups.step
         numbers = (self.groups.batch.tolist(), self.groups.first.tolist(), self.groups.last.tolist())
@@ -151,7 +151,7 @@ class Layout:
         pairs = tile.height * (copies * wanted * _cost_of_pair(tile.height) + unsure * num_distinct)
         if tile.height > _FEW_ROWS:
             return TILE_COST + pairs
-        # Keys that do not follow one another are run a range at a time, or gathered, which many rows outweigh.
+        # Keys in several ranges run one range at a time, or are gathered, which matters for few rows only.
         gaps = sum(left.keys.stop < right.keys.start for left, right in itertools.pairwise(tile.columns))
         return TILE_COST * (1 + gaps) + pairs
 
@@ -163,5 +163,5 @@ def _cost_of_pair(rows: int) -> float:
 
 
 def _is_native(strip: ColumnRange) -> bool:
-    """Whether kernels need no residual mask for the strip."""
+    """Return whether kernels need no residual mask for a column range."""
     return strip.partial is True or (isinstance(strip.partial, Triangle) and strip.partial.is_square)

@@ -1,4 +1,4 @@
-"""Tile: a box of [batch, heads, q_len, kv_len], and what a plan asks of a rule: bounds on groups of rows."""
+"""Tile: a box of ``[batch, heads, q_len, kv_len]`` to compute; and the interface of masks that plans use (`Rule`)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ Ranges = tuple[range, ...]
 
 
 class Groups(NamedTuple):
-    """Groups of rows, as arrays of shape ``[groups]``: whose they are, and the positions they span (inclusive).
+    """Groups of rows, as arrays of shape ``[groups]``: their batch items, and the positions they span (inclusive).
 
-    With a ``step`` above 1 the rows of a group are every step-th position from its first on, and the keys in
-    question are those at the same distance: ``(query - key) % step == 0``.
+    With a ``step`` above 1, a group has every step-th position from its first on, and only keys at multiples of the
+    step
+    count: ``(query - key) % step == 0``.
     """
 
     batch: Ints
@@ -34,12 +35,12 @@ class Groups(NamedTuple):
         return (self.last - self.first) // self.step + 1
 
     def at(self, which: Ints) -> Groups:
-        """Return some of the groups."""
+        """Return some of the groups of rows."""
         return Groups(self.batch[which], self.first[which], self.last[which], self.step)
 
 
 class Box(NamedTuple):
-    """Rows × keys of one batch item (or of `ALL`), in positions; both ranges have the same step."""
+    """A box of rows × keys of one batch item (or of `ALL`), in positions; both ranges have the same step."""
 
     batch: int
     rows: range
@@ -47,7 +48,7 @@ class Box(NamedTuple):
 
 
 class Triangle(NamedTuple):
-    """The one residual that kernels know by shape: key column c is allowed for row r iff ``c <= r + offset``."""
+    """The causal residual, which kernels run natively: row r sees key column c of the range iff ``c <= r + offset``."""
 
     rows: int
     columns: int
@@ -55,48 +56,48 @@ class Triangle(NamedTuple):
 
     @property
     def is_square(self) -> bool:
-        """True for the plain causal square, which fused kernels skip half of."""
+        """True for the plain causal square, of which fused kernels skip half."""
         return self.rows == self.columns and self.offset == 0
 
 
 class Rule(Protocol):
-    """Methods of a mask that a plan calls; positions throughout."""
+    """The interface of masks that plans use: bounds on groups of rows; in positions throughout."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(batch items, heads) that the rule tells apart; 1 means all alike."""
+        """(batch items, heads) that the mask distinguishes; 1 means that all are alike."""
         ...
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        """Evaluate the definition, for the pairs that bounds leave open."""
+        """Evaluate the mask pair by pair, for the pairs that its bounds leave open."""
         ...
 
     def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
-        """Keys needed by some row of each group, and keys that every row has."""
+        """Return bounds on the keys that any row, and that all rows, of each group see."""
         ...
 
     def partial(self, box: Box) -> bool | Hashable:
-        """Return True or False if the rule is constant on the box; else a key: equal keys mean equal contents."""
+        """Return True or False if the mask is constant on a box; else a key that is equal for equal contents."""
         ...
 
     def cuts(self, batch: int, rows: range) -> Ints:
-        """Positions among ``rows`` before which a group of them would like to end."""
+        """Return the positions among ``rows`` before which a group of rows should end."""
         ...
 
     def terms(self) -> Sequence[tuple[int, Rule]]:
-        """Disjoint rules that make up this one, each with the step of its rows and keys; usually ``[(1, self)]``."""
+        """Return disjoint masks whose union is this one, each with the step of its rows and keys."""
         ...
 
 
 class ColumnRange(NamedTuple):
-    """Key columns of a tile, and where the rule must still be asked: True (nowhere) or a residual key."""
+    """Key columns of a tile; ``partial`` is True if all rows see them, else a key of the residual mask."""
 
     keys: range
     partial: bool | Hashable
 
 
 class Tile(NamedTuple):
-    """A box of [batch, heads, q_len, kv_len], in indices, and the rule to ask where a strip is unsure."""
+    """A box of ``[batch, heads, q_len, kv_len]``, in indices, and the mask to evaluate in partial column ranges."""
 
     batch: slice
     heads: slice
@@ -106,15 +107,15 @@ class Tile(NamedTuple):
 
     @property
     def height(self) -> int:
-        """Number of rows."""
+        """Number of rows of the tile."""
         return len(self.rows)
 
     @property
     def width(self) -> int:
-        """Number of key columns."""
+        """Number of key columns of the tile."""
         return sum([len(strip.keys) for strip in self.columns])
 
     @property
     def spans(self) -> Ranges:
-        """The key columns."""
+        """The key columns of the tile, as ranges."""
         return tuple([strip.keys for strip in self.columns])

@@ -1,4 +1,4 @@
-"""ALiBi: scores fall linearly with distance."""
+"""ALiBi: a bias that falls linearly with distance."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from saccade.support.validation import check_int
 
 
 class ALiBi(Bias):
-    r"""Scores fall linearly with distance, at a fixed slope for each head.
+    r"""The ALiBi bias: scores fall linearly with distance, with a fixed slope for each head.
 
     .. math:: b_h(i - j) = -m_h\, |i - j|, \qquad m_h = 2^{-8 h / H}, \quad h = 1, \dots, H
 
-    Where ``num_heads`` is no power of two, the first heads take the slopes of the largest power of two below it, and
+    If ``num_heads`` is no power of two, the first heads take the slopes of the largest power of two below it, and
     the others every second slope of twice that power, as in the authors' code. There is nothing to train and nothing
     to store: slopes are computed in float32 (float64 for a float64 query), whatever type the module is moved to.
 

@@ -1,4 +1,4 @@
-"""Bias: a term of the scores that depends on the positions of query and key."""
+"""Bias: base class of position biases, terms of the scores that depend on the positions of query and key."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from saccade.support.errors import unsupported
 
 
 class Bias(ArgumentHints, nn.Module):
-    """A term added to the scores that depends on the positions of query and key, and on nothing else but the query.
+    """A term added to the scores that depends only on the distance of query and key, and possibly on the query.
 
-    It is a function of one number, the *distance*: the query's position minus the key's. So it is never a matrix: an
-    attention reads at most ``2 * len - 1`` numbers for each head. Scores are scaled and capped before it is added.
+    The *distance* is the query's position minus the key's. So the bias is never stored as a matrix: attention reads at
+    most ``2 * len - 1`` numbers for each head. Scores are scaled and capped before it is added.
 
     A subclass defines `table`, or, where the numbers depend on the query, `values`.
 
@@ -25,12 +25,12 @@ class Bias(ArgumentHints, nn.Module):
     reach: int | None = None
 
     def reset_parameters(self) -> None:
-        """Set all trainable numbers to 0, so that attention starts as if there were no such term."""
+        """Set all trainable numbers of the bias to 0, so that attention starts as if there were no bias."""
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
 
     def table(self, distances: Tensor) -> Tensor:
-        """Return one number for each head and distance.
+        """Return the bias of each head at some distances.
 
         Args:
             distances: int64 ``[distances]``; a query's position minus a key's (or the difference of their addresses).
@@ -46,7 +46,7 @@ class Bias(ArgumentHints, nn.Module):
         raise unsupported(type(self).__name__, reasons, hint=hint)
 
     def values(self, distances: Tensor, query: Tensor, scale: float) -> Tensor:
-        """Return the terms of the scores at these distances.
+        """Return the bias at some distances, for biases that may depend on the query.
 
         Args:
             distances: int64 ``[distances]``, consecutive and ascending.
@@ -69,7 +69,7 @@ class Bias(ArgumentHints, nn.Module):
         q_positions: Tensor | None = None,
         kv_positions: Tensor | None = None,
     ) -> Tensor:
-        """Return the term as a dense tensor, for inspection: ``[batch | 1, heads | 1, q_len, kv_len]``.
+        """Return the bias as a dense tensor, for inspection: ``[batch | 1, heads | 1, q_len, kv_len]``.
 
         Args:
             q_len, kv_len: sizes; ``kv_len`` is ``q_len`` when None.

@@ -1,4 +1,4 @@
-"""Clipped: a trainable number for each distance up to a reach."""
+"""Clipped: a bias with a trainable number for each distance up to a reach."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from saccade.support.validation import check_int
 
 
 class Clipped(Bias):
-    r"""A trainable number for each head and distance; beyond ``reach`` all distances share one, on each side.
+    r"""A bias with a trainable number for each head and distance; beyond ``reach``, distances of a side share one.
 
     .. math:: b_h(i - j) = w_{h,\; \mathrm{clip}(i - j,\, -r,\, r) + r}
 

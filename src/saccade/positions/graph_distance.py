@@ -14,7 +14,7 @@ _EDGES = ShapeSpec("edges [batch, n, n]")
 
 @argument_hints()
 def path_lengths(edges: Tensor, reach: int) -> Tensor:
-    """Count the edges of the shortest path from each node to each other one, up to a reach.
+    """Return the number of edges on the shortest path between any two nodes of a graph, up to a reach.
 
     Args:
         edges: bool ``[batch, n, n]``: whether an edge leads from node i to node j.

@@ -1,4 +1,4 @@
-"""GridTable: a trainable number for each displacement on a grid."""
+"""GridTable: a bias with a trainable number for each displacement on a grid, as in Swin."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from saccade.support.validation import check_int
 
 
 class GridTable(Bias):
-    r"""A trainable number for each head and displacement (rows down, columns right) between two cells of a grid.
+    r"""A bias with a trainable number for each head and displacement (rows, columns) between two cells of a grid.
 
     Position p is the cell in row :math:`y = \lfloor p / W \rfloor` and column :math:`x = p \bmod W`. Its *address* is
     :math:`y\,(2W - 1) + x`, so that the difference of two addresses names the displacement, and each displacement has

@@ -1,4 +1,4 @@
-"""Learned: a position as a trainable vector."""
+"""Learned: position embeddings with a trainable vector for each position."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from saccade.support.validation import check_int
 
 
 class Learned(ArgumentHints, nn.Module):
-    """A trainable vector for each position up to ``max_len``, added to token embeddings.
+    """Position embeddings: a trainable vector for each position up to ``max_len``, added to token embeddings.
 
     Args:
         max_len: number of positions.
@@ -44,11 +44,11 @@ class Learned(ArgumentHints, nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all vectors anew, with a deviation of 0.02, as BERT and GPT-2 start."""
+        """Draw all position vectors anew, with a standard deviation of 0.02, as BERT and GPT-2 start."""
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, positions: range | Tensor) -> Tensor:
-        """Return the vectors of these positions.
+        """Return the learned vectors of these positions.
 
         Args:
             positions: a range, or int64 of any shape; -1 (no token) gives zeros.

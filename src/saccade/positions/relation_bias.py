@@ -1,4 +1,4 @@
-"""RelationTable: a trainable number for each relation of two tokens; a table of the batch names the relations."""
+"""RelationTable: a bias with a trainable number for each relation of two tokens, such as the length of a path."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _RELATIONS = ShapeSpec("relations [batch, q_len, kv_len]")
 
 
 class RelationTable(ArgumentHints, nn.Module):
-    r"""A trainable number for each head and relation: kinds of bonds of a molecule, lengths of paths in a graph.
+    r"""A bias with a trainable number for each head and relation: bonds of a molecule, path lengths in a graph.
 
     .. math:: b_{hij} = w_{r_{ij},\, h}
 
-    Where positions say nothing of how two tokens lie to each other, a table of the batch does. So this is no `Bias`, a
-    rule on positions, but makes the tensor that goes to ``bias=`` of a call. Several tables add up. All numbers start
-    at 0.
+    The relations come from a table of each batch, for tokens whose positions do not determine them. So this is no
+    `Bias`, which depends on positions: it returns a tensor to pass as ``bias=``. Several tables add up. All numbers
+    start at 0.
 
     Args:
         num_heads: number of query heads.
@@ -54,11 +54,11 @@ class RelationTable(ArgumentHints, nn.Module):
         self.weight = nn.Parameter(torch.zeros(num_relations, num_heads))
 
     def reset_parameters(self) -> None:
-        """Set all numbers to 0, so that attention starts as if there were no such term."""
+        """Set the numbers of all relations to 0, so that attention starts as if there were no bias."""
         nn.init.zeros_(self.weight)
 
     def forward(self, relations: Tensor) -> Tensor:
-        """Return the bias of a call.
+        """Return the bias tensor for the relations of a batch.
 
         Args:
             relations: int64 or int32 ``[batch, q_len, kv_len]``; -1 where there is none, which adds 0.
@@ -72,7 +72,7 @@ class RelationTable(ArgumentHints, nn.Module):
         if can_be_read(relations) and not -1 <= int(relations.min()) <= int(relations.max()) < self.num_relations:
             rule, facts = f"be from -1 to {self.num_relations - 1}", [describe("relations", relations)]
             raise value_error("relations", rule, "others", facts=facts)
-        # Laid out head by head, as products read it; index -1 reads the 0 at the end, which is not a parameter.
+        # Stored head by head, as products read it; index -1 reads the 0 at the end, which is not a parameter.
         return nn.functional.pad(self.weight.T, (0, 1))[:, relations].transpose(0, 1)
 
     def extra_repr(self) -> str:

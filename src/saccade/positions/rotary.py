@@ -23,23 +23,23 @@ _BLOCK = 64  # for single positions, angles are computed for so many at once, al
 
 
 class Tables(NamedTuple):
-    """Cosines and sines of the angles of some positions, ``[len, pairs]`` or ``[batch, len, pairs]`` each."""
+    """Cosines and sines of rotary angles at some positions, ``[len, pairs]`` or ``[batch, len, pairs]`` each."""
 
     cos: Tensor
     sin: Tensor
 
 
 class Rotary(ArgumentHints, nn.Module):
-    r"""A rotation of queries and keys by their positions, so that their product depends only on their distance.
+    r"""Rotary embeddings: rotate queries and keys by position, so that their product depends on distance only.
 
-    Channels are taken in pairs, and pair i of a token at position p is turned by the angle :math:`p\,\theta_i`:
+    Channels form pairs, and pair i of a token at position p is rotated by the angle :math:`p\,\theta_i`:
 
     .. math:: \begin{pmatrix} x' \\ y' \end{pmatrix} = \begin{pmatrix} \cos p\theta_i & -\sin p\theta_i \\
               \sin p\theta_i & \cos p\theta_i \end{pmatrix} \begin{pmatrix} x \\ y \end{pmatrix}, \qquad
               \theta_i = \mathrm{base}^{-2i / D}
 
-    Lengths stay as they are, and the product of a query at m and a key at n depends on m - n only. Turn queries and
-    keys alike, after their projection and before a cache; values never.
+    The rotation preserves lengths, and the product of a query at m and a key at n depends on m - n only. Rotate queries
+    and keys alike, after their projection and before a cache; never values.
 
     There is nothing to train and nothing to store. Angles are computed in float32 (float64 for float64 input), never in
     half precision, whatever type the module is moved to and under autocast.
@@ -47,14 +47,15 @@ class Rotary(ArgumentHints, nn.Module):
     Args:
         head_dim: width of queries and keys of one head.
         base: of the frequencies.
-        rotary_dim: how many channels, from the first on, are turned; the others pass unchanged. ``head_dim`` when None.
+        rotary_dim: number of channels, from the first on, that are rotated; the others pass unchanged. ``head_dim``
+            when None.
         layout: which channels make a pair: ``"half"``, channel i of the first half with channel i of the second
             (GPT-NeoX, Llama); ``"interleaved"``, neighbours (the paper, GPT-J). Weights trained with one do not fit the
             other.
-        scaling: other frequencies, for texts longer than those trained on; plain ones when None.
+        scaling: changed frequencies, for sequences longer than those trained on; plain ones when None.
 
     Raises:
-        ValueError: sizes that do not fit, on use a wrong shape or a position below -1.
+        ValueError: sizes that do not fit; on use, a wrong shape or a position below -1.
         TypeError: a scaling, an x or positions of the wrong kind.
         UnsupportedError: a scaling that does not allow these sizes.
 
@@ -97,11 +98,11 @@ class Rotary(ArgumentHints, nn.Module):
             raise unsupported(type(scaling).__name__, reasons)
 
     def forward(self, x: Tensor, positions: range | Tensor) -> Tensor:
-        """Rotate x.
+        """Rotate queries or keys by their positions.
 
         Args:
             x: queries or keys, ``[batch, heads, len, head_dim]``.
-            positions: a range, or int64 ``[len]`` or ``[batch, len]``; -1 (no token) is turned as if at 0.
+            positions: a range, or int64 ``[len]`` or ``[batch, len]``; -1 (no token) is rotated as if at 0.
 
         Returns:
             As x, in its dtype.
@@ -109,14 +110,14 @@ class Rotary(ArgumentHints, nn.Module):
         return self._turned(x, *self._cos_and_sin(x, positions))
 
     def unrotate(self, x: Tensor, positions: range | Tensor) -> Tensor:
-        """Rotate x back: the argument of `forward`, up to one rounding in the dtype of x.
+        """Undo the rotation of `forward`, up to one rounding in the dtype of x.
 
-        To move a key, turn it back and turn it anew, both from the key as it was stored: moved step by step in half
-        precision, the roundings add up.
+        To move a key, undo the rotation and rotate it anew, always from the stored key: repeated moves in half
+        precision would add up roundings.
 
         Args:
-            x: what `forward` returned, ``[batch, heads, len, head_dim]``.
-            positions: what `forward` was given.
+            x: a result of `forward`, ``[batch, heads, len, head_dim]``.
+            positions: those passed to `forward`.
 
         Returns:
             As x, in its dtype.
@@ -128,12 +129,12 @@ class Rotary(ArgumentHints, nn.Module):
     def tables(
         self, positions: range | Tensor, *, dtype: torch.dtype = torch.float32, device: torch.device | None = None
     ) -> Tables:
-        """Return the cosines and sines that rotate pairs of channels, multiplied by the magnitude of a scaling.
+        """Return the cosines and sines that rotate pairs of channels, times the magnitude of a scaling.
 
         Args:
             positions: a range, or int64 ``[len]`` or ``[batch, len]``; -1 (no token) is read as 0.
             dtype: float32 or float64, in which angles are computed.
-            device: where the tables are; where positions are when None.
+            device: of the tables; that of the positions when None.
 
         Returns:
             ``(cos, sin)``, each ``[len, rotary_dim // 2]``, or ``[batch, len, rotary_dim // 2]``.
@@ -153,7 +154,7 @@ class Rotary(ArgumentHints, nn.Module):
         )
 
     def _cos_and_sin(self, x: Tensor, positions: range | Tensor) -> tuple[Tensor, Tensor]:
-        """Return factors of channels and of their partners, ``[batch | 1, 1, len, rotary_dim]``, float32 or float64."""
+        """Return rotation factors of channels and of their partners, ``[batch | 1, 1, len, rotary_dim]``."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
             got = str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
             raise type_error("x", "be a tensor of floats", got)
@@ -167,18 +168,18 @@ class Rotary(ArgumentHints, nn.Module):
         return self._read(positions, x)
 
     def _read(self, positions: range | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same for checked positions, on the device and in the wide dtype of a tensor."""
+        """Return the rotation factors at checked positions, on the device and in the wide dtype of a tensor."""
         turning = (self.base, self.rotary_dim, self.layout, self.scaling, wide_dtype(like.dtype), like.device)
         if isinstance(positions, range) and is_plain(like):
             # Tensors made in inference mode must not be used with autograd.
             inference, length = torch.is_inference_mode_enabled(), len(positions)
             if length == 1 and positions.start >= 0:
                 block, place = divmod(positions.start, _BLOCK)
-                cos, sin = _kept(range(block * _BLOCK, (block + 1) * _BLOCK), turning, inference)
+                cos, sin = _cached_factors(range(block * _BLOCK, (block + 1) * _BLOCK), turning, inference)
                 return cos.narrow(2, place, 1), sin.narrow(2, place, 1)
             if length <= _KEPT:
-                return _kept(positions, turning, inference)
-        return _angles(positions, turning)
+                return _cached_factors(positions, turning, inference)
+        return _factors(positions, turning)
 
     def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         part = x if self.rotary_dim == self.head_dim else x[..., : self.rotary_dim]
@@ -191,8 +192,8 @@ class Rotary(ArgumentHints, nn.Module):
         return turned if part is x else torch.cat([turned, x[..., self.rotary_dim :]], -1)
 
 
-def _angles(positions: range | Tensor, turning: _Turning) -> tuple[Tensor, Tensor]:
-    """Return factors for each channel and for its partner; the two products are then added."""
+def _factors(positions: range | Tensor, turning: _Turning) -> tuple[Tensor, Tensor]:
+    """Return rotation factors for each channel and for its partner; the two products are then added."""
     base, rotary_dim, layout, scaling, dtype, device = turning
     make = plain_frequencies if scaling is None else scaling.frequencies
     place = torch.atleast_2d(as_positions(positions, device)).clamp(min=0)
@@ -203,14 +204,14 @@ def _angles(positions: range | Tensor, turning: _Turning) -> tuple[Tensor, Tenso
 
 
 def paired(cos: Tensor, sin: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """Expand factors of pairs to channels: the factor of each channel, and that of its partner."""
+    """Expand rotation factors of pairs to channels: the factor of each channel, and that of its partner."""
     if layout == "half":
         return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
     return torch.stack([cos, cos], -1).flatten(-2), torch.stack([-sin, sin], -1).flatten(-2)
 
 
 @lru_cache(maxsize=4)
-def _kept(positions: range, turning: _Turning, inference: bool) -> tuple[Tensor, Tensor]:
-    """Return cached angles: all layers of a model need the same ones, and decoding needs the next ones."""
+def _cached_factors(positions: range, turning: _Turning, inference: bool) -> tuple[Tensor, Tensor]:
+    """Return cached rotation factors: all layers of a model need the same ones, and decoding the next ones."""
     del inference  # part of the cache key only
-    return _angles(positions, turning)
+    return _factors(positions, turning)

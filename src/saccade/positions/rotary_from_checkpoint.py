@@ -1,4 +1,4 @@
-"""Rotations as checkpoints hold them: frequencies, and tables of cosines and sines."""
+"""Rotary embeddings from checkpoints: stored frequencies, and stored tables of cosines and sines."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _GIVEN = ShapeSpec("cos [positions, pairs]", "sin [positions, pairs]")
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Frequencies(Scaling):
-    """Frequencies one by one, such as the ``inv_freq`` of a checkpoint; the base then plays no part.
+    """Rotary frequencies listed one by one, such as the ``inv_freq`` of a checkpoint; the base has no effect then.
 
     Args:
-        radians: per position, of each pair of channels: ``rotary_dim // 2`` numbers, in a sequence or a tensor.
-        attention_factor: what turned queries and turned keys are multiplied by.
+        radians: angle per position of each pair of channels: ``rotary_dim // 2`` numbers, in a sequence or a tensor.
+        attention_factor: factor of rotated queries and of rotated keys.
 
     Raises:
         TypeError, ValueError: not finite numbers.
@@ -73,19 +73,19 @@ class Frequencies(Scaling):
 
 
 class RotaryTables(Rotary):
-    """A rotation read from tables, such as the ``cos_cache`` and ``sin_cache`` of an ONNX model.
+    """A rotation read from stored tables, such as the ``cos_cache`` and ``sin_cache`` of an ONNX model.
 
-    Tables hold one number for each position and pair of channels. Those with two, as transformers hands them from layer
-    to layer, hold each twice: ``cos[:, : cos.shape[1] // 2]`` is the table. They stay float32, or float64 if given
-    so, whatever type the module is moved to, and are part of its state.
+    Tables have one number per position and pair of channels. Those of transformers have each number twice:
+    ``cos[:, : cos.shape[1] // 2]`` is the table. They stay float32, or float64 if passed so, whatever type the module
+    is moved to, and are part of its state.
 
     Args:
         cos, sin: ``[positions, rotary_dim // 2]``.
-        head_dim: width of queries and keys of one head; that of what is turned when None.
+        head_dim: width of queries and keys of one head; the rotated width when None.
         layout: see `Rotary`.
 
     Raises:
-        ValueError: tables of different shapes; on use, a position behind their end.
+        ValueError: tables of different shapes; on use, a position after their end.
         TypeError: tables that are no floats.
 
     Example:

@@ -1,4 +1,4 @@
-"""Rotary frequencies for sequences longer than those trained on."""
+"""Rotary scaling: changed frequencies for sequences longer than those trained on (linear, NTK, Llama 3, YaRN)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Device = torch.device | None
 
 
 def plain_frequencies(base: float, rotary_dim: int, dtype: torch.dtype, device: Device = None) -> Tensor:
-    """Return radians per position of each pair of channels: ``base ** (-2 i / rotary_dim)``, ``[rotary_dim // 2]``."""
+    """Return unscaled rotary frequencies, ``base ** (-2 i / rotary_dim)``, ``[rotary_dim // 2]``."""
     return 1.0 / base ** (torch.arange(0, rotary_dim, 2, dtype=dtype, device=device) / rotary_dim)
 
 
 class Scaling(ABC):
-    """A change of the frequencies of a rotation.
+    """Base class of changes of rotary frequencies, for sequences longer than those trained on.
 
-    A scaling is a frozen value. It never looks at the length of a call: keys in a cache were turned when they came, so
+    A scaling is a frozen value. It does not depend on the length of a call: keys in a cache are already rotated, so
     frequencies that change with length would give a prefill and its decoding steps two different rotations.
     """
 
@@ -33,7 +33,7 @@ class Scaling(ABC):
 
     @abstractmethod
     def frequencies(self, base: float, rotary_dim: int, dtype: torch.dtype, device: Device = None) -> Tensor:
-        """Radians per position of each pair of channels, ``[rotary_dim // 2]``, computed in ``dtype``."""
+        """Return radians per position of each pair of channels, ``[rotary_dim // 2]``, in ``dtype``."""
 
     def reasons(self, base: float, rotary_dim: int) -> tuple[str, ...]:
         """Return why the scaling does not work with these sizes; an empty tuple if it does."""
@@ -42,7 +42,7 @@ class Scaling(ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Linear(Scaling):
-    """Position interpolation: all frequencies divided by ``factor``, so that a longer text fills the trained range.
+    """Rotary scaling by interpolation: all frequencies divided by ``factor``, to fit longer sequences.
 
     Args:
         factor: how many times longer, at least 1.
@@ -68,13 +68,13 @@ class Linear(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class NTK(Scaling):
-    r"""A larger base: the lowest frequency is divided by ``factor``, the highest stays as it is.
+    r"""Rotary scaling by a larger base: the lowest frequency is divided by ``factor``, the highest stays as it is.
 
     .. math:: \mathrm{base}' = \mathrm{base} \cdot \mathrm{factor}^{D / (D - 2)}
 
-    There is no dynamic form, in which the base grows with the text: the keys in a cache were turned with the earlier
-    base, so that decoding would no longer equal the full run. Where a model was made for it, fix the length once:
-    `NTK.at_length` gives what transformers' ``"dynamic"`` computes when a text of that length is read in one run.
+    There is no dynamic form, in which the base grows with the length: the keys in a cache were rotated with the earlier
+    base, so decoding would no longer equal the full run. For models trained that way, fix the length once:
+    `NTK.at_length` equals transformers' ``"dynamic"`` for a sequence of that length in one run.
 
     Args:
         factor: at least 1.
@@ -96,7 +96,7 @@ class NTK(Scaling):
 
     @classmethod
     def at_length(cls, factor: float, length: int, trained_len: int) -> NTK:
-        """Return the dynamic form at a fixed length: a factor of ``factor * length / trained_len - (factor - 1)``.
+        """Return the dynamic NTK scaling at a fixed length: factor ``factor * length / trained_len - (factor - 1)``.
 
         Args:
             factor: of the dynamic form, at least 1.
@@ -118,13 +118,13 @@ class NTK(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class Llama3(Scaling):
-    """Long waves are interpolated, short ones kept, with a smooth passage between the two.
+    """Rotary scaling of Llama 3: interpolate long waves, keep short ones, with a smooth transition.
 
     A wave is long if fewer than ``low_freq_factor`` of its periods fit into the trained length, and short if more than
     ``high_freq_factor`` do.
 
     Args:
-        factor: what the frequencies of long waves are divided by, at least 1; Llama 3.1 has 8.
+        factor: divisor of the frequencies of long waves, at least 1; Llama 3.1 has 8.
         low_freq_factor: periods in the trained length below which a wave is long; Llama 3.1 has 1.
         high_freq_factor: periods above which a wave is short; Llama 3.1 has 4.
         trained_len: the longest sequence that the model was trained on; Llama 3.1 has 8192.
@@ -161,18 +161,18 @@ class Llama3(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class YaRN(Scaling):
-    """Long waves are interpolated, short ones kept, along a ramp over the pairs of channels; and scores are sharpened.
+    """Rotary scaling by YaRN: interpolate long waves, keep short ones, and sharpen the scores.
 
-    Pairs that turn more than ``beta_fast`` times within the trained length are kept, pairs that turn fewer than
-    ``beta_slow`` times are interpolated; in between, by the pair's number.
+    Pairs that rotate more than ``beta_fast`` times within the trained length stay as they are, pairs that rotate fewer
+    than ``beta_slow`` times are interpolated; between the two, along a ramp by the pair's number.
 
     Args:
         factor: how many times longer, at least 1.
         trained_len: the longest sequence that the model was trained on.
         beta_fast: turns above which a pair is kept.
         beta_slow: turns below which a pair is interpolated.
-        attention_factor: what turned queries and turned keys are multiplied by, so that their product grows by its
-            square; ``0.1 * ln(factor) + 1`` when None. Models that name an ``mscale`` need their own.
+        attention_factor: factor of rotated queries and of rotated keys, so that their product grows by its square;
+            ``0.1 * ln(factor) + 1`` when None. Models that name an ``mscale`` need their own.
         truncate: whether the ends of the ramp are moved outwards to whole pairs, as published; gpt-oss does not.
 
     Raises:
@@ -211,11 +211,11 @@ class YaRN(Scaling):
         if self.truncate:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, rotary_dim - 1)
-        last = last if last > first else first + 0.001  # a step if no pair lies between
+        last = last if last > first else first + 0.001  # a step if there is no pair between
         pair = torch.arange(rotary_dim // 2, dtype=dtype, device=device)
         interpolated = ((pair - first) / (last - first)).clamp(0.0, 1.0)
         return plain / float(self.factor) * interpolated + plain * (1 - interpolated)
 
     def _pair_that_turns(self, turns: float, base: float, rotary_dim: int) -> float:
-        """Return the fractional index of the pair that turns so many times within the trained length."""
+        """Return the fractional index of the channel pair that rotates so many times within the trained length."""
         return rotary_dim * math.log(self.trained_len / (turns * 2 * math.pi)) / (2 * math.log(base))

@@ -1,4 +1,4 @@
-"""ShawKeys: a trainable vector for each distance, added to the keys."""
+"""ShawKeys: relative positions as a trainable vector for each distance, added to the keys."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from saccade.support.validation import check_int
 
 
 class ShawKeys(Bias):
-    r"""A trainable vector for each distance, added to the keys: the term of a distance depends on the query.
+    r"""A bias from a trainable vector for each distance, added to the keys; it depends on the query.
 
     .. math:: s\, q_i^\top (k_j + a_{j-i}) = s\, q_i^\top k_j + s\, q_i^\top a_{j-i}, \qquad
               a_d = w_{\mathrm{clip}(d,\, -r,\, r) + r}
 
     Note the order, which is the paper's: the vector's index grows with the *key's* position. The vectors start at 0;
     all heads share them, or each head has its own, as in the Music Transformer. The paper's second table, added to the
-    values, is no part of the matrix and not offered.
+    values, is not part of the matrix and not available.
 
     Args:
         head_dim: width of queries and keys of one head.
         reach: largest distance with a vector of its own, at least 0; the paper's k. Or two of them: back to earlier
             keys, and ahead to later ones; ``(r, 0)`` is enough under a causal mask.
-        num_heads: number of query heads, where each has vectors of its own; None where all share them.
+        num_heads: number of query heads, if each has its own vectors; None if all share them.
 
     Attributes:
         weight: ``[back + 1 + ahead, head_dim]``, from the earliest key in reach to the latest; with ``num_heads`` an

@@ -1,4 +1,4 @@
-"""Sinusoidal: a position as a vector of waves."""
+"""Sinusoidal: position embeddings made of sine and cosine waves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from saccade.support.validation import check_int, check_number
 
 
 class Sinusoidal(ArgumentHints, nn.Module):
-    r"""A vector for each position: sines and cosines, from fast to slow, added to token embeddings.
+    r"""Position embeddings of sines and cosines, from fast to slow, added to token embeddings.
 
     .. math:: \mathrm{PE}(p, 2i) = \sin(p / \mathrm{base}^{2i/D}), \qquad
               \mathrm{PE}(p, 2i + 1) = \cos(p / \mathrm{base}^{2i/D})
@@ -51,11 +51,11 @@ class Sinusoidal(ArgumentHints, nn.Module):
         if embed_dim % 2:
             hint = "each wave has a sine and a cosine"
             raise value_error("embed_dim", "be even", embed_dim, hint=hint)
-        # Empty and not stored: it moves with the module and gives the dtype of the output.
+        # An empty buffer, not in the state: it follows the module's dtype, which is that of the output.
         self.register_buffer("_like", torch.empty(0), persistent=False)
 
     def forward(self, positions: range | Tensor) -> Tensor:
-        """Return the vectors of these positions.
+        """Return the sinusoidal vectors of these positions.
 
         Args:
             positions: a range, or int64 of any shape; -1 (no token) gives zeros.

@@ -1,4 +1,4 @@
-"""T5: a trainable number for each bucket of distances."""
+"""T5: a bias with a trainable number for each bucket of distances."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from saccade.support.validation import check_bool, check_int
 
 
 class T5(Bias):
-    r"""A trainable number for each head and *bucket* of distances; buckets widen with distance.
+    r"""The T5 bias: a trainable number for each head and *bucket* of distances; buckets widen with distance.
 
     Of the n buckets of a side, the first :math:`n/2` hold one distance each; the others grow by a constant factor up to
     ``max_distance``, and the last one holds everything beyond:
@@ -86,7 +86,7 @@ class T5(Bias):
         )
 
     def _bucket_of(self, distance: Tensor) -> Tensor:
-        """Return the bucket of a distance of at least 0 on its side."""
+        """Return the T5 bucket of a distance of at least 0 on its side."""
         # Float32 and this order of operations for every dtype: buckets must have the bounds that they had in training.
         far = torch.log(distance.clamp(min=1).float() / self._single) / math.log(self.max_distance / self._single)
         wide = self._single + (far * (self._per_side - self._single)).to(torch.int64)

@@ -13,7 +13,7 @@ from saccade.support.errors import describe, hidden_by_vmap, type_error, value_e
 from saccade.support.torch_modes import has_values, is_mapped, is_tracing, is_transformed
 from saccade.support.validation import is_integer
 
-_LARGEST = 1 << 62  # sums of positions must fit int64
+_LARGEST = 1 << 62  # sums of positions must fit into int64
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class Positions:
         length: int | None = None,
         batch: int = 1,
     ) -> Positions:
-        """Check positions that a user passed.
+        """Return checked positions from the argument of a user.
 
         Args:
             given: a range, an int64 tensor, or a list of ints (or one list for each item).
@@ -65,7 +65,7 @@ class Positions:
         if isinstance(given, range):
             if length is not None and len(given) != length:
                 raise value_error(name, f"hold {length} positions", len(given))
-            if given and min(given[0], given[-1]) < 0:  # not min(given), which walks through it
+            if given and min(given[0], given[-1]) < 0:  # min() would walk through the whole range
                 raise value_error(name, "start at 0 or later", given)
             return cls(given)
         table = _from_list(given, name) if isinstance(given, list | tuple) else given
@@ -84,21 +84,24 @@ class Positions:
 
     @classmethod
     def between(cls, start: int, stop: int) -> Positions:
-        """Return consecutive positions; as a table while tracing, since a range would fix the length."""
+        """Return consecutive positions, as a table while tracing, since a range would fix the length."""
         if is_tracing():
             return cls(None, torch.arange(start, stop))
         return cls(range(start, stop))
 
     @classmethod
     def ending_before(cls, after: int | Tensor) -> Positions:
-        """Return the position before `after` alone, an int or int64 ``[batch]``: all that later tokens follow on."""
+        """Return the single position before `after`, an int or int64 ``[batch]``.
+
+        It is all that the positions of later tokens depend on.
+        """
         if isinstance(after, Tensor) and len(after) and bool((after == after[0]).all()):
             after = int(after[0])
         return _consecutive(after - 1, 1)
 
     @property
     def given(self) -> range | Tensor:
-        """The run or the table."""
+        """The positions as a range or, if they are not a run, as the table."""
         return self.table if self.run is None else self.run  # type: ignore[return-value]
 
     def __len__(self) -> int:
@@ -112,7 +115,7 @@ class Positions:
 
     @property
     def ends(self) -> tuple[int, int] | None:
-        """The lowest and the highest position of a token; None without tokens, or if the table cannot be read here."""
+        """The lowest and the highest position of a token; None without tokens, or if the table cannot be read now."""
         if self.run is not None:
             run = self.run
             return (min(run[0], run[-1]), max(run[0], run[-1])) if run else None
@@ -130,7 +133,7 @@ class Positions:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the table."""
+        """Bytes of the table of positions."""
         return 0 if self.table is None else self.table.untyped_storage().nbytes()
 
     @property
@@ -148,7 +151,7 @@ class Positions:
         return _consecutive(self.after, count)
 
     def extended(self, new: Positions, batch: int, device: torch.device) -> tuple[Positions, Positions]:
-        """Return these and the new positions together, and the new ones: runs if all are consecutive, else tables."""
+        """Return all positions with the new ones appended, and the new ones: runs if consecutive, else tables."""
         run, added = self.run, new.run
         if not (added if new.table is None else new.table.shape[-1]):
             return self, new  # a call without tokens changes nothing
@@ -162,7 +165,7 @@ class Positions:
         return Positions(None, torch.cat([before, table], 1)), Positions(None, table)
 
     def advanced(self, new: Positions, batch: int, device: torch.device) -> Positions | None:
-        """Return the last position of each item once `new` tokens have come; None unless they ascend from here on."""
+        """Return the last position of each item after the `new` tokens; None unless positions ascend."""
         run, added = self.run, new.run
         if run is not None and added is not None:
             if added and (added[0] < run.stop or (added.step != 1 and len(added) > 1)):
@@ -189,7 +192,7 @@ class Positions:
         return first if first >= 0 and bool((table == run).all()) else None
 
     def reordered(self, rows: Tensor) -> Positions:
-        """Return the positions of these batch items."""
+        """Return the positions of some batch items, in their order."""
         return self if self.table is None else Positions(None, self.table[rows.to(self.table.device)])
 
     def cropped(self, length: int) -> Positions:
@@ -200,7 +203,7 @@ class Positions:
         return Positions(None, self.table[:, :length].clone()) if length else Positions(range(0))
 
     def on(self, device: torch.device | str | None = None) -> Tensor:
-        """Return a table, int64 ``[batch | 1, len]``; a run is written out on the CPU if no device is named."""
+        """Return the positions as a table, int64 ``[batch | 1, len]``; a run goes to the CPU if no device is named."""
         run = self.run
         if run is None:
             assert self.table is not None
@@ -213,14 +216,14 @@ GivenPositions = Positions | range | Tensor | Sequence[int] | Sequence[Sequence[
 
 
 def can_be_read(x: Tensor) -> bool:
-    """Return whether x has values that can be read now: on the CPU, not while tracing, not under ``vmap``."""
+    """Return whether the values of positions can be read now: on the CPU, not while tracing, not under `vmap`."""
     if x.device.type != "cpu" or not x.numel() or is_tracing():
         return False
     return has_values(x) and not is_mapped(x)
 
 
 def check_distances(distances: Tensor) -> None:
-    """Raise unless ``distances`` is int64 ``[distances]``."""
+    """Raise an error unless ``distances`` is int64 ``[distances]``."""
     if not isinstance(distances, Tensor) or distances.dtype != torch.int64:
         got = str(getattr(distances, "dtype", type(distances).__name__)).removeprefix("torch.")
         raise type_error("distances", "be an int64 tensor", got)
@@ -238,7 +241,7 @@ def as_positions(positions: GivenPositions, device: torch.device | None = None) 
 
 
 def check_below(positions: Tensor, limit: int, hint: str) -> None:
-    """Raise if a position is ``limit`` or later; positions that cannot be read now are not checked."""
+    """Raise an error if a position is ``limit`` or later; positions that cannot be read now are not checked."""
     if can_be_read(positions) and int(positions.max()) >= limit:
         facts = [describe("positions", positions)]
         raise value_error("positions", f"be below {limit}", "a larger one", facts=facts, hint=hint)

@@ -48,7 +48,7 @@ class ChosenHeads(DerivedMatrix):
 
     @property
     def kv_heads(self) -> int:
-        """As many as heads: values for a product are those of each head chosen."""
+        """The number of chosen heads, since a product takes values of each of them."""
         return len(self.heads)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
@@ -100,7 +100,7 @@ class JoinedMatrices(DerivedMatrix):
         for matrix, first in self._parts:
             own_q, own_kv = matrix.positions(range(matrix.shape[2]), (range(matrix.shape[3]),))
             own_q, own_kv = own_q[:, 0, :, 0], own_kv[:, 0, 0]
-            # A call that does not know where it stands counts its keys from 0.
+            # A call without known positions counts its keys from 0.
             moved = first if first and not bool(own_kv[:, 0].any()) else 0
             q_parts.append(own_q + moved)
             kv = kv.expand(max(len(kv), len(own_kv)), -1).clone()

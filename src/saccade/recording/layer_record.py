@@ -1,4 +1,4 @@
-"""Run: what was kept of one layer, over the calls that belong together."""
+"""Run: the recorded data of one layer, over calls that belong together."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from saccade.matrix import AttentionMatrix, Matrix
-from saccade.recording.kept_matrices import KeptMatrices
 from saccade.recording.merge_statistics import joined_answers, joined_sums
+from saccade.recording.stored_matrices import StoredMatrices
 from saccade.statistics import Entropy, LargestWeight, LogitVariance, Received, SquaredNorm, Statistic, Summary
 from saccade.statistics.summary import plain_statistics
 from saccade.support.errors import UnsupportedError, unsupported
@@ -43,7 +43,7 @@ class Call(NamedTuple):
 
 
 def statistics_of(matrix: Matrix) -> tuple[Summary | None, dict[str, Tensor]]:
-    """A matrix's summary, None where rows are no distributions, and its statistics by name."""
+    """Return a matrix's summary, None if its rows are no distributions, and its statistics by name."""
     if not (matrix.is_stochastic or isinstance(matrix, AttentionMatrix)):
         return None, plain_statistics(matrix)
     summary = matrix.summary()
@@ -51,29 +51,29 @@ def statistics_of(matrix: Matrix) -> tuple[Summary | None, dict[str, Tensor]]:
 
 
 class Run:
-    """What was kept of one layer during one forward pass, or during a prompt and all tokens decoded after it.
+    """The recorded data of one layer in one forward pass, or in a prompt and all tokens decoded after it.
 
     Attributes:
-        name: of the layer.
+        name: the layer's name.
         calls: every call, in order.
     """
 
-    def __init__(self, name: str, statistics: tuple[Statistic[Any, Any], ...], held: KeptMatrices | None):
+    def __init__(self, name: str, statistics: tuple[Statistic[Any, Any], ...], held: StoredMatrices | None):
         self.name = name
         self.calls: list[Call] = []
-        self._statistics, self._held = statistics, held
+        self._statistics, self._stored = statistics, held
         self._like: tuple[object, ...] = ()
 
     def _fits(self, matrix: Matrix) -> bool:
-        """Whether the rows of a matrix can stand below those that are here."""
+        """Return whether the rows of a matrix can be appended."""
         return _kind(matrix) == self._like
 
     def _take(self, matrix: Matrix, call: Call) -> None:
-        """Take in a call."""
+        """Add a call."""
         self.calls.append(call)
         self._like = _kind(matrix)
-        if self._held is not None:
-            self._held.add(matrix, call.first_column)
+        if self._stored is not None:
+            self._stored.add(matrix, call.first_column)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -89,9 +89,9 @@ class Run:
         Raises:
             UnsupportedError: they were not kept.
         """
-        if self._held is None:
+        if self._stored is None:
             raise self._missing(f"queries and keys of {self.name} were not kept")
-        return self._held.matrix()
+        return self._stored.matrix()
 
     @property
     def statistics(self) -> dict[str, Tensor]:
@@ -108,9 +108,9 @@ class Run:
         """
         kept = [call.statistics for call in self.calls if call.statistics is not None]
         if not kept:
-            if self._held is None:
+            if self._stored is None:
                 raise self._missing(f"statistics of {self.name} were not kept", 'keep="statistics"')
-            return statistics_of(self._held.matrix())[1]
+            return statistics_of(self._stored.matrix())[1]
         received = joined_sums([one["received"] for one in kept], [call.first_column for call in self.calls])
         return {
             **{name: torch.cat([one[name] for one in kept], 2) for name in kept[0] if name != "received"},
@@ -132,8 +132,8 @@ class Run:
         """
         if len(self.calls) == 1 and self.calls[0].summary is not None:
             return self.calls[0].summary
-        if self._held is not None:
-            return self._held.matrix().summary()
+        if self._stored is not None:
+            return self._stored.matrix().summary()
         if self.calls[0].statistics is None:
             raise self._missing(f"statistics of {self.name} were not kept", 'keep="statistics"')
         if self.calls[0].summary is None:
@@ -154,7 +154,9 @@ class Run:
 
         Cost: none for what was kept; else see `saccade.Matrix.compute`.
         """
-        if self._held is not None and not (len(self.calls) == 1 and all(one in self._statistics for one in statistics)):
+        if self._stored is not None and not (
+            len(self.calls) == 1 and all(one in self._statistics for one in statistics)
+        ):
             return self.matrix.compute(*statistics)
         return tuple(self._answer(statistic) for statistic in statistics)
 
@@ -174,13 +176,13 @@ class Run:
         return unsupported("the recording", [reason], hint=hint)
 
     def __copy__(self) -> Run:
-        """The run as it is now: calls that follow are none of its own."""
-        own = Run(self.name, self._statistics, self._held)
-        own.calls, own._like = [*self.calls], self._like
-        return own
+        """Return the run as it is now: later calls are not added to the copy."""
+        copied = Run(self.name, self._statistics, self._stored)
+        copied.calls, copied._like = [*self.calls], self._like
+        return copied
 
     def __repr__(self) -> str:
-        kept = ["queries and keys"] if self._held is not None else []
+        kept = ["queries and keys"] if self._stored is not None else []
         kept += ["statistics"] if self.calls[0].statistics is not None else []
         return f"Run({self.name!r}, shape={list(self.shape)}, kept={', '.join([*kept, *map(str, self._statistics)])})"
 

@@ -1,4 +1,4 @@
-"""record(): run a model as it is, and keep what it attends to."""
+"""record(): run a model unchanged, and record its attention."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 from torch import nn
 
-from saccade.integrations.capture_all import tapped
+from saccade.integrations.capture_all import capture_all
 from saccade.matrix import Matrix
-from saccade.recording.collector import Kept, Recorder
-from saccade.recording.layer_selection import Selection
+from saccade.recording.collector import Collector, KeepOptions, Selection
 from saccade.recording.recording import Recording
 from saccade.statistics import Pooled, Statistic, TopK
 from saccade.support.argument_hints import argument_hints
@@ -28,9 +27,9 @@ _WAYS_OUT = {
 }
 
 Keep = Literal["statistics", "topk", "pooled", "qk"] | Statistic[Any, Any]
-"""What is kept of a call: a question's answer, some by name, or queries and keys."""
+"""The data to keep of a call: statistics, some of them by name, or queries and keys."""
 
-_NAMED: dict[str, tuple[Statistic[Any, Any], ...]] = {
+_STATISTICS: dict[str, tuple[Statistic[Any, Any], ...]] = {
     "statistics": (),
     "topk": (TopK(8),),
     "pooled": (Pooled(64),),
@@ -38,10 +37,10 @@ _NAMED: dict[str, tuple[Statistic[Any, Any], ...]] = {
 }
 
 
-class UnheardLayersWarning(UserWarning):
+class UnrecordedLayersWarning(UserWarning):
     """Layers that attend ran and could not be recorded, while others could.
 
-    `Recording.unheard` names them.
+    `Recording.not_recorded` names them.
     """
 
 
@@ -54,28 +53,27 @@ def record(
     keep: Keep | Iterable[Keep] = "statistics",
     callback: Callable[[str, Matrix], None] | None = None,
 ) -> AbstractContextManager[Recording]:
-    """Keep what a model attends to while it runs, on its own kernels, with the same outputs to the bit.
+    """Record the attention of a model while it runs on its own kernels, with the same outputs to the bit.
 
-    Within the ``with`` block every call of an attention layer is heard: of transformers models, whichever attention
+    Within the ``with`` block every call of an attention layer is recorded: of transformers models, whichever attention
     implementation they are set to; of ``nn.MultiheadAttention`` and ``nn.TransformerEncoder``, in training, evaluation
     and on the fast path; of modules that call ``torch.nn.functional.scaled_dot_product_attention`` themselves, as
     timm's do, ``multi_head_attention_forward`` or `saccade.attention`; and of saccade's own, and what
     `saccade.replace_attention` put in:
     with the mask, mechanism and terms that ran. Weights are those of the softmax, before dropout; recurrent layers of
-    transformers (gated delta rules, Kimi Delta Attention, Mamba-2, lightning attention) are heard as the matrices that
-    they are. ``output_attentions`` is never asked for, and no n × n matrix is built. A module that multiplies the
-    result of a softmax, or whose class is called attention or is such a recurrence, and which ran without being heard,
-    is named in an `UnheardLayersWarning` and in ``recording.unheard``.
+    transformers (gated delta rules, Kimi Delta Attention, Mamba-2, lightning attention) are recorded as the matrices
+    that they are. ``output_attentions`` is never set, and no n × n matrix is built. A module that multiplies the
+    result of a softmax, or whose class is named attention or is such a recurrence, and which ran without being
+    recorded, is named in an `UnrecordedLayersWarning` and in ``recording.not_recorded``.
 
-    A call is recorded if it begins and ends within the block, in whichever thread it runs; it continues the last call
-    of its thread if it adds keys to it. Several recordings of one model may overlap in any way, and each hears all of
-    it.
+    A call is recorded if it begins and ends within the block, in any thread; it continues the last call of its thread
+    if it adds keys to it. Several recordings of one model may overlap in any way, and each records all calls.
 
     Args:
         model: any torch model.
-        layers: which attention layers: numbers, in the order in which they speak, or names of modules, in which ``*``
-            stands for anything. All when None.
-        heads: which heads, by number; all when None.
+        layers: the attention layers: numbers, in the order of their first calls, or names of modules, in which ``*``
+            matches anything. All when None.
+        heads: the heads, by number; all when None.
         keep: what of each call: questions of `saccade.statistics`, or names. "statistics": all of a summary (entropy,
             masses, distance, attention received, …) with its uniform baseline; of rows that are no distributions, what
             can be said of any weights. "topk": the 8 strongest keys of each query. "pooled": a map of 64 × 64 cells.
@@ -88,9 +86,8 @@ def record(
 
     Raises:
         TypeError, ValueError: arguments that are none of these; before the model runs.
-        UnsupportedError: at the end, if the model ran and no attention layer was heard, or none of those named; where a
-            layer does something that changes its matrix in a way that is not known; and where a recurrent layer goes on
-            from a state that no recorded call has left.
+        UnsupportedError: at the end, if no attention layer was recorded, or a named layer was not; if a layer changes
+            its matrix in an unsupported way; or if a recurrent layer continues from a state that no recorded call left.
 
     Cost: sweeps over the weights for the statistics (see `saccade.Matrix.summary`, `saccade.Matrix.compute`) and
     O(length) memory; for "qk" a copy, O(length · width), which is the better choice for long generations.
@@ -110,67 +107,66 @@ def record(
     check_type("model", model, nn.Module, "be a torch module")
     if callback is not None and not callable(callback):
         raise type_error("callback", "be a function (name, matrix), or None", type(callback).__name__)
-    kept = _kept(keep)
-    if not (any(kept) or callback):
+    options = _keep_options(keep)
+    if not (any(options) or callback):
         raise value_error("keep", "name something where there is no callback", "nothing")
     selection = Selection(layers, heads)
-    return _recording(model, Recorder(kept, selection, callback), selection)
+    return _recording(model, Collector(options, selection, callback), selection)
 
 
 @contextmanager
-def _recording(model: nn.Module, recorder: Recorder, selection: Selection) -> Iterator[Recording]:
-    with tapped(model, recorder.hear) as valve:
+def _recording(model: nn.Module, collector: Collector, selection: Selection) -> Iterator[Recording]:
+    with capture_all(model, collector.on_call) as capture:
         try:
-            yield Recording(recorder.runs, valve.unheard)
+            yield Recording(collector.runs, capture.not_recorded)
         finally:
-            recorder.end()
-    unheard = {name: kind for name, kind in valve.unheard.items() if selection.may_mean(name)}
-    _check_heard(model, selection, unheard)
-    if unheard:
-        # Here, contextlib and the `with` statement stand above one another.
-        warnings.warn(f"record: {_said_of(unheard)}.", UnheardLayersWarning, stacklevel=3)
+            collector.end()
+    not_recorded = {name: kind for name, kind in capture.not_recorded.items() if selection.may_mean(name)}
+    _check_recorded(model, selection, not_recorded)
+    if not_recorded:
+        # The frames above this one are contextlib's and that of the `with` statement.
+        warnings.warn(f"record: {_describe(not_recorded)}.", UnrecordedLayersWarning, stacklevel=3)
 
 
-def _said_of(unheard: dict[str, str]) -> str:
-    shown = [f"{name} ({kind})" for name, kind in [*unheard.items()][:_SHOWN]]
-    more = f" and {len(unheard) - _SHOWN} more" if len(unheard) > _SHOWN else ""
-    what = "ran and could not be heard: such a layer computes its weights in operations of its own, or has none"
+def _describe(not_recorded: dict[str, str]) -> str:
+    shown = [f"{name} ({kind})" for name, kind in [*not_recorded.items()][:_SHOWN]]
+    more = f" and {len(not_recorded) - _SHOWN} more" if len(not_recorded) > _SHOWN else ""
+    what = "ran and could not be recorded: such a layer computes its weights in operations of its own, or has none"
     return f"{', '.join(shown)}{more} {what}"
 
 
-def _check_heard(model: nn.Module, selection: Selection, unheard: dict[str, str]) -> None:
-    """Raise where nothing was heard, or not what was asked for, and say what could be wrong."""
+def _check_recorded(model: nn.Module, selection: Selection, not_recorded: dict[str, str]) -> None:
+    """Raise if nothing was recorded, or a chosen layer was not, with a likely reason."""
     name = type(model).__name__
-    if not selection.heard:
-        reason = (
-            "no call of an attention layer was heard: it did not run, or computes its weights in operations of its own"
-        )
-        reason = _said_of(unheard) if unheard else reason
-        raise unsupported(name, [reason], hint=_way_out(model))
+    if not selection.called:
+        reason = "no call of an attention layer was recorded: it did not run, or computes its weights in operations"
+        reason += " of its own"
+        reason = _describe(not_recorded) if not_recorded else reason
+        raise unsupported(name, [reason], hint=_hint(model))
     if selection.unused:
-        reason = f"{', '.join(map(str, selection.unused))} was not heard; {', '.join(selection.heard)} were"
+        reason = f"{', '.join(map(str, selection.unused))} was not recorded; {', '.join(selection.called)} were"
         raise unsupported(name, [reason], hint="layers= takes numbers and names of these")
 
 
-def _way_out(model: nn.Module) -> str:
-    """Say how a model of this library comes to call attention that can be recorded."""
+def _hint(model: nn.Module) -> str:
+    """Return a hint how a model of this library can be made to call attention that can be recorded."""
     libraries = {type(module).__module__.partition(".")[0] for module in model.modules()}
     ways = [way for library, way in _WAYS_OUT.items() if library in libraries]
     return "; ".join([*ways, "any module can call torch.nn.functional.scaled_dot_product_attention"])
 
 
-def _kept(keep: object) -> Kept:
+def _keep_options(keep: object) -> KeepOptions:
     given = [keep] if isinstance(keep, str | Statistic) else list(keep) if isinstance(keep, Iterable) else [keep]
     statistics: list[Statistic[Any, Any]] = []
     for one in given:
-        if isinstance(one, str) and one in _NAMED:
-            added = _NAMED[one]
+        if isinstance(one, str) and one in _STATISTICS:
+            added = _STATISTICS[one]
         elif isinstance(one, Statistic):
             added = (one,)
         else:
-            names = ", ".join(f'"{name}"' for name in _NAMED)
+            names = ", ".join(f'"{name}"' for name in _STATISTICS)
             got = one.__name__ if isinstance(one, type) else repr(one)
             rule = f"be questions of saccade.statistics, or of {names}"
             raise type_error("keep", rule, got, hint="give instances: keep=[Entropy()]")
         statistics += [statistic for statistic in added if statistic not in statistics]
-    return Kept(tuple(statistics), "statistics" in given, "qk" in given)
+    return KeepOptions(tuple(statistics), "statistics" in given, "qk" in given)

@@ -1,4 +1,4 @@
-"""Recording: what was kept of every layer."""
+"""Recording: the recorded data of every layer."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from saccade.support.validation import is_integer
 
 
 class Recording(Mapping[str, Run]):
-    """What was kept of every attention layer, by its name, in the order in which the layers first spoke.
+    """The recorded data of every attention layer by name, in the order of their first calls.
 
     ``recording[name]`` is the last `Run` of a layer, ``recording[number]`` that of the layer with this number;
     ``recording.runs(name)`` are all of them. `record` makes it, and fills it while the model runs.
 
     Args:
         runs: of each layer, in order.
-        unheard: modules that seem to be attention and could not be heard, with the names of their classes.
+        not_recorded: class names, by name, of modules that seem to be attention and could not be recorded.
     """
 
-    def __init__(self, runs: dict[str, list[Run]], unheard: Mapping[str, str] = MappingProxyType({})):
-        self._runs, self._unheard = runs, unheard
+    def __init__(self, runs: dict[str, list[Run]], not_recorded: Mapping[str, str] = MappingProxyType({})):
+        self._runs, self._not_recorded = runs, not_recorded
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -35,12 +35,12 @@ class Recording(Mapping[str, Run]):
         return tuple(self._runs)
 
     @property
-    def unheard(self) -> tuple[str, ...]:
-        """Names of modules that attend, and of whose calls no matrix was recorded.
+    def not_recorded(self) -> tuple[str, ...]:
+        """Names of modules that attend, but of whose calls no matrix was recorded.
 
         They compute their weights in operations of their own, or have none.
         """
-        return tuple(self._unheard)
+        return tuple(self._not_recorded)
 
     def runs(self, layer: str | int) -> tuple[Run, ...]:
         """All runs of a layer: a new one begins with each call that does not go on from the one before.
@@ -79,7 +79,7 @@ class Recording(Mapping[str, Run]):
         return self._runs[self._name(layer)][-1]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(tuple(self._runs))  # other threads may go on to record
+        return iter(tuple(self._runs))  # other threads may still record
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -89,7 +89,7 @@ class Recording(Mapping[str, Run]):
             f"    {name}: {len(runs)} {'run' if len(runs) == 1 else 'runs'}, the last of shape {list(runs[-1].shape)}"
             for name, runs in tuple(self._runs.items())
         ]
-        lines += [f"    {name}: ran, and was not heard ({kind})" for name, kind in tuple(self._unheard.items())]
+        lines += [f"    {name}: ran, and was not recorded ({kind})" for name, kind in tuple(self._not_recorded.items())]
         return "\n".join([f"Recording of {len(self)} layers", *lines])
 
     def _name(self, layer: str | int) -> str:

@@ -1,4 +1,4 @@
-"""Scorers: cheap rankings of keys, or of blocks of keys, that select what a query reads."""
+"""Scorers: cheap rankings of keys, or of blocks of keys, that select the keys that a query reads."""
 
 from saccade.scorers.block_scorers import BlockBounds, BlockMeans, BlockScorer
 from saccade.scorers.key_scorers import DotProducts, LightningIndexer

@@ -1,4 +1,4 @@
-"""Scorers that summarize each block of keys once, and score the summaries: block means (MoBA) and bounds (Quest)."""
+"""Block scorers: summarize each block of keys once, and score the summaries; block means (MoBA) and bounds (Quest)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class BlockScorer(Scorer):
 
 
 class BlockMeans(BlockScorer):
-    r"""The query times the mean key of a block: finds wide, weak matches; a single strong key is diluted.
+    r"""A scorer by the mean key of a block: finds wide, weak matches; a single strong key is diluted.
 
     .. math:: I_{tj} = q_t \cdot \frac{1}{|B_j|} \sum_{s \in B_j} k_s
 
@@ -90,7 +90,7 @@ class BlockMeans(BlockScorer):
 
 
 class BlockBounds(BlockScorer):
-    r"""An upper bound of the query's score with any key of a block, from the range of each channel.
+    r"""A scorer by an upper bound of the query's score with any key of a block, from the range of each channel.
 
     .. math:: \sum_i \max(q_i \min_j k_{ji},\; q_i \max_j k_{ji}) \;\ge\; \max_j q \cdot k_j
 
@@ -151,7 +151,7 @@ def _summary_of_columns(scorer: BlockScorer, key: Tensor, size: int) -> Tensor:
 
 
 def _products(query: Tensor, summary: Tensor) -> Tensor:
-    """Multiply ``[batch, heads, width]`` by ``[batch, kv_heads, blocks, width]``, each head with its key head."""
+    """Return the products of ``[batch, heads, width]`` with ``[batch, kv_heads, blocks, width]``."""
     batch, heads, width = query.shape
     grouped = query.view(batch, summary.shape[1], -1, width).to(wide_dtype(query.dtype))
     return (grouped @ summary.to(grouped.dtype).mT).view(batch, heads, -1)

@@ -19,7 +19,7 @@ _INDEX = ShapeSpec(
 
 
 class DotProducts(Scorer):
-    """The query times the key: each head selects keys by the scores that attention itself gives them.
+    """A scorer by the query times the key: each head selects keys by the scores of attention itself.
 
     It saves no computation: it is the best that a scorer can do, to compare others with.
 
@@ -38,7 +38,7 @@ class DotProducts(Scorer):
 
 
 class LightningIndexer(Scorer):
-    r"""Scores of narrow index heads, one selection for all heads of attention (DeepSeek sparse attention).
+    r"""A scorer with narrow index heads and one selection for all heads of attention (DeepSeek sparse attention).
 
     .. math:: I_{ts} = (H d)^{-1/2} \sum_{h=1}^{H} w_{th} \max(0,\; q^I_{th} \cdot k^I_s)
 

@@ -1,4 +1,4 @@
-"""Scorer: rank keys, or blocks of keys, by how much a query is expected to need them."""
+"""Scorer: base class of rankings of keys, or of blocks of keys, by how much a query is expected to need them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ScoreRows = Callable[[range, int], Tensor]
 
 
 class Scorer(ArgumentHints, ABC):
-    """A ranking of keys, or of blocks of keys, for `saccade.mechanisms.TopK`. Scores only rank; they are no weights.
+    """Base class of rankings of keys or blocks, for `saccade.mechanisms.TopK`; scores are no weights.
 
     Subclass `BlockScorer` to rank blocks by a summary of each. A scorer of another kind defines `on`; a plain function
     ``(query, key, rows) -> scores`` works as well.
@@ -23,14 +23,14 @@ class Scorer(ArgumentHints, ABC):
 
     @property
     def index_key(self) -> Tensor | None:
-        """Tensors that the scorer needs of each key besides the key, ``[batch, 1, kv_len, dim]``; None for none.
+        """Further tensors of each key that the scorer needs, ``[batch, 1, kv_len, dim]``; None for none.
 
         A `saccade.caches.IndexedCache` stores them.
         """
         return None
 
     def with_index_key(self, index_key: Tensor) -> Scorer:
-        """Return this scorer with the index keys of more tokens."""
+        """Return this scorer with the index keys of other tokens, such as cached ones."""
         raise NotImplementedError(f"{type(self).__name__} has no index keys")
 
     @abstractmethod
@@ -53,5 +53,5 @@ class Scorer(ArgumentHints, ABC):
 
 
 def exact_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype of scores: wide enough that a decoding step and a prompt agree although they sum differently."""
+    """Return the dtype of a scorer's scores: wide enough that decoding and a full run select the same keys."""
     return torch.float32 if device.type == "mps" else torch.float64

@@ -1,4 +1,4 @@
-"""HOW ALIKE are a query and a key."""
+"""Scores: how alike a query and a key are."""
 
 from typing import TYPE_CHECKING
 

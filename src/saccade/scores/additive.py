@@ -1,4 +1,4 @@
-"""Additive: a small network that looks at query and key together."""
+"""Additive: a score from a small network that reads query and key together."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from saccade.support.errors import unsupported
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import check_int
 
-_AT_ONCE = 1 << 17  # numbers of the hidden layer that exist at once: half a megabyte, which stays in a cache
+_AT_ONCE = 1 << 17  # numbers of the hidden layer in memory at once: half a megabyte, which stays in a cache
 
 
 class Additive(Score):
-    r"""A network with one hidden layer, :math:`v^\top \tanh(W_q q + W_k k)`.
+    r"""The additive score: a network with one hidden layer, :math:`v^\top \tanh(W_q q + W_k k)`.
 
     The two products with W are done once; the hidden layer exists for a few pairs at a time, forward and backward, so
     that memory is O(n·hidden) instead of O(n·m·hidden).
@@ -57,7 +57,7 @@ class Additive(Score):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Xavier-uniform, each weight by its own sizes."""
+        """Initialise the weights of the additive score, Xavier-uniform by their own sizes."""
         for weight in (self.query_weight, self.key_weight, self.output_weight[None]):
             nn.init.xavier_uniform_(weight)
 
@@ -77,22 +77,22 @@ class Additive(Score):
 
 @dataclasses.dataclass(frozen=True)
 class _Compare:
-    """Raw scores of ``q [..., rows, hidden]`` and ``k [..., columns, hidden]`` by ``v [hidden]``."""
+    """The additive score of ``q [..., rows, hidden]`` and ``k [..., columns, hidden]`` with ``v [hidden]``."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))):
-            return _compared(q, k, v)
-        scores: Tensor = _Tile.apply(q, k, v)
+            return _scores(q, k, v)
+        scores: Tensor = _AdditiveScore.apply(q, k, v)
         return scores
 
     @staticmethod
     def gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return gradients of q, k and v, from that of the scores."""
+        """Return the gradients of q, k and v from that of the additive scores."""
         gq, gk = torch.zeros_like(q), torch.zeros_like(k)
         wide = widest_dtype(v.device)
-        gv = torch.zeros_like(v, dtype=wide)  # it sums over all pairs
-        for rows, columns in _pieces(q, k):
-            hidden, part = _hidden(q, k, rows, columns), grad[..., rows, columns]
+        gv = torch.zeros_like(v, dtype=wide)  # a sum over all pairs
+        for rows, columns in _blocks_of_pairs(q, k):
+            hidden, part = _hidden_layer(q, k, rows, columns), grad[..., rows, columns]
             gv += (part[..., None, :] @ hidden).flatten(0, -2).sum(0, dtype=wide)
             slope = hidden.square_().neg_().add_(1.0)
             gq[..., rows, :] += (part[..., None, :] @ slope)[..., 0, :]
@@ -101,27 +101,27 @@ class _Compare:
 
     @staticmethod
     def held_bytes(itemsize: int) -> int:
-        """Return the most bytes held beside the result; they do not grow with the pairs."""
+        """Return the peak bytes beside the scores; they do not grow with the pairs."""
         return itemsize * _AT_ONCE
 
 
 compare = _Compare()
 
 
-def _compared(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = q.new_empty(*q.shape[:-1], k.shape[-2])
-    for rows, columns in _pieces(q, k):
-        scores[..., rows, columns] = _hidden(q, k, rows, columns) @ v
+    for rows, columns in _blocks_of_pairs(q, k):
+        scores[..., rows, columns] = _hidden_layer(q, k, rows, columns) @ v
     return scores
 
 
-class _Tile(torch.autograd.Function):
-    """``tanh(q[..., :, None, :] + k[..., None, :, :]) @ v``, a few pairs at a time."""
+class _AdditiveScore(torch.autograd.Function):
+    """Autograd function of the additive score, which computes the hidden layer of a few pairs at a time."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         ctx.save_for_backward(q, k, v)
-        return _compared(q, k, v)
+        return _scores(q, k, v)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
@@ -129,6 +129,8 @@ class _Tile(torch.autograd.Function):
 
 
 class _Gradients(torch.autograd.Function):
+    """Autograd function of the additive score's gradients, to refuse second derivatives."""
+
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return compare.gradients(grad, q, k, v)
@@ -138,12 +140,12 @@ class _Gradients(torch.autograd.Function):
         raise unsupported("Additive", ["its hidden layer has no second derivative"])
 
 
-def _hidden(q: Tensor, k: Tensor, rows: slice, columns: slice) -> Tensor:
+def _hidden_layer(q: Tensor, k: Tensor, rows: slice, columns: slice) -> Tensor:
     return (q[..., rows, None, :] + k[..., None, columns, :]).tanh_()
 
 
-def _pieces(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Slices of rows and columns, so that the hidden layers of a piece have about `_AT_ONCE` numbers."""
+def _blocks_of_pairs(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Yield slices of rows and columns whose hidden layers have about `_AT_ONCE` numbers."""
     each = max(1, q.shape[:-2].numel() * q.shape[-1])
     columns = max(1, min(k.shape[-2], 256, _AT_ONCE // each))
     rows = max(1, _AT_ONCE // (each * columns))

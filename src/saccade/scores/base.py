@@ -1,4 +1,4 @@
-"""Score: a module that says how alike queries and keys are."""
+"""Score: base class of scores, modules that say how alike queries and keys are."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 TileFunction = Callable[..., Tensor]
 """``(query [..., rows, width], key [..., columns, width], *parameters) -> [..., rows, columns]``, differentiable.
 
-Gradients are autograd's, unless it has a method ``gradients(grad_scores, query, key, *parameters)`` that returns one
-for each argument: that saves a pass over the pairs. With a method ``held_bytes(itemsize)`` it says how much memory it
-takes at most beside its answer, for `AttentionMatrix.explain`; else that is counted on a few pairs.
+Autograd computes its gradients, unless it has a method ``gradients(grad_scores, query, key, *parameters)`` that returns
+one for each argument, which saves a pass over the pairs. A method ``held_bytes(itemsize)`` returns the peak memory
+beside the result, for `AttentionMatrix.explain`; without it, that is measured on a few pairs.
 """
 
 
 class Prepared(NamedTuple):
-    """Queries and keys ready to be compared pair by pair; tensors only.
+    """Queries and keys ready to be scored pair by pair; tensors only.
 
     Attributes:
         query: ``[batch, heads, q_len, width]``.
         key: ``[batch, kv_heads, kv_len, width]``.
-        tile: how a few queries and a few keys are compared; None for the plain dot product.
-        parameters: further tensors that ``tile`` takes.
-        modify: what changes scores once they are scaled and capped; None for nothing.
+        tile: a function that scores a few queries and keys; None for the dot product.
+        parameters: further tensor arguments of ``tile``.
+        modify: a function that changes scores after scale and softcap; None for none.
     """
 
     query: Tensor
@@ -45,7 +45,7 @@ class Prepared(NamedTuple):
 
 
 class Score(ArgumentHints, nn.Module):
-    """HOW ALIKE are a query and a key: one number for a pair, before scale, softcap and bias.
+    """Base class of scores: how alike a query and a key are, before scale, softcap and bias.
 
     A subclass maps queries and keys once, in O(n·d), so that a plain dot product follows; or it brings a function
     that compares a few queries with a few keys. Both are differentiable, and the latter is called tile by tile, so that
@@ -54,24 +54,24 @@ class Score(ArgumentHints, nn.Module):
 
     @property
     def widths(self) -> tuple[int, int] | None:
-        """Widths of query and key that it takes; None where any will do, as long as both are alike."""
+        """Widths of query and key that the score requires; None if any equal widths will do."""
         return None
 
     def default_scale(self, head_dim: int) -> float:
-        """Return the scale for ``scale=None``: 1, except for dot products."""
+        """Return the scale of the scores for ``scale=None``: 1, except for dot products."""
         return 1.0
 
     @abstractmethod
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
-        """Map ``query [batch, heads, q_len, query_dim]`` and ``key [batch, kv_heads, kv_len, key_dim]``.
+        """Prepare ``query [batch, heads, q_len, query_dim]`` and ``key [batch, kv_heads, kv_len, key_dim]``.
 
         Row i of a result may depend on row i of the argument only, or masks would leak.
         """
 
     def to_dense(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return the scores written out, ``[batch, heads, q_len, kv_len]``: before scale, softcap and bias.
+        """Return all scores, ``[batch, heads, q_len, kv_len]``, before scale, softcap and bias.
 
-        A `saccade.scores.Modified` changes scores that are scaled: these are, as ``scale=None`` does it.
+        For a `saccade.scores.Modified`, which changes scaled scores, they are scaled as with ``scale=None``.
 
         Args:
             query: ``[batch, heads, q_len, query_dim]``.
@@ -90,7 +90,7 @@ class Score(ArgumentHints, nn.Module):
         return made.modify(scores, b, h, i + j.shape[3] - i.shape[2], j).expand(j.shape)
 
     def check(self, query: Tensor, key: Tensor) -> None:
-        """Check that the widths of query and key are those that the score takes."""
+        """Raise an error unless the widths of query and key suit the score."""
         widths, own = (query.shape[-1], key.shape[-1]), self.widths
         if widths == own or (own is None and widths[0] == widths[1]):
             return
@@ -104,13 +104,13 @@ class Score(ArgumentHints, nn.Module):
 
 
 def prepared(score: Score, query: Tensor, key: Tensor) -> Prepared:
-    """Prepare queries and keys for a score; no gradient flows into or through a row that is not finite.
+    """Return queries and keys prepared for a score, so that no gradient flows through a non-finite row.
 
-    Its upstream gradient is 0 where a mask hides the row, and 0 * NaN would reach the row itself and all parameters.
+    The upstream gradient of a hidden row is 0, and 0 * NaN would reach the row itself and all parameters.
     """
     made = score.prepare(query, key)
     is_trained = made.query.requires_grad or made.key.requires_grad
-    # What is traced or transformed cannot be looked at.
+    # Values of traced or transformed tensors cannot be read.
     if not (is_trained and is_plain(query) and is_plain(key)) or is_finite(query, key):
         return made
     bad_query, bad_key = (not_finite(x)[..., None] for x in (query, key))
@@ -122,5 +122,5 @@ def prepared(score: Score, query: Tensor, key: Tensor) -> Prepared:
 
 
 def widened(x: Tensor) -> Tensor:
-    """In float32, unless it is float64: scores are computed in float32 or wider."""
+    """Return a tensor in float32, or float64 if it is: scores are computed in float32 or wider."""
     return x if x.dtype == torch.float64 else x.float()

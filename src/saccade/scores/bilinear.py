@@ -1,4 +1,4 @@
-"""Bilinear: a dot product after a learned map."""
+"""Bilinear: the score of a dot product after a learned map."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from saccade.support.validation import check_int
 
 
 class Bilinear(Score):
-    r"""A learned bilinear form, :math:`q^\top W k` ("general", "multiplicative").
+    r"""The bilinear score with a learned matrix, :math:`q^\top W k` ("general", "multiplicative").
 
     Queries are mapped once, ``q W``; then a plain dot product follows, on the fastest kernel.
 
@@ -43,7 +43,7 @@ class Bilinear(Score):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Xavier-uniform."""
+        """Initialise the bilinear weight, Xavier-uniform."""
         nn.init.xavier_uniform_(self.weight)
 
     @property

@@ -1,4 +1,4 @@
-"""Cosine: the angle alone."""
+"""Cosine: the score of the angle between query and key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dot: the scaled dot product, and the plain one."""
+"""Dot: the score of the scaled dot product, or of the plain one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from saccade.support.validation import check_bool
 
 
 class Dot(Score):
-    r"""The dot product, ``scale * q · k``: the score of every attention that is given no other.
+    r"""The dot product, ``scale * q · k``: the default score.
 
     Args:
         scaled: ``scale=None`` means ``head_dim ** -0.5`` if true, else 1.

@@ -1,4 +1,4 @@
-"""Gaussian: how near query and key are."""
+"""Gaussian: a score by the distance of query and key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from saccade.support.validation import check_bool, check_number
 
 
 class Gaussian(Score):
-    r"""Nearness, :math:`-|q - k|^2 / (2\sigma^2)`: after softmax, a normalised Gaussian kernel.
+    r"""The Gaussian score, :math:`-|q - k|^2 / (2\sigma^2)`: after softmax, a normalised Gaussian kernel.
 
     The squared distance is a dot product of longer vectors, the norms of queries and keys included:
     :math:`-|q-k|^2/2 = q \cdot k - |k|^2/2 - |q|^2/2`. Leaving the norm of the key out, as is often done, changes the

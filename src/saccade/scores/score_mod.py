@@ -1,4 +1,4 @@
-"""Modified: scores, changed pair by pair by a function."""
+"""Modified: a score changed pair by pair by a user's function (``score_mod``)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from saccade.support.validation import check_type
 
 
 class Modified(Score):
-    r"""Scores changed pair by pair by a function, as a ``score_mod`` of FlexAttention does.
+    r"""A score changed pair by pair by a function, as a ``score_mod`` of FlexAttention does.
 
     .. math:: s_{ij} = f(\mathrm{softcap}(\mathrm{scale} \cdot \mathrm{score}(q_i, k_j)),\ b,\ h,\ i,\ j)
               + \mathrm{bias}_{ij}
 
-    The function is asked about a tile at a time: scores ``[batch, heads, rows, columns]``, and int64 tensors of four
-    dimensions that broadcast to them: batch item, head, and where query and key stand. (FlexAttention counts queries
-    from 0; here the last query stands at the last key, unless positions are given.) Tensors that it has captured, and
-    its parameters if it is a module, get their gradients. What it says of pairs that a mask hides has no effect.
+    The function is called for a tile at a time with scores ``[batch, heads, rows, columns]`` and with int64 tensors of
+    four
+    dimensions that broadcast to them: batch item, head, and positions of query and key. (FlexAttention counts queries
+        from
+    0; here the last query is at the last key, unless positions are given.) Tensors that it captures, and its
+    parameters if it is a module, get their gradients. Its results for hidden pairs have no effect.
 
-    A function as it is may be given as ``score=``, too: it then changes scaled dot products.
+    A plain function is also accepted as ``score=``: it then changes scaled dot products.
 
     Args:
-        function: ``(score, b, h, q, kv) -> score``, in differentiable operations of torch; the same pair must get the
-            same answer each time.
-        score: what is changed; the dot product when None.
+        function: ``(score, b, h, q, kv) -> score``, in differentiable operations of torch; it must always return the
+            same result for the same pair.
+        score: the score to change; the dot product when None.
 
     Raises:
         TypeError: no function, no score.
@@ -62,13 +64,13 @@ class Modified(Score):
 
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         inner = self.score.prepare(query, key)
-        return inner._replace(modify=self.function if inner.modify is None else _both(inner.modify, self.function))
+        return inner._replace(modify=self.function if inner.modify is None else _composed(inner.modify, self.function))
 
     def extra_repr(self) -> str:
         return f"function={getattr(self.function, '__name__', type(self.function).__name__)}"
 
 
-def _both(first: ScoreMod, second: ScoreMod) -> ScoreMod:
+def _composed(first: ScoreMod, second: ScoreMod) -> ScoreMod:
     def function(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return second(first(score, b, h, q, kv), b, h, q, kv)
 

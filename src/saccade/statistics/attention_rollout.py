@@ -13,7 +13,7 @@ from saccade.support.validation import check_int, check_number
 
 
 def rollout(matrices: Sequence[MatrixLike], queries: Sequence[int], *, residual: float = 0.5) -> Tensor:
-    r"""Compute the shares of the first layer's tokens in queries of the last, ``[batch, len(queries), kv_len]``.
+    r"""Compute attention rollout: the first layer's tokens in queries of the last, ``[batch, len(queries), kv_len]``.
 
     .. math:: r \leftarrow \rho\, r + (1 - \rho)\, \tfrac1H \textstyle\sum_h A_{l,h}^\top r
               \quad \text{from the last layer } l \text{ down to the first}

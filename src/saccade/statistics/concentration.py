@@ -1,4 +1,4 @@
-"""How concentrated rows are: their entropy, largest weight, squares, and how many keys hold most of them."""
+"""Concentration of rows: entropy, largest weight, sum of squares, and how many keys hold most of the attention."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class SquaredNorm(PerRow):
 
 @dataclasses.dataclass(frozen=True)
 class Coverage(PerRow):
-    """How many keys hold a share of a row's attention, int64 ``[batch, heads, q_len, len(shares)]``.
+    """Number of keys that hold a share of a row's attention, int64 ``[batch, heads, q_len, len(shares)]``.
 
     The smallest number of keys whose weights together reach the share of what the row holds, to within rounding;
     0 for a row that attends to nothing, -1 for a NaN row.
@@ -137,7 +137,7 @@ class Coverage(PerRow):
 
 
 def _descending(weights: Tensor) -> Tensor:
-    """Sort rows, the largest weight first."""
+    """Return rows sorted with the largest weight first."""
     if weights.device.type != "cpu":
         return weights.sort(-1, descending=True).values
     # NumPy sorts with vector instructions: 5 ns an entry; torch takes 70.

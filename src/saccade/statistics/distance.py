@@ -1,4 +1,4 @@
-"""Distances: how far away queries attend, and how much attention goes to each distance."""
+"""Distance statistics: how far away queries attend, and how much attention goes to each distance."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Distance(PerRow):
 
 
 class Lags(NamedTuple):
-    """Attention by distance.
+    """The attention that goes to each distance (lag).
 
     Attributes:
         lags: positions of queries minus those of keys, int64 ``[lags]``, ascending: 0 is a query's own token, 1 the
@@ -90,7 +90,7 @@ class _State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LagProfile(Statistic[_State, Lags]):
-    r"""Sum of the weights on each diagonal, as `Lags`: on a query's own token, on the one before, and so on.
+    r"""Attention by distance: sums of the weights on each diagonal, as `Lags`.
 
     .. math:: \ell_\delta = \sum_i A_{i, j}, \quad p_i - p_j = \delta
 
@@ -165,7 +165,7 @@ class LagProfile(Statistic[_State, Lags]):
 
 
 def _of_range(weights: Tensor, q: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """Compute mean distances for consecutive keys, with rows at ascending indices q among them.
+    """Compute mean distances for consecutive keys and rows at ascending indices q among them.
 
     Most keys lie before all rows or after all of them: two products. Distances are taken to the nearest row first, so
     that nothing is subtracted and nothing cancels.
@@ -185,7 +185,7 @@ def _of_range(weights: Tensor, q: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _ramps(length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return distances 0, 1, 2, … and length, length - 1, … 1."""
+    """Return the distances 0, 1, 2, … and length, length - 1, … 1."""
     up = torch.arange(length, dtype=dtype, device=device)
     return up, length - up
 
@@ -199,7 +199,7 @@ def _ends(x: Positions) -> tuple[int, int] | None:
 
 
 def _diagonals(weights: Tensor) -> Tensor:
-    """Sum along the diagonals, ``[batch, heads, rows + columns - 1]``, from the lower left corner on."""
+    """Return sums along the diagonals, ``[batch, heads, rows + columns - 1]``, from the lower left corner on."""
     batch, heads, rows, columns = weights.shape
     pitch = rows + columns
     # In a row-major copy with padding between the rows, a row stride that is longer by one runs along the diagonals.

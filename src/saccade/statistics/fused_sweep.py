@@ -1,4 +1,4 @@
-"""Compute the statistics that one compiled sweep over the weights can answer, without blocks."""
+"""Statistics that one compiled sweep over the weights, or a few products, can compute without blocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from saccade.statistics.statistic import Far, MatrixInfo, Quantity, Statistic
 def compute_by_sweep(
     inputs: AttentionInputs, impl: str | Kernel, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo
 ) -> dict[int, Any]:
-    """Compute the statistics that a fused sweep can, by index; return {} if no sweep can run on these inputs."""
+    """Compute the statistics that a fused sweep can, by index; return {} if none can run on these inputs."""
     formulas = {index: one.sweep_formula(info) for index, one in enumerate(statistics)}
     quantities = dict.fromkeys(quantity for own in formulas.values() if own is not None for quantity in own.quantities)
     far = next((quantity for quantity in quantities if isinstance(quantity, Far)), Far(0))  # a sweep has one offset
@@ -29,9 +29,9 @@ def compute_by_sweep(
     elif (
         (names := statistics_from_products.NAMES.intersection(quantities))
         and not inputs.query.is_cpu
-        and statistics_from_products.can_ask(inputs, impl)
+        and statistics_from_products.can_use_products(inputs, impl)
     ):
-        numbers.update(statistics_from_products.numbers(inputs, impl, names))
+        numbers.update(statistics_from_products.statistics_from_products(inputs, impl, names))
         if "received" in numbers:
             numbers["received"] = numbers["received"].to(info.sum_dtype)
     return {

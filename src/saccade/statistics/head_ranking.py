@@ -1,4 +1,4 @@
-"""Rank heads by a number; and two such numbers, which measure the information in the attention of a head."""
+"""Rank heads by a number, and compute two numbers that measure the information in a head's attention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from saccade.support.numerics import widest_dtype
 
 
 class Head(NamedTuple):
-    """A head and its value.
+    """A head in a ranking, with its value.
 
     Attributes:
         layer, head: counted from 0.
@@ -26,7 +26,7 @@ class Head(NamedTuple):
 
 
 def rank_heads(values: Tensor, *, layer: int | None = None, head: int | None = None) -> list[Head]:
-    """Rank heads by a number each, the largest first; of equals the first layer, then the first head.
+    """Return all heads ranked by a number each, the largest first; ties by layer, then head.
 
     Args:
         values: ``[layers, heads]``, such as one batch item of `saccade.recording.Recording.by_head`.
@@ -96,7 +96,7 @@ def unexplained_information(weights: Tensor) -> Tensor:
 
 
 def _distributions(weights: Tensor) -> Tensor:
-    """Scale rows that are not empty to sum to 1."""
+    """Return rows scaled to sum to 1, except for empty ones."""
     weights = weights.to(widest_dtype(weights.device))
     mass = weights.sum(-1, keepdim=True)
     return torch.where(mass > 0, weights / mass, 0.0)

@@ -1,4 +1,4 @@
-"""Distances between the heads of a layer, pair by pair."""
+"""Distances between the attention of the heads of a layer, pair by pair."""
 
 from __future__ import annotations
 

@@ -16,11 +16,11 @@ _HIDDEN = -1000.0  # logs of weights that a mask hides are no larger
 
 
 class ScoresRows(Protocol):
-    """A source of scores, a few rows at a time, such as a `saccade.scorers.LightningIndexer`."""
+    """Interface of objects that compute scores a few rows at a time, such as a `saccade.scorers.LightningIndexer`."""
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:
-        """The tensors that gradients are taken of; ``type(self)(*leaves)`` builds the same from others."""
+        """The tensors that gradients of the scores flow to; ``type(self)(*leaves)`` builds the same from others."""
         ...
 
     def scores(self, rows: range, stop: int) -> Tensor:
@@ -29,7 +29,7 @@ class ScoresRows(Protocol):
 
 
 class _State:
-    """The sums so far, and rows of which some heads are missing."""
+    """The state of an `IndexerLoss`: its sums so far, and rows of which some heads are missing."""
 
     def __init__(self, info: MatrixInfo, leaves: tuple[Tensor, ...]):
         self.info = info
@@ -40,7 +40,7 @@ class _State:
 
 
 class _Pending(NamedTuple):
-    """The sum of some heads' rows.
+    """The summed weights of some heads, in rows whose other heads are missing.
 
     Attributes:
         weights: ``[rows, kv_len]``.
@@ -54,7 +54,7 @@ class _Pending(NamedTuple):
 
 
 class IndexerLoss(Statistic[_State, Tensor]):
-    r"""Mean over queries of ``KL(p ‖ softmax(scores))``: the loss that trains scores which select keys.
+    r"""A loss that trains scores which select keys: the mean over queries of ``KL(p ‖ softmax(scores))``.
 
     .. math:: p_t = \frac{1}{H} \sum_h A_{ht}, \qquad
               L = \frac{1}{n} \sum_t \sum_{s \in S_t} p_{ts} \log \frac{p_{ts}}{\mathrm{softmax}_{S_t}(I_t)_s}, \qquad
@@ -74,7 +74,7 @@ class IndexerLoss(Statistic[_State, Tensor]):
     Raises:
         TypeError: scores that are neither.
         ValueError: scores of another shape than the matrix.
-        UnsupportedError: asked of a matrix whose rows are not distributions.
+        UnsupportedError: a matrix whose rows are not distributions.
 
     Cost: the weights of a few rows in all heads, their scores and the gradient of these, computed in the sweep.
 
@@ -129,14 +129,14 @@ class IndexerLoss(Statistic[_State, Tensor]):
         leaves, count = self._leaves, max(1, state.rows)
         loss = (state.loss / count).to(state.info.dtype)
         with torch.enable_grad():
-            return _Known.apply(loss, *(grad / count for grad in state.grads), *leaves)
+            return _KnownLoss.apply(loss, *(grad / count for grad in state.grads), *leaves)
 
     @property
     def _leaves(self) -> tuple[Tensor, ...]:
         return (self.scores,) if isinstance(self.scores, Tensor) else self.scores.leaves
 
     def _joined(self, state: _State, place: tuple[int, int, int], part: _Pending) -> None:
-        """Add the rows of some heads; once all heads are there, add their loss."""
+        """Add the weights of some heads; once all heads of the rows have come, add their loss."""
         before = state.pending.pop(place, None)
         if before is not None:
             weights, seen = before.weights + part.weights, before.seen | part.seen
@@ -169,8 +169,8 @@ class IndexerLoss(Statistic[_State, Tensor]):
         return scorer(*(x[item : item + 1] for x in leaves)).scores(rows, kv_len)[0, 0]
 
 
-class _Known(torch.autograd.Function):
-    """A loss with gradients that are already computed."""
+class _KnownLoss(torch.autograd.Function):
+    """Autograd function of a loss whose gradients are already computed."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, *tensors: Tensor) -> Tensor:

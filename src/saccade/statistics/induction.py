@@ -67,7 +67,7 @@ class InductionMass(PerRow):
 
     @cached_property
     def _earlier(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Indices sorted by token; for each index, the start of those of its token, and how many come before it."""
+        """Return indices sorted by token and, for each index, the start of its token's run and its rank in it."""
         ordered, order = self._tokens.sort(stable=True)
         first = torch.searchsorted(ordered, self._tokens)
         place = torch.empty_like(order)
@@ -83,7 +83,7 @@ class InductionMass(PerRow):
         return self._of_pairs(block, keys)
 
     def _of_pairs(self, block: Block, rows: slice) -> Tensor:
-        """Compute by pairs of equal tokens."""
+        """Compute the induction mass from pairs of equal tokens."""
         order, first, count = self._earlier
         first, count = first[rows], count[rows]
         row = torch.arange(len(block.rows), device="cpu").repeat_interleave(count)
@@ -98,7 +98,7 @@ class InductionMass(PerRow):
         return sums.index_add_(2, row, block.weights[:, :, row, column])
 
     def _of_all_weights(self, block: Block, rows: slice, last: int) -> Tensor:
-        """Compute by one comparison for each weight."""
+        """Compute the induction mass by one comparison for each weight."""
         tokens = self._tokens.to(block.weights.device)
         before = block.keys - 1
         follows = (tokens[before.clamp_min(0)] == tokens[rows][:, None]) & (before >= 0)

@@ -1,4 +1,4 @@
-"""The scores behind the weights of a row: the largest one, and their variance."""
+"""Statistics of the logits (scores) behind a row of weights: the largest one, and their variance."""
 
 from __future__ import annotations
 

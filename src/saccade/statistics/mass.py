@@ -1,4 +1,4 @@
-"""How much of a row goes to the first tokens, to tokens at a certain distance, to the strongest blocks, to the rest."""
+"""Mass statistics: how much of a row goes to the first tokens, to a distance, to the strongest blocks, to the rest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARTS = ("sink", "local", "anchor", "rest")
 class SinkMass(PerRow):
     """The sum of each query's weights on the first tokens, ``[batch, heads, q_len]``.
 
-    Trained decoders park attention on the first token that needs nothing. Under a causal mask the first queries see
+    Trained decoders put attention that they do not need on the first token. Under a causal mask the first queries see
     little else and give much to it in any case; compare with uniform attention (`Matrix.summary` does).
 
     Args:
@@ -120,7 +120,7 @@ class LocalMass(PerRow):
 
 @dataclasses.dataclass(frozen=True)
 class Parts(PerRow):
-    """The shares of a row that go to the sink, to the local window, to the anchor blocks and to the rest.
+    """The shares of a row's mass in the sink, the local window, the anchor blocks and the rest.
 
     ``[batch, heads, q_len, 4]``, in this order; the four sum to the sum of the row: 1, less if a sink logit takes a
     share, 0 in a row that attends to nothing. A key that belongs to several counts for the first of them. The first
@@ -179,7 +179,7 @@ class Parts(PerRow):
 
 
 def _sum_of_keys(block: Block, keys: range) -> Tensor:
-    """Sum the weights at a range of keys, ``[batch, heads, rows]``."""
+    """Return the sum of the weights at a range of keys, ``[batch, heads, rows]``."""
     total = block.weights.new_zeros(block.weights.shape[:3])
     for span, weights in block.by_range(block.weights):
         first, stop = (max(0, -((span.start - end) // span.step)) for end in (keys.start, keys.stop))
@@ -189,7 +189,7 @@ def _sum_of_keys(block: Block, keys: range) -> Tensor:
 
 
 def _sum_between(block: Block, q: Positions, kv: Positions, least: int, most: int) -> Tensor:
-    """Sum the weights with a lag, query minus key, between two bounds."""
+    """Return the sum of the weights whose lag, query minus key, is between two bounds."""
     lead = lead_of(q, kv)
     if lead is None or most - least >= block.weights.shape[-1]:
         row, column = block_positions(block, q, kv)
@@ -200,13 +200,13 @@ def _sum_between(block: Block, q: Positions, kv: Positions, least: int, most: in
 
 
 def _band(q: Positions, kv: Positions, least: int, most: int) -> Band | None:
-    """Return the band of keys with a lag between two bounds."""
+    """Return the band of keys whose lag is between two bounds."""
     lead = lead_of(q, kv)
     return None if lead is None else Band(True, lead - most, lead - least + 1)
 
 
 def _block_sums(weights: Tensor, number: Tensor) -> Tensor:
-    """Sum weights ``[batch, heads, rows, columns]`` by the number of their block, ``[batch | 1, columns]``.
+    """Return sums of weights ``[batch, heads, rows, columns]`` per block, by block numbers ``[batch | 1, columns]``.
 
     The first sum is that of padding, with numbers below 0.
     """

@@ -1,4 +1,4 @@
-"""PerRow: statistics with one result a query, and the positions that some of them count by."""
+"""PerRow: base class of statistics with one result per query, and the positions that some of them use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CheckedPair = tuple[Positions, Positions]
 
 
 class RowState(NamedTuple):
-    """The results of the rows, ``[batch, heads, q_len, ...]``, and the positions of queries and keys."""
+    """The state of a `PerRow`: results of rows, ``[batch, heads, q_len, ...]``, and positions of queries and keys."""
 
     values: Tensor
     q: Positions
@@ -27,7 +27,7 @@ class RowState(NamedTuple):
 
 
 class PerRow(Statistic[RowState, Tensor]):
-    """A statistic with one number for each row, independent of other rows: ``[batch, heads, q_len]``, 0 for empty rows.
+    """Base class of statistics with one number per row, independent of other rows; 0 for empty rows.
 
     Attributes:
         positions: of queries and keys, for statistics that depend on them; bottom-right when None.
@@ -41,7 +41,7 @@ class PerRow(Statistic[RowState, Tensor]):
 
     @abstractmethod
     def of_rows(self, block: Block, q: Positions, kv: Positions) -> Tensor:
-        """Compute the results of a block's rows, ``[batch, heads, rows]``.
+        """Compute the statistic of a block's rows, ``[batch, heads, rows]``.
 
         Args:
             block: complete rows.
@@ -49,11 +49,11 @@ class PerRow(Statistic[RowState, Tensor]):
         """
 
     def of_nothing(self, info: MatrixInfo) -> Tensor:
-        """Return the results of rows that attend to nothing."""
+        """Return the statistic's results for rows that attend to nothing."""
         return torch.zeros(info.shape[:3], dtype=info.dtype, device=info.device)
 
     def quantity(self, q: Positions, kv: Positions) -> Quantity | None:
-        """Return the number of a fused sweep that is the result; None if there is none."""
+        """Return the number of a fused sweep that is the statistic's result; None if there is none."""
         return None
 
     def sweep_formula(self, info: MatrixInfo) -> SweepFormula | None:

@@ -1,4 +1,4 @@
-"""Pooled: the matrix reduced to a small map."""
+"""Pooled: a statistic that reduces the matrix to a small map."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Cells(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Pooled(Statistic[_Cells, Tensor]):
-    """The matrix in at most ``bins`` × ``bins`` cells, ``[batch, heads, min(bins, q_len), min(bins, kv_len)]``.
+    """The matrix pooled to at most ``bins`` × ``bins`` cells: ``[batch, heads, min(bins, q_len), min(bins, kv_len)]``.
 
     Neighbouring queries share a row of cells, neighbouring keys a column; bins are as even as can be (their sizes
     differ by one at most), and a side that is shorter than ``bins`` is not pooled.
@@ -71,7 +71,7 @@ class Pooled(Statistic[_Cells, Tensor]):
 
     def add(self, state: _Cells, block: Block) -> _Cells:
         weights, q_bins = block.weights, state.cells.shape[2]
-        runs = list(_runs(block.rows, q_bins, state.info.shape[2]))
+        runs = list(_runs_per_bin(block.rows, q_bins, state.info.shape[2]))
         if len(runs) == len(block.rows):
             rows = weights
         else:  # rows first, so that few rows remain to pool along the columns
@@ -84,13 +84,13 @@ class Pooled(Statistic[_Cells, Tensor]):
         cells = rows.new_full((*rows.shape[:-1], state.cells.shape[3]), least, dtype=state.cells.dtype)
         cells.scatter_reduce_(-1, kv_bin, rows.to(cells.dtype), "amax" if self.how == "max" else "sum")
         own = state.cells[block.batch, block.heads]
-        own[:, :, bins] = _joined(own[:, :, bins], cells, self.how)
+        own[:, :, bins] = _merged(own[:, :, bins], cells, self.how)
         if self.how == "mean":
             state.seeing[block.batch, block.heads, as_slice(block.rows)] = (weights.sum(-1) != 0).to(cells.dtype)
         return state
 
     def merge(self, state: _Cells, other: _Cells) -> _Cells:
-        cells = _joined(state.cells, other.cells, self.how)
+        cells = _merged(state.cells, other.cells, self.how)
         return state._replace(cells=cells, seeing=state.seeing + other.seeing)
 
     def finish(self, state: _Cells) -> Tensor:
@@ -102,17 +102,17 @@ class Pooled(Statistic[_Cells, Tensor]):
         return cells.to(state.info.dtype)
 
 
-def _joined(cells: Tensor, others: Tensor, how: How) -> Tensor:
+def _merged(cells: Tensor, others: Tensor, how: How) -> Tensor:
     return torch.maximum(cells, others) if how == "max" else cells + others
 
 
 def _edges(bins: int, length: int) -> list[int]:
-    """Return the first index of each bin, and the length: index i is in bin ``i * bins // length``."""
+    """Return the first index of each pooling bin, and the length: index i is in bin ``i * bins // length``."""
     return [-(-i * length // bins) for i in range(bins + 1)]
 
 
-def _runs(rows: range, bins: int, length: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (bin, start, stop) for the runs of rows that share a bin, as indices into ``rows``."""
+def _runs_per_bin(rows: range, bins: int, length: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (bin, start, stop) for the rows of each pooling bin, as indices into ``rows``."""
     start = 0
     while start < len(rows):
         own = rows[start] * bins // length

@@ -1,4 +1,4 @@
-"""Attention by key: how much each key receives, and how much the position of a query tells about its keys."""
+"""Received attention: how much each key receives, and how much a query's position tells about its keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from saccade.statistics.statistic import MatrixInfo, Statistic, SweepFormula
 
 
 class ReceivedSums(NamedTuple):
-    """Column sums, and the properties of their matrix."""
+    """The state of `Received`: column sums, and the properties of their matrix."""
 
     sums: Tensor
     info: MatrixInfo

@@ -1,4 +1,4 @@
-"""Block: complete rows of a matrix, the only form in which statistics read it."""
+"""Block: complete rows of a matrix, the form in which all statistics read it."""
 
 from __future__ import annotations
 
@@ -44,42 +44,42 @@ class Block(_Fields):
 
     @cached_property
     def logs(self) -> Tensor:
-        """Natural log of the weights, finite even where a weight is 0: 0 · log 0 is then 0, not NaN."""
+        """Natural log of the block's weights, finite even for a weight of 0: 0 · log 0 is then 0, not NaN."""
         if self.log_weights is not None:
             return self.log_weights
         return self.weights.log().clamp_min_(_LEAST_LOG)
 
     @cached_property
     def entropy(self) -> Tensor:
-        """Shannon entropy of the rows in nats, ``[batch, heads, rows]``."""
+        """Shannon entropy of the block's rows in nats, ``[batch, heads, rows]``."""
         # Subtracted from 0, not negated: a row with one key is 0, not -0.
         return 0.0 - torch.linalg.vecdot(self.weights, self.logs)
 
     @cached_property
     def largest(self) -> Tensor:
-        """Largest weight of each row, at least 0, ``[batch, heads, rows]``."""
+        """Largest weight of each row of the block, at least 0, ``[batch, heads, rows]``."""
         # Columns in no range are 0, so the largest is 0 if all others are below 0.
         return self.weights.amax(-1).clamp_min_(self.hidden)
 
     @cached_property
     def column_sums(self) -> Tensor:
-        """Sums of the columns, ``[batch, heads, columns]``."""
+        """Sums of the block's columns, ``[batch, heads, columns]``."""
         # A product with ones reads the weights once, in the order in which they lie; half the cost of sum(-2).
         return (self.weights.new_ones(1, self.weights.shape[2]) @ self.weights)[..., 0, :]
 
     @cached_property
     def keys(self) -> Tensor:
-        """Indices of the columns' keys, int64 ``[columns]``, ascending as the ranges are."""
+        """Indices of the block's keys, int64 ``[columns]``, ascending if the ranges are."""
         spans = [_indices(span, self.weights.device) for span in self.columns]
         return spans[0] if len(spans) == 1 else torch.cat(spans)
 
     @cached_property
     def queries(self) -> Tensor:
-        """Indices of the rows' queries, int64 ``[rows]``."""
+        """Indices of the block's queries, int64 ``[rows]``."""
         return _indices(self.rows, self.weights.device)
 
     def by_range(self, x: Tensor) -> Iterator[tuple[range, Tensor]]:
-        """Yield each range of keys, with its columns of a tensor ``[..., columns]``."""
+        """Yield each range of the block's keys, with its columns of a tensor ``[..., columns]``."""
         start = 0
         for span in self.columns:
             yield span, x[..., start : start + len(span)]
@@ -87,11 +87,11 @@ class Block(_Fields):
 
     @cached_property
     def is_ascending(self) -> bool:
-        """True if the ranges are in ascending order."""
+        """True if the block's key ranges are in ascending order."""
         return all(one[-1] < other[0] for one, other in zip(self.columns, self.columns[1:], strict=False))
 
     def at_keys(self, indices: Tensor) -> Tensor:
-        """Return the weights at these keys, ``[batch, heads, rows, n]``; 0 for keys in no column.
+        """Return the block's weights at some keys, ``[batch, heads, rows, n]``; 0 for keys in no column.
 
         Args:
             indices: indices of keys, int64 ``[rows, n]``; they may be out of range.

@@ -1,4 +1,4 @@
-"""The largest singular values and the stable rank, in a few sweeps."""
+"""Spectrum of a matrix: its largest singular values and the stable rank, in a few sweeps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StableRank(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Gram(Statistic[Tensor, Tensor]):
-    """``A.mT @ (A @ x)`` for x ``[batch, heads, kv_len, width]``, head by head, in one sweep: rows are complete."""
+    """A statistic that computes ``A.mT @ (A @ x)`` for x ``[batch, heads, kv_len, width]`` in one sweep."""
 
     x: Tensor
 
@@ -99,7 +99,7 @@ def singular_values(matrix: MatrixLike, k: int = 1, *, tolerance: float = 1e-4, 
     values = torch.zeros(batch, heads, k, dtype=wide, device=matrix.device)
     residuals, sweeps = values.clone(), 0
     with torch.no_grad():
-        for found in _grown(matrix, rank, max_sweeps, wide) if rank and batch * heads else ():
+        for found in _krylov_sweeps(matrix, rank, max_sweeps, wide) if rank and batch * heads else ():
             theta, left, sweeps = found
             own = theta.clamp_min(0.0).sqrt()
             values[..., :rank] = own
@@ -110,8 +110,10 @@ def singular_values(matrix: MatrixLike, k: int = 1, *, tolerance: float = 1e-4, 
     return Spectrum(values.to(info.dtype), residuals.to(info.dtype), sweeps)
 
 
-def _grown(matrix: MatrixLike, rank: int, max_sweeps: int, wide: torch.dtype) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Yield squares of the largest singular values with their residuals, sweep by sweep, as the Krylov space grows."""
+def _krylov_sweeps(
+    matrix: MatrixLike, rank: int, max_sweeps: int, wide: torch.dtype
+) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Yield squares of the largest singular values and their residuals, as the Krylov space grows sweep by sweep."""
     batch, heads, _, kv_len = matrix.shape
     width = min(rank + 2, kv_len)  # two more than requested, so that the last one converges as well
     generator = torch.Generator().manual_seed(0)

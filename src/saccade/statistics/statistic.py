@@ -1,4 +1,4 @@
-"""Statistic: numbers of a matrix, computed from its rows one block at a time; MatrixLike: what it needs for that."""
+"""Statistic: base class of numbers computed from the rows of a matrix, block by block; MatrixLike: what they need."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ _ROWS = 32  # rows of which all heads come before the next rows, for statistics 
 State = TypeVar("State")
 Result = TypeVar("Result")
 
+DENSE_LIMIT = 1 << 26
+"""Default limit of `Matrix.to_dense`: 64 million weights, 256 MB in float32."""
+
 
 class MatrixInfo(NamedTuple):
-    """Properties of a matrix that are known before its first block.
+    """Properties of a matrix that a statistic knows before the first block.
 
     Attributes:
         shape: (batch, heads, q_len, kv_len).
@@ -37,7 +40,7 @@ class MatrixInfo(NamedTuple):
 
     @classmethod
     def of(cls, matrix: MatrixLike) -> MatrixInfo:
-        """Describe a matrix; its weights are computed in float32 or wider."""
+        """Return the properties of a matrix; its weights are computed in float32 or wider."""
         return cls(matrix.shape, torch.promote_types(matrix.dtype, torch.float32), matrix.device, matrix.hidden)
 
     @property
@@ -47,7 +50,7 @@ class MatrixInfo(NamedTuple):
 
 
 class Far(NamedTuple):
-    """Mean distance, with query i so many positions ahead of key i."""
+    """A number of a fused sweep: the mean distance, with query i so many positions ahead of key i."""
 
     ahead: int
 
@@ -57,7 +60,7 @@ Quantity = str | Far | Band
 
 
 class SweepFormula(NamedTuple):
-    """How to compute a statistic from the numbers of a fused sweep.
+    """A formula that computes a statistic from the numbers of a fused sweep.
 
     Attributes:
         quantities: the numbers that it needs.
@@ -70,7 +73,7 @@ class SweepFormula(NamedTuple):
 
 
 class Statistic(ABC, Generic[State, Result]):
-    """A statistic of a matrix, computed in memory that does not grow with the number of weights.
+    """Base class of statistics of a matrix, computed in memory that does not grow with the number of weights.
 
     `start` returns the state of a matrix without rows. `add` adds a block of complete rows, each row once; `merge`
     joins the states of different rows of one matrix (batch items, heads, ranges of queries, steps of decoding), in any
@@ -109,35 +112,35 @@ class Statistic(ABC, Generic[State, Result]):
 
     @abstractmethod
     def start(self, info: MatrixInfo) -> State:
-        """Return the state before the first row."""
+        """Return the statistic's state before the first row."""
 
     @abstractmethod
     def add(self, state: State, block: Block) -> State:
-        """Return the state with the rows of one more block; `state` may be changed, and is not used again."""
+        """Return the statistic's state with one more block; `state` may be changed, and is not used again."""
 
     @abstractmethod
     def merge(self, state: State, other: State) -> State:
-        """Return the state of the rows of both, which are different rows; change neither."""
+        """Return the statistic's state for the rows of both states, which are different rows; change neither."""
 
     def sweep_formula(self, info: MatrixInfo) -> SweepFormula | None:
-        """Return how to compute this from the numbers of a fused sweep; None if it needs blocks."""
+        """Return how to compute the statistic from the numbers of a fused sweep; None if it needs blocks."""
         return None
 
     @abstractmethod
     def finish(self, state: State) -> Result:
-        """Return the result; do not change the state."""
+        """Return the statistic's result; do not change the state."""
 
 
 class MatrixLike(Protocol):
-    """The part of a `saccade.Matrix` that statistics need; its class is defined on top of them."""
+    """The interface of `saccade.Matrix` that statistics read from."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(batch, heads, q_len, kv_len)."""
+        """The matrix's shape, (batch, heads, q_len, kv_len)."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of products."""
+        """The dtype of the matrix's products."""
 
     @property
     def device(self) -> torch.device:
@@ -145,17 +148,17 @@ class MatrixLike(Protocol):
 
     @property
     def is_stochastic(self) -> bool:
-        """True if rows are distributions."""
+        """True if the matrix's rows are distributions."""
 
     @property
     def hidden(self) -> float:
-        """The value of pairs in no block."""
+        """The matrix's entry at pairs in no block."""
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
-        """Return positions of queries and keys."""
+        """Return the positions of some queries and keys of the matrix."""
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
-        """Yield complete rows."""
+        """Yield the complete rows of the matrix."""
 
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
         """Compute several statistics in one sweep."""

@@ -1,4 +1,4 @@
-"""Summary: all statistics of one sweep, and measures of heads, beside those of uniform attention."""
+"""Summary: the statistics of every head in one sweep, beside those of uniform attention."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NEAR = (
 
 
 class Measure(NamedTuple):
-    """One number a head.
+    """One number per head in a summary, with its name, unit and uniform baseline.
 
     Attributes:
         name: in tables and files.
@@ -62,7 +62,7 @@ class Measure(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """Statistics of every head, beside those of uniform attention under the same mask.
+    """A table of statistics of every head, beside those of uniform attention under the same mask.
 
     ``print`` gives a table; ``summary.named("entropy")`` is one `Measure`.
 
@@ -82,7 +82,7 @@ class Summary(NamedTuple):
     uniform: Uniform
 
     def named(self, name: str) -> Measure:
-        """Return the measure of this name.
+        """Return the measure with a name.
 
         Raises:
             KeyError: an unknown name; the message lists all.
@@ -94,11 +94,11 @@ class Summary(NamedTuple):
         raise KeyError(f"Summary: name must be one of {known}; got {name}.")
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self.measures))
+        return "\n".join(_table_lines(self.measures))
 
 
 class _RowSum(PerRow):
-    """The sum of each row: 1, 0 if it attends to nothing, less if a sink takes a share."""
+    """A statistic with the sum of each row: 1, 0 if it attends to nothing, less if a sink takes a share."""
 
     def of_rows(self, block: Block, q: Positions, kv: Positions) -> Tensor:
         return block.weights.sum(-1)
@@ -108,7 +108,7 @@ class _RowSum(PerRow):
 
 
 def summary_of(matrix: MatrixLike, inputs: AttentionInputs | None = None, parts: Parts | None = None) -> Summary:
-    """Compute all statistics that one sweep gives.
+    """Compute the summary of a matrix: all statistics that one sweep gives.
 
     Args:
         matrix: of any mechanism.
@@ -135,7 +135,7 @@ def summary_of(matrix: MatrixLike, inputs: AttentionInputs | None = None, parts:
             uniform = uniform_of_blocks(MatrixInfo.of(matrix), matrix.blocks(), positions, NEAR)
         else:
             uniform = uniform_of_mask(inputs, positions, NEAR)
-        summary = _made(answers, uniform)
+        summary = _summary_of_results(answers, uniform)
         return summary if parts is None else _with_parts(summary, matrix, inputs, parts, positions)
 
 
@@ -186,7 +186,7 @@ def _statistics(positions: CheckedPair, *, with_distributions: bool) -> dict[str
     return statistics
 
 
-def _made(answers: dict[str, Tensor], uniform: Uniform) -> Summary:
+def _summary_of_results(answers: dict[str, Tensor], uniform: Uniform) -> Summary:
     shape = answers["largest_weight"].shape
     received = answers["received"]
     expected = uniform.received.expand(received.shape)
@@ -198,18 +198,22 @@ def _made(answers: dict[str, Tensor], uniform: Uniform) -> Summary:
 
 
 def _measures_of(answers: dict[str, Tensor], uniform: Uniform) -> tuple[Measure, ...]:
-    """Turn the results of one sweep into measures.
+    """Return the measures of a summary from the results of one sweep.
 
     Args:
         answers: results by name, of queries ``[batch, heads, q_len]``, of keys and of heads.
         uniform: those of uniform attention.
     """
     seen = uniform.visible.expand(answers["largest_weight"].shape)
-    return (*_of_rows(answers, uniform, seen), *_of_columns(answers, uniform, seen), *_of_logits(answers, seen))
+    return (
+        *_measures_of_rows(answers, uniform, seen),
+        *_measures_of_heads(answers, uniform, seen),
+        *_measures_of_logits(answers, seen),
+    )
 
 
 def _measures_of_parts(parts: Parts, values: Tensor, even: Tensor, seen: Tensor) -> Iterator[Measure]:
-    """Turn the shares of parts into measures.
+    """Yield the measures of a summary from the shares of `Parts`.
 
     Args:
         parts: the statistic.
@@ -234,8 +238,8 @@ def _effective_tokens(entropy: Tensor, seen: Tensor) -> Tensor:
     return entropy.exp().where(seen > 0, 0.0)
 
 
-def _of_rows(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor) -> Iterator[Measure]:
-    """Yield means over the queries that see something."""
+def _measures_of_rows(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor) -> Iterator[Measure]:
+    """Yield the summary's means over the queries that see something."""
     sees, visible = seen > 0, seen.clamp_min(1.0)
 
     def mean(name: str, unit: str, meaning: str, values: Tensor, even: Tensor, over: Tensor = sees) -> Measure:
@@ -259,8 +263,8 @@ def _of_rows(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor) -> Iter
         yield mean("distance", "tokens", "mean, of what is looked at", answers["distance"], even)
 
 
-def _of_columns(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor) -> Iterator[Measure]:
-    """Yield measures of a whole head that are not means over its queries."""
+def _measures_of_heads(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor) -> Iterator[Measure]:
+    """Yield the summary's measures of a whole head that are not means over its queries."""
     sees, visible, received = seen > 0, seen.clamp_min(1.0), answers["received"]
     count = sees.sum(-1)
     some = count.clamp_min(1).to(received.dtype)
@@ -284,8 +288,8 @@ def _of_columns(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor) -> I
     yield known("frobenius_norm", "1", "square root of the sum of all squares", norm, even)
 
 
-def _of_logits(answers: dict[str, Tensor], seen: Tensor) -> Iterator[Measure]:
-    """Yield measures of the scores behind the weights."""
+def _measures_of_logits(answers: dict[str, Tensor], seen: Tensor) -> Iterator[Measure]:
+    """Yield the summary's measures of the scores behind the weights."""
     sees = seen > 0
     if "largest_logit" in answers:
         largest = answers["largest_logit"].where(sees, -torch.inf)
@@ -304,7 +308,7 @@ def _mean(values: Tensor, over: Tensor) -> Tensor:
     return mean.to(values.dtype)  # 0 / 0 is NaN: no row is selected
 
 
-def _lines(measures: tuple[Measure, ...]) -> Iterator[str]:
+def _table_lines(measures: tuple[Measure, ...]) -> Iterator[str]:
     batch, heads = measures[0].values.shape
     names = [f"b{b} h{h}" if batch > 1 else f"h{h}" for b in range(batch) for h in range(heads)]
     few = len(names) <= _MANY
@@ -313,14 +317,14 @@ def _lines(measures: tuple[Measure, ...]) -> Iterator[str]:
     for measure in measures:
         values, even = measure.values.flatten(), measure.uniform.flatten()
         if few:
-            cells = [_number(value) for value in values.tolist()]
+            cells = [_number_text(value) for value in values.tolist()]
         else:
             known = [(value, name) for value, name in zip(values.tolist(), names, strict=True) if not math.isnan(value)]
             (least, where), (most, there) = (min(known), max(known)) if known else [(math.nan, "")] * 2
             mean = sum(value for value, _ in known) / max(1, len(known))
-            cells = [_number(least), where, _number(mean), _number(most), there]
+            cells = [_number_text(least), where, _number_text(mean), _number_text(most), there]
         even = even[~even.isnan()]
-        table.append([measure.name, measure.unit, *cells, _number(float(even.mean())) if len(even) else "–"])
+        table.append([measure.name, measure.unit, *cells, _number_text(float(even.mean())) if len(even) else "–"])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
         cells = [
@@ -330,5 +334,5 @@ def _lines(measures: tuple[Measure, ...]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def _number(value: float) -> str:
+def _number_text(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.4g}"

@@ -79,7 +79,7 @@ class TopK(Statistic[Strongest, Strongest]):
 
 
 def _largest(weights: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Compute ``torch.topk`` along the last dimension.
+    """Return ``torch.topk`` along the last dimension, faster for wide rows.
 
     Wide rows are viewed as ``[shares, width]``: each of the k largest weights is in one of the k columns with the
     largest maximum over the shares. Maxima are far cheaper than selection.

@@ -1,4 +1,4 @@
-"""Transposed: the view ``A.mT`` of a matrix."""
+"""Transposed: the lazy transpose ``A.mT`` of a matrix."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from saccade.statistics.sparse import DENSE_LIMIT
-from saccade.statistics.statistic import MatrixLike
+from saccade.statistics.statistic import DENSE_LIMIT, MatrixLike
 
 M = TypeVar("M", bound=MatrixLike)
 
@@ -20,21 +19,21 @@ class Transposed(Generic[M]):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(batch, heads, kv_len, q_len)."""
+        """The shape of the transposed matrix, (batch, heads, kv_len, q_len)."""
         batch, heads, q_len, kv_len = self._matrix.shape
         return (batch, heads, kv_len, q_len)
 
     @property
     def mT(self) -> M:
-        """The matrix itself."""
+        """The original matrix."""
         return self._matrix
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        """``A.mT @ x``; see `Matrix.rmatmul`."""
+        """Return ``A.mT @ x``; see `Matrix.rmatmul`."""
         return self._matrix.rmatmul(x)
 
     def to_dense(self, *, limit: int = DENSE_LIMIT) -> Tensor:
-        """All weights, ``[batch, heads, kv_len, q_len]``."""
+        """Return all transposed weights, ``[batch, heads, kv_len, q_len]``."""
         return self._matrix.to_dense(limit=limit).mT
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Uniform: the statistics of attention that every query spreads evenly over the keys that it may attend to."""
+"""Uniform baseline: the statistics of attention that each query spreads evenly over the keys that it may see."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PAIRS = 1 << 20  # pairs that a mask is evaluated at, at a time
 
 
 class Uniform(NamedTuple):
-    """Statistics of queries and keys under uniform attention.
+    """The statistics of queries and keys under uniform attention.
 
     Batch and heads are 1 if the mask does not distinguish them.
 
@@ -40,7 +40,7 @@ class Uniform(NamedTuple):
 
 
 class Near(NamedTuple):
-    """A range of lags or of first positions, with a name and a description."""
+    """A range of lags or of first positions whose visible keys are counted, with a name and a description."""
 
     name: str
     what: str
@@ -49,14 +49,14 @@ class Near(NamedTuple):
     is_lag: bool
 
     def statistic(self, positions: CheckedPair) -> PerRow:
-        """Return the statistic that sums a row over this range; of rows of ones, it counts the visible keys in it."""
+        """Return the statistic that sums a row over this range; for rows of ones, it counts visible keys."""
         if not self.is_lag:
             return SinkMass(self.most + 1, positions)
         return LagMass(self.least, positions) if self.least == self.most else LocalMass(self.most, positions)
 
 
 def uniform_of_mask(inputs: AttentionInputs, positions: CheckedPair, near: tuple[Near, ...]) -> Uniform:
-    """Compute the baseline from the tiles of a plan: by arithmetic on ranges, and pair by pair only in partial tiles.
+    """Compute the uniform baseline from the tiles of a plan: by arithmetic, or pair by pair in partial tiles.
 
     Cost: O(pairs in partial tiles) time; the edge of a causal mask costs nothing.
     """
@@ -70,12 +70,12 @@ def uniform_of_mask(inputs: AttentionInputs, positions: CheckedPair, near: tuple
         for start in range(0, tile.height, height):
             rows = tile.rows[start : start + height]
             part = tile._replace(batch=batch, heads=slice(0, num_heads), rows=rows)
-            sums.add(batch, part.heads, rows, [_seen(inputs, part, strip, start) for strip in tile.columns])
+            sums.add(batch, part.heads, rows, [_visible_keys(inputs, part, strip, start) for strip in tile.columns])
     return sums.finished()
 
 
 def _even_info(inputs: AttentionInputs, positions: CheckedPair) -> MatrixInfo:
-    """Describe uniform attention: batch and heads are 1 if nothing distinguishes them."""
+    """Return the properties of the matrix of uniform attention: batch and heads are 1 if nothing distinguishes them."""
     batch, heads, q_len, kv_len = inputs.shape
     # A user's function may depend on batch item and head, although the shape of its mask does not say so.
     shape = (batch, heads) if inputs.rule.asks_functions else inputs.rule.shape
@@ -88,8 +88,8 @@ def _is_counted(strip: ColumnRange) -> bool:
     return strip.partial is True or isinstance(strip.partial, Triangle)
 
 
-def _seen(inputs: AttentionInputs, tile: Tile, strip: ColumnRange, start: int) -> Seen:
-    """Return which rows of a tile, from its row ``start`` on, see which keys of one strip."""
+def _visible_keys(inputs: AttentionInputs, tile: Tile, strip: ColumnRange, start: int) -> Seen:
+    """Return which rows of a tile, from its row ``start`` on, see which keys of one column range."""
     rows = torch.arange(start, start + tile.height, device=inputs.device)
     if strip.partial is True:
         return Seen(strip.keys, torch.full_like(rows, len(strip.keys)), None)
@@ -101,7 +101,7 @@ def _seen(inputs: AttentionInputs, tile: Tile, strip: ColumnRange, start: int) -
 def uniform_of_blocks(
     info: MatrixInfo, blocks: Iterable[Block], positions: CheckedPair, near: tuple[Near, ...]
 ) -> Uniform:
-    """Compute the baseline from the weights, without a mask: a key is visible if its weight is not 0."""
+    """Compute the uniform baseline from weights, without a mask: a key is visible if its weight is not 0."""
     sums = _Sums(info, positions, near)
     for block in blocks:
         seen = [Seen(span, None, weights != 0) for span, weights in block.by_range(block.weights)]
@@ -127,25 +127,27 @@ def even_rows_of_mask(inputs: AttentionInputs, positions: CheckedPair, statistic
             seen = allowed(inputs, part)
             if seen is None:
                 seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=inputs.device)
-            statistic.add(state, _even(Block(batch, part.heads, part.rows, keys, seen.expand(shape).to(whole.dtype))))
+            statistic.add(
+                state, _uniform_rows(Block(batch, part.heads, part.rows, keys, seen.expand(shape).to(whole.dtype)))
+            )
     return statistic.finish(state)
 
 
 def even_rows_of_blocks(info: MatrixInfo, blocks: Iterable[Block], statistic: PerRow) -> Tensor:
-    """Compute the same without a mask: a key is visible if its weight is not 0."""
+    """Compute a statistic of uniform attention from weights: a key is visible if its weight is not 0."""
     state = statistic.start(info)
     for block in blocks:
-        statistic.add(state, _even(Block(*block[:4], (block.weights != 0).to(info.dtype))))
+        statistic.add(state, _uniform_rows(Block(*block[:4], (block.weights != 0).to(info.dtype))))
     return statistic.finish(state)
 
 
-def _even(block: Block) -> Block:
-    """Normalise rows of ones at visible keys to uniform attention."""
+def _uniform_rows(block: Block) -> Block:
+    """Return rows of ones at visible keys normalised to uniform attention."""
     return Block(*block[:4], block.weights / block.weights.sum(-1, keepdim=True).clamp_min(1.0))
 
 
 class Seen(NamedTuple):
-    """The rows that see a range of keys.
+    """A range of keys, and which rows see how much of it.
 
     Attributes:
         keys: the range.
@@ -159,7 +161,7 @@ class Seen(NamedTuple):
 
 
 class _Sums:
-    """Sums over complete rows, in any order."""
+    """Sums for the uniform baseline, over complete rows in any order."""
 
     def __init__(self, info: MatrixInfo, positions: CheckedPair, near: tuple[Near, ...]):
         batch, heads, q_len, kv_len = info.shape
@@ -201,7 +203,7 @@ class _Sums:
             self.received[batch, heads, as_slice(keys)] += at.flip(-1).cumsum(-1).flip(-1)[..., 1:]
 
     def _count(self, index: tuple[slice, slice, slice], rows: range, keys: range, first: Tensor) -> None:
-        """Add rows that see the first keys of a range by arithmetic alone; all positions must be consecutive."""
+        """Add rows that see the first keys of a range, by arithmetic alone; all positions must be consecutive."""
         device, step, kv_first, lead = first.device, keys.step, self.positions[1].first, lead_of(*self.positions)
         assert lead is not None
         assert kv_first is not None

@@ -1,4 +1,4 @@
-"""Hints for calls that do not fit a signature: a missing argument, or one by another library's name.
+"""Argument hints: errors for calls that do not fit a signature, such as arguments named as in another library.
 
 Python's own message names the unexpected keyword, but not the one that was meant.
 """
@@ -76,7 +76,7 @@ FOREIGN_NAMES: Mapping[str, str] = {
 
 
 def argument_hints(foreign_names: Mapping[str, str] | None = None, /, **hints: str) -> Callable[[F], F]:
-    """Decorate a function or a class so that a call with wrong arguments raises an error of ours, with a hint.
+    """Decorate a function or a class so that calls with wrong arguments raise an error with a hint.
 
     A function on a hot path takes ``**unknown`` instead and raises `unexpected_argument`: that adds no frame.
 
@@ -103,7 +103,7 @@ def _with_hints(function: Callable[..., Any], hints: Mapping[str, str]) -> Calla
         except TypeError as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise  # from inside the function
-            refusal = _refusal(_name_of(function), inspect.signature(function), args, kwargs, hints)
+            refusal = _call_error(_name_of(function), inspect.signature(function), args, kwargs, hints)
             if refusal is None:
                 raise
             raise refusal from None
@@ -112,13 +112,13 @@ def _with_hints(function: Callable[..., Any], hints: Mapping[str, str]) -> Calla
 
 
 def unexpected_argument(unknown: Mapping[str, object], function: Callable[..., Any]) -> TypeError:
-    """Return the error for the first of the ``unknown`` keywords with which ``function`` was called."""
+    """Return the error for the first of the ``unknown`` keyword arguments of a call of ``function``."""
     parameters = [name for name in inspect.signature(function).parameters if name not in ("self", "unknown")]
-    return _misnamed(_name_of(function), next(iter(unknown)), parameters, FOREIGN_NAMES)
+    return _error_of_name(_name_of(function), next(iter(unknown)), parameters, FOREIGN_NAMES)
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    """Return the name of a function, or of the class that it constructs or calls."""
+    """Return the name of a called function, or of the class that it constructs or calls."""
     name = function.__qualname__.rpartition("<locals>.")[2]
     return name.removesuffix(".__init__").removesuffix(".forward")
 
@@ -132,14 +132,14 @@ class ArgumentHints:
             argument_hints()(cls)
 
 
-def _refusal(
+def _call_error(
     function: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], hints: Mapping[str, str]
 ) -> TypeError | None:
-    """Return the error for the first fault of a call: an unknown name, too many positional values, a missing value."""
+    """Return the error for the first fault of a call: an unknown name, too many positional values, a missing one."""
     known = [name for name in signature.parameters if name != "self"]
     for name in kwargs:
         if name not in known:
-            return _misnamed(function, name, known, hints)
+            return _error_of_name(function, name, known, hints)
     plain = inspect.Parameter.POSITIONAL_OR_KEYWORD
     positional = [name for name in known if signature.parameters[name].kind is plain]
     count = len(args) - ("self" in signature.parameters)
@@ -157,7 +157,7 @@ def _refusal(
     return None
 
 
-def _misnamed(function: str, name: str, known: Sequence[str], hints: Mapping[str, str]) -> TypeError:
+def _error_of_name(function: str, name: str, known: Sequence[str], hints: Mapping[str, str]) -> TypeError:
     hint = hints.get(name)
     is_name = hint is not None and hint.endswith("=") and hint[:-1].isidentifier()
     if hint is None or (is_name and hint[:-1] not in known):

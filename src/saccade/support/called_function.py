@@ -1,6 +1,7 @@
-"""Find the public function in which an error arises, so that a check needs no argument for its name.
+"""Called function: find the public function in which an error arises, for its message.
 
-The stack is read only when an error is built: a call without an error costs nothing.
+The stack is read only when an error is built, so a call without an error costs nothing, and checks need no argument for
+the name.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def called_function(argument: str = "") -> str:
 
 
 def _library_frames() -> Iterator[FrameType]:
-    """Yield the frames of the library's innermost call, from the inside out."""
+    """Yield the stack frames of the library's innermost call, from the inside out."""
     frame: FrameType | None = sys._getframe(2)
     is_inside = False
     while frame is not None:

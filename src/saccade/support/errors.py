@@ -1,4 +1,4 @@
-"""Exceptions, and the only place where their messages are built.
+"""Errors: exceptions, and the only place where their messages are built.
 
 A message names the function, the argument, the rule and the value received; facts (shapes) and one hint follow:
 
@@ -25,7 +25,7 @@ _JOINERS = frozenset("\u200c\u200d")
 
 
 class UnsupportedError(NotImplementedError):
-    """A request that cannot be fulfilled; ``reasons`` lists every reason, not only the first.
+    """An error for a request that cannot be fulfilled; ``reasons`` lists every reason, not only the first.
 
     Attributes:
         reasons: one sentence fragment each, never empty.
@@ -37,11 +37,11 @@ class UnsupportedError(NotImplementedError):
 
 
 class ArgumentTypeError(TypeError, ValueError):
-    """An argument of a wrong type. It is also a ``ValueError``: one except clause catches every refused argument."""
+    """An error for an argument of a wrong type; it is also a ``ValueError``, so one except clause is enough."""
 
 
 def escaped(text: str) -> str:
-    """Return the text with escapes for characters that are invisible or that a terminal might obey."""
+    """Return text for an error message, with escapes for invisible characters and those a terminal might obey."""
     if text.isprintable():
         return text
     return "".join(
@@ -50,18 +50,18 @@ def escaped(text: str) -> str:
 
 
 def describe(name: str, tensor: torch.Tensor) -> str:
-    """Return one line of facts about a tensor: name, shape, dtype and device."""
+    """Return one line of an error message about a tensor: name, shape, dtype and device."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return f"{name:<6} {list(tensor.shape)}  {dtype}  {tensor.device}"
 
 
 def kind(value: object) -> str:
-    """Return the name of a value's type, or "the class X" for a class."""
+    """Return the name of a value's type for an error message, or "the class X" for a class."""
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def shown(value: object) -> str:
-    """Return a value on one line; long lists are shortened, tensors and arrays are not read."""
+    """Return a value on one line of an error message; long lists are shortened, tensors and arrays are not read."""
     return _SHORT.repr(value)
 
 
@@ -103,7 +103,7 @@ def unsupported(what: str, reasons: Sequence[str], *, hint: str | None = None) -
 
 
 def hidden_by_vmap(name: str) -> UnsupportedError:
-    """Return an `UnsupportedError` for values that must be read before the computation, while ``vmap`` hides them."""
+    """Return an `UnsupportedError` for values that must be read before the computation but that `vmap` hides."""
     reason = f"what {name} hold is read before anything is computed, and vmap hides it"
     return unsupported("vmap", [reason], hint="put the mapped axis into the batch yourself")
 
@@ -126,7 +126,7 @@ def _sentence(
     return "\n".join(map(escaped, lines))
 
 
-class _Short(reprlib.Repr):
+class _ShortRepr(reprlib.Repr):
     def repr1(self, x: Any, level: int) -> str:
         if isinstance(x, torch.Tensor | np.ndarray):
             noun = "tensor" if isinstance(x, torch.Tensor) else "array"
@@ -134,4 +134,4 @@ class _Short(reprlib.Repr):
         return kind(x) if isinstance(x, type) else " ".join(super().repr1(x, level).split())
 
 
-_SHORT = _Short()
+_SHORT = _ShortRepr()

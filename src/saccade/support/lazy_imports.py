@@ -7,7 +7,7 @@ from typing import Any
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package; type checkers see ordinary imports instead.
+    """Return ``__getattr__`` and ``__dir__`` of a package with lazy imports; type checkers see ordinary imports.
 
     Args:
         package: its ``__name__``.

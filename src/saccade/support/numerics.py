@@ -1,4 +1,4 @@
-"""Detection of NaN and infinity, and the dtypes of computations."""
+"""Numerics: detection of NaN and infinity, and the dtypes of computations."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ _WITHOUT_FLOAT64 = frozenset(["mps"])  # Apple's GPUs
 
 
 def is_finite(*tensors: Tensor) -> bool:
-    """Return whether no element is NaN or inf. A sum that overflows counts as not finite, which is slower but safe."""
+    """Return whether no element of the tensors is NaN or inf.
+
+    A sum that overflows counts as not finite, which is slower but safe.
+    """
     if len(tensors) > 1 and not tensors[0].is_cpu:  # wait for the device only once
-        totals = torch.stack([_sum(x).to(torch.float32) for x in tensors])
+        totals = torch.stack([_sum_of_entries(x).to(torch.float32) for x in tensors])
         return math.isfinite(totals.sum().item())
-    return all(math.isfinite(_sum(x).item()) for x in tensors)
+    for x in tensors:  # noqa: SIM110  a generator costs two calls
+        if not math.isfinite(_sum_of_entries(x).item()):
+            return False
+    return True
 
 
-def _sum(x: Tensor) -> Tensor:
+def _sum_of_entries(x: Tensor) -> Tensor:
     """Return the sum of all elements, in float32 for half precision."""
     tensor = x.detach() if x.requires_grad else x
     if not tensor.is_contiguous() and tensor.dim() > 1 and tensor.dtype in (torch.float32, torch.float64):
@@ -27,7 +33,7 @@ def _sum(x: Tensor) -> Tensor:
 
 
 def not_finite(x: Tensor) -> Tensor:
-    """Return which rows of ``x [..., rows, width]`` hold NaN or inf, bool ``[..., rows]``."""
+    """Return whether each row of ``x [..., rows, width]`` holds NaN or inf, bool ``[..., rows]``."""
     return ~torch.isfinite(x.detach()).all(-1)
 
 

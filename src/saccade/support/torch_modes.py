@@ -1,4 +1,4 @@
-"""Autocast, compilation, ``torch.func`` transforms and fake tensors: which of them are active."""
+"""Modes of torch: whether autocast, compilation, ``torch.func`` transforms and fake tensors are active."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def mapped_levels(x: Tensor) -> tuple[tuple[int, ...], Tensor]:
 
 
 def level_left() -> int:
-    """Return the level of the transform whose own rule for a function is running."""
+    """Return the level of the ``torch.func`` transform whose own rule for a function is running."""
     below = torch._C._functorch.peek_interpreter_stack()
     return 1 if below is None else int(below.level()) + 1
 
@@ -60,7 +60,7 @@ def wants_gradient(x: Tensor) -> bool:
 
 
 def _layers(x: Tensor) -> Iterator[Tensor]:
-    """Yield the tensors of transforms, from the innermost to the outermost, each wrapping the next."""
+    """Yield the tensors of nested ``torch.func`` transforms, innermost first, each wrapping the next."""
     while torch._C._functorch.is_functorch_wrapped_tensor(x):
         yield x
         x = torch._C._functorch.get_unwrapped(x)
@@ -73,7 +73,7 @@ def has_forward_derivatives() -> bool:
 
 
 def has_values(x: Tensor) -> bool:
-    """Return False for a tensor that has a shape and no numbers: on the meta device, or under FakeTensorMode."""
+    """Return whether a tensor has values: not on the meta device, nor under FakeTensorMode."""
     return not x.is_meta and not isinstance(x, FakeTensor)
 
 
@@ -83,7 +83,7 @@ def is_plain(x: Tensor) -> bool:
 
 
 def unobserved() -> AbstractContextManager[object]:
-    """Run outside of the caller's modes, without gradients: for results that are cached for later calls.
+    """Return a context outside of the caller's torch modes, without gradients: for results cached for later calls.
 
     A dispatch mode (selective checkpointing, a counter of FLOPs, fake tensors) then sees the same operations in the
     first call as in every other, and no cached tensor belongs to the mode, or is an inference tensor.

@@ -1,4 +1,4 @@
-"""Validation of arguments: whole numbers, numbers, flags, choices, types, and shapes with named sizes.
+"""Validation of arguments: whole numbers, numbers, bools, choices, types, and shapes with named sizes.
 
 Each check returns the value, so it can be used where the value is first needed. A value of a wrong type raises a
 ``TypeError`` that is also a ``ValueError``: one except clause catches every refused argument.
@@ -40,7 +40,7 @@ def is_finite_number(value: object) -> TypeGuard[float]:
 def check_int(
     name: str, value: object, least: int | None = 1, *, below: int | None = None, hint: str | None = None
 ) -> int:
-    """Return a whole number of at least ``least`` (None: any) and less than ``below``; NumPy's become ints.
+    """Return a checked whole number of at least ``least`` (None: any) and less than ``below``, as an int.
 
     Raises:
         TypeError: no whole number.
@@ -67,7 +67,7 @@ def check_number(
     below: float | None = None,
     hint: str | None = None,
 ) -> float:
-    """Return a finite number of at least ``least``, above ``above`` and below ``below``, as a float.
+    """Return a checked finite number of at least ``least``, above ``above`` and below ``below``, as a float.
 
     Raises:
         TypeError: no number.
@@ -86,7 +86,7 @@ def check_number(
 
 
 def check_bool(name: str, value: object) -> bool:
-    """Return a bool or a NumPy bool as a bool. Other truthy values are refused: bool("no") is True.
+    """Return a checked bool. Other truthy values are refused: bool("no") is True.
 
     Raises:
         TypeError: anything else.
@@ -97,7 +97,7 @@ def check_bool(name: str, value: object) -> bool:
 
 
 def check_choice(name: str, value: T, options: Collection[T], *, hint: str | None = None) -> T:
-    """Return a value that is one of a few options.
+    """Return a checked value that is one of a few options.
 
     Raises:
         ValueError: another value.
@@ -111,7 +111,7 @@ def check_choice(name: str, value: T, options: Collection[T], *, hint: str | Non
 def check_type(
     name: str, value: object, kinds: type[T] | tuple[type[T], ...], rule: str, *, hint: str | None = None
 ) -> T:
-    """Return a value of a type; ``rule`` names the type, as in "be a saccade mask or None".
+    """Return a checked value of a type; ``rule`` names the type, as in "be a saccade mask or None".
 
     Raises:
         TypeError: another type.
@@ -132,7 +132,7 @@ def is_causal_bias(x: object) -> bool:
 
 
 def check_holds_values(name: str, tensor: Tensor, *, causal_hint: str | None = None) -> None:
-    """Refuse a tensor subclass without memory: only its own operations know its values.
+    """Raise an error for a tensor subclass without memory, whose values only its own operations know.
 
     torch's subclasses pass (`FakeTensor`, `DTensor`, functional tensors): their operations are complete.
 
@@ -152,7 +152,7 @@ def check_holds_values(name: str, tensor: Tensor, *, causal_hint: str | None = N
 
 
 def register_tensor(module: nn.Module, name: str, value: Tensor | None, dtype: torch.dtype | None = None) -> None:
-    """Make a tensor part of a module's state: a copy in ``dtype``, or itself where it requires a gradient.
+    """Register a tensor as part of a module's state: a copy in ``dtype``, or itself if it requires a gradient.
 
     In that case gradients flow to the caller's tensor, and an `nn.Parameter` becomes a parameter of the module.
     """
@@ -165,7 +165,7 @@ def register_tensor(module: nn.Module, name: str, value: Tensor | None, dtype: t
 
 
 class ShapeSpec:
-    """The shapes of a function's tensors, as text; equal names mean equal sizes.
+    """The expected shapes of a function's tensors, as text; equal names mean equal sizes.
 
     A size is a name, a number, ``_`` (any size), or ``...`` at the start (any number of axes). Pass known sizes to
     `check` by name.
@@ -183,10 +183,10 @@ class ShapeSpec:
     """
 
     def __init__(self, *texts: str):
-        self._parts = tuple(_parsed(text) for text in texts)
+        self._parts = tuple(_parsed_shape(text) for text in texts)
 
     def check(self, *tensors: Any, hint: str | None = None, **known: int) -> dict[str, int]:
-        """Return the sizes by name.
+        """Return the sizes by name; raise an error for tensors of other shapes.
 
         Raises:
             TypeError: an argument that is no tensor.
@@ -209,7 +209,7 @@ class ShapeSpec:
     def _misfit(
         self, name: str, x: Tensor, tensors: tuple[Any, ...], sizes: dict[str, int], hint: str | None
     ) -> Exception:
-        """Return the error; called only after a mismatch."""
+        """Return the error for a shape that does not match; called only after a mismatch."""
         axes, is_open = next((axes, is_open) for own, axes, is_open in self._parts if own == name)
         lead = ("...",) if is_open else ()
         words, filled = (
@@ -222,8 +222,8 @@ class ShapeSpec:
 
 
 @cache
-def _parsed(text: str) -> tuple[str, tuple[str, ...], bool]:
-    """Return the name and the axes of ``"key [batch, kv_len]"``, and whether any number of axes may come before."""
+def _parsed_shape(text: str) -> tuple[str, tuple[str, ...], bool]:
+    """Return the name and the axes of ``"key [batch, kv_len]"``, and whether more axes may come before."""
     name, _, inner = text.partition(" [")
     axes = tuple(axis.strip() for axis in inner.rstrip("]").split(",") if axis.strip())
     is_open = bool(axes) and axes[0] == "..."

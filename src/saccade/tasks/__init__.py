@@ -1,4 +1,4 @@
-"""Synthetic sequences with questions about earlier tokens: tests of a model's or a cache's memory."""
+"""Synthetic tasks whose questions are about earlier tokens, to test the memory of a model or a cache."""
 
 from saccade.tasks.listops import listops
 from saccade.tasks.needle import Needle, needle

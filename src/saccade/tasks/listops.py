@@ -17,7 +17,7 @@ _SHORTEST = 8
 
 
 def listops(examples: int, length: int, *, depth: int, seed: int) -> Recall:
-    """Draw nested lists, each with an operation on 2 to 5 digits or lists; the digit that results is to be predicted.
+    """Draw ListOps sequences: nested lists of digits with an operation each; the model predicts the result.
 
     Tokens 1 to 10 are the digits 0 to 9, 11 to 14 open a list with max, min, median (the lower of two in the middle)
     and sum modulo 10, 15 closes it, 16 is the question at the end; 0 is padding after it.
@@ -25,7 +25,7 @@ def listops(examples: int, length: int, *, depth: int, seed: int) -> Recall:
     Args:
         examples: number of sequences.
         length: most tokens in a sequence, at least 8.
-        depth: depth of nested lists; 1 for lists without lists.
+        depth: depth of nesting; 1 for flat lists.
         seed: seed of all draws.
 
     Raises:
@@ -54,7 +54,7 @@ def listops(examples: int, length: int, *, depth: int, seed: int) -> Recall:
 
 
 def _list(depth: int, draw: random.Random) -> tuple[list[int], int]:
-    """Draw a list; return its tokens and its result."""
+    """Draw a nested list; return its tokens and its result."""
     operation = draw.choice(_OPERATIONS)
     tokens, results = [_OPEN[operation]], []
     for _ in range(draw.randint(2, 5)):

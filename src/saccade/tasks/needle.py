@@ -1,4 +1,4 @@
-"""Needle: queries and keys of which a few are known to matter, without a model."""
+"""Needle: a query and many keys, of which a few adjacent ones (the needle) are known to matter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from saccade.tasks.recall import begin
 
 
 class Needle(NamedTuple):
-    """A query, keys, and the position of the keys with high scores.
+    """A query, keys, values, and the position of the keys with high scores (the needle).
 
     Args:
         query: ``[examples, 1, 1, head_dim]``.
@@ -29,7 +29,7 @@ class Needle(NamedTuple):
 
 
 def needle(examples: int, kv_len: int, head_dim: int, *, needle_len: int, strength: float, seed: int) -> Needle:
-    """Draw Gaussian queries and keys, with ``needle_len`` adjacent keys shifted towards the query.
+    """Draw a needle test: Gaussian queries and keys, with ``needle_len`` adjacent keys shifted towards the query.
 
     Scores (``query @ key / sqrt(head_dim)``) of the others have standard deviation about 1; those of the needle are
     higher by ``strength``.

@@ -1,4 +1,4 @@
-"""Tasks of recall: sequences in which later tokens can be predicted from earlier ones."""
+"""Recall tasks: sequences in which later tokens can be predicted from earlier ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IGNORED = -100
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recall:
-    """Sequences with questions about earlier tokens.
+    """Sequences of a recall task, with questions about earlier tokens.
 
     Args:
         tokens: int64 ``[examples, length]``.
@@ -31,7 +31,7 @@ class Recall:
     context_len: int
 
     def without_answers(self) -> Recall:
-        """Return the same task with the token after each question replaced by 0, for models that are not causal.
+        """Return the recall task with each answer replaced by 0, for models that are not causal.
 
         It is not possible if an answer is the question of another one, as in `passkey` and `induction`.
 
@@ -45,7 +45,7 @@ class Recall:
         return dataclasses.replace(self, tokens=self.tokens.masked_fill(answers & ~asked, 0))
 
     def accuracy(self, logits: Tensor) -> float:
-        """Return the share of targets that are the likeliest token.
+        """Return the share of correct answers: targets that are the likeliest token.
 
         Args:
             logits: ``[examples, length, vocab]``, or for the last n tokens ``[examples, n, vocab]``.
@@ -59,14 +59,14 @@ class Recall:
 
 
 def begin(seed: int, **sizes: int) -> torch.Generator:
-    """Check that all sizes are ints of at least 1, and return a generator of random numbers for one task."""
+    """Check that all sizes of a recall task are ints of at least 1, and return its random generator."""
     for name, size in sizes.items():
         check_int(name, size)
     return torch.Generator().manual_seed(check_int("seed", seed, 0))
 
 
 def passkey(examples: int, length: int, *, key_len: int, vocab_size: int, seed: int) -> Recall:
-    """Draw repeated filler tokens with a sign and a key among them; the sign at the end asks for the key.
+    """Draw passkey sequences: repeated filler tokens with a sign and a key among them; the end asks for the key.
 
     Token 0 is the sign, tokens 1 to 8 are filler, the others form keys without repetition. The key is to be predicted
     token by token.
@@ -109,7 +109,7 @@ def passkey(examples: int, length: int, *, key_len: int, vocab_size: int, seed: 
 
 
 def mqar(examples: int, length: int, num_pairs: int, *, vocab_size: int, seed: int) -> Recall:
-    """Draw pairs of a key and a value, then the keys again, each before its value: multi-query associative recall.
+    """Draw sequences of multi-query associative recall: pairs of a key and a value, then the keys again as questions.
 
     Token 0 fills the rest. Keys are drawn without repetition from the lower half of the other tokens, values from the
     upper. The pairs are at the beginning, the questions at random positions after them, two tokens each.
@@ -152,7 +152,7 @@ def mqar(examples: int, length: int, num_pairs: int, *, vocab_size: int, seed: i
 
 
 def induction(examples: int, length: int, *, copied: int, vocab_size: int, seed: int) -> Recall:
-    """Draw random tokens and repeat a piece of them at the end: all its tokens but the first can be predicted.
+    """Draw induction sequences: random tokens, then a repeated piece, predictable from its second token on.
 
     No token occurs twice in the first part, so that the answer is unique.
 
@@ -189,7 +189,7 @@ def induction(examples: int, length: int, *, copied: int, vocab_size: int, seed:
 
 
 def selective_copying(examples: int, length: int, *, copied: int, vocab_size: int, seed: int) -> Recall:
-    """Draw blanks with a few tokens at random positions, then a sign for each of them, to be predicted in order.
+    """Draw selective-copying sequences: tokens at random positions among blanks, then a sign to recall each.
 
     Token 0 is the blank, token 1 the sign; the others are copied.
 

@@ -1,8 +1,7 @@
-"""The laws of attention, to try on ours or on your own function: ``print(testing.check(function))``.
+"""Conformance tests for any attention function: ``print(testing.check(function))``.
 
-A law is a sentence and a function that tries to break it; a case is a mask with sizes and options; a mutant
-is an implementation with one mistake, which shows that a law can catch it. ``oracle`` is the definition by which
-all are judged, ``definitions`` those of scores and relative biases.
+A law is a statement about attention with a function that looks for a counter-example; a case is a mask with sizes and
+options. ``oracle`` is the reference definition of attention, ``definitions`` those of scores and relative biases.
 """
 
 from saccade.engine.kernel_check import FirstUse

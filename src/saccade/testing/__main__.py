@@ -1,4 +1,4 @@
-"""The kit on the command line: ``python -m saccade.testing module:function``."""
+"""Conformance tests on the command line: ``python -m saccade.testing module:function``."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check an attention function against the laws and print the report.
+    """Run the command: check an attention function against the laws and print the report.
 
     Returns:
         The exit status: 0 if all laws that could be tried hold, 1 if one is broken or none could be tried.
     """
-    given = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     report = check(
-        given.function,
-        call=given.call,
-        with_lse=given.with_lse,
-        reasons=given.reasons,
-        offers=given.offers,
-        gqa=not given.no_gqa,
-        masks=given.masks,
-        cases=[case for case in (*CASES, *LARGE_CASES) if case.name in given.cases] if given.cases else CASES,
-        laws=[law for law in LAWS if law.name in given.laws] if given.laws else LAWS,
-        dtypes=[_DTYPES[name] for name in given.dtypes],
-        claims=Claims(memory_exponent=given.memory_exponent),
-        device=given.device,
+        options.function,
+        call=options.call,
+        with_lse=options.with_lse,
+        reasons=options.reasons,
+        offers=options.offers,
+        gqa=not options.no_gqa,
+        masks=options.masks,
+        cases=[case for case in (*CASES, *LARGE_CASES) if case.name in options.cases] if options.cases else CASES,
+        laws=[law for law in LAWS if law.name in options.laws] if options.laws else LAWS,
+        dtypes=[_DTYPES[name] for name in options.dtypes],
+        claims=Claims(memory_exponent=options.memory_exponent),
+        device=options.device,
     )
     print(report)
     return 0 if report.ok else 1
@@ -48,14 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m saccade.testing",
-        description="Hold an attention function to the laws; exit status 1 if one is broken.",
-        epilog="A name is written module:function; modules are looked for in the current folder, too.",
+        description="Check an attention function against the laws; exit status 1 if one is broken.",
+        epilog="Write a name as module:function; modules in the current folder are found, too.",
     )
     add = parser.add_argument
-    add("function", type=_named, help="function(query, key, value, mask, **options) -> out")
-    add("--call", type=_named, help="call(function, query, key, value, mask, **options), for another convention")
-    add("--with-lse", type=_named, help="the same function returning (out, lse)")
-    add("--reasons", type=_named, help="called like the function: why it will not run these inputs")
+    add("function", type=_function, help="function(query, key, value, mask, **options) -> out")
+    add("--call", type=_function, help="call(function, query, key, value, mask, **options), for another convention")
+    add("--with-lse", type=_function, help="the same function returning (out, lse)")
+    add("--reasons", type=_function, help="called like the function: why it will not run these inputs")
     add("--offers", nargs="*", choices=OPTIONS, metavar="OPTION", help=f"options that it takes: {', '.join(OPTIONS)}")
     add("--no-gqa", action="store_true", help="it takes no grouped heads")
     add("--masks", choices=("dense", "objects"), default="dense", help="masks as bool tensors or as rules")
@@ -65,12 +65,12 @@ def _parser() -> argparse.ArgumentParser:
     names = [case.name for case in (*CASES, *LARGE_CASES)]
     add("--cases", nargs="+", choices=names, metavar="CASE", help="only these")
     add("--dtypes", nargs="+", choices=_DTYPES, default=["float64", "float32"], metavar="DTYPE", help="of the inputs")
-    add("--device", type=_device, default="cpu", help="where the inputs are put")
+    add("--device", type=_usable_device, default="cpu", help="where the inputs are put")
     return parser
 
 
-def _named(name: str) -> Any:
-    """Import the object that ``module:function`` names."""
+def _function(name: str) -> Any:
+    """Import the function that a command-line argument ``module:function`` names."""
     module, separator, path = name.partition(":")
     if not separator:
         raise argparse.ArgumentTypeError(f"{name!r} must be written module:function")
@@ -85,8 +85,8 @@ def _named(name: str) -> Any:
     return target
 
 
-def _device(name: str) -> str:
-    """Return the name of a device, or refuse one that does not exist here."""
+def _usable_device(name: str) -> str:
+    """Return the name of a device, or raise an argument error if torch cannot use it."""
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:

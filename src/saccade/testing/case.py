@@ -1,4 +1,4 @@
-"""A case: a mask, the same mask as a function of plain integers, sizes and options."""
+"""The `Case` class: a mask, the same mask as a function of plain integers, sizes and options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 
 class Inputs(NamedTuple):
-    """The tensors of a case; ``bias`` and ``sink_logit`` may be None."""
+    """The random tensors of a case; ``bias`` and ``sink_logit`` may be None."""
 
     query: Tensor
     key: Tensor
@@ -33,23 +33,23 @@ class Inputs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One attention problem that the laws are tried on. A new mask adds one.
+    """One test case for the laws: a mask with sizes and options. Add one for each new mask.
 
     Args:
-        name: in test ids.
+        name: the name in reports and test ids.
         mask: None allows every pair.
         rule: the same mask as a function ``(b, h, q, kv) -> bool`` of plain ints, where q and kv are positions.
-            It is the truth, so it also reveals mistakes in the mask. None trusts ``mask.to_dense``.
+            It is the reference, so it also reveals mistakes in the mask. None relies on ``mask.to_dense``.
         batch, num_heads, num_kv_heads, q_len, kv_len, head_dim, value_dim: sizes.
         key_dim: width of the keys; None means that of the queries, which most scores require.
-        bias: shape of a bias, which broadcasts to ``[batch, heads, q_len, kv_len]``.
+        bias: shape of a random bias, which broadcasts to ``[batch, heads, q_len, kv_len]``.
         scale, softcap: options of the function, if not None.
         sink: whether each head has a sink with a random logit.
-        score: how queries and keys are compared; None for the dot product.
-        relative: a bias that is read at distances.
+        score: the score that compares queries and keys; None means the dot product.
+        relative: a relative bias, a function of distances.
         q_positions, kv_positions: positions of tokens (-1 is padding), per item if nested; by default key j is at j
             and query i at ``kv_len - q_len + i``.
-        seed: of the random inputs.
+        seed: the seed of the random inputs.
     """
 
     name: str
@@ -78,25 +78,25 @@ class Case:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Options that a function must offer to be tried on this case."""
+        """Names of the options that a function must support to be tried on this case."""
         names = ("bias", "scale", "softcap", "score", "relative")
         return tuple(name for name in names if getattr(self, name) is not None) + ("sink_logit",) * self.sink
 
     @property
     def explicit_positions(self) -> tuple[str, ...]:
-        """Names of the explicit positions."""
+        """Names of the positions that the case sets explicitly."""
         return tuple(name for name in ("q_positions", "kv_positions") if getattr(self, name) is not None)
 
     @cached_property
     def allowed(self) -> Tensor:
-        """The truth, bool ``[batch, num_heads, q_len, kv_len]``: the rule applied to each pair."""
+        """The pairs that may attend, bool ``[batch, num_heads, q_len, kv_len]``: the rule applied to each pair."""
         shape = (self.batch, self.num_heads, self.q_len, self.kv_len)
         if self.rule is None:
             return self._dense_mask()
         rows = [
             [q is not None and kv is not None and self.rule(b, h, q, kv) for kv in keys]
             for b in range(self.batch)
-            for queries, keys in [self.standing(b)]
+            for queries, keys in [self.positions_of_item(b)]
             for h in range(self.num_heads)
             for q in queries
         ]
@@ -104,17 +104,17 @@ class Case:
 
     @cached_property
     def is_causal(self) -> bool:
-        """Whether no query may attend to a later key."""
+        """Whether no query of the case may attend to a later key."""
         future = dataclasses.replace(self, rule=lambda b, h, q, kv: kv > q).allowed
         return not bool((self.allowed & future).any())
 
-    def standing(self, b: int) -> tuple[list[int | None], list[int | None]]:
-        """Return the positions of queries and keys of a batch item, with None for padding."""
+    def positions_of_item(self, b: int) -> tuple[list[int | None], list[int | None]]:
+        """Return the positions of the queries and keys of batch item ``b``, with None for padding."""
         default = range(self.kv_len - self.q_len, self.kv_len), range(self.kv_len)
-        return _standing(self.q_positions, b, default[0]), _standing(self.kv_positions, b, default[1])
+        return _item_positions(self.q_positions, b, default[0]), _item_positions(self.kv_positions, b, default[1])
 
     def inputs(self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Inputs:
-        """Draw normal tensors from the seed, the same on every machine, and round them to the dtype."""
+        """Draw the normal random tensors of the case from its seed, the same on every machine, rounded to the dtype."""
         generator = torch.Generator().manual_seed(self.seed)
 
         def normal(*shape: int) -> Tensor:
@@ -129,10 +129,10 @@ class Case:
         )
 
     def problem(self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Problem:
-        """Build the problem: tensors, and frozen modules in the dtype of the inputs."""
+        """Build the `Problem` of the case: its tensors, and frozen modules in the dtype of the inputs."""
         query, key, value, bias, sink_logit = self.inputs(dtype, device)
 
-        def moved(module: _Module | None) -> _Module | None:
+        def frozen_copy(module: _Module | None) -> _Module | None:
             return None if module is None else copy.deepcopy(module).to(device, dtype).requires_grad_(False)
 
         return Problem(
@@ -145,14 +145,14 @@ class Case:
             scale=self.scale,
             softcap=self.softcap,
             sink_logit=sink_logit,
-            score=moved(self.score),
-            relative=moved(self.relative),
+            score=frozen_copy(self.score),
+            relative=frozen_copy(self.relative),
             q_positions=None if self.q_positions is None else torch.tensor(self.q_positions, device=device),
             kv_positions=None if self.kv_positions is None else torch.tensor(self.kv_positions, device=device),
         )
 
     def _dense_mask(self) -> Tensor:
-        # Without a mask only padding is hidden.
+        # Without a mask, only padding is hidden.
         return (Full() if self.mask is None else self.mask).to_dense(
             self.q_len,
             self.kv_len,
@@ -163,15 +163,15 @@ class Case:
         )
 
 
-def _standing(given: Positions | None, b: int, default: range) -> list[int | None]:
-    if given is None:
+def _item_positions(positions: Positions | None, b: int, default: range) -> list[int | None]:
+    if positions is None:
         return list(default)
-    rows = [row for row in given if isinstance(row, tuple)]
-    return [p if p >= 0 else None for p in (rows[b] if rows else given) if isinstance(p, int)]
+    rows = [row for row in positions if isinstance(row, tuple)]
+    return [p if p >= 0 else None for p in (rows[b] if rows else positions) if isinstance(p, int)]
 
 
 def seeded(build: Callable[[], _Module], seed: int = 0) -> _Module:
-    """Build a module with normal random parameters, since zeros would hide mistakes; torch's generator is unchanged."""
+    """Build a module for a case with normal random parameters, since zeros would hide mistakes."""
     with torch.random.fork_rng(devices=()):
         module = build()
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Try the laws on any attention function."""
+"""`check`: the conformance test that tries the laws on any attention function."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check(
     claims: Claims | None = None,
     device: torch.device | str = "cpu",
 ) -> Report:
-    """Try every law on every case in every dtype, and report.
+    """Check an attention function for conformance: try every law on every case in every dtype.
 
     Example:
         >>> import torch.nn.functional as F
@@ -42,29 +42,29 @@ def check(
         >>> sorted({result.law for result in report.broken})  # torch lets a masked NaN through
         ['blindness', 'isolation']
 
-    A law that needs an option that the function does not take, or for which it raises `NotImplementedError`, is
-    listed with the reason, and not counted as kept. Any other error breaks the law.
+    If a law needs an option that the function does not take, or the function raises `NotImplementedError`, the report
+    lists the reason and does not count the law as kept. Any other error breaks the law.
 
     Args:
         function: ``function(query, key, value, mask, **options) -> out``, in the layout
             ``[batch, heads, len, head_dim]``. Options (``bias``, ``scale``, ``softcap``, ``dropout_p``,
-            ``sink_logit``, ``score``) are passed only where they are used.
+            ``sink_logit``, ``score``) are passed only if they are used.
         call: ``call(function, query, key, value, mask, **options)``, for a function with another convention.
         with_lse: the same function returning ``(out, lse)``, or None.
-        offers: the options that the function takes; it must refuse all others. None reads them off the signature
+        offers: the options that the function takes; it must refuse all others. None reads them from the signature
             (a builtin has none). "relative" means that ``bias`` may also be a `saccade.positions.Bias`, which no
-            signature shows: without it, such a bias is not tried at all.
-        reasons: called like the function; returns why it cannot run these inputs, or nothing. Function and reasons
-            must agree.
-        gqa: the function takes fewer key heads than query heads; otherwise every head gets a copy of its keys.
+            signature shows: without it, such a bias is not tried.
+        reasons: a function with the same arguments that returns the reasons why it cannot run them, or an empty
+            tuple; function and reasons must agree.
+        gqa: whether the function takes fewer key heads than query heads; if not, every head gets a copy of its keys.
         masks: "dense" passes the mask as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may attend;
             "objects" as a `saccade.masks.Mask` or None, with ``q_positions`` and ``kv_positions`` if a case has
             them. (A relative bias always comes with positions.)
-        cases: to try the laws on, `CASES` if None; some laws have cases of their own.
-        laws: to try, `LAWS` if None.
-        dtypes: of the inputs; some laws have dtypes of their own.
+        cases: the cases to try the laws on, `CASES` if None; some laws bring other cases.
+        laws: the laws to try, `LAWS` if None.
+        dtypes: the dtypes of the inputs; some laws bring other dtypes.
         claims: promises beyond the laws.
-        device: of the inputs.
+        device: the device of the inputs.
 
     Returns:
         A `Report`.
@@ -87,7 +87,7 @@ def check(
 def trials(
     laws: Iterable[Law], cases: Sequence[Case], dtypes: Sequence[torch.dtype]
 ) -> Iterator[tuple[Law, Case, torch.dtype]]:
-    """Yield every combination to try; cases and dtypes of a law replace those of the suite."""
+    """Yield every combination of law, case and dtype that `check` tries; a law may bring its cases and dtypes."""
     for law in laws:
         for case in cases if law.cases is None else law.cases:
             for dtype in dtypes if law.dtypes is None else law.dtypes:
@@ -95,7 +95,7 @@ def trials(
 
 
 def try_law(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Result:
-    """Try one law on one case in one dtype."""
+    """Try one law on one case in one dtype, and return the result with its verdict."""
     try:
         reasons = law.reasons(subject, case)
         if reasons:

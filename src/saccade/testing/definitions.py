@@ -1,8 +1,8 @@
-"""Scores and relative biases as their papers define them, dense and in float64.
+"""Reference definitions of scores and relative biases, as their papers give them, dense and in float64.
 
-Only parameters are read off the modules of the library; none of its functions is called. Where the library maps queries
-and keys and takes dot products, this module applies the formula to every pair; where the library reads a table at
-distances, this module gives every pair an index.
+This module reads only parameters from the modules of the library and calls none of their functions. The library maps
+queries and keys and takes dot products; this module applies the formula to every pair. The library reads a table at
+distances; this module computes an index for every pair.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from saccade.support.errors import type_error
 
 
 def compare(score: Score, query: Tensor, key: Tensor) -> Tensor:
-    """Compute the score of every pair, before any scale.
+    """Compute the score of every pair by its definition, before any scale.
 
     Args:
         score: one of `saccade.scores`.
@@ -34,11 +34,11 @@ def compare(score: Score, query: Tensor, key: Tensor) -> Tensor:
     if isinstance(score, Modified):
         return compare(score.score, query, key)
     q, k = query.double()[:, :, :, None], key.double()[:, :, None]
-    return _of(_SCORES, score, "score")(score, q, k)
+    return _formula(_SCORES, score, "score")(score, q, k)
 
 
 def default_scale(score: Score | None, head_dim: int) -> float:
-    """Return the scale of a score when none is passed."""
+    """Return the default scale of a score by its definition."""
     if isinstance(score, Modified):
         return default_scale(score.score, head_dim)
     plain = score is not None and not (isinstance(score, Dot) and score.scaled)
@@ -46,7 +46,7 @@ def default_scale(score: Score | None, head_dim: int) -> float:
 
 
 def modified(score: Score, scores: Tensor, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
-    """Apply the function of a `Modified` score to scaled and capped scores.
+    """Apply the function of a `Modified` score to scaled and capped scores, by its definition.
 
     Args:
         score: any score; only `Modified` changes anything.
@@ -60,17 +60,17 @@ def modified(score: Score, scores: Tensor, q_positions: Tensor, kv_positions: Te
         return scores
     inner, function = modified(score.score, scores, q_positions, kv_positions), score.function
     places = q_positions[:, None, :, None], kv_positions[:, None, None, :]
-    return _of(_FUNCTIONS, function, "function of scores")(function, inner, *places)
+    return _formula(_FUNCTIONS, function, "function of scores")(function, inner, *places)
 
 
 def relative(bias: Bias, q_positions: Tensor, kv_positions: Tensor, query: Tensor, scale: float) -> Tensor:
-    """Compute the values of a relative bias.
+    """Compute the values of a relative bias by its definition.
 
     Args:
         bias: one of `saccade.positions`.
         q_positions, kv_positions: int64 ``[batch | 1, q_len]`` and ``[batch | 1, kv_len]``.
         query: ``[batch, heads, q_len, head_dim]``.
-        scale: of the scores.
+        scale: the scale of the scores.
 
     Returns:
         ``[batch | 1, heads | 1, q_len, kv_len]`` in float64.
@@ -78,23 +78,23 @@ def relative(bias: Bias, q_positions: Tensor, kv_positions: Tensor, query: Tenso
     Raises:
         TypeError: a bias without a definition.
     """
-    return _of(_BIASES, bias, "bias")(bias, q_positions[:, :, None], kv_positions[:, None], query.double(), scale)
+    return _formula(_BIASES, bias, "bias")(bias, q_positions[:, :, None], kv_positions[:, None], query.double(), scale)
 
 
 def define(kind: type, formula: Callable[..., Tensor]) -> None:
-    """Define a score, a relative bias or a class of functions of scores, so that cases can use it.
+    """Register the definition of a score, a relative bias or a class of score functions for use in cases.
 
     Args:
         kind: the class.
         formula: for a score ``(score, q [B, H, L, 1, D], k [B, H, 1, S, D]) -> [B, H, L, S]``; for a bias
             ``(bias, q [B | 1, L, 1], kv [B | 1, 1, S], query, scale) -> [B | 1, H | 1, L, S]``, where q and kv are
             positions; for a function ``(function, scores [B, H, L, S], q [B | 1, 1, L, 1], kv [B | 1, 1, 1, S])``.
-            It computes in float64 and shares no code with the class.
+            It must compute in float64 and share no code with the class.
     """
     (_SCORES if issubclass(kind, Score) else _BIASES if issubclass(kind, Bias) else _FUNCTIONS)[kind] = formula
 
 
-def _of(table: dict[type, Callable[..., Tensor]], module: object, what: str) -> Callable[..., Tensor]:
+def _formula(table: dict[type, Callable[..., Tensor]], module: object, what: str) -> Callable[..., Tensor]:
     if type(module) not in table:
         names = ", ".join(kind.__name__ for kind in table)
         raise type_error(what, f"be one of {names}", type(module).__name__)
@@ -128,7 +128,7 @@ def _gaussian(score: Gaussian, q: Tensor, k: Tensor) -> Tensor:
     return -((q - k) ** 2).sum(-1) / (2 * bandwidth**2)
 
 
-# Biases: q [B | 1, L, 1] and kv [B | 1, 1, S] are positions. Position -1 is padding: its value is read, but never used.
+# Biases: q [B | 1, L, 1] and kv [B | 1, 1, S] are positions. Values at position -1, padding, are computed but not used.
 
 
 def _alibi(bias: ALiBi, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> Tensor:
@@ -137,7 +137,7 @@ def _alibi(bias: ALiBi, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> T
 
 
 def _slopes(num_heads: int) -> list[float]:
-    """Return a geometric sequence; for other head counts a shorter one and every other term of a longer one."""
+    """Return ALiBi's slopes: a geometric sequence, or for other head counts a shorter one and terms of a longer one."""
     nearest = 2 ** (len(bin(num_heads)) - 3)
     if nearest == num_heads:
         ratio = 2.0 ** (-8.0 / num_heads)
@@ -152,22 +152,22 @@ def _clipped(bias: Clipped, q: Tensor, kv: Tensor, query: Tensor, scale: float) 
 
 def _t5(bias: T5, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> Tensor:
     n = bias.num_buckets // 2 if bias.bidirectional else bias.num_buckets
-    distances, which = torch.unique(q - kv, return_inverse=True)
+    distances, inverse = torch.unique(q - kv, return_inverse=True)
     places = []
     for distance in distances.tolist():
         after = n if distance < 0 and bias.bidirectional else 0
         places.append(after + _bucket(abs(distance) if bias.bidirectional else max(distance, 0), n, bias.max_distance))
     at = torch.tensor(places, dtype=torch.int64, device=q.device)
-    return bias.weight.double()[at[which]].movedim(-1, 1)
+    return bias.weight.double()[at[inverse]].movedim(-1, 1)
 
 
 def _bucket(distance: int, n: int, max_distance: int) -> int:
-    """Return the bucket of each distance by integer arithmetic, so that no rounded logarithm moves a boundary."""
+    """Return T5's bucket of a distance by integer arithmetic, so that no rounded logarithm moves a boundary."""
     single = n // 2
     if distance < single:
         return distance
     wide = n - single
-    # bucket single + b begins where (distance / single) ** wide reaches (max_distance / single) ** b
+    # bucket single + b begins at the distance with (distance / single) ** wide >= (max_distance / single) ** b
     reached = [distance**wide * single**b >= max_distance**b * single**wide for b in range(1, wide)]
     return single + sum(reached)
 

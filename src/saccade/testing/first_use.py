@@ -1,4 +1,4 @@
-"""The check of a kernel at first use, as a function: a few rows and their gradients against the definition."""
+"""`first_use`: the check that a kernel passes at first use, of a few rows and gradients against the definition."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from saccade.engine.check_inputs import check_value
 from saccade.engine.dispatch import KERNELS
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernel_check import FirstUse
-from saccade.engine.kernel_check.compare import check_kernel
+from saccade.engine.kernel_check.check_kernel import check_kernel
 from saccade.engine.kernels.kernel import Kernel, Request, Verdict
 from saccade.engine.tiles.tile_scores import allowed
-from saccade.engine.validation import check_value
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.scores import Score
@@ -39,10 +39,10 @@ def first_use(
     gradients: bool = True,
     masks: Literal["dense", "objects"] = "dense",
 ) -> FirstUse:
-    """Compare some rows of an attention, and the gradients from them, with the definition.
+    """Check a kernel as at its first use: compare some rows and their gradients with the definition.
 
-    saccade does this when a compiled kernel first runs. It notices faults of a compiler, a driver or a new kernel, and
-    is cheap at any length. `check` proves more, on its own cases.
+    saccade does this when a compiled kernel first runs. The check detects faults of a compiler, a driver or a new
+    kernel, and is cheap at any length. `check` tests more, on the cases of this package.
 
     Example:
         >>> import torch.nn.functional as F
@@ -61,15 +61,15 @@ def first_use(
         query, key, value: ``[batch, heads, len, width]``, as for `saccade.attention`; finite, and not empty.
         mask, bias, scale, softcap, score, q_positions, kv_positions: as for `saccade.attention`; a score is for kernels
             only, since functions compare by dot products.
-        gradients: whether to check gradients.
-        masks: the form in which a function gets its mask: a bool tensor ``[batch, heads, q_len, kv_len]``, or a
+        gradients: whether to check the gradients.
+        masks: the form in which a function receives its mask: a bool tensor ``[batch, heads, q_len, kv_len]``, or a
             `saccade.masks.Mask` that counts indices.
 
     Returns:
-        The result: ``ok``, the errors, and in `warning` lines that reproduce a fault.
+        The result: ``ok``, the errors, and in `warning` code that reproduces a fault.
 
     Raises:
-        ValueError, TypeError: inputs do not fit together.
+        ValueError, TypeError: the inputs do not fit together.
         UnsupportedError: the kernel cannot run these inputs.
 
     Cost: a forward and backward run of the kernel, and some rows of five heads by the definition.
@@ -85,27 +85,27 @@ def first_use(
     check_value(tensors[2], inputs.query, inputs.key, inputs.dtype)
     if 0 in inputs.shape or not all(bool(torch.isfinite(x).all()) for x in (query, key, value)):
         raise value_error("query, key and value", "be finite, and not empty", list(inputs.shape))
-    told = {"bias": bias, "scale": scale, "softcap": softcap}
-    asked = _asked(kernel, masks, {name: option for name, option in told.items() if option is not None})
-    reasons = asked.verdict(inputs, Request(impl=asked.name)).cannot
+    options = {"bias": bias, "scale": scale, "softcap": softcap}
+    checked = _as_kernel(kernel, masks, {name: option for name, option in options.items() if option is not None})
+    reasons = checked.verdict(inputs, Request(impl=checked.name)).cannot
     if reasons:
-        raise unsupported(asked.name, reasons)
-    return check_kernel(asked, inputs, tensors[2].to(inputs.query.dtype), gradients=gradients)
+        raise unsupported(checked.name, reasons)
+    return check_kernel(checked, inputs, tensors[2].to(inputs.query.dtype), gradients=gradients)
 
 
-def _asked(kernel: str | Kernel | Callable[..., Any], masks: str, options: dict[str, Any]) -> Kernel:
+def _as_kernel(kernel: str | Kernel | Callable[..., Any], masks: str, options: dict[str, Any]) -> Kernel:
     if isinstance(kernel, Kernel):
         return kernel
     if isinstance(kernel, str):
-        named = {own.name: own for own in KERNELS}
-        return named[check_choice("kernel", kernel, tuple(named))]
+        by_name = {known.name: known for known in KERNELS}
+        return by_name[check_choice("kernel", kernel, tuple(by_name))]
     if not callable(kernel):
         raise type_error("kernel", "be a name, a kernel or a function", type(kernel).__name__)
-    return _Called(kernel, masks, options)
+    return _FunctionKernel(kernel, masks, options)
 
 
-class _Called(Kernel):
-    """A function as a kernel."""
+class _FunctionKernel(Kernel):
+    """A kernel that calls an attention function, for the check at first use."""
 
     def __init__(self, function: Callable[..., Any], masks: str, options: dict[str, Any]):
         self.name = getattr(function, "__name__", type(function).__name__)
@@ -120,10 +120,11 @@ class _Called(Kernel):
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
         mask: object = inputs.rule
         if self._masks == "dense":
-            seen = allowed(inputs, inputs.everything)
-            every = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=inputs.device)
-            mask = (every if seen is None else seen).expand(inputs.shape)
-        made = self._function(inputs.query, inputs.key, value, mask, **self._options)
-        out, lse = made if isinstance(made, tuple) else (made, None)
+            dense = allowed(inputs, inputs.everything)
+            if dense is None:
+                dense = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=inputs.device)
+            mask = dense.expand(inputs.shape)
+        result = self._function(inputs.query, inputs.key, value, mask, **self._options)
+        out, lse = result if isinstance(result, tuple) else (result, None)
         self._gives_lse = lse is not None
         return out, lse

@@ -1,7 +1,7 @@
-"""The definition of attention, dense and in float64, which judges every implementation.
+"""The oracle: the definition of attention, dense and in float64, with which every implementation is compared.
 
-It imports only torch and shares no line with any implementation, so it cannot share a mistake either. The mask is a
-bool tensor of all pairs. Inputs must be finite.
+This module imports only torch and shares no code with any implementation, so it cannot share a mistake either. The
+mask is a bool tensor of all pairs. Inputs must be finite.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def attention(
     compare: Callable[[Tensor, Tensor], Tensor] | None = None,
     modify: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute softmax attention as textbooks define it, in float64.
+    """Compute softmax attention as textbooks define it, in float64: the oracle of the laws.
 
     Args:
         query: ``[batch, heads, q_len, head_dim]``.
@@ -32,8 +32,8 @@ def attention(
         allowed: bool ``[batch, heads, q_len, kv_len]``, True = may attend.
         bias: added to the scores after the softcap; broadcasts to the shape of ``allowed``.
         scale: ``head_dim ** -0.5`` when None.
-        softcap: scores become ``softcap * tanh(scores / softcap)`` when given.
-        sink_logit: ``[heads]``: one more score, without a key, for each row that sees something.
+        softcap: if set, scores become ``softcap * tanh(scores / softcap)``.
+        sink_logit: ``[heads]``: one more score, without a key, for each row with a visible key.
         compare: ``compare(query, key) -> [batch, heads, q_len, kv_len]`` in place of the dot product; both are float64,
             with the keys repeated for every head.
         modify: changes the scores before the bias is added, ``[batch, heads, q_len, kv_len]`` in float64.
@@ -56,7 +56,7 @@ def attention(
     if bias is not None:
         scores = scores + bias.double()
 
-    # Compute rows that see nothing as if they saw everything, then overwrite them: their gradients are zero.
+    # Compute rows without a visible key as if they saw all keys, then overwrite them: their gradients are zero.
     some = allowed.any(-1, keepdim=True)
     scores = scores.masked_fill(~(allowed | ~some), -torch.inf)
     if sink_logit is not None:

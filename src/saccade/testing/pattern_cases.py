@@ -1,4 +1,4 @@
-"""Cases of sparse patterns: strides, blocks, random blocks, prefixes and grids, alone, combined and as in papers."""
+"""Cases for the laws with sparse patterns: strides, blocks, prefixes and grids, alone, combined and as in papers."""
 
 import numpy as np
 
@@ -38,13 +38,13 @@ _LAYOUT_PER_HEAD = [
 
 
 def _drawn(blocks_per_row: int, block_size: int, seed: int, rows: int) -> list[list[int]]:
-    """Return the blocks that `Random` draws for the first blocks of queries."""
+    """Return the blocks of keys that `Random` draws for the first blocks of queries, for the rules of the cases."""
     return [list(map(int, row)) for row in Random(blocks_per_row, block_size, seed).drawn(np.arange(rows))]
 
 
 _PAIRS, _SINGLES, _LARGE = _drawn(2, 2, 5, 8), _drawn(1, 2, 0, 8), _drawn(2, 16, 1, 32)
 
-# Masks of several cases, each also in plain integers. Positions outside the layout of `_BLOCKY` see nothing.
+# Masks of several cases, each with its rule in plain integers. Positions outside the layout of `_BLOCKY` see no key.
 _BLOCKY = (Blocks(_LAYOUT, 2) | ~Full(), lambda b, h, q, kv: 0 <= q < 6 and 0 <= kv < 6 and _LAYOUT[q // 2][kv // 2])
 _RANDOM = (Random(2, 2, 5), lambda b, h, q, kv: q >= 0 and kv // 2 in _PAIRS[q // 2])
 _BIGBIRD = (
@@ -192,12 +192,12 @@ LARGE_PATTERNS: tuple[Case, ...] = (
 
 
 def _is_near(q: int, kv: int) -> bool:
-    """Check for at most one row and two columns between two cells of a grid of width 5."""
+    """Check whether two cells of a grid of width 5 are at most one row and two columns apart."""
     return abs(q // 5 - kv // 5) <= 1 and abs(q % 5 - kv % 5) <= 2
 
 
 def _share_window(q: int, kv: int) -> bool:
-    """Check for the same window of 2 x 2 cells, shifted by (1, 1), on a grid of width 4."""
+    """Check whether two cells of a grid of width 4 share a window of 2 x 2 cells, shifted by (1, 1)."""
     return (q // 4 + 1) // 2 == (kv // 4 + 1) // 2 and (q % 4 + 1) // 2 == (kv % 4 + 1) // 2
 
 

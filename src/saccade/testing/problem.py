@@ -1,4 +1,4 @@
-"""One attention problem; laws derive other problems from it and compare the answers."""
+"""The `Problem` class: the inputs of one attention call, from which laws derive related problems."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Part = Literal["early", "late", "even", "odd"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
-    """The inputs of an attention function, and the true mask.
+    """A problem: the inputs of an attention function, and the pairs that may attend.
 
     Attributes:
         query: ``[batch, heads, q_len, head_dim]``.
         key, value: ``[batch, kv_heads, kv_len, key_dim or value_dim]``; key and query have one width, unless the score
             takes two.
-        allowed: bool ``[batch, heads, q_len, kv_len]``, the truth.
-        mask: the same as a rule on positions, or None to allow every pair; for functions that take masks.
-        bias, scale, softcap: options of the function; None where not used.
-        dropout_p: an option without a truth; only its acceptance is tested.
+        allowed: bool ``[batch, heads, q_len, kv_len]``, the pairs that may attend.
+        mask: the same as a mask object, or None to allow every pair; for functions that take masks.
+        bias, scale, softcap: options of the function; None if not used.
+        dropout_p: an option whose result is random; only its acceptance is tested.
         sink_logit: ``[heads]``, also an option.
-        score: how queries and keys are compared; None for the dot product.
-        relative: a bias that is read at distances, passed as ``bias``; a tensor ``bias`` replaces it.
+        score: the score that compares queries and keys; None means the dot product.
+        relative: a relative bias, passed as ``bias``; a tensor ``bias`` replaces it.
         q_positions, kv_positions: int64 ``[len]`` or ``[batch, len]``, or None for the default.
     """
 
@@ -53,7 +53,7 @@ class Problem:
 
     @property
     def in_use(self) -> dict[str, Any]:
-        """Options in use, by name; ``relative`` only if no tensor replaces it."""
+        """The options that the problem uses, by name; ``relative`` only if no tensor bias replaces it."""
         names = ["bias", "scale", "softcap", "dropout_p", "sink_logit", "score"]
         if self.bias is None:
             names.append("relative")
@@ -61,18 +61,18 @@ class Problem:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options in use, as keyword arguments."""
-        return {"bias" if name == "relative" else name: given for name, given in self.in_use.items()}
+        """The options that the problem uses, as keyword arguments."""
+        return {"bias" if name == "relative" else name: option for name, option in self.in_use.items()}
 
     @property
     def positions(self) -> dict[str, Tensor]:
-        """Explicit positions, as keyword arguments."""
-        given = {"q_positions": self.q_positions, "kv_positions": self.kv_positions}
-        return {name: tensor for name, tensor in given.items() if tensor is not None}
+        """The explicit positions of the problem, as keyword arguments."""
+        positions = {"q_positions": self.q_positions, "kv_positions": self.kv_positions}
+        return {name: tensor for name, tensor in positions.items() if tensor is not None}
 
     @property
     def repeats(self) -> int:
-        """Query heads per group."""
+        """Number of query heads per key head."""
         return self.query.shape[1] // self.key.shape[1]
 
     @property
@@ -81,16 +81,16 @@ class Problem:
         return self.allowed.any(-1)
 
     def but(self, **changes: Any) -> Problem:
-        """Return the problem with some ingredients replaced."""
+        """Return a copy of the problem with some attributes replaced."""
         return dataclasses.replace(self, **changes)
 
     def truth(self) -> tuple[Tensor, Tensor]:
-        """Return (out, lse) by definition, in float64."""
+        """Return the reference answer (out, lse) to the problem by definition, in float64."""
         head_dim = self.query.shape[3]
         scale = definitions.default_scale(self.score, head_dim) if self.scale is None else self.scale
         bias = self.bias
         if bias is None and self.relative is not None:
-            bias = definitions.relative(self.relative, *self.standing(), self.query, scale)
+            bias = definitions.relative(self.relative, *self.all_positions(), self.query, scale)
         return oracle.attention(
             self.query,
             self.key,
@@ -101,15 +101,15 @@ class Problem:
             softcap=self.softcap,
             sink_logit=self.sink_logit,
             compare=None if self.score is None else partial(definitions.compare, self.score),
-            modify=None if self.score is None else self._modified,
+            modify=None if self.score is None else self._modify_scores,
         )
 
-    def _modified(self, scores: Tensor) -> Tensor:
+    def _modify_scores(self, scores: Tensor) -> Tensor:
         assert self.score is not None  # the caller has checked it
-        return definitions.modified(self.score, scores, *self.standing())
+        return definitions.modified(self.score, scores, *self.all_positions())
 
-    def standing(self) -> tuple[Tensor, Tensor]:
-        """Return positions of queries and keys, int64 ``[batch | 1, q_len]`` and ``[batch | 1, kv_len]``."""
+    def all_positions(self) -> tuple[Tensor, Tensor]:
+        """Return the positions of queries and keys, explicit or default, ``[batch | 1, len]`` each."""
         q_len, kv_len = self.query.shape[2], self.key.shape[2]
         count = torch.arange(max(q_len, kv_len), device=self.query.device)
         q = count[:q_len] + (kv_len - q_len) if self.q_positions is None else self.q_positions
@@ -117,7 +117,7 @@ class Problem:
         return torch.atleast_2d(q), torch.atleast_2d(kv)
 
     def leaves(self, *, bias: bool = False, parameters: bool = False) -> Problem:
-        """Return the problem with fresh leaves for query, key and value, and optionally for options.
+        """Return the problem with new autograd leaves for query, key and value, and optionally for options.
 
         Args:
             bias: include the tensor ``bias``.
@@ -132,20 +132,20 @@ class Problem:
 
     def parameters(self) -> dict[str, Tensor]:
         """Return the sink logits and the parameters of the score and the relative bias in use, by name."""
-        found = {} if self.sink_logit is None else {"sink_logit": self.sink_logit}
-        for name, module in self._modules().items():
-            found |= {f"{name}.{own}": parameter for own, parameter in module.named_parameters()}
-        return found
+        parameters = {} if self.sink_logit is None else {"sink_logit": self.sink_logit}
+        for option, module in self._modules().items():
+            parameters |= {f"{option}.{name}": parameter for name, parameter in module.named_parameters()}
+        return parameters
 
     def item(self, index: int) -> Problem:
-        """Return batch item ``index`` alone."""
+        """Return the problem of batch item ``index`` alone."""
 
         def one(x: Tensor | None, dims: int) -> Tensor | None:
             return x if x is None or x.dim() < dims or x.shape[0] == 1 else x[index : index + 1]
 
-        mask, everyone = self.mask, self.mask
-        if everyone is not None and (everyone.shape[0] > 1 or not _alike(self.allowed, 0)):
-            mask = Predicate(lambda b, h, q, kv: everyone.allows(b + index, h, q, kv))
+        mask, whole = self.mask, self.mask
+        if whole is not None and (whole.shape[0] > 1 or not _is_constant_along(self.allowed, 0)):
+            mask = Predicate(lambda b, h, q, kv: whole.allows(b + index, h, q, kv))
         here = slice(index, index + 1)
         return self.but(
             query=self.query[here],
@@ -159,7 +159,7 @@ class Problem:
         )
 
     def step(self, start: int, stop: int) -> Problem:
-        """Return a decoding step: queries ``start`` to ``stop`` and the keys up to them (default positions only)."""
+        """Return the problem of a decoding step at default positions: queries ``start`` to ``stop``, keys up to it."""
         keys = max(0, self.key.shape[2] - self.query.shape[2] + stop)
         return self.but(
             query=self.query[:, :, start:stop],
@@ -170,7 +170,7 @@ class Problem:
         )
 
     def part(self, which: Part) -> Problem:
-        """Return the same queries with a part of the keys: the early or late half, or even or odd positions."""
+        """Return the problem with a part of the keys visible: the early or late half, or even or odd positions."""
         half = self.key.shape[2] // 2
         position = torch.arange(self.key.shape[2], device=self.key.device)
         if self.kv_positions is not None:
@@ -182,9 +182,9 @@ class Problem:
         return self.but(allowed=self.allowed & inside, mask=keys if self.mask is None else self.mask & keys)
 
     def heads_reversed(self) -> Problem:
-        """Reverse the heads and their groups, so that every head keeps its keys."""
+        """Return the problem with the order of heads and groups reversed, so that every head keeps its keys."""
         mask, forward, last = self.mask, self.mask, self.query.shape[1] - 1
-        if forward is not None and (forward.shape[1] > 1 or not _alike(self.allowed, 1)):
+        if forward is not None and (forward.shape[1] > 1 or not _is_constant_along(self.allowed, 1)):
             mask = Predicate(lambda b, h, q, kv: forward.allows(b, last - h, q, kv))
         names = [name for name in ("query", "key", "value", "allowed", "bias") if getattr(self, name) is not None]
         return self.but(
@@ -195,7 +195,7 @@ class Problem:
         )
 
     def keys_reversed(self) -> Problem:
-        """Reverse keys and values; only valid if every query may attend to every key.
+        """Return the problem with keys and values reversed; only valid if every query may attend to every key.
 
         Explicit positions are reversed too, and a relative bias makes positions explicit.
         """
@@ -204,24 +204,24 @@ class Problem:
         )
         if not self.positions and "relative" not in self.in_use:
             return reordered
-        q, kv = self.standing()
+        q, kv = self.all_positions()
         if self.q_positions is None:
-            # With more queries than keys the first ones would have negative positions.
+            # With more queries than keys, the first queries would have negative positions.
             q, kv = (x + max(0, q.shape[1] - kv.shape[1]) for x in (q, kv))
         return reordered.but(q_positions=q, kv_positions=kv.flip(1))
 
     def ungrouped(self) -> Problem:
-        """Repeat keys and values for every query head."""
+        """Return the problem with keys and values repeated for every query head."""
         return self.but(
             key=self.key.repeat_interleave(self.repeats, dim=1), value=self.value.repeat_interleave(self.repeats, dim=1)
         )
 
     def _modules(self) -> dict[str, nn.Module]:
-        return {name: given for name, given in self.in_use.items() if isinstance(given, nn.Module)}
+        return {name: option for name, option in self.in_use.items() if isinstance(option, nn.Module)}
 
 
 class ReversedHeads(Bias):
-    """A relative bias with the heads of another in reverse order."""
+    """A relative bias with the heads of another in reverse order, for `Problem.heads_reversed`."""
 
     def __init__(self, inner: Bias):
         super().__init__()
@@ -241,6 +241,6 @@ def _reversed_heads(bias: Any, q: Tensor, kv: Tensor, query: Tensor, scale: floa
 definitions.define(ReversedHeads, _reversed_heads)
 
 
-def _alike(allowed: Tensor, axis: int) -> bool:
-    """Check whether all batch items (axis 0) or heads (axis 1) have equal rows; a predicate has no such shape."""
+def _is_constant_along(allowed: Tensor, axis: int) -> bool:
+    """Check whether all batch items (axis 0) or heads (axis 1) have equal masks; a predicate's shape does not tell."""
     return bool((allowed == allowed.narrow(axis, 0, 1)).all())

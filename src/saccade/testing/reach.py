@@ -1,4 +1,4 @@
-"""`assert_reach`, an audit as a test."""
+"""`assert_reach`: an audit of a model's reach as an assertion for tests."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from saccade.auditing.declared_rules import Declared
 
 
 def assert_reach(model: Callable[..., Any], rule: Declared | str | None = None, **kwargs: Any) -> Report:
-    """Raise unless the outputs of a model depend exactly on the inputs that the rule allows.
+    """Assert the reach of a model: its outputs depend exactly on the inputs that the rule allows.
 
     Args:
-        model: a module or function from tokens or vectors to rows of outputs.
+        model: a module, or a function from tokens or vectors to rows of outputs.
         rule: a mask, also as text; None reads the configuration of the model. See `saccade.audit`.
         kwargs: further arguments of `saccade.audit`.
 

@@ -1,4 +1,4 @@
-"""The report of a conformance run, which prints as a table."""
+"""The `Report` of a conformance check, which prints as a table, and its results."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Verdict = Literal["kept", "broken", "not offered", "not applicable"]
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The result of one law on one case in one dtype.
+    """The result of one law on one case in one dtype, a row of the report.
 
     Attributes:
-        law, case: names.
-        dtype: of the inputs.
-        verdict: "kept" only if the law was tried and held.
+        law, case: names of the law and the case.
+        dtype: the dtype of the inputs.
+        verdict: "kept" only if the law was tried and holds.
         message: the counter-example, or the reason why it was not tried; empty if kept.
     """
 
@@ -37,10 +37,10 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """All results of a run. ``print(report)`` shows the laws with their verdicts and a counter-example for each.
+    """The report of a conformance check. ``print(report)`` shows the laws with their verdicts and counter-examples.
 
     Attributes:
-        results: one per law, case and dtype.
+        results: one result per law, case and dtype.
         laws: the laws that were tried, in order.
     """
 
@@ -49,22 +49,22 @@ class Report:
 
     @property
     def kept(self) -> tuple[Result, ...]:
-        """Laws that were tried and held."""
+        """Results of laws that were tried and hold."""
         return self._with("kept")
 
     @property
     def broken(self) -> tuple[Result, ...]:
-        """Laws that were tried and did not hold, with counter-examples."""
+        """Results of laws that were tried and do not hold, with counter-examples."""
         return self._with("broken")
 
     @property
     def not_offered(self) -> tuple[Result, ...]:
-        """Laws that could not be tried because the function lacks an option."""
+        """Results of laws that were not tried because the function lacks an option."""
         return self._with("not offered")
 
     @property
     def ok(self) -> bool:
-        """Whether some law was tried and none is broken."""
+        """Whether the report has a law that was tried, and none that is broken."""
         return bool(self.kept) and not self.broken
 
     def raise_if_broken(self) -> Report:
@@ -76,10 +76,10 @@ class Report:
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [("law", "kept", "broken", "not offered", "first counter-example")]
         for law in self.laws:
-            own = [result for result in self.results if result.law == law.name]
-            counts = Counter(result.verdict for result in own)
-            told = (str(counts[verdict] or ".") for verdict in ("kept", "broken", "not offered"))
-            rows.append((law.name, *told, _first_broken(own)))
+            results = [result for result in self.results if result.law == law.name]
+            counts = Counter(result.verdict for result in results)
+            cells = (str(counts[verdict] or ".") for verdict in ("kept", "broken", "not offered"))
+            rows.append((law.name, *cells, _first_broken(results)))
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:4], widths[1:]), row[4]]) for row in rows]
         reasons = Counter(reason for result in self.not_offered for reason in result.message.split("; "))

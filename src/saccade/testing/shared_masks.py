@@ -1,4 +1,4 @@
-"""Masks that several cases share, each also as a function of plain integers; and sizes of large cases."""
+"""Masks that several cases share, each with its rule as a function of plain integers; and sizes of large cases."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ MIXED: MaskAndRule = (Predicate(_is_mixed), _is_mixed)  # depends on item, head,
 
 
 def window(left: int, right: int) -> MaskAndRule:
-    """Return a window."""
+    """Return a window mask with its rule."""
     return Window(left, right), lambda b, h, q, kv: q - left <= kv <= q + right
 
 
 def streaming(left: int, *tokens: int) -> MaskAndRule:
-    """Return a causal window with global tokens."""
+    """Return the mask of a causal window with global tokens, with its rule."""
     mask = Causal() & (Window(left, 0) | Global(tokens))
     return mask, lambda b, h, q, kv: kv <= q and (kv >= q - left or q in tokens or kv in tokens)
 
 
 def strided(step: int) -> MaskAndRule:
-    """Return a stride."""
+    """Return a strided mask with its rule."""
     return Strided(step), lambda b, h, q, kv: q % step == kv % step
 
 
 def sparse(step: int) -> MaskAndRule:
-    """Return the mask of a sparse transformer."""
+    """Return the mask of a sparse transformer with its rule."""
     return sparse_transformer(step), lambda b, h, q, kv: kv <= q and (kv >= q - step or q % step == kv % step)
 
 
 def padding(*lengths: int) -> MaskAndRule:
-    """Return padding after the tokens of each item."""
+    """Return a mask of padding after the tokens of each item, with its rule."""
     return Padding(lengths), lambda b, h, q, kv: kv < lengths[b]
 
 
 def left_padding(padded_len: int, *lengths: int) -> MaskAndRule:
-    """Return a causal mask with padding before the tokens of each item."""
+    """Return a causal mask with padding before the tokens of each item, with its rule."""
     mask = Padding(lengths, side="left", padded_len=padded_len) & Causal()
     return mask, lambda b, h, q, kv: padded_len - lengths[b] <= kv <= q
 
 
 def documents(*lengths: int) -> MaskAndRule:
-    """Return consecutive documents."""
+    """Return the mask of consecutive documents with its rule."""
     document = document_of(*lengths)
     return Documents(lengths), lambda b, h, q, kv: document[q] == document[kv]
 
 
 def document_of(*lengths: int) -> tuple[int, ...]:
-    """Return the document of each position."""
+    """Return the document number of each position, for the rules of masks of documents."""
     return tuple(document for document, length in enumerate(lengths) for _ in range(length))

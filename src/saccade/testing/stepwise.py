@@ -1,4 +1,4 @@
-"""A correct attention split into steps, so that a mutant can get one of them wrong."""
+"""`Stepwise`: a correct attention in overridable steps, so that a subclass (a mutant) can get one of them wrong."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from saccade.support.errors import unsupported
 
 
 class Stepwise:
-    """Exact attention for a bool mask, a few rows at a time; keeps every law, slowly.
+    """Exact attention in steps that subclasses override, a few rows at a time; slow, but it keeps every law.
 
-    Hidden keys and values are replaced by 0 before any product, because 0 * NaN is NaN. It has no dropout, and
-    `reasons` says so.
+    Hidden keys and values are replaced by 0 before any product, because 0 * NaN is NaN. There is no dropout, as
+    `reasons` states.
     """
 
     caught_by: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class Stepwise:
     )
 
     def __init_subclass__(cls, *, caught_by: tuple[str, ...] = ()) -> None:
-        """Store the names of the laws that must notice the mistake of a mutant."""
+        """Store the names of the laws that must detect the mistake of this mutant."""
         cls.caught_by = caught_by
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **kwargs: Any) -> Tensor:
@@ -55,7 +55,7 @@ class Stepwise:
         q_positions: Tensor | None = None,
         kv_positions: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the output and the lse of each row."""
+        """Return the output and the lse of each row, computed step by step."""
         self.refuse(softcap, dropout_p)
         allowed = self.read_mask(mask)
         query = self.zero_blind_queries(self.read_query(query), allowed)
@@ -93,7 +93,7 @@ class Stepwise:
         sink_logit: Tensor | None,
         score: Score | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return (out, lse) of a few rows."""
+        """Compute all steps for a few rows and return (out, lse)."""
         wide = torch.promote_types(query.dtype, torch.float32)
         num_heads = query.shape[1]
         k, v = self.repeat_heads(key.to(wide), num_heads), self.repeat_heads(value.to(wide), num_heads)
@@ -101,108 +101,108 @@ class Stepwise:
         if score is None:
             scores = self.scores(query.to(wide), k, allowed, factor)
         else:
-            scores = self.compare(score, query.to(wide)[:, :, :, None], _seen(k, allowed)) * factor
+            scores = self.compare(score, query.to(wide)[:, :, :, None], _visible_only(k, allowed)) * factor
         scores = self.add(self.cap(scores, softcap), bias)
         weights, lse = self.normalise(scores, allowed)
         weights, lse = self.sink(weights, lse, None if sink_logit is None else sink_logit.to(wide)[:, None])
         return self.finish(self.product(weights, v, allowed), query.dtype), lse
 
     def refuse(self, softcap: float | None, dropout_p: float) -> None:
-        """Raise an error for options that are not supported."""
+        """Raise an error for options that this attention does not support."""
         if dropout_p:
             raise unsupported("it", ("it has no dropout",))
 
     def read_query(self, query: Tensor) -> Tensor:
-        """Return the query as it was passed."""
+        """Return the query; a mutant may change it."""
         return query
 
     def zero_blind_queries(self, query: Tensor, allowed: Tensor) -> Tensor:
-        """Return queries with 0 in rows that see nothing, so that no NaN of theirs reaches a gradient."""
+        """Return the query with 0 in rows without a visible key, so that a NaN there reaches no gradient."""
         return query.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
 
     def finish(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the output in the dtype of the query."""
+        """Return the output of the last step in the dtype of the query."""
         return x.to(dtype)
 
     def read_mask(self, mask: Tensor) -> Tensor:
-        """Return the mask, True = may attend."""
+        """Return the mask, True = may attend; a mutant may change it."""
         return mask
 
     def repeat_heads(self, x: Tensor, num_heads: int) -> Tensor:
-        """Repeat keys or values for all heads: consecutive heads share a group."""
+        """Repeat keys or values for all heads; consecutive heads share a group."""
         return x.repeat_interleave(num_heads // x.shape[1], dim=1)
 
-    def read_parameters(self, given: Any) -> Any:
-        """Return a score, bias or sink with its gradient."""
-        return given
+    def read_parameters(self, module: Any) -> Any:
+        """Return a score, bias or sink unchanged; a mutant may detach its gradient."""
+        return module
 
     def factor(self, scale: float | None, query: Tensor, score: Score | None) -> float:
-        """Return the factor of the scores."""
+        """Return the factor of the scores: the explicit scale, or the default of the score."""
         if scale is not None:
             return scale
         return query.shape[3] ** -0.5 if score is None else score.default_scale(query.shape[3])
 
     def scores(self, query: Tensor, key: Tensor, allowed: Tensor, factor: float) -> Tensor:
-        """Return scaled dot products, ``[batch, heads, rows, kv_len]``."""
-        return (query[:, :, :, None] * _seen(key, allowed)).sum(-1) * factor
+        """Compute the step of scaled dot products, ``[batch, heads, rows, kv_len]``."""
+        return (query[:, :, :, None] * _visible_only(key, allowed)).sum(-1) * factor
 
     def compare(self, score: Score, q: Tensor, k: Tensor) -> Tensor:
-        """Return scores of ``q [batch, heads, rows, 1, query_dim]`` and ``k [batch, heads, rows, kv_len, key_dim]``."""
+        """Compute the step of a score for ``q [batch, heads, rows, 1, query_dim]`` and ``k [..., kv_len, key_dim]``."""
         kinds = {Dot: self.dot, Bilinear: self.bilinear, Additive: self.additive, Cosine: self.cosine}
         kinds[Gaussian] = self.gaussian
         return kinds[type(score)](score, q, k)
 
     def dot(self, score: Any, q: Tensor, k: Tensor) -> Tensor:
-        """Return the dot product."""
+        """Compute the step of the `Dot` score."""
         return (q * k).sum(-1)
 
     def bilinear(self, score: Any, q: Tensor, k: Tensor) -> Tensor:
-        """Return the dot product with a mapped query."""
+        """Compute the step of the `Bilinear` score: the dot product with a mapped query."""
         return (q @ score.weight.to(q.dtype) * k).sum(-1)
 
     def additive(self, score: Any, q: Tensor, k: Tensor) -> Tensor:
-        """Apply a network with one hidden layer."""
+        """Compute the step of the `Additive` score: a network with one hidden layer."""
         hidden = q @ score.query_weight.T.to(q.dtype) + k @ score.key_weight.T.to(q.dtype)
         return self.activate(hidden) @ score.output_weight.to(q.dtype)
 
     def activate(self, hidden: Tensor) -> Tensor:
-        """Apply the activation of the hidden layer."""
+        """Apply the activation of the additive score's hidden layer."""
         return hidden.tanh()
 
     def cosine(self, score: Any, q: Tensor, k: Tensor) -> Tensor:
-        """Return the dot product of vectors of length 1."""
+        """Compute the step of the `Cosine` score: the dot product of vectors of length 1."""
         return (F.normalize(q, dim=-1) * F.normalize(k, dim=-1)).sum(-1)
 
     def gaussian(self, score: Any, q: Tensor, k: Tensor) -> Tensor:
-        """Return the dot product less half of both squared lengths."""
+        """Compute the step of the `Gaussian` score: the dot product minus half of both squared lengths."""
         precision = torch.exp(-2 * score.log_bandwidth.to(q.dtype))
         return ((q * k).sum(-1) - self.half_square(k) - self.half_square(q)) * precision
 
     def half_square(self, x: Tensor) -> Tensor:
-        """Return half of the squared length."""
+        """Return half of the squared length of vectors, for the Gaussian score."""
         return x.square().sum(-1) / 2
 
     def positions(
         self, query: Tensor, key: Tensor, q_positions: Tensor | None, kv_positions: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return positions ``[batch | 1, len]``; by default the last query is at the last key."""
+        """Return positions of queries and keys ``[batch | 1, len]``; by default the last query is at the last key."""
         q_len, kv_len = query.shape[2], key.shape[2]
         if q_positions is None or kv_positions is None:
-            early = max(0, q_len - kv_len)  # shift all, so that no position is negative
+            early = max(0, q_len - kv_len)  # shift both so that no position is negative
             q_positions = torch.arange(q_len, device=query.device) + kv_len - q_len + early
             kv_positions = torch.arange(kv_len, device=query.device) + early
         return torch.atleast_2d(q_positions), torch.atleast_2d(kv_positions)
 
     def pairwise_distances(self, bias: Bias, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
-        """Return the distances of all pairs, ``[batch | 1, rows, kv_len]``."""
+        """Compute the step of distances for a relative bias, ``[batch | 1, rows, kv_len]``."""
         return self.distances(bias.address(q_positions)[:, :, None], bias.address(kv_positions)[:, None])
 
     def distances(self, q: Tensor, kv: Tensor) -> Tensor:
-        """Return the position of a query minus that of a key."""
+        """Return the distances of queries and keys: the query's position minus the key's."""
         return q - kv
 
     def relative(self, bias: Bias, query: Tensor, distances: Tensor, factor: float) -> Tensor:
-        """Return the values of a relative bias, ``[batch, heads, rows, kv_len]``."""
+        """Compute the step of a relative bias, ``[batch, heads, rows, kv_len]``."""
         if not distances.numel():
             return query.new_zeros(1, 1, *distances.shape[1:])
         lowest, highest = int(distances.min()), int(distances.max())
@@ -212,42 +212,42 @@ class Stepwise:
         return table.expand(*sizes, -1).gather(3, places)
 
     def table(self, bias: Bias, distances: Tensor, query: Tensor, factor: float) -> Tensor:
-        """Return a relative bias at some distances, ``[batch | 1, heads | 1, rows | 1, distances]``."""
+        """Return the values of a relative bias at distances, ``[batch | 1, heads | 1, rows | 1, distances]``."""
         if isinstance(bias, ShawKeys):
             return bias.values(distances, query, self.shaw_factor(factor))
         return bias.values(distances, query, factor)
 
     def shaw_factor(self, factor: float) -> float:
-        """Return the factor of products with the vectors of Shaw."""
+        """Return the factor of products with the vectors of `ShawKeys`."""
         return factor
 
     def cap(self, scores: Tensor, softcap: float | None) -> Tensor:
-        """Return soft-capped scores."""
+        """Apply the step of the softcap to scores."""
         return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
     def add(self, scores: Tensor, bias: Tensor | None) -> Tensor:
-        """Add the bias to the scores."""
+        """Apply the step of the bias: add it to the scores."""
         return scores if bias is None else scores + bias
 
     def normalise(self, scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-        """Return weights and lse; a row that sees nothing has weights 0 and lse -inf."""
+        """Compute the step of softmax: weights and lse; a row without a visible key has weights 0 and lse -inf."""
         some = allowed.any(-1, keepdim=True)
         scores = scores.masked_fill(~(allowed | ~some), -torch.inf)
         weights = torch.where(some, scores.softmax(-1), 0.0)
         return weights, torch.where(some[..., 0], scores.logsumexp(-1), -torch.inf)
 
     def sink(self, weights: Tensor, lse: Tensor, sink_logit: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Add a term ``[heads, 1]`` to the denominator of every row that sees something; return weights and lse."""
+        """Apply the step of the sink: add a term ``[heads, 1]`` to the denominators, and return weights and lse."""
         if sink_logit is None:
             return weights, lse
         whole = torch.where(lse.isneginf(), -torch.inf, torch.logaddexp(lse, sink_logit))
         return weights * torch.where(lse.isneginf(), 0.0, (lse - whole).exp())[..., None], whole
 
     def product(self, weights: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
-        """Return weights times values."""
-        return (weights[..., None] * _seen(value, allowed)).sum(-2)
+        """Compute the step of the output: weights times values."""
+        return (weights[..., None] * _visible_only(value, allowed)).sum(-2)
 
 
-def _seen(x: Tensor, allowed: Tensor) -> Tensor:
-    """Return keys or values for each row, ``[batch, heads, rows, kv_len, dim]``: 0 where hidden."""
+def _visible_only(x: Tensor, allowed: Tensor) -> Tensor:
+    """Return keys or values for each row, with 0 for hidden ones, ``[batch, heads, rows, kv_len, dim]``."""
     return torch.where(allowed[..., None], x[:, :, None], 0.0)

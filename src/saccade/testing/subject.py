@@ -1,4 +1,4 @@
-"""The function under test, and how to call it."""
+"""The `Subject` of a conformance check: the attention function under test, and how to call it."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ _LACKS = {"lse": "gives no lse", "gqa": "takes no grouped heads", "relative": "t
 
 @dataclasses.dataclass(frozen=True)
 class Claims:
-    """Promises about a function beyond the laws. Each is tested.
+    """Claims about the memory of a function, beyond the laws; each is tested.
 
     Attributes:
-        memory_exponent: the largest intermediate tensor grows as length to this power; 1.0 is linear memory.
+        memory_exponent: the largest intermediate tensor grows as length to this power; 1.0 means linear memory.
     """
 
     memory_exponent: float | None = None
 
 
 class Subject:
-    """An attention function in the calling convention of the kit.
+    """The attention function under test, in the calling convention of `saccade.testing`.
 
     Args:
         function: ``function(query, key, value, mask, **options) -> out``. Options (``bias``, ``scale``,
-            ``softcap``, ``dropout_p``, ``sink_logit``, ``score``) are passed only where they are used. So are
+            ``softcap``, ``dropout_p``, ``sink_logit``, ``score``) are passed only if they are used. So are
             ``q_positions`` and ``kv_positions``, for a mask with ``masks="objects"`` or a relative bias, which is
             a `saccade.positions.Bias` passed as ``bias``.
         call, with_lse, offers, reasons, gqa, masks, claims, device: see `saccade.testing.check`.
 
     Attributes:
-        offers: names of accepted options, "lse" and "gqa". The function must refuse all others.
+        offers: names of accepted options, including "lse" and "gqa". The function must refuse all others.
         unsaid: options that may or may not be accepted; they are not tried.
-        promises: the accepted options were stated, so the function must not refuse them.
+        promises: whether the accepted options were stated, so that the function must not refuse them.
 
     Raises:
-        TypeError: not callable.
+        TypeError: the function, or another argument, is not callable.
         ValueError: an unknown option among the offers, or an unknown form of masks.
         RuntimeError, AssertionError: torch has no such device here.
     """
@@ -66,9 +66,9 @@ class Subject:
         device: torch.device | str = "cpu",
     ):
         callables = {"call": call, "with_lse": with_lse, "reasons": reasons}
-        for name, given in [("function", function), *callables.items()]:
-            if not callable(given) and (given is not None or name not in callables):
-                raise type_error(name, "be callable", type(given).__name__)
+        for name, target in [("function", function), *callables.items()]:
+            if not callable(target) and (target is not None or name not in callables):
+                raise type_error(name, "be callable", type(target).__name__)
         check_choice("masks", masks, ("dense", "objects"))
         unknown = set(offers or ()) - {*OPTIONS, *_POSITIONS}
         if unknown:
@@ -87,33 +87,33 @@ class Subject:
         self.promises = offers is not None or reasons is not None
 
     def output(self, problem: Problem) -> Tensor:
-        """Return the output for a problem."""
-        out = self._answer(self.function, problem)
+        """Return the subject's output for a problem."""
+        out = self._call_if_offered(self.function, problem)
         if not isinstance(out, Tensor):
             hint = "pass call= to pick the output, or with_lse= if it returns (out, lse)"
             raise type_error("function", "return one tensor", type(out).__name__, hint=hint)
         return out
 
     def output_and_lse(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        """Return the output and the log-sum-exp of each row."""
-        out, lse = self._answer(self.lse_function, problem)
+        """Return the subject's output and the log-sum-exp of each row for a problem."""
+        out, lse = self._call_if_offered(self.lse_function, problem)
         return out, lse
 
     def lacks(self, case: Case, needed: Collection[str]) -> tuple[str, ...]:
-        """Return why a case cannot be tried: a reason for each option that it or the law needs and that is missing."""
+        """Return the reasons why the subject cannot be tried on a case: one per option that it or the law needs."""
         reads_positions = self.masks == "objects" or case.relative is not None
         return self.missing([*needed, *case.needs, *(case.explicit_positions if reads_positions else ())])
 
     def missing(self, needed: Collection[str]) -> tuple[str, ...]:
-        """Return a reason for each needed option that is not offered."""
+        """Return a reason for each needed option that the subject does not offer."""
         return tuple(_LACKS.get(name, f"takes no {name}") for name in dict.fromkeys(needed) if name not in self.offers)
 
     def needed(self, problem: Problem) -> tuple[str, ...]:
-        """Return the names of options and positions that a problem needs."""
+        """Return the names of the options and positions that the subject needs for a problem."""
         return (*problem.in_use, *(problem.positions if self._reads_positions(problem) else ()))
 
     def ask(self, function: Callable[..., Any] | None, problem: Problem) -> Any:
-        """Call ``self.function`` or ``self.lse_function`` on a problem, whatever is offered."""
+        """Call ``self.function`` or ``self.lse_function`` on a problem, even with options that are not offered."""
         if function is None:
             raise value_error("with_lse", "be given to ask for the lse", None)
         tensors = (problem.query, problem.key, problem.value)
@@ -123,20 +123,20 @@ class Subject:
         return self.call(function, *tensors, mask, **options)
 
     def reasons_against(self, problem: Problem) -> tuple[str, ...]:
-        """Return the reasons of the function against a problem, before it runs; empty if there are none."""
+        """Return the reasons that the subject states before it runs why it cannot take a problem; empty if it can."""
         if self.reasons is None:
             return ()
         mask, options = self._arguments(problem)
         return tuple(self.reasons(problem.query, problem.key, problem.value, mask, **options))
 
-    def _answer(self, function: Callable[..., Any] | None, problem: Problem) -> Any:
+    def _call_if_offered(self, function: Callable[..., Any] | None, problem: Problem) -> Any:
         lacks = self.missing(self.needed(problem))
-        if lacks:  # a law derived this problem from an accepted one
+        if lacks:  # possible if a law derived this problem from an accepted one
             raise unsupported("the function", lacks)
         return self.ask(function, problem if "gqa" in self.offers else problem.ungrouped())
 
     def _arguments(self, problem: Problem) -> tuple[object, dict[str, Any]]:
-        """Return the mask and the options of a problem in the form that the function takes."""
+        """Return the mask and the options of a problem in the form that the subject takes."""
         options = problem.options | (problem.positions if self._reads_positions(problem) else {})
         return problem.allowed if self.masks == "dense" else problem.mask, options
 
@@ -150,6 +150,6 @@ def _signature_offers(function: Callable[..., Any]) -> frozenset[str] | None:
     except (TypeError, ValueError):  # a builtin has no signature
         return None
     named = {parameter.name for parameter in parameters}
-    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    said = (name for name in (*OPTIONS, *_POSITIONS) if name != "relative")  # a parameter does not show its type
-    return frozenset(name for name in said if anything or name in named)
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    visible = (name for name in (*OPTIONS, *_POSITIONS) if name != "relative")  # a signature does not show it
+    return frozenset(name for name in visible if takes_all or name in named)

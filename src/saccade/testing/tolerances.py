@@ -1,8 +1,8 @@
-"""Tolerances: one table, the same on every machine.
+"""Tolerances of the laws: one table of allowed errors, the same on every machine.
 
 The error of a tensor is its largest absolute difference to the reference, divided by the largest magnitude of
-the reference, or by 1 where that is smaller. (The inputs of all cases are of order one, and so are results; a gradient
-of zero has no scale.) An infinity equals itself, a NaN nothing.
+the reference, or by 1 if that is smaller. (The inputs of all cases are of order one, and so are results; a gradient
+of zero has no scale.) An infinity equals itself; a NaN equals nothing.
 """
 
 from typing import Literal, NamedTuple
@@ -14,7 +14,7 @@ Quantity = Literal["output", "lse", "gradient"]
 
 
 class Tolerance(NamedTuple):
-    """The largest error that counts as rounding, with the reason."""
+    """A tolerance: the largest error that counts as rounding, with the reason."""
 
     limit: float
     reason: str
@@ -45,12 +45,12 @@ TOLERANCES: dict[tuple[torch.dtype, Quantity], Tolerance] = {
 
 
 def tolerance(dtype: torch.dtype, quantity: Quantity) -> float:
-    """Return the largest error that counts as rounding, for inputs of a dtype."""
+    """Return the tolerance, the largest error that counts as rounding, for inputs of a dtype."""
     return TOLERANCES[dtype, quantity].limit
 
 
 def error(got: Tensor, want: Tensor) -> float:
-    """Return the error of ``got`` as defined above; inf if anything is NaN, 0 for empty tensors."""
+    """Return the error of ``got`` that a tolerance limits; inf if anything is NaN, 0 for empty tensors."""
     if want.numel() == 0:
         return 0.0
     differences = difference(got, want)

@@ -1,8 +1,7 @@
-"""Readable tokens: words joined from word pieces, and labels that are safe to display."""
+"""Readable text of tokens: words joined from word pieces, and labels that are safe to display."""
 
 from saccade.text.detokenize import spelled
 from saccade.text.labels import shorten, visible
-from saccade.text.merging import merge
-from saccade.text.words import Word, words
+from saccade.text.words import Word, merge, words
 
 __all__ = ["Word", "words", "merge", "visible", "shorten", "spelled"]

@@ -1,4 +1,4 @@
-"""Turn word pieces, as vocabularies spell them, back into text."""
+"""Decode tokens, as vocabularies spell them, back into readable text."""
 
 import codecs
 import re
@@ -18,16 +18,15 @@ def is_special(token: str) -> bool:
 def spelled(tokens: Sequence[str]) -> tuple[str, ...]:
     """Return readable tokens: spaces as spaces, bytes as the characters that they encode.
 
-    Three ways to write pieces are known: that of GPT-2, with a letter for each byte and Ġ for the space; that of
-    SentencePiece, with ▁ for the space and ``<0xE4>`` for a byte; that of BERT, in which ## goes on with a word. Which
-    it is, is told by these signs, or by letters that stand for bytes that make characters; tokens of other forms stay
-    as they are. Of a character that several tokens make, each shows it, with its number.
+    Three spellings are recognised by their signs: GPT-2's, with a letter for each byte and Ġ for the space;
+    SentencePiece's, with ▁ for the space and ``<0xE4>`` for a byte; and BERT's, in which ## continues a word. Tokens of
+    other spellings stay unchanged. If several tokens form one character, each shows the character and its number.
 
     Args:
-        tokens: as ``tokenizer.convert_ids_to_tokens(ids)`` or ``tokenizers.Encoding.tokens`` give them.
+        tokens: from ``tokenizer.convert_ids_to_tokens(ids)`` or ``tokenizers.Encoding.tokens``.
 
     Returns:
-        As many texts.
+        One text for each token.
 
     Cost: O(tokens).
 
@@ -42,36 +41,36 @@ def spelled(tokens: Sequence[str]) -> tuple[str, ...]:
         ('[CLS]', ' un', 'likely')
     """
     plain = [token for token in tokens if not is_special(token)]
-    if _are_letters(plain):
-        return _joined(tokens, [_of_letters(token) for token in tokens])
+    if _is_gpt2_spelling(plain):
+        return tuple(_texts(tokens, [_gpt2_bytes(token) for token in tokens]))
     if any("▁" in token for token in plain) or any(_BYTE.fullmatch(token) for token in plain):
-        return _joined(tokens, [_of_sentencepiece(token) for token in tokens])
+        return tuple(_texts(tokens, [_sentencepiece_bytes(token) for token in tokens]))
     if any(token.startswith("##") and len(token) > 2 for token in plain):
-        return tuple(_of_wordpiece(token, is_first=place == 0) for place, token in enumerate(tokens))
+        return tuple(_wordpiece_text(token, is_first=place == 0) for place, token in enumerate(tokens))
     return tuple(tokens)
 
 
 @cache
-def _bytes_of_letters() -> dict[str, int]:
-    """Return the byte that each letter of GPT-2's vocabulary encodes: printable ones themselves, others from 256 on."""
+def _gpt2_alphabet() -> dict[str, int]:
+    """Return the byte that each letter of GPT-2's vocabulary encodes."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unseen = [byte for byte in range(256) if byte not in seen]
     return {**{chr(byte): byte for byte in seen}, **{chr(256 + place): byte for place, byte in enumerate(unseen)}}
 
 
-def _of_letters(token: str) -> bytes | None:
-    """Return the bytes of a token; None for an added token, which is plain text."""
-    letters = _bytes_of_letters()
+def _gpt2_bytes(token: str) -> bytes | None:
+    """Return the bytes that a token in GPT-2's spelling encodes; None for a special token."""
+    letters = _gpt2_alphabet()
     if is_special(token) or any(letter not in letters for letter in token):
         return None
     return bytes(letters[letter] for letter in token)
 
 
-def _are_letters(plain: Sequence[str]) -> bool:
-    """Return whether letters encode bytes: by their spaces, or, since Chinese has none, by forming characters."""
+def _is_gpt2_spelling(plain: Sequence[str]) -> bool:
+    """Return whether tokens are in GPT-2's spelling: they have its space sign, or decode to non-ASCII characters."""
     if any("▁" in token for token in plain):
         return False
-    data = [own for token in plain if (own := _of_letters(token)) is not None]
+    data = [piece for token in plain if (piece := _gpt2_bytes(token)) is not None]
     if any(sign in token for token in plain for sign in "ĠĊ"):
         return True
     try:
@@ -81,29 +80,23 @@ def _are_letters(plain: Sequence[str]) -> bool:
         return False
 
 
-def _of_sentencepiece(token: str) -> bytes | None:
+def _sentencepiece_bytes(token: str) -> bytes | None:
     if is_special(token):
         return None
-    found = _BYTE.fullmatch(token)
-    return bytes([int(found[1], 16)]) if found else token.replace("▁", " ").encode("utf-8", "surrogatepass")
+    match = _BYTE.fullmatch(token)
+    return bytes([int(match[1], 16)]) if match else token.replace("▁", " ").encode("utf-8", "surrogatepass")
 
 
-def _of_wordpiece(token: str, *, is_first: bool) -> str:
+def _wordpiece_text(token: str, *, is_first: bool) -> str:
     if token.startswith("##"):
         return token[2:]
     return token if is_first or is_special(token) else f" {token}"
 
 
-def _joined(tokens: Sequence[str], pieces: Sequence[bytes | None]) -> tuple[str, ...]:
-    """Return the texts of the pieces; None is a token in plain text."""
-    return tuple(_texts(tokens, pieces))
-
-
 def _texts(tokens: Sequence[str], pieces: Sequence[bytes | None]) -> Iterator[str]:
     start = 0
     while start < len(tokens):
-        own = pieces[start]
-        if own is None:
+        if pieces[start] is None:
             yield tokens[start]
             start += 1
             continue
@@ -118,7 +111,7 @@ def _texts(tokens: Sequence[str], pieces: Sequence[bytes | None]) -> Iterator[st
 
 
 def _character(pieces: Sequence[bytes | None]) -> tuple[int, str]:
-    """Return how many pieces form whole characters, and these; else one piece with its bytes escaped."""
+    """Return how many tokens form whole characters, and these; else one token with its bytes escaped."""
     data = b""
     for count, piece in enumerate(pieces, 1):
         if piece is None:

@@ -1,4 +1,4 @@
-"""Make untrusted text safe to display: nothing invisible, nothing endless."""
+"""Labels that are safe to display: untrusted text with invisible characters escaped, on one line, cut to a width."""
 
 import unicodedata
 
@@ -9,10 +9,10 @@ _SIGNS = str.maketrans({"\n": "↵", "\t": "⇥"})
 
 
 def visible(text: str) -> str:
-    r"""Write every character that would not be seen as its escape.
+    r"""Return a label with invisible characters written as their escapes.
 
-    Control characters can move a terminal's cursor and direction marks can reorder what is read, so neither
-    is shown as it is. Letters, marks, symbols and the plain space stay.
+    Control characters can move a terminal's cursor, and direction marks can reorder text, so both are escaped.
+    Letters, marks, symbols and the plain space stay.
 
     Example:
         >>> visible("red\x1b[31m")
@@ -22,7 +22,7 @@ def visible(text: str) -> str:
 
 
 def legible(word: str) -> str:
-    r"""Write a word on one line: line breaks as ↵, tabs as ⇥, spaces that stand alone as ␣, the rest as `visible` does.
+    r"""Return a label on one line: line breaks as ↵, tabs as ⇥, a word of spaces as ␣, the rest as in `visible`.
 
     Example:
         >>> legible("end.\r\n\t")
@@ -33,12 +33,12 @@ def legible(word: str) -> str:
 
 
 def display_width(text: str) -> int:
-    """Count columns as a terminal does: Chinese and most emoji take two, combining marks none."""
+    """Count the columns of a label as a terminal does: Chinese and most emoji take two, combining marks none."""
     return sum(_columns(character) for character in text)
 
 
 def shorten(text: str, width: int) -> str:
-    """Cut ``text`` to at most ``width`` columns and end it with an ellipsis where something was cut.
+    """Cut a label to at most ``width`` columns; an ellipsis marks the cut.
 
     Args:
         text: one line.
@@ -54,13 +54,13 @@ def shorten(text: str, width: int) -> str:
     check_int("width", width)
     if display_width(text) <= width:
         return text
-    kept, used = [], 1
+    shown, used = [], 1
     for character in text:
         used += _columns(character)
         if used > width:
             break
-        kept.append(character)
-    return "".join(kept) + "…"
+        shown.append(character)
+    return "".join(shown) + "…"
 
 
 def _columns(character: str) -> int:

@@ -1,11 +1,13 @@
-"""Join the pieces of a tokenizer into words."""
+"""Words of a text, joined from the tokens of a tokenizer, and attention weights merged into words."""
 
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from saccade.support.errors import value_error
+import torch
+
+from saccade.support.errors import type_error, value_error
 
 _APOSTROPHES = frozenset("'’")
 _SEPARATORS = frozenset(".,'’")
@@ -14,13 +16,13 @@ _WRITTEN = str.maketrans("Ġ▁Ċĉč", "  \n\t\r")  # how vocabularies spell wh
 
 @dataclass(frozen=True)
 class Word:
-    """One word and the tokens it was made from, ``tokens[start:stop]``.
+    """One word of a text, and the tokens that it was joined from, ``tokens[start:stop]``.
 
     Attributes:
-        text: the word as it was written; a special token's own name, such as ``[CLS]``.
-        start, stop: its tokens, as positions in the encoded sequence.
-        special: added by the tokenizer, not part of the text.
-        unknown: at least one of its pieces is not in the model's vocabulary, so the model did not see it.
+        text: the word as written in the text; a special token's own name, such as ``[CLS]``.
+        start, stop: first token and end of the word in the encoded sequence.
+        special: True for a token that the tokenizer added.
+        unknown: True if a token of the word is not in the vocabulary, so that the model did not see it.
     """
 
     text: str
@@ -35,56 +37,55 @@ class Encoding(Protocol):
 
     @property
     def tokens(self) -> list[str]:
-        """The pieces, as spelled in the vocabulary."""
+        """The tokens, as spelled in the vocabulary."""
 
     @property
     def word_ids(self) -> list[int | None]:
-        """For each piece the word it came from, None for a special token."""
+        """The word of each token, None for a special token."""
 
     @property
     def offsets(self) -> list[tuple[int, int]]:
-        """For each piece the characters it covers, start and stop."""
+        """The characters of each token, start and stop."""
 
 
 def words(encoding: Encoding, text: str | Sequence[str], *, unknown: str = "[UNK]") -> tuple[Word, ...]:
-    """Put the pieces of ``encoding`` together to the words of ``text``.
+    """Join the tokens of ``encoding`` into the words of ``text``.
 
-    A word is what the tokenizer's pre-tokenizer calls one, spelled as in ``text`` (capitals and accents
-    kept), up to the next space, or a character of a script that is written without spaces; contractions and
-    numbers that it cuts (``don't``, ``3.14``) are whole again. Line breaks and tabs that tokens hold stay, and
-    tokens of spaces alone are words. Words that were given one by one stay exactly as given. Special tokens are words
-    of their own.
+    Words are those of the tokenizer's pre-tokenizer, spelled as in ``text`` (with capitals and accents) and cut at
+    spaces; in scripts without spaces each character is a word. Contractions and numbers that the pre-tokenizer cuts
+    (``don't``, ``3.14``) are joined again. Line breaks, tabs and tokens of only spaces are words. If ``text`` is a list
+    of words, these are returned unchanged. Special tokens are words of their own.
 
     Args:
-        encoding: what the tokenizer made of ``text``, without padding.
-        text: the encoded text, or the words given when it was encoded as already split.
-        unknown: the token that stands for what the vocabulary does not have.
+        encoding: the tokenizer's encoding of ``text``, without padding.
+        text: the encoded text, or the list of words if it was encoded as already split.
+        unknown: the token for everything that is not in the vocabulary.
 
     Returns:
         Words in order; together they cover every token exactly once.
 
     Raises:
-        ValueError: a given word left no token, so there would be nothing to show for it.
+        ValueError: a word of the list has no token, so that nothing could be shown for it.
 
     Cost: O(tokens).
     """
     pieces = _pieces(encoding, unknown, text if isinstance(text, str) else "")
     if not isinstance(text, str):
-        return _given(pieces, list(text))
-    found: list[_Piece] = []
+        return _words_of_list(pieces, list(text))
+    result: list[_Piece] = []
     for piece in pieces:
-        found.append(piece)
-        while len(found) > 2 and _is_one_word(found[-3], found[-2], found[-1], text):
-            first, _, last = found[-3:]
-            unseen = any(part.word.unknown for part in found[-3:])
+        result.append(piece)
+        while len(result) > 2 and _is_one_word(result[-3], result[-2], result[-1], text):
+            first, _, last = result[-3:]
+            unseen = any(part.word.unknown for part in result[-3:])
             joined = replace(first.word, stop=last.word.stop, unknown=unseen)
-            found[-3:] = [_Piece(joined, first.number, (first.span[0], last.span[1]))]
-    return tuple(_spelled(piece, text) for piece in found)
+            result[-3:] = [_Piece(joined, first.number, (first.span[0], last.span[1]))]
+    return tuple(_as_written(piece, text) for piece in result)
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """Neighbouring tokens of one pre-tokenized word: its number and the characters it covers."""
+    """The adjacent tokens of one pre-tokenized word: the word's number and the characters it covers."""
 
     word: Word
     number: int | None
@@ -107,10 +108,10 @@ def _pieces(encoding: Encoding, unknown: str, text: str) -> list[_Piece]:
 
 
 def _continues(before: _Piece, number: int, span: tuple[int, int], text: str) -> bool:
-    """Return whether a piece belongs to the word before it.
+    """Return whether a token belongs to the same word as the piece before it.
 
-    What a pre-tokenizer calls a word may be a whole text, as in tokenizers of Llama's form: there, a space begins a
-    word, and belongs to it. Where a script has no spaces a character is a word, and only its bytes belong together.
+    Some pre-tokenizers, such as Llama's, have one word for a whole text. There, a space begins a word and belongs to
+    it; in a script without spaces each character is a word, and only the bytes of one character are joined.
     """
     if before.number != number:
         return False
@@ -125,18 +126,18 @@ def _has_no_spaces(character: str) -> bool:
     return unicodedata.east_asian_width(character) in ("W", "F") if character else False
 
 
-def _given(pieces: list[_Piece], given: list[str]) -> tuple[Word, ...]:
-    lost = sorted(set(range(len(given))) - {piece.number for piece in pieces if piece.number is not None})
+def _words_of_list(pieces: list[_Piece], words: list[str]) -> tuple[Word, ...]:
+    lost = sorted(set(range(len(words))) - {piece.number for piece in pieces if piece.number is not None})
     if lost:
-        names = ", ".join(f"{given[number]!a} (word {number + 1})" for number in lost)
+        names = ", ".join(f"{words[number]!a} (word {number + 1})" for number in lost)
         raise value_error("every given word", "leave at least one token", f"nothing for {names}")
     return tuple(
-        piece.word if piece.number is None else replace(piece.word, text=given[piece.number]) for piece in pieces
+        piece.word if piece.number is None else replace(piece.word, text=words[piece.number]) for piece in pieces
     )
 
 
 def _is_one_word(first: _Piece, middle: _Piece, last: _Piece, text: str) -> bool:
-    """Return whether ``middle`` is an apostrophe inside a word or a separator inside a number."""
+    """Return whether ``middle`` joins its neighbours: an apostrophe in a word, or a separator in a number."""
     if first.word.special or last.word.special or middle.word.special:
         return False
     # Compare neighbouring characters, not pieces: a space may lie between pieces.
@@ -147,7 +148,7 @@ def _is_one_word(first: _Piece, middle: _Piece, last: _Piece, text: str) -> bool
     return sign in _APOSTROPHES and before.isalpha() and after.isalpha()
 
 
-def _spelled(piece: _Piece, text: str) -> Word:
+def _as_written(piece: _Piece, text: str) -> Word:
     if piece.word.special:
         return piece.word
     start, stop = piece.span
@@ -158,3 +159,56 @@ def _spelled(piece: _Piece, text: str) -> Word:
     if not written.strip(" "):  # only spaces, or too short for the tokenizer to report offsets
         written = piece.word.text.translate(_WRITTEN)
     return replace(piece.word, text=written.strip(" ") or written)
+
+
+def merge(weights: torch.Tensor, query_words: Sequence[Word], key_words: Sequence[Word] | None = None) -> torch.Tensor:
+    """Merge the rows and columns of an attention matrix from tokens into words.
+
+    A word receives the sum of what its tokens receive, and attends with the mean of what its tokens attend to, so that
+    rows that sum to 1 still do:
+
+        merged[a, b] = mean over tokens i of word a of (sum over tokens j of word b of weights[i, j])
+
+    Args:
+        weights: ``[..., q_tokens, kv_tokens]``, of a floating dtype.
+        query_words: the words of the rows; together they cover every row once, in order.
+        key_words: the words of the columns; ``query_words`` when None.
+
+    Returns:
+        ``[..., q_words, kv_words]``, float32 or wider.
+
+    Raises:
+        TypeError: ``weights`` is not floating.
+        ValueError: the words do not cover the tokens.
+
+    Cost: O(q_tokens * kv_tokens) time.
+    """
+    if not weights.is_floating_point():
+        raise type_error("weights", "be of a floating dtype", weights.dtype)
+    if weights.ndim < 2:
+        raise value_error("weights", "be [..., q_tokens, kv_tokens]", list(weights.shape))
+    columns = query_words if key_words is None else key_words
+    q_len, kv_len = weights.shape[-2:]
+    row_owner = _word_of_token("query_words", query_words, q_len).to(weights.device)
+    column_owner = _word_of_token("query_words" if key_words is None else "key_words", columns, kv_len).to(
+        weights.device
+    )
+    wide = weights.to(torch.promote_types(weights.dtype, torch.float32))
+    summed = wide.new_zeros(*wide.shape[:-1], len(columns)).index_add_(-1, column_owner, wide)
+    totals = summed.new_zeros(*wide.shape[:-2], len(query_words), len(columns)).index_add_(-2, row_owner, summed)
+    sizes = torch.tensor([word.stop - word.start for word in query_words], device=weights.device)
+    return totals / sizes[:, None]
+
+
+def _word_of_token(argument: str, words: Sequence[Word], tokens: int) -> torch.Tensor:
+    """Return the index of the word that each token belongs to, int64 ``[tokens]``."""
+    end = 0
+    for number, word in enumerate(words):
+        if word.start != end or word.stop <= word.start:
+            got = f"word {number + 1} at tokens [{word.start}, {word.stop}) after token {end}"
+            raise value_error(argument, "cover the tokens one after the other", got)
+        end = word.stop
+    if end != tokens:
+        hint = "cut padding off the weights first; it belongs to no word."
+        raise value_error(argument, f"cover all {tokens} tokens", f"words for {end}", hint=hint)
+    return torch.tensor([number for number, word in enumerate(words) for _ in range(word.start, word.stop)])

@@ -1,4 +1,4 @@
-"""Claims about attention, checked by running them: claims, measurements, verdicts."""
+"""Claims about attention with verdicts, and measurements that can contradict them."""
 
 from saccade.theory.claim import Claim, Verdict
 from saccade.theory.claims import CLAIMS, find

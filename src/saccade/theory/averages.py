@@ -1,4 +1,4 @@
-"""Rows of weights as averages: convex combinations, means, and the effect of dropout on them."""
+"""Claims that attention takes averages: convex combinations, mean pooling, and the effect of dropout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CAUSAL = Causal()
 def beyond_hull(outputs: Tensor, value: Tensor, allowed: Tensor, directions: Tensor) -> float:
     """Return how far outputs lie outside the convex hull of the visible values; below 0 if none does.
 
-    A point lies in a hull if and only if in no direction it extends further than every corner.
+    A point lies in the hull if and only if it extends no further than the corners in any direction.
     """
     heights = (value @ directions.T)[None].expand(len(outputs), -1, -1)
     furthest = heights.masked_fill(~allowed[:, :, None], -torch.inf).amax(1)
@@ -38,7 +38,7 @@ def convex_combination(draw: Draw, *, attention: Callable[..., Tensor] = attenti
     q, k, v = (draw.normal(1, 1, n, 3) for _ in range(3))
     directions = torch.nn.functional.normalize(draw.normal(2000, 3), dim=-1)
     causal = torch.ones(n, n, dtype=torch.bool).tril()
-    every = torch.ones_like(causal)
+    full = torch.ones_like(causal)
 
     def reach(outputs: Tensor, allowed: Tensor) -> float:
         return beyond_hull(outputs[0, 0], v[0, 0], allowed, directions)
@@ -47,10 +47,10 @@ def convex_combination(draw: Draw, *, attention: Callable[..., Tensor] = attenti
         "causal: reach beyond the hull of visible values", reach(attention(q, k, v, Causal()), causal), 0, 1e-12
     )
     out = attention(q, k, v)
-    yield at_most("no mask: reach beyond the hull", reach(out, every), 0, 1e-12)
+    yield at_most("no mask: reach beyond the hull", reach(out, full), 0, 1e-12)
     yield apart("no mask: reach beyond the hull of earlier values", max(reach(out, causal), 0.0), 0.0, 0.01)
     projected = out @ (100 * torch.eye(3, dtype=torch.float64))
-    yield apart("after an output projection by 100", max(reach(projected, every), 0), 0, 0.01)
+    yield apart("after an output projection by 100", max(reach(projected, full), 0), 0, 0.01)
 
 
 @claim(
@@ -81,8 +81,8 @@ def uniform_weights_are_mean_pooling(
     latex=r"\sum_j \mathrm{dropout}(A)_{ij}=1",
     source="code of tutorials that drops weights and returns them",
     verdict="refuted",
-    conditions="dropout keeps the expected sum, not the sum: it belongs to the product; to inspect weights, take "
-    "those before dropout",
+    conditions="dropout preserves the expected sum of a row, not the sum itself; to inspect weights, read those "
+    "before dropout",
 )
 def dropout_keeps_distributions(
     draw: Draw, *, dropout_p: float = 0.5, drop: Callable[..., Tensor] = AttentionMatrix.matmul

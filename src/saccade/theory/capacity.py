@@ -1,4 +1,4 @@
-"""Capacity: how many pairs of key and value a state of fixed size can return."""
+"""Claim about capacity: the number of key-value pairs that a state of fixed size can store and recall."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most, equal
 
 Recall = Callable[[Tensor, Tensor], Tensor]
-"""What is given back for each of the keys ``[n, d_k]`` after all of their values ``[n, d_v]`` were read."""
+"""Stores keys ``[n, d_k]`` with values ``[n, d_v]``, and returns the value recalled for each key."""
 
 
 def recalled_by_best_state(key: Tensor, value: Tensor) -> Tensor:
-    """Recall from the best state of d_k x d_v numbers, found by least squares."""
+    """Recall values from the best state matrix of d_k x d_v numbers, computed by least squares."""
     return key @ torch.linalg.lstsq(key, value, driver="gelsd").solution
 
 
 def recalled_by_delta_rule(key: Tensor, value: Tensor) -> Tensor:
-    """Recall by DeltaNet: write each pair once, then query each key without writing."""
-    both = torch.cat([key, key])[None, None]
+    """Recall values by the delta rule (DeltaNet): write each pair once, then query each key without writing."""
+    twice = torch.cat([key, key])[None, None]
     beta = torch.cat([torch.ones(len(key)), torch.zeros(len(key))]).to(key)[None, None]
-    matrix = Delta(scale=1.0)(both, both, beta=beta, mask=Causal())
-    found: Tensor = matrix @ torch.cat([value, torch.zeros_like(value)])[None, None]
-    return found[0, 0, len(key) :]
+    matrix = Delta(scale=1.0)(twice, twice, beta=beta, mask=Causal())
+    recalled: Tensor = matrix @ torch.cat([value, torch.zeros_like(value)])[None, None]
+    return recalled[0, 0, len(key) :]
 
 
 def recalled_by_linear(key: Tensor, value: Tensor) -> Tensor:
-    """Recall by linear attention with as many features as key entries."""
-    found: Tensor = Linear("relu")(key[None, None], key[None, None]) @ value[None, None]
-    return found[0, 0]
+    """Recall values by linear attention, whose state has as many features as a key has entries."""
+    recalled: Tensor = Linear("relu")(key[None, None], key[None, None]) @ value[None, None]
+    return recalled[0, 0]
 
 
 def recalled_by_attention(key: Tensor, value: Tensor) -> Tensor:
-    """Recall by attention with sharp scores; it stores every pair, so its memory grows with n."""
+    """Recall values by softmax attention with sharp scores; it stores every pair, so its memory grows with n."""
     return attention(key[None, None], key[None, None], value[None, None], scale=1e4)[0, 0]
 
 
-def _answered(draw: Draw, recall: Recall, pairs: int = 64, width: int = 16) -> float:
-    """Return the share of right answers to `saccade.tasks.mqar`, with random unit vectors for tokens."""
+def _recall_accuracy(draw: Draw, recall: Recall, pairs: int = 64, width: int = 16) -> float:
+    """Return the accuracy of recall on the task `saccade.tasks.mqar`, with random unit vectors for tokens."""
     task = mqar(1, 4 * pairs, pairs, vocab_size=4 * pairs + 1, seed=draw.integer())
     read = task.tokens[0, : task.context_len].reshape(-1, 2)
     key, value = (torch.nn.functional.normalize(draw.normal(4 * pairs + 1, width), dim=-1) for _ in range(2))
-    found = recall(key[read[:, 0]], value[read[:, 1]])
-    order, asked = read[:, 0].argsort(), task.tokens[0, task.targets[0] >= 0]
-    place = order[torch.searchsorted(read[order, 0], asked)]
-    answer = (found[place] @ value.T).argmax(-1)
+    recalled = recall(key[read[:, 0]], value[read[:, 1]])
+    order, queried = read[:, 0].argsort(), task.tokens[0, task.targets[0] >= 0]
+    place = order[torch.searchsorted(read[order, 0], queried)]
+    answer = (recalled[place] @ value.T).argmax(-1)
     return float((answer == task.targets[0, task.targets[0] >= 0]).double().mean())
 
 
@@ -87,9 +87,9 @@ def a_fixed_state_limits_what_is_remembered(
     yield equal("linear attention, 8 axes as keys: squared error", lost(linear, values[:width, :width]), 0.0)
     yield at_least("linear attention, 16 keys: squared error, against n - d_k", lost(linear, crowded), n - width, 1e-9)
     yield at_most("attention, the same 16 keys: squared error", lost(attend, crowded), 1e-9)
-    answered = {name: _answered(draw, recall) for name, recall in (("best", best), ("attention", attend))}
-    yield at_most("recall of 64 pairs (mqar), any state, d_k = 16: share answered", answered["best"], 0.6)
-    yield equal("recall of 64 pairs (mqar), attention: share answered", answered["attention"], 1.0)
+    accuracy = {name: _recall_accuracy(draw, recall) for name, recall in (("best", best), ("attention", attend))}
+    yield at_most("recall of 64 pairs (mqar), any state, d_k = 16: share answered", accuracy["best"], 0.6)
+    yield equal("recall of 64 pairs (mqar), attention: share answered", accuracy["attention"], 1.0)
     angles = torch.arange(n, dtype=torch.float64) * (2 * math.pi / n)
     circle = torch.stack([angles.cos(), angles.sin()], -1)
     yield at_most("attention, 16 keys on a circle, d_k = 2: squared error", lost(attend, circle), 1e-9)

@@ -1,4 +1,4 @@
-"""Claims: statements about attention, the runs that check them, and the random numbers of a run."""
+"""The `Claim` class: a statement about attention, its verdict, and a check with seeded random numbers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Draw:
-    """Random tensors in float64, for one claim and one seed.
+    """Random number generator for the check of one claim with one seed; tensors are float64.
 
     Args:
-        seed: of the run.
-        name: of the claim; two claims with one seed draw independently.
+        seed: the seed of the run.
+        name: the name of the claim; two claims with the same seed draw independent numbers.
 
     Attributes:
-        used: whether anything was drawn. A check without random numbers gives the same result for every seed.
+        used: whether any number was drawn. A check without random numbers gives the same result for every seed.
     """
 
     def __init__(self, seed: int, name: str):
@@ -40,7 +40,7 @@ class Draw:
         self.used = False
 
     def normal(self, *shape: int) -> Tensor:
-        """Draw independent normal numbers with mean 0 and variance 1."""
+        """Draw independent standard normal numbers."""
         self.used = True
         return torch.randn(shape, dtype=torch.float64, generator=self._generator)
 
@@ -55,12 +55,12 @@ class Draw:
         return torch.randperm(n, generator=self._generator)
 
     def integer(self) -> int:
-        """Draw a number below 2³¹, for a function that takes a seed."""
+        """Draw an integer below 2³¹, to seed a function."""
         self.used = True
         return int(torch.randint(0, 1 << 31, (), generator=self._generator))
 
     def module(self, make: Callable[[], M]) -> M:
-        """Build a float64 module with its usual initial parameters, without changing torch's generator."""
+        """Build a float64 module with random initial parameters, leaving torch's global generator unchanged."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.integer())
             return make().double()
@@ -72,13 +72,13 @@ class Claim:
 
     Attributes:
         name: words joined by hyphens.
-        topic: its subject.
-        statement: one sentence, as the claim is usually made, right or wrong.
-        latex: the same as a formula.
+        topic: the group of claims that it belongs to, such as "softmax".
+        statement: one sentence, as people usually state it, right or wrong.
+        latex: the statement as a formula.
         source: a reference that states or corrects it.
         verdict: "holds", "holds if" (under the conditions), "refuted" (by a counter-example).
-        conditions: of a claim that holds only under them, or the correct statement.
-        trial: the function that measures; `check` calls it.
+        conditions: when the claim holds; for a refuted claim, the correct statement.
+        trial: the function that yields the measurements; `check` calls it.
 
     Example:
         >>> from saccade import theory
@@ -100,19 +100,19 @@ class Claim:
 
     @property
     def ingredients(self) -> tuple[str, ...]:
-        """Names of the formulas and functions that `check` accepts as replacements."""
+        """Names of the formulas and functions of the claim that `check` accepts replacements for."""
         parameters = inspect.signature(self.trial).parameters.values()
         return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
 
     def check(self, seed: int = 0, **kwargs: Any) -> tuple[Measurement, ...]:
-        """Run the check.
+        """Measure whether the claim's verdict is right.
 
         Args:
-            seed: of the random numbers.
+            seed: the seed of the random numbers.
             kwargs: replacements for `ingredients`; a wrong formula or function makes some measurement disagree.
 
         Returns:
-            The measurements. The verdict stands if every one of them agrees.
+            The measurements. They confirm the verdict if all of them agree.
 
         Raises:
             TypeError: a seed that is no int, or an unknown ingredient.
@@ -120,7 +120,7 @@ class Claim:
         return self.measure(Draw(check_int("seed", seed, 0), self.name), **kwargs)
 
     def measure(self, draw: Draw, **kwargs: Any) -> tuple[Measurement, ...]:
-        """Run the check with the random numbers of a `Draw`."""
+        """Run the check of this claim with the random numbers of ``draw``."""
         unknown = sorted(set(kwargs) - set(self.ingredients))
         if unknown:
             rule = f"be among {', '.join(self.ingredients)}" if self.ingredients else "be left out"
@@ -134,7 +134,7 @@ class Claim:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Use one thread: the tensors of a claim are too small for more, which would also wait for busy processes."""
+    """Limit torch to one thread: the tensors of a claim are too small to gain from more."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -146,7 +146,7 @@ def _one_thread() -> Iterator[None]:
 def claim(
     topic: str | None = None, *, latex: str, source: str, verdict: Verdict, conditions: str = ""
 ) -> Callable[[Check], Claim]:
-    """Make a claim of a function: its name is the name, its first paragraph the statement, its module the topic."""
+    """Turn a function into a `Claim`, named like the function; its docstring is the statement, its module the topic."""
 
     def make(trial: Check) -> Claim:
         name = trial.__name__.replace("_", "-")

@@ -1,4 +1,4 @@
-"""All claims by topic, and their Markdown for the documents."""
+"""The list of all claims by topic, and the Markdown that documentation pages show of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from saccade.support.errors import value_error
 from saccade.support.validation import check_type
 from saccade.theory import (
     averages,
-    bottleneck,
     capacity,
     complexity,
     decoding,
@@ -17,21 +16,19 @@ from saccade.theory import (
     graphs,
     heads,
     information,
-    linear_costs,
     masking,
     mixture,
     paths,
     products,
     rank,
-    relations,
     relatives,
     scaling,
     similarity,
     softmax,
-    sparsity,
     spectrum,
     steps,
     symmetry,
+    trained,
     training,
     universality,
 )
@@ -39,34 +36,22 @@ from saccade.theory.claim import Claim, Verdict
 
 _TOPICS = (
     *(scaling, similarity, softmax, gradients, products, averages, symmetry, universality, rank, spectrum, mixture),
-    *(
-        information,
-        bottleneck,
-        relatives,
-        heads,
-        training,
-        sparsity,
-        relations,
-        paths,
-        capacity,
-        complexity,
-        steps,
-    ),
-    *(linear_costs, decoding, graphs, features, masking),
+    *(information, relatives, heads, training, trained, paths, capacity, complexity, steps, decoding, graphs),
+    *(features, masking),
 )
 
 CLAIMS: tuple[Claim, ...] = tuple(one for topic in _TOPICS for one in vars(topic).values() if isinstance(one, Claim))
-"""Every claim that a topic states, in the order of the documents."""
+"""Every claim, ordered by topic as in the documentation."""
 
 CONDITION: dict[Verdict, str] = {"holds": "With", "holds if": "If", "refuted": "But"}
-"""The word that leads from a verdict to its conditions."""
+"""The word that introduces the conditions of each verdict."""
 
 
 def find(name: str) -> Claim:
-    """Return the claim with this name.
+    """Look up a claim by its name.
 
     Raises:
-        TypeError: the name is no text.
+        TypeError: the name is not a string.
         ValueError: no claim has this name.
 
     Example:
@@ -83,14 +68,14 @@ def find(name: str) -> Claim:
 
 
 def table(claims: Sequence[Claim]) -> str:
-    """Write one row per claim: name, verdict, statement."""
+    """Format claims as a Markdown table of name, verdict and statement."""
     lines = ["| claim | verdict | statement |", "|---|---|---|"]
     lines += [f"| `{claim.name}` | {claim.verdict} | {claim.statement} |" for claim in claims]
     return "\n".join(lines) + "\n"
 
 
 def sections(claims: Sequence[Claim]) -> str:
-    """Write one section per claim: statement, formula, conditions, source."""
+    """Format claims as Markdown sections with statement, formula, conditions and source."""
     return "\n".join(_section(claim) for claim in claims)
 
 

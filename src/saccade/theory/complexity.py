@@ -1,4 +1,4 @@
-"""Cost in counted operations and bytes, never in seconds."""
+"""Claims about the complexity of attention, Linformer and Performer, in counted operations and bytes."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from saccade.masks import Causal, Mask, Window
 from saccade.matrix import AttentionMatrix, attention
-from saccade.mechanisms import Linear, Mechanism
+from saccade.mechanisms import Linear, Linformer, Mechanism, Performer
+from saccade.mechanisms.linformer import LinformerMatrix
 from saccade.testing.laws.memory import largest_tensor
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_most, equal
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Attention of queries, keys and values."""
+"""An attention function of query, key and value."""
 
 _WINDOW = Window(64, 64)
 
 
 def flops(compute: Callable[[], object]) -> int:
-    """Count floating-point operations of all matrix products, two per multiply-add."""
+    """Count the floating-point operations of all matrix products in a computation, two per multiply-add."""
     with FlopCounterMode(display=False) as counter:
         compute()
     return int(counter.get_total_flops())
 
 
 def dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Compute attention with the dense weights."""
+    """Compute softmax attention without a mask by storing the dense weights."""
     return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
 
 
 def recurrence(x: Tensor) -> Tensor:
-    """Run the products of a recurrent network: per step a d × d matrix for the state and one for the input."""
+    """Run a tanh recurrent network: each step multiplies the state and the input by a d × d matrix."""
     state, weight = x.new_zeros(x.shape[0], 1, x.shape[-1]), x.new_zeros(x.shape[-1], x.shape[-1])
     for step in range(x.shape[2]):
         state = torch.tanh(state @ weight + x[:, 0, step : step + 1] @ weight)
@@ -42,7 +43,7 @@ def recurrence(x: Tensor) -> Tensor:
 
 
 def growth(count: Callable[[int], float], length: int) -> float:
-    """Return how much more twice the length costs, as a factor."""
+    """Return the factor by which a cost grows when the length doubles."""
     return count(2 * length) / count(length)
 
 
@@ -54,13 +55,13 @@ def _zeros(length: int) -> Tensor:
     return torch.zeros(1, 1, length, 16)
 
 
-def _counted(
-    attend: Attend, count: Callable[[Callable[[], object]], int] = flops, made: Callable[[int], Tensor] = _on_meta
+def _cost_by_length(
+    attend: Attend, count: Callable[[Callable[[], object]], int] = flops, make_input: Callable[[int], Tensor] = _on_meta
 ) -> Callable[[int], int]:
-    """Return the cost of self-attention for each length."""
+    """Return a function from a length to the cost of self-attention at that length."""
 
     def of(length: int) -> int:
-        x = made(length)
+        x = make_input(length)
         return count(lambda: attend(x, x, x))
 
     return of
@@ -70,11 +71,11 @@ def _counted(
     latex=r"2n^2(d_k+d_v)",
     source="tutorials; Vaswani et al. 2017, arXiv:1706.03762, table 1",
     verdict="holds",
-    conditions="every query may attend to every key; storing the weights is not necessary for it",
+    conditions="every query may attend to every key; the weights need not be stored",
 )
 def operations_are_quadratic(draw: Draw, *, attend: Attend = dense) -> Measurements:
     """Exact attention takes O(n² d) operations: twice the length costs four times as many."""
-    count = _counted(attend)
+    count = _cost_by_length(attend)
     yield equal("operations, n = 1,024, d = 64, against 2 n² (d + d)", count(1024), 4 * 1024**2 * 64)
     yield equal("growth for twice the length", growth(count, 1024), 4.0)
     x = torch.zeros(1, 1, 256, 64)
@@ -93,12 +94,12 @@ def standard_attention_is_linear(
     draw: Draw, *, attend: Attend = dense, near: Mask = _WINDOW, other: Callable[[], Mechanism] = Linear
 ) -> Measurements:
     """Standard attention has linear complexity."""
-    yield apart("growth of the operations for twice the length", growth(_counted(attend), 2048), 2.0, 1.5)
+    yield apart("growth of the operations for twice the length", growth(_cost_by_length(attend), 2048), 2.0, 1.5)
 
     def windowed(length: int) -> int:
         return AttentionMatrix(_on_meta(length), _on_meta(length), near).explain().flops
 
-    linear = _counted(lambda query, key, value: other()(query, key) @ value, made=_zeros)
+    linear = _cost_by_length(lambda query, key, value: other()(query, key) @ value, make_input=_zeros)
     yield equal("a window of 64 on each side: growth", growth(windowed, 16384), 2.0, 0.02, "the ends")
     yield equal("linear attention: growth", growth(linear, 512), 2.0, 0.02, "the ends")
 
@@ -111,7 +112,7 @@ def standard_attention_is_linear(
 )
 def memory_is_quadratic(draw: Draw, *, attend: Attend = attention, stores: Attend = dense) -> Measurements:
     """Attention needs memory for n² weights."""
-    stored, tiled = (_counted(function, largest_tensor, _zeros) for function in (stores, attend))
+    stored, tiled = (_cost_by_length(function, largest_tensor, _zeros) for function in (stores, attend))
     yield equal("stored: growth of the largest tensor", growth(stored, 512), 4.0)
     yield equal("stored: its bytes in float32, n = 1,024", stored(1024), 4 * 1024**2)
     yield at_most("not stored: growth of the largest tensor", growth(tiled, 2048), 2.1)
@@ -122,8 +123,8 @@ def memory_is_quadratic(draw: Draw, *, attend: Attend = attention, stores: Atten
     latex=r"n=100\,000:\ 10^{10}\ \text{weights, infeasible}",
     source="tutorials",
     verdict="refuted",
-    conditions="the weights cannot be held (40 GB in float32 for a head), and need not be: exact causal attention over "
-    "100,000 tokens runs, a few tiles at a time",
+    conditions="the weights do not fit in memory (40 GB in float32 for a head), and need not: exact causal attention "
+    "over 100,000 tokens runs, a few tiles at a time",
 )
 def a_hundred_thousand_tokens_are_infeasible(
     draw: Draw,
@@ -135,16 +136,16 @@ def a_hundred_thousand_tokens_are_infeasible(
     n = 100_000
     q, k, v = (draw.normal(1, 1, n, 4).float() for _ in range(3))
     outputs: list[Tensor] = []
-    made = largest(lambda: outputs.append(attend(q, k, v, Causal()))) / (4 * n**2)
+    share = largest(lambda: outputs.append(attend(q, k, v, Causal()))) / (4 * n**2)
     for row in (n // 2, n - 1):
         weights = (q[0, 0, row].double() @ k[0, 0, : row + 1].double().T / 2).softmax(-1)
         error = float((outputs[0][0, 0, row] - weights @ v[0, 0, : row + 1].double()).abs().max())
         yield at_most(f"exact causal attention, run: error of row {row:,}", error, 1e-5)
-    yield apart("largest tensor made for it, as a share of the 40 GB of all weights", made, 1.0, 0.99)
+    yield apart("largest tensor created for it, as a share of the 40 GB of all weights", share, 1.0, 0.99)
 
 
 def attention_layer(x: Tensor) -> Tensor:
-    """Run self-attention with all of its products: projections, weights, weighted sums, output."""
+    """Run a self-attention layer with all of its matrix products: projections, scores, weighted sums, output."""
     weight = x.new_zeros(x.shape[-1], x.shape[-1])
     return dense(x @ weight, x @ weight, x @ weight) @ weight
 
@@ -164,7 +165,7 @@ def recurrence_is_cheaper_for_long_sequences(
     width = 16
 
     def of(function: Callable[[Tensor], Tensor]) -> Callable[[int], int]:
-        return _counted(lambda x, *_: function(x), made=lambda length: _on_meta(length, width))
+        return _cost_by_length(lambda x, *_: function(x), make_input=lambda length: _on_meta(length, width))
 
     attentive, recurrent = of(layer), of(step)
     weights = sum(one.numel() for one in torch.nn.LSTM(width, width, bias=False).parameters())
@@ -175,3 +176,68 @@ def recurrence_is_cheaper_for_long_sequences(
     yield equal("with them, n = d", attentive(width) / recurrent(width), 3.0)
     yield equal("with them, n = 8 d", attentive(8 * width) / recurrent(8 * width), 10.0)
     yield equal("with them, over an LSTM, n = 2 d", attentive(2 * width) / (2 * width * 2 * weights), 1.0)
+
+
+def _tokens(length: int, width: int) -> Tensor:
+    return torch.zeros(1, 1, length, width)
+
+
+def operations_of_linformer(length: int, rank: int, width: int) -> int:
+    """Count the operations of one Linformer head with ``rank`` slots, run densely so that all are counted."""
+    x = _tokens(length, width)
+    mechanism = Linformer(length, rank)
+
+    def product() -> Tensor:
+        matrix = mechanism(x, x)
+        assert isinstance(matrix, LinformerMatrix)
+        return matrix.slots() @ (matrix.projection @ x)
+
+    return flops(product)
+
+
+def operations_of_performer(length: int, features: int, width: int) -> int:
+    """Count the operations of one Performer head with this many random features."""
+    x = _tokens(length, width)
+    mechanism = Performer(features)
+    mechanism(x, x) @ x  # the first call draws the directions
+    return flops(lambda: mechanism(x, x) @ x)
+
+
+def _exact(length: int, width: int) -> int:
+    x = _tokens(length, width)
+    return flops(lambda: dense(x, x, x))
+
+
+@claim(
+    latex=r"O(nk)",
+    source="Wang et al. 2020, arXiv:2006.04768, section 4",
+    verdict="holds",
+    conditions="O(nk) leaves out the width, as is usual: for d_k = d_v = d it is 8 n k d, against 4 n² d, so it saves "
+    "operations with fewer than n/2 slots. How many slots are enough is another question",
+)
+def linformer_costs_n_k(draw: Draw, *, count: Callable[[int, int, int], int] = operations_of_linformer) -> Measurements:
+    """A Linformer with k slots takes O(n k) operations."""
+    yield equal("operations, n = 256, k = 32, d = 16, against 8 n k d", count(256, 32, 16), 8 * 256 * 32 * 16)
+    yield equal("growth for twice the length", growth(lambda n: count(n, 32, 16), 256), 2.0)
+    yield equal("growth for twice the slots", growth(lambda k: count(256, k, 16), 32), 2.0)
+    yield equal("growth for twice the width", growth(lambda d: count(256, 32, d), 16), 2.0)
+    yield equal("k = n/2, over exact attention", count(256, 128, 16) / _exact(256, 16), 1.0)
+
+
+@claim(
+    latex=r"O(nd)\ \text{or}\ O(nmd)",
+    source="tutorials, which leave out m; with it Choromanski et al. 2021, arXiv:2009.14794, section 2.2",
+    verdict="holds if",
+    conditions="the number m of random features is fixed: the cost is O(n m d), more than exact attention if n is "
+    "about m; and m for a given error grows with the norms (how-many-features)",
+)
+def performer_costs_n_d(draw: Draw, *, count: Callable[[int, int, int], int] = operations_of_performer) -> Measurements:
+    """A Performer takes O(n d) operations: linear in the length."""
+    yield equal("growth for twice the length", growth(lambda n: count(n, 64, 16), 512), 2.0, 0.02, "the ends")
+    yield equal("growth for twice the width", growth(lambda d: count(512, 64, d), 64), 2.0, 0.1, "the denominators")
+    features = growth(lambda m: count(512, m, 16), 64)
+    yield apart("growth for twice the features, where O(n d) has 1", features, 1.0, 0.9)
+    yield at_most("the same, against O(n m d)", features, 2.0, 0.02)
+    yield apart(
+        "n = m = 128, over exact attention, where O(n d) says less", count(128, 128, 16) / _exact(128, 16), 1.0, 0.5
+    )

@@ -1,4 +1,4 @@
-"""Decoding: one token at a time, with cached keys and values."""
+"""Claims about decoding: one token at a time, with a cache of keys and values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PROMPT, _LENGTH = 6, 16
 
 
 def decoder(num_kv_heads: int = 4) -> Decoder:
-    """Build a small decoder with random weights: 2 layers of 4 heads of width 8."""
+    """Build a small decoder with random weights: two layers with four heads of width 8."""
     return Decoder(
         DecoderConfig(
             vocab_size=_LENGTH,
@@ -34,7 +34,7 @@ def decoder(num_kv_heads: int = 4) -> Decoder:
 
 
 def one_by_one(model: Decoder, tokens: Tensor, prompt: int) -> tuple[Tensor, int]:
-    """Return logits of a prompt at once and of later tokens one at a time, and the bytes of the cache."""
+    """Decode: run a prompt at once and later tokens one at a time; return the logits and the bytes of the cache."""
     cache = model.new_cache()
     pieces = [tokens[:, :prompt], *tokens[:, prompt:].split(1, dim=1)]
     return torch.cat([model(piece, cache=cache) for piece in pieces], 1), cache.nbytes
@@ -58,15 +58,18 @@ def prefill_and_decode_are_the_full_run(
 ) -> Measurements:
     """Prefill, then decoding token by token with a KV cache, gives the result of the full run."""
     tokens = draw.permutation(_LENGTH)[None]
-    found = {}
+    cache_bytes = {}
     with torch.no_grad():
         for heads in (4, 2):
             model = draw.module(partial(make, heads)).eval()
-            logits, kept = decode(model, tokens, _PROMPT)
-            found[heads] = kept
+            logits, cache_bytes[heads] = decode(model, tokens, _PROMPT)
             yield same(f"{heads} key heads: logits, against the full run", logits, model(tokens), 1e-10)
-    yield equal("bytes kept, against 2 n · layers · heads · width, in float64", found[4], 2 * _LENGTH * 2 * 4 * 8 * 8)
-    yield equal("bytes with 2 key heads, as a share", found[2] / found[4], 0.5)
+    yield equal(
+        "bytes of the cache, against 2 n · layers · heads · width, in float64",
+        cache_bytes[4],
+        2 * _LENGTH * 2 * 4 * 8 * 8,
+    )
+    yield equal("bytes with 2 key heads, as a share", cache_bytes[2] / cache_bytes[4], 0.5)
     layer = draw.module(lambda: MultiHeadAttention(32, 4))
     x = draw.normal(1, _LENGTH, 32)
     with torch.no_grad():
@@ -78,7 +81,7 @@ def prefill_and_decode_are_the_full_run(
     latex=r"\sum_{i\le n}i\cdot 4d=2n(n+1)d\ \text{against}\ \tfrac{2}{3}n(n+1)(2n+1)d",
     source="tutorials on the KV cache; by counting",
     verdict="holds",
-    conditions="products of queries, keys and values are counted; projections, which the cache spares as well, are not",
+    conditions="products of queries, keys and values are counted; projections, which the cache saves as well, are not",
 )
 def a_cache_spares_what_was_computed(
     draw: Draw, *, attend: Callable[[Tensor, Tensor, Tensor], Tensor] = dense
@@ -90,8 +93,8 @@ def a_cache_spares_what_was_computed(
         query, key = (torch.empty(1, 1, one, width, device="meta") for one in (queries, keys))
         return flops(lambda: attend(query, key, key))
 
-    kept = sum(cost(1, place) for place in range(1, n + 1))
+    cached = sum(cost(1, place) for place in range(1, n + 1))
     anew = sum(cost(place, place) for place in range(1, n + 1))
     yield equal("operations of one step, 32 tokens, against 4 n d", cost(1, n), 4 * n * width)
-    yield equal("of 32 steps with a cache, against 2 n (n + 1) d", kept, 2 * n * (n + 1) * width)
+    yield equal("of 32 steps with a cache, against 2 n (n + 1) d", cached, 2 * n * (n + 1) * width)
     yield equal("without one, against 2/3 n (n + 1) (2 n + 1) d", anew, 2 * n * (n + 1) * (2 * n + 1) * width / 3)

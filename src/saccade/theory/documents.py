@@ -1,4 +1,4 @@
-"""Statements of tutorials about attention, each with the measurement that could contradict its verdict."""
+"""Five tutorial documents about attention: their statements, each with the claim and measurement that test it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _CHINESE: dict[Verdict, str] = {"holds": "成立", "holds if": "有条件成立"
 
 
 class Said(NamedTuple):
-    """A statement of a tutorial, and the claim that judges it.
+    """One statement of a tutorial document, and the claim that tests it.
 
     Attributes:
-        statement: in our words.
-        chinese: the same in Chinese.
-        claim: the name of the claim that judges it.
-        row: the measurement of that claim that could contradict the verdict.
-        verdict: on this statement; by default that of the claim.
+        statement: the statement, paraphrased.
+        chinese: the statement in Chinese.
+        claim: the name of the claim that tests it.
+        row: the name of that claim's measurement that could contradict the verdict.
+        verdict: the verdict on this statement; by default the claim's.
     """
 
     statement: str
@@ -32,12 +32,12 @@ class Said(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A tutorial and its statements, in its order.
+    """A tutorial document and its statements, in the tutorial's order.
 
     Attributes:
         title: in English.
         chinese: the title in Chinese.
-        says: its statements.
+        says: the statements.
     """
 
     title: str
@@ -47,23 +47,23 @@ class Document(NamedTuple):
 
 def _read() -> tuple[Document, ...]:
     with (Path(__file__).parent / "documents.toml").open("rb") as file:
-        told = tomllib.load(file)["document"]
+        documents = tomllib.load(file)["document"]
     return tuple(
         Document(
             one["title"],
             one["chinese"],
             tuple(Said(**{"verdict": find(said["claim"]).verdict} | said) for said in one["says"]),
         )
-        for one in told
+        for one in documents
     )
 
 
 DOCUMENTS = _read()
-"""Five tutorials, as ``documents.toml`` tells them."""
+"""The five tutorial documents that ``documents.toml`` describes."""
 
 
 def listed(documents: Sequence[Document] | None = None) -> str:
-    """Return every statement of the documents (of all if None) with its verdict, claim and test, as plain text."""
+    """List the statements of tutorial documents (all if None) with verdict, claim and measurement, as plain text."""
     lines: list[str] = []
     for document in DOCUMENTS if documents is None else documents:
         lines.append(document.title.upper())
@@ -73,7 +73,7 @@ def listed(documents: Sequence[Document] | None = None) -> str:
 
 
 def tables(documents: Sequence[Document] | None = None, *, chinese: bool = False) -> str:
-    """Like `listed`, as Markdown: one table per document."""
+    """Format the statements of tutorial documents (all if None) as Markdown: one table per document."""
     head = (
         "| 论述 | 结论 | 论断 | 可推翻结论的测量 |"
         if chinese

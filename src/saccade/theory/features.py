@@ -1,4 +1,4 @@
-"""Random features and random projections: bias, variance, and the number that is needed."""
+"""Claims about random features and random projections: bias, variance, and how many are needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WANG = "Wang et al. 2020, arXiv:2006.04768"
 def kernel_samples(
     x: Tensor, y: Tensor, directions: Tensor, kind: Literal["positive", "trigonometric"] = "positive"
 ) -> Tensor:
-    """Return one estimate of exp(x·y) for each random direction ``[m, d]``."""
+    """Return one random-feature estimate of the kernel exp(x·y) for each direction ``[m, d]``."""
     squares = (x.square().sum() + y.square().sum()) / 2
     if kind == "positive":
         return (directions @ (x + y) - squares).exp()
@@ -27,18 +27,18 @@ def kernel_samples(
 
 
 def variance_of_positive(x: Tensor, y: Tensor) -> Tensor:
-    """Return the variance of the estimate by one positive feature."""
+    """Return the variance of the kernel estimate from one positive random feature."""
     together = (x + y).square().sum().exp()
     return together * (2 * (x @ y)).exp() * (1 - 1 / together)
 
 
 def variance_of_trigonometric(x: Tensor, y: Tensor) -> Tensor:
-    """Return the variance of the estimate by one trigonometric feature."""
+    """Return the variance of the kernel estimate from one trigonometric random feature."""
     apart = (-(x - y).square().sum()).exp()
     return (x + y).square().sum().exp() * (-2 * (x @ y)).exp() * (1 - apart) ** 2 / 2
 
 
-def _unit(draw: Draw, width: int, length: float) -> Tensor:
+def _random_vector(draw: Draw, width: int, length: float) -> Tensor:
     x = draw.normal(width)
     return x * (length / x.norm())
 
@@ -52,16 +52,16 @@ def _unit(draw: Draw, width: int, length: float) -> Tensor:
 def features_estimate_the_kernel(draw: Draw, *, samples: Callable[..., Tensor] = kernel_samples) -> Measurements:
     """Positive random features estimate the softmax kernel without bias."""
     width = 8
-    x, y = _unit(draw, width, 0.6), _unit(draw, width, 0.6)
+    x, y = _random_vector(draw, width, 0.6), _random_vector(draw, width, 0.6)
     directions = draw.normal(200_000, width)
     for kind in ("positive", "trigonometric"):
         yield estimate(f"{kind} features: mean of the estimates", samples(x, y, directions, kind), float((x @ y).exp()))
 
 
 def divided(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return φ(Q)(φ(K)ᵀV), each row divided by φ(q)·Σφ(k)."""
-    gathered = query @ (key.T @ value)
-    return gathered / (query @ key.sum(0))[:, None]
+    """Return linear attention with features, φ(Q)(φ(K)ᵀV), each row divided by φ(q)·Σφ(k)."""
+    sums = query @ (key.T @ value)
+    return sums / (query @ key.sum(0))[:, None]
 
 
 @claim(
@@ -80,11 +80,11 @@ def features_need_no_division(
     printed: Callable[[Tensor, Tensor, Tensor], Tensor] = lambda query, key, value: query @ (key.T @ value),
 ) -> Measurements:
     """Attention is about φ(Q) (φ(K)ᵀ V), for features φ of the softmax kernel."""
-    n, places = 12, 5
+    n, distinct = 12, 5
     # Five distinct keys with one feature each: exp(q·k) exactly.
-    points, at = draw.normal(places, 4), torch.arange(n) % places
+    points, at = draw.normal(distinct, 4), torch.arange(n) % distinct
     query, value = draw.normal(n, 4), draw.normal(n, 3)
-    of_query, of_key = (query @ points.T).exp(), torch.eye(places, dtype=torch.float64)[at]
+    of_query, of_key = (query @ points.T).exp(), torch.eye(distinct, dtype=torch.float64)[at]
     exact = (query @ points[at].T).softmax(-1) @ value
     yield same("divided by the sum, against softmax", right(of_query, of_key, value), exact, 1e-10)
     ones = torch.ones(n, 1, dtype=torch.float64)
@@ -102,19 +102,19 @@ def features_need_no_division(
 def performer_attention_is_unbiased(draw: Draw, *, samples: Callable[..., Tensor] = kernel_samples) -> Measurements:
     """A Performer estimates attention without bias."""
     width, trials = 8, 10_000
-    query, keys = _unit(draw, width, 1.0), torch.stack([_unit(draw, width, 1.0) for _ in range(4)])
+    query, keys = _random_vector(draw, width, 1.0), torch.stack([_random_vector(draw, width, 1.0) for _ in range(4)])
     keys[0] = query  # the key with the largest weight, which also varies most
     exact = (keys @ query).softmax(0)[0]
     biases = {}
     for features in (4, 64):
         directions = draw.normal(trials * features, width)
         kernels = [samples(query, key, directions).view(trials, features).mean(-1) for key in keys]
-        found = kernels[0] / sum(kernels)
-        biases[features] = float(found.mean() - exact)
+        weights = kernels[0] / sum(kernels)
+        biases[features] = float(weights.mean() - exact)
         if features == 4:
-            error = float(found.std() / trials**0.5)
+            error = float(weights.std() / trials**0.5)
             yield apart(
-                "mean weight of the nearest key, 4 features", float(found.mean()), float(exact), 6 * error + 1e-9
+                "mean weight of the nearest key, 4 features", float(weights.mean()), float(exact), 6 * error + 1e-9
             )
     yield at_most("bias with 64 features, as a share of that with 4", abs(biases[64] / biases[4]), 0.5)
 
@@ -131,7 +131,7 @@ def how_many_features(
 ) -> Measurements:
     """The error of positive features grows with the norm of query plus key, exponentially."""
     width = 8
-    x, y = _unit(draw, width, 0.5), _unit(draw, width, 0.5)
+    x, y = _random_vector(draw, width, 0.5), _random_vector(draw, width, 0.5)
     errors = kernel_samples(x, y, draw.normal(400_000, width)) - (x @ y).exp()
     yield estimate("variance of one estimate", errors.square(), float(variance(x, y)))
 
@@ -151,7 +151,7 @@ def positive_features_are_always_better(
 ) -> Measurements:
     """Positive features have less variance than trigonometric ones."""
     width = 8
-    x = _unit(draw, width, 0.7)
+    x = _random_vector(draw, width, 0.7)
     directions = draw.normal(100_000, width)
     for name, y in (("x = y", x), ("x = -y", -x)):
         seen = kernel_samples(x, y, directions, "trigonometric")
@@ -203,7 +203,7 @@ def attention_is_low_rank_by_projection(
 
 
 def printed_projections(directions: Tensor, delta: float) -> tuple[Tensor, Tensor]:
-    """Return E = δR and F = exp(-δ)R, as printed in the proof of Linformer's second theorem."""
+    """Return the projections E = δR and F = exp(-δ)R from the proof of Linformer's second theorem."""
     return delta * directions, math.exp(-delta) * directions
 
 
@@ -225,6 +225,6 @@ def linformer_is_exact_by_construction(
     directions = draw.normal(2 * n, n) / (2 * n) ** 0.5
     for delta in (1.0, 1 / n, 1e-6):
         of_keys, of_values = projections(directions, delta)
-        found = (scores @ of_keys.T).softmax(-1) @ (of_values @ value)
-        error = float((found - exact).norm() / exact.norm())
+        output = (scores @ of_keys.T).softmax(-1) @ (of_values @ value)
+        error = float((output - exact).norm() / exact.norm())
         yield apart(f"relative error of the output, δ = {delta:.1g}", error, 0.0, 0.5)

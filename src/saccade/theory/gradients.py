@@ -1,4 +1,4 @@
-"""Gradients of attention by query, key and value."""
+"""Claims about the gradients of attention with respect to query, key and value."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from saccade.theory.measurement import Measurements, apart, same
 
 
 class Gradients(NamedTuple):
-    """Gradients of a number that depends on the output.
+    """Gradients of attention: of a scalar loss by query, key, value and scores.
 
     Attributes:
-        query, key, value: of the inputs.
-        scores: of the scaled scores.
+        query, key, value: gradients by the inputs.
+        scores: gradients by the scaled scores.
     """
 
     query: Tensor
@@ -30,9 +30,9 @@ class Gradients(NamedTuple):
 
 
 def backward(weights: Tensor, query: Tensor, key: Tensor, value: Tensor, output_gradient: Tensor) -> Gradients:
-    """Compute the gradients in closed form, without a Jacobian: one head, ``[len, width]``, scale 1/√d_k.
+    """Compute the gradients of attention in closed form, without a Jacobian: one head, ``[len, width]``, scale 1/√d_k.
 
-    dV = Aᵀ dO, dA = dO Vᵀ, dS = A ∘ (dA - D) with D the sums of the rows of dO ∘ O, dQ = dS K / √d_k and
+    dV = Aᵀ dO, dA = dO Vᵀ, dS = A ∘ (dA - D) with D the row sums of dO ∘ O, dQ = dS K / √d_k and
     dK = dSᵀ Q / √d_k.
     """
     output = weights @ value
@@ -63,9 +63,9 @@ def attention_gradients(
     output = attention(*inputs, Causal())
     seen = torch.autograd.grad(output, inputs, upstream[None, None])
     allowed = torch.arange(9) <= torch.arange(7)[:, None] + 2
-    ours = backward(_weights(q, k, allowed), q, k, v, upstream)
-    for name, own, other in zip(("query", "key", "value"), ours[:3], seen, strict=True):
-        yield same(f"gradient of the {name}", own, other[0, 0])
+    closed_form = backward(_weights(q, k, allowed), q, k, v, upstream)
+    for name, formula, automatic in zip(("query", "key", "value"), closed_form[:3], seen, strict=True):
+        yield same(f"gradient of the {name}", formula, automatic[0, 0])
 
 
 @claim(latex=r"\sum_j (dS)_{ij}=0", source="the rows of softmax's Jacobian sum to 0", verdict="holds")

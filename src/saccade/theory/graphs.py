@@ -1,4 +1,4 @@
-"""Sparse patterns as graphs: stars, diameters, edges."""
+"""Claims about sparse masks as graphs of tokens: stars, diameters, edges."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from saccade.theory.measurement import Measurements, apart, at_least, at_most, e
 
 
 def contains_star(allowed: Tensor) -> bool:
-    """Check whether some token sees all and is seen by all, and every token sees itself."""
+    """Check whether a mask contains a star graph: one token linked with all in both directions, and self-loops."""
     centres = allowed.all(0) & allowed.all(1)
     return bool(centres.any() and allowed.diagonal().all())
 
 
 def diameter(allowed: Tensor) -> int:
-    """Return the number of layers after which every token can depend on every other, or -1."""
+    """Return the diameter of the mask's graph: the layers until every token can depend on every other; -1 if never."""
     reached, layers = allowed, 1
     while not reached.all():
         further = (reached.float() @ allowed.float()) > 0
@@ -38,8 +38,7 @@ def _bigbird(seed: int) -> Mask:
     source="Zaheer et al. 2020, arXiv:2007.14062, theorem 1; what a run can check is the condition, not the theorem",
     verdict="holds if",
     conditions="there is a global token: the theorem requires a star (a token that attends to all, and to which all "
-    "attend), for "
-    "compact inputs of a fixed length, positions, and as many layers as it takes",
+    "attend), compact inputs of a fixed length, positions, and as many layers as it takes",
 )
 def bigbird_has_what_the_theorem_needs(draw: Draw, *, pattern: Callable[[int], Mask] = _bigbird) -> Measurements:
     """BigBird's pattern keeps the universality of full attention with linearly many pairs."""

@@ -1,4 +1,4 @@
-"""Several heads compared with one."""
+"""Claims that compare several attention heads with one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from saccade.theory.measurement import Measurements, equal, same
 
 
 def least_error_of_one_head(share: tuple[float, float] = (-1.0, 1.0)) -> float:
-    """Return the least error of one head on the worse of two inputs, as a multiple of a token's length.
+    """Return the least error that one head must make on the worse of two inputs, as a multiple of a token's length.
 
-    For three equal tokens c the target is 0, and the output is w c for any weights. For tokens c, 0, -c the target is
-    2c, and weights a and b give w (a - b) c. ``share`` is the range of a - b: weights are not negative and sum to at
-    most 1.
+    The head multiplies values by w. For three equal tokens c the target is 0, and the output is w c for any weights.
+    For tokens c, 0, -c the target is 2c, and weights a and b give w (a - b) c. ``share`` is the range of a - b, since
+    weights are not negative and sum to at most 1.
     """
     map_of_values = torch.linspace(-4, 4, 1601, dtype=torch.float64)[:, None]
     between = torch.linspace(*share, 201, dtype=torch.float64)
@@ -28,7 +28,7 @@ def least_error_of_one_head(share: tuple[float, float] = (-1.0, 1.0)) -> float:
 
 
 def best_of_one_head(first: float, second: float) -> float:
-    """Return the least share of the variance of x₁ - x₂ that W(a x₁ + b x₂) leaves, for the best W."""
+    """Return the share of the variance of x₁ - x₂ that one head's best W(a x₁ + b x₂) cannot explain."""
     return 1 - (first - second) ** 2 / (2 * (first**2 + second**2))
 
 

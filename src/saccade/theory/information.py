@@ -1,71 +1,72 @@
-"""Information: the bounds of sparse weights, and the limits of weights as explanations."""
+"""Claims about information: the bottleneck, the bounds of sparse weights, and weights as explanations."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from saccade.masks import Window
 from saccade.matrix import AttentionMatrix, attention
-from saccade.theory.bottleneck import bits
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, equal, same
 from saccade.theory.rank import weights_of
 
 
 def gaussian_information(weights: Tensor, variance: float) -> float:
-    """Return I(X; AX + ε) in nats per feature, for standard normal X and ε of this variance: half a log-determinant."""
+    """Return the mutual information I(X; AX + ε) in nats per feature, for standard normal X and noise of a variance."""
     eye = torch.eye(len(weights), dtype=weights.dtype)
     return float(torch.linalg.slogdet(eye + weights @ weights.T / variance)[1]) / 2
 
 
 def divergence_from_mean_row(weights: Tensor) -> float:
-    """Return the mutual information of query and key position: the mean divergence of rows from the mean row."""
+    """Return the mutual information of query and key positions: the mean divergence of rows from the mean row."""
     mean = weights.mean(0)
     ratio = torch.where(weights > 0, weights * (weights / mean).log(), 0.0)
     return float(ratio.sum(-1).mean())
 
 
 def other_weights(weights: Tensor, value: Tensor) -> Tensor:
-    """Return rows with equal output, no negative weight and sum 1, moved as far from the old weights as possible.
+    """Return other weights with the same output and rows that sum to 1, far from the original weights.
 
-    It walks along edges of the feasible polytope, like linear programming: each step sets one more weight to 0 without
-    raising the total old weight of the remaining keys, until d_v + 1 keys are left.
+    Walk along edges of the feasible polytope, like linear programming: each step sets one more weight to 0 without
+    raising the total original weight of the remaining keys, until d_v + 1 keys are left.
     """
     constraints = torch.cat([value, torch.ones(len(value), 1, dtype=value.dtype)], 1)
-    found = weights.clone()
-    for row, old in zip(found, weights, strict=True):
-        kept = torch.arange(len(row))
-        while len(kept) > constraints.shape[1]:
+    moved = weights.clone()
+    for row, old in zip(moved, weights, strict=True):
+        support = torch.arange(len(row))
+        while len(support) > constraints.shape[1]:
             # A direction orthogonal to the columns of the values and to the ones; downhill if it has a slope.
-            free = torch.linalg.svd(constraints[kept].T).Vh[constraints.shape[1] :]
-            direction = -(free.T @ (free @ old[kept]))
+            free = torch.linalg.svd(constraints[support].T).Vh[constraints.shape[1] :]
+            direction = -(free.T @ (free @ old[support]))
             if direction.norm() < 1e-9:
                 direction = free[0]
-            room = torch.where(direction < 0, -row[kept] / direction, torch.inf)
-            row[kept] += room.min() * direction
-            row[kept[room.argmin()]] = 0.0
-            kept = kept[torch.arange(len(kept)) != room.argmin()]
-    return found.clamp_min(0)
+            room = torch.where(direction < 0, -row[support] / direction, torch.inf)
+            row[support] += room.min() * direction
+            row[support[room.argmin()]] = 0.0
+            support = support[torch.arange(len(support)) != room.argmin()]
+    return moved.clamp_min(0)
 
 
 def patterns(n: int) -> dict[str, Tensor]:
-    """Return three ``[n, n]`` matrices: one key for each query, the same key for all, and all keys equally."""
+    """Return three patterns of weights ``[n, n]``: one key for each query, a sink, and uniform weights."""
     eye = torch.eye(n, dtype=torch.float64)
     return {"one key each": eye, "sink": eye[:1].expand(n, n), "uniform": torch.full_like(eye, 1 / n)}
 
 
 def fixed_support(tokens: Tensor) -> Tensor:
-    """Sum the last token and the one before: the mask chooses them, not the tokens."""
+    """Return the attention output of the last query under a window of two: the mask selects the keys."""
     x = tokens[:, None]
     return attention(x, x, x, Window(1, 0))[:, 0, -1]
 
 
 def chosen_support(tokens: Tensor) -> Tensor:
-    """Return the first token with the highest first entry: the tokens choose it."""
+    """Return the first token with the highest first entry: the tokens themselves select the key."""
     scores = tokens[..., 0] - 0.01 * torch.arange(tokens.shape[1])
     return tokens[torch.arange(len(tokens)), scores.argmax(-1)]
 
@@ -86,24 +87,24 @@ def sparse_weights_bound_information(
     information: Callable[[Tensor, float], float] = gaussian_information,
 ) -> Measurements:
     """Sparse weights bound the information that passes from the input to the output."""
-    # Every outcome of six coins, as tokens that also contain their position.
+    # All outcomes of six coins, as tokens that also encode their position.
     coins, width = 6, 5
     faces = draw.normal(coins, 2, width)
     faces[..., 0] = torch.tensor([-1.0, 1.0])
     outcomes = torch.cartesian_prod(*[torch.arange(2)] * coins)
     tokens = faces[torch.arange(coins), outcomes]
 
-    def told(outputs: Tensor) -> float:
+    def output_bits(outputs: Tensor) -> float:
         return bits([tuple(round(x, 6) for x in row) for row in outputs.tolist()])
 
-    yield at_most("two coins seen, by mask: bits in a query's output", told(fixed(tokens)), 2.0, 1e-9)
-    yield at_least("one coin seen, chosen by all: bits, against one", told(chosen(tokens)) - 1, 0.1)
+    yield at_most("two coins seen, by mask: bits in a query's output", output_bits(fixed(tokens)), 2.0, 1e-9)
+    yield at_least("one coin seen, chosen by all: bits, against one", output_bits(chosen(tokens)) - 1, 0.1)
     n, variance = 16, 0.01
-    found = {name: information(one, variance) for name, one in patterns(n).items()}
-    yield equal("all queries, one key each: nats, by hand", found["one key each"], n / 2 * math.log(101), 1e-9)
-    yield equal("all queries, a sink: nats, by hand", found["sink"], math.log(1 + n * 100) / 2, 1e-9)
-    yield equal("all queries, uniform weights: nats, by hand", found["uniform"], math.log(101) / 2, 1e-9)
-    yield apart("one key each, which is sparser than uniform weights", found["one key each"], found["uniform"], 30.0)
+    nats = {name: information(one, variance) for name, one in patterns(n).items()}
+    yield equal("all queries, one key each: nats, by hand", nats["one key each"], n / 2 * math.log(101), 1e-9)
+    yield equal("all queries, a sink: nats, by hand", nats["sink"], math.log(1 + n * 100) / 2, 1e-9)
+    yield equal("all queries, uniform weights: nats, by hand", nats["uniform"], math.log(101) / 2, 1e-9)
+    yield apart("one key each, which is sparser than uniform weights", nats["one key each"], nats["uniform"], 30.0)
 
 
 @claim(
@@ -131,14 +132,14 @@ def position_information(
 
 
 def without_each(attend: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return the change of each output when the value of one key is set to 0, ``[q_len, kv_len]``."""
+    """Return how far each output moves when the value of one key is set to 0, ``[q_len, kv_len]``."""
     outputs = attend(query[None, None], key[None, None], value[None, None])[0, 0]
-    moved = []
+    distances = []
     for index in range(len(value)):
         other = value.clone()
         other[index] = 0.0
-        moved.append((attend(query[None, None], key[None, None], other[None, None])[0, 0] - outputs).norm(dim=-1))
-    return torch.stack(moved, -1)
+        distances.append((attend(query[None, None], key[None, None], other[None, None])[0, 0] - outputs).norm(dim=-1))
+    return torch.stack(distances, -1)
 
 
 @claim(
@@ -161,14 +162,75 @@ def weights_explain_the_output(
     n, width = 40, 8
     query, key, value = draw.normal(12, 4), draw.normal(n, 4), draw.normal(n, width)
     weights = weights_of(query, key)
-    found = other(weights, value)
-    yield same("output of the other weights", found @ value, weights @ value, 1e-10)
-    yield same("sums of their rows, against 1", found.sum(-1), torch.ones(len(query), dtype=torch.float64), 1e-10)
-    yield at_least("their smallest weight", float(found.min()), 0.0, 1e-12)
-    moved = float((found - weights).abs().sum(-1).mean() / 2)
+    others = other(weights, value)
+    yield same("output of the other weights", others @ value, weights @ value, 1e-10)
+    yield same("sums of their rows, against 1", others.sum(-1), torch.ones(len(query), dtype=torch.float64), 1e-10)
+    yield at_least("their smallest weight", float(others.min()), 0.0, 1e-12)
+    moved = float((others - weights).abs().sum(-1).mean() / 2)
     yield apart("share of the attention that moved elsewhere, mean over queries", moved, 0.0, 0.5)
     lengths, effect = value.norm(dim=-1), without_each(attend, query, key, value)
     yield same(
         "a value set to 0: how far the output moves, against weight times length", effect, weights * lengths, 1e-9
     )
-    yield differ("the same, against the other weights times length", found * lengths, effect, 0.1)
+    yield differ("the same, against the other weights times length", others * lengths, effect, 0.1)
+
+
+_BETA = 2.0
+_INPUTS = tuple(itertools.product((0, 1), repeat=3))  # three fair coins; the target is the first
+
+
+def bits(outcomes: Sequence[Hashable]) -> float:
+    """Return the Shannon entropy in bits of a list of equally probable outcomes."""
+    return sum(-count / len(outcomes) * math.log2(count / len(outcomes)) for count in Counter(outcomes).values())
+
+
+def bottleneck_terms(outcomes: Sequence[Hashable], targets: Sequence[Hashable]) -> tuple[float, float]:
+    """Return both terms of the information bottleneck, I(X; Z) and I(Z; Y) in bits, for Z = f(X) and uniform X."""
+    pairs = list(zip(outcomes, targets, strict=True))
+    return bits(outcomes), bits(outcomes) + bits(targets) - bits(pairs)
+
+
+def _partitions(n: int) -> Iterator[tuple[int, ...]]:
+    """Yield every partition of n inputs, as the class number of each input: every deterministic map Z = f(X)."""
+    partitions: list[tuple[int, ...]] = [()]
+    for _ in range(n):
+        partitions = [(*start, label) for start in partitions for label in range(max(start, default=-1) + 2)]
+    return iter(partitions)
+
+
+@claim(
+    latex=r"\min\ I(X;Z)-\beta I(Z;Y)",
+    source='tutorials; the principle: Tishby et al. 1999, arXiv:physics/0004057; for networks Saxe et al. 2018, "On '
+    'the information bottleneck theory of deep learning"',
+    verdict="refuted",
+    conditions="softmax weights are above 0, so in general the output still distinguishes all inputs: the first term "
+    "is at its maximum, and no part of attention reduces it. Weights of exactly 0, or noise, discard information; "
+    "training for the target affects only the second term",
+)
+def attention_is_an_information_bottleneck(
+    draw: Draw,
+    *,
+    attend: Callable[..., Tensor] = attention,
+    terms: Callable[[Sequence[Hashable], Sequence[Hashable]], tuple[float, float]] = bottleneck_terms,
+) -> Measurements:
+    """Attention retains information about the target and discards the rest: an information bottleneck."""
+    coins, targets = torch.tensor(_INPUTS, dtype=torch.float64), [first for first, *_ in _INPUTS]
+    tags = torch.eye(3, dtype=torch.float64).expand(8, 1, 3, 3)
+
+    def terms_of_weights(scores: Tensor) -> tuple[float, float]:
+        out = attend(scores.expand(8, 1, 1, 3), tags, coins[:, None, :, None], scale=1.0)
+        return terms([round(one, 9) for one in out.flatten().tolist()], targets)
+
+    soft = terms_of_weights(draw.normal(3) + torch.tensor([2.0, 0.0, 0.0]))
+    hard = terms_of_weights(torch.tensor([1e3, 0.0, 0.0], dtype=torch.float64))
+    even = terms_of_weights(torch.zeros(3, dtype=torch.float64))
+    yield apart("three coins, the first is the target: bits about the input; a bottleneck retains 1", soft[0], 1.0, 1.5)
+    yield equal("the same: bits about the target", soft[1], 1.0)
+    yield equal("weights of exactly 1, 0, 0: bits about the input", hard[0], 1.0)
+    yield equal("the same: bits about the target", hard[1], 1.0)
+    yield equal("equal weights, by hand: bits about the input", even[0], 3 - 0.75 * math.log2(3))
+    yield equal("the same: bits about the target", even[1], 1.5 - 0.75 * math.log2(3))
+    every_map = [terms(labels, targets) for labels in _partitions(8)]
+    least = min(about_input - _BETA * about_target for about_input, about_target in every_map)
+    yield equal(f"least I(X; Z) - 2 I(Z; Y) of all {len(every_map):,} maps", least, 1 - _BETA)
+    yield apart("the same of softmax weights", soft[0] - _BETA * soft[1], least, 1.5)

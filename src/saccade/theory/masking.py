@@ -1,4 +1,4 @@
-"""Masking with large negative numbers, and rows that may attend to nothing."""
+"""Claims about masking: large negative numbers, hidden tokens, and rows that may attend to nothing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from saccade.theory.measurement import Measurements, apart, at_least, equal, sam
 
 
 def filled(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, constant: float = -1e9) -> Tensor:
-    """Compute attention as tutorials mask it: hidden scores are replaced by a large negative number."""
+    """Compute attention with the masking of tutorials: replace hidden scores by a large negative number."""
     scores = query @ key.mT * query.shape[-1] ** -0.5
     return scores.masked_fill(~allowed, constant).softmax(-1) @ value
 
 
-def _raises(compute: Callable[[], object]) -> bool:
+def _raises_runtime_error(compute: Callable[[], object]) -> bool:
     try:
         compute()
     except RuntimeError:
@@ -53,7 +53,7 @@ def a_large_negative_number_masks(
     brain = torch.tensor([0.0, constant], dtype=torch.bfloat16)
     yield equal("bfloat16: weight of a masked key", float(brain.softmax(0)[1]), 0.0)
     half = torch.zeros(2, 2, dtype=torch.float16)
-    fails = _raises(lambda: half.masked_fill(torch.ones(2, 2, dtype=torch.bool), constant))
+    fails = _raises_runtime_error(lambda: half.masked_fill(torch.ones(2, 2, dtype=torch.bool), constant))
     yield equal("float16 refuses -10⁹", fails, True)
     capped = cap * torch.tanh(torch.tensor([0.0, constant]) / cap)
     yield apart("weight of a masked key, scores capped at 5 after masking", float(capped.softmax(0)[1]), 0.0, 1e-3)
@@ -116,7 +116,7 @@ def masks_hide_the_future_and_padding(draw: Draw, *, attend: Callable[..., Tenso
     q, k, v = (draw.normal(1, 1, n, 4) for _ in range(3))
 
     def influence(mask: object) -> Tensor:
-        """Return how much each output depends on each key and value, ``[n, n]``."""
+        """Return how strongly each output depends on each key and value, ``[n, n]``."""
 
         def of(key: Tensor, value: Tensor) -> Tensor:
             return attend(q, key, value, mask)[0, 0].sum(-1)
@@ -126,9 +126,6 @@ def masks_hide_the_future_and_padding(draw: Draw, *, attend: Callable[..., Tenso
 
     causal, padded = influence(Causal()), influence(Padding([tokens], padded_len=n))
     yield equal("causal: largest influence of a later token", float(causal.triu(1).max()), 0.0)
-    yield at_least("causal: smallest influence of the token itself and of earlier ones", _least(causal), 1e-6)
+    least = float(causal[torch.ones_like(causal, dtype=torch.bool).tril()].min())
+    yield at_least("causal: smallest influence of the token itself and of earlier ones", least, 1e-6)
     yield equal("padding: largest influence of a padding token", float(padded[:, tokens:].max()), 0.0)
-
-
-def _least(lower: Tensor) -> float:
-    return float(lower[torch.ones_like(lower, dtype=torch.bool).tril()].min())

@@ -1,4 +1,4 @@
-"""Measurement: an expected number, a measured number, and a tolerance."""
+"""The `Measurement` class, a measured and an expected number with a tolerance, and functions that build one."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from torch import Tensor
 Relation = Literal["=", "<=", ">=", "!="]
 
 SIGMAS = 6.0
-"""Standard errors that an average may be off. A normal average is further off with probability 2e-9; `estimate` states
+"""Standard errors by which an average may be off. A normal average exceeds it with probability 2e-9; `estimate` states
 1e-6, which leaves room for averages that are not normal."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """A measured number and the number that it is compared with.
+    """A measured number of a claim, and the number that it is compared with.
 
     Attributes:
-        what: the quantity.
-        relation: "=" within the tolerance, "<=" and ">=" up to it; "!=" further apart than it, which refutes a claim:
-            then ``expected`` is the number of the claim.
+        what: the name of the quantity.
+        relation: "=" (equal within the tolerance), "<=" or ">=" (a bound, up to the tolerance), or "!=" (further apart
+            than the tolerance, which refutes a claim; ``expected`` is then the number of the claim).
         expected: the number to compare with.
-        seen: the number measured.
-        tolerance: largest difference allowed; for "!=", the smallest.
-        why: the reason of the tolerance.
+        seen: the measured number.
+        tolerance: the largest difference allowed; for "!=", the smallest.
+        why: the reason for the tolerance.
         chance: an upper bound on the probability that a right number fails; 0 without random estimates.
     """
 
@@ -42,7 +42,7 @@ class Measurement:
 
     @property
     def agrees(self) -> bool:
-        """Whether the measured number agrees; never for NaN."""
+        """Whether the measured number is in the stated relation to the expected one; False for NaN."""
         if self.relation == "=":
             return abs(self.seen - self.expected) <= self.tolerance
         if self.relation == "!=":
@@ -57,41 +57,41 @@ class Measurement:
 
 
 Measurements = Iterator[Measurement]
-"""What a check yields."""
+"""The measurements that the check of a claim yields."""
 
 
 def equal(what: str, seen: float, expected: float, tolerance: float = 1e-12, why: str = "rounding") -> Measurement:
-    """Expect ``seen`` to equal ``expected``."""
+    """Build a measurement that expects ``seen`` to equal ``expected``."""
     return Measurement(what, "=", float(expected), float(seen), tolerance, f"± {tolerance:.2g}, {why}")
 
 
 def at_most(what: str, seen: float, bound: float, tolerance: float = 0.0) -> Measurement:
-    """Expect ``seen`` to be at most ``bound``."""
-    return Measurement(what, "<=", float(bound), float(seen), tolerance, _room(tolerance))
+    """Build a measurement that expects ``seen`` to be at most ``bound``."""
+    return Measurement(what, "<=", float(bound), float(seen), tolerance, _bound_reason(tolerance))
 
 
 def at_least(what: str, seen: float, bound: float, tolerance: float = 0.0) -> Measurement:
-    """Expect ``seen`` to be at least ``bound``."""
-    return Measurement(what, ">=", float(bound), float(seen), tolerance, _room(tolerance))
+    """Build a measurement that expects ``seen`` to be at least ``bound``."""
+    return Measurement(what, ">=", float(bound), float(seen), tolerance, _bound_reason(tolerance))
 
 
 def apart(what: str, seen: float, claimed: float, margin: float) -> Measurement:
-    """Refute ``claimed`` by ``seen``, a counter-example that differs by more than ``margin``."""
+    """Build a measurement that refutes ``claimed``: ``seen`` must differ from it by more than ``margin``."""
     return Measurement(what, "!=", float(claimed), float(seen), margin, f"refuted if more than {margin:.2g} off")
 
 
 def same(what: str, seen: Tensor, expected: Tensor, tolerance: float = 1e-12) -> Measurement:
-    """Expect two tensors to be equal: compare the largest difference of their entries with 0."""
-    return equal(f"{what}, largest difference", _farthest(seen, expected), 0.0, tolerance)
+    """Build a measurement that expects two tensors to be equal: their largest difference against 0."""
+    return equal(f"{what}, largest difference", _largest_difference(seen, expected), 0.0, tolerance)
 
 
 def differ(what: str, seen: Tensor, claimed: Tensor, margin: float) -> Measurement:
-    """Refute the claim that two tensors are equal, by an entry that differs by more than ``margin``."""
-    return apart(f"{what}, largest difference", _farthest(seen, claimed), 0.0, margin)
+    """Build a measurement that refutes the equality of two tensors: some entry must differ by more than ``margin``."""
+    return apart(f"{what}, largest difference", _largest_difference(seen, claimed), 0.0, margin)
 
 
 def estimate(what: str, samples: Tensor, expected: float, bias: float = 0.0) -> Measurement:
-    """Expect the mean of samples to be ``expected``, within `SIGMAS` standard errors and a known ``bias``."""
+    """Build a measurement that expects the mean of samples to be ``expected``, within `SIGMAS` standard errors."""
     samples = samples.detach().double().flatten()
     error = float(samples.std() / samples.numel() ** 0.5)
     tolerance = SIGMAS * error + bias
@@ -100,9 +100,9 @@ def estimate(what: str, samples: Tensor, expected: float, bias: float = 0.0) -> 
     return Measurement(what, "=", float(expected), mean, tolerance, why, chance=1e-6)
 
 
-def _farthest(seen: Tensor, expected: Tensor) -> float:
+def _largest_difference(seen: Tensor, expected: Tensor) -> float:
     return float((seen.detach() - expected.detach()).abs().max()) if seen.shape == expected.shape else math.inf
 
 
-def _room(tolerance: float) -> str:
+def _bound_reason(tolerance: float) -> str:
     return f"+ {tolerance:.2g}, rounding" if tolerance else "bound"

@@ -1,4 +1,4 @@
-"""Five common mistakes, and the laws that catch them."""
+"""Five common mistakes in attention code, and the laws of `saccade.testing` that catch them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Mistake:
     """An attention function with one mistake.
 
     Attributes:
-        name: a few words.
-        what: the mistake.
+        name: a short name of the mistake.
+        what: a sentence that describes it.
         function: ``function(query, key, value, mask)``, mask True = may attend.
         caught_by: the law with the clearest counter-example.
-        case: the case that shows it.
-        claims: promises about the function, if one of them is broken.
+        case: the name of the test case that shows it.
+        claims: promises about the function, if the mistake breaks one.
 
     Example:
         >>> from saccade import theory
@@ -40,10 +40,10 @@ class Mistake:
     claims: testing.Claims | None = None
 
     def check(self, function: Callable[..., Tensor] | None = None) -> testing.Report:
-        """Try the law that catches the mistake on the case that shows it.
+        """Run the law that catches this mistake on the case that shows it.
 
         Args:
-            function: a replacement; one without the mistake keeps the law.
+            function: an attention function to check instead; one without the mistake passes.
         """
         law = next(law for law in testing.LAWS if law.name == self.caught_by)
         cases = [case for case in law.cases or testing.CASES if case.name == self.case]
@@ -58,7 +58,7 @@ class Mistake:
 
     @property
     def message(self) -> str:
-        """The counter-example, for a reader who learns."""
+        """The counter-example that the law reports for this mistake."""
         return str(self.check().broken[0])
 
 
@@ -91,7 +91,7 @@ def _all_weights(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Ten
 MISTAKES = (
     Mistake(
         "mismatched dimensions",
-        "keys times queries: weights and values fit only where there are as many queries as keys, and then by accident",
+        "keys times queries: weights and values fit only if there are as many queries as keys, and then by accident",
         _wrong_sides,
         "oracle",
         "more-keys",
@@ -114,4 +114,4 @@ MISTAKES = (
         testing.Claims(memory_exponent=1.0),
     ),
 )
-"""In the order in which tutorials warn of them."""
+"""The five mistakes, in the order in which tutorials warn of them."""

@@ -1,4 +1,4 @@
-"""Attention as inference: the mixture whose posterior equals the weights, and the relation to EM."""
+"""Claims about attention as inference in a mixture model: posterior, EM, mean shift, Hopfield energy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from saccade.theory.rank import weights_of
 
 
 def posterior(query: Tensor, key: Tensor, log_prior: Tensor, variance: float) -> Tensor:
-    """Return the posterior of component j after q by Bayes' rule, where q ~ N(k_j, variance I) with prior π_j."""
+    """Return the posterior of mixture component j for q by Bayes' rule, where q ~ N(k_j, variance I) with prior π_j."""
     densities = -(query[:, None] - key[None]).square().sum(-1) / (2 * variance)
     joint = densities + log_prior
     return (joint - joint.logsumexp(-1, keepdim=True)).exp()
@@ -26,13 +26,13 @@ def hopfield_energy(state: Tensor, patterns: Tensor, beta: float) -> Tensor:
     return state.square().sum(-1) / 2 - (beta * state @ patterns.T).logsumexp(-1) / beta
 
 
-def _step(state: Tensor, patterns: Tensor, beta: float) -> Tensor:
-    """Take one step of attention with the patterns as keys and values."""
+def _attend_to_patterns(state: Tensor, patterns: Tensor, beta: float) -> Tensor:
+    """Update a Hopfield state: attend to the stored patterns as keys and values."""
     return attention(state[None, None], patterns[None, None], patterns[None, None], scale=beta)[0, 0]
 
 
 def _mean_shift(query: Tensor, key: Tensor) -> Tensor:
-    """Attend to the keys as values, with a Gaussian score."""
+    """Move points by one step of mean shift: attend to keys as values with a Gaussian score."""
     return attention(query[None, None], key[None, None], key[None, None], score=Gaussian().double())[0, 0]
 
 
@@ -79,8 +79,8 @@ def weighted_sum_is_an_m_step(
 ) -> Measurements:
     """The weighted sum of values is the M-step of expectation maximisation."""
     n, width = 8, 3
-    # A mixture with components k_j - q, which q moves together; the point 0 is observed. The best q makes the gradient
-    # of the expected likelihood 0.
+    # The mixture has components k_j - q, which q moves together, and the point 0 is observed. The best q makes the
+    # gradient of the expected likelihood 0.
     keys, query = draw.normal(n, width), draw.normal(5, width)
     share = posterior(query, keys, torch.zeros(n, dtype=torch.float64), 1.0)
     moved = move(query, keys)
@@ -90,13 +90,13 @@ def weighted_sum_is_an_m_step(
     yield at_least("smallest rise of its log-likelihood", float((likelihood[1] - likelihood[0]).min()), 0.0, 1e-12)
     # The usual mixture: its means are fitted to data.
     data = draw.normal(n, width)
-    found = weights(data, data)
-    best = m_step(found, data)
-    slope = ((found / found.sum(0))[:, :, None] * (data[:, None] - best)).sum(0)
+    responsibilities = weights(data, data)
+    best = m_step(responsibilities, data)
+    slope = ((responsibilities / responsibilities.sum(0))[:, :, None] * (data[:, None] - best)).sum(0)
     yield same("a mixture that is fitted: gradient at the M-step, against 0", slope, torch.zeros_like(slope))
-    difference = float((found @ data - best).norm() / best.norm())
+    difference = float((responsibilities @ data - best).norm() / best.norm())
     yield apart("attention's sum against that M-step, relative difference", difference, 0.0, 0.02)
-    sums = float((found.sum(0) - 1).abs().max())
+    sums = float((responsibilities.sum(0) - 1).abs().max())
     yield apart("sums of the columns of the weights, largest distance from 1", sums, 0.0, 0.02)
 
 
@@ -129,7 +129,9 @@ def mean_shift_climbs(
     verdict="holds",
     conditions="values are the keys, β above 0",
 )
-def hopfield_energy_falls(draw: Draw, *, step: Callable[[Tensor, Tensor, float], Tensor] = _step) -> Measurements:
+def hopfield_energy_falls(
+    draw: Draw, *, step: Callable[[Tensor, Tensor, float], Tensor] = _attend_to_patterns
+) -> Measurements:
     """Attention to stored patterns, repeated, is a Hopfield network: its energy never rises."""
     patterns, state, beta = draw.normal(20, 16), draw.normal(10, 16), 0.5
     energies = []
@@ -142,4 +144,6 @@ def hopfield_energy_falls(draw: Draw, *, step: Callable[[Tensor, Tensor, float],
     for _ in range(3):
         recalled = step(recalled, stored, 1.0)
     farthest = float((recalled - stored).norm(dim=-1).max())
-    yield at_most("farthest of 20 noisy patterns of length 8 from its own, after 3 steps, β = 1", farthest, 0.01)
+    yield at_most(
+        "largest distance of 20 noisy patterns of length 8 to their originals, after 3 steps, β = 1", farthest, 0.01
+    )

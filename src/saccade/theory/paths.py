@@ -1,4 +1,4 @@
-"""Paths between tokens: their distance, their strength, and the number of steps."""
+"""Claims about paths between tokens: influence against distance, and the number of sequential steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WIDTH, _LENGTH = 16, 65
 def influence(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Return how strongly the last output depends on each input: gradient norms ``[batch, len]``, nearest first.
 
-    The gradient is that of a random projection of the last output.
+    The gradient is taken of a fixed projection of the last output.
     """
     x = x.clone().requires_grad_()
     out = layer(x)[:, -1]
@@ -29,7 +29,7 @@ def influence(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def lstm(draw: Draw, forget_bias: float = 0.0) -> Callable[[Tensor], Tensor]:
-    """Build an LSTM as torch initialises it, plus a bias of the forget gate."""
+    """Build an LSTM with torch's initial weights and a bias added to the forget gate."""
     network = draw.module(lambda: nn.LSTM(_WIDTH, _WIDTH, batch_first=True))
     with torch.no_grad():
         dict(network.named_parameters())["bias_ih_l0"][_WIDTH : 2 * _WIDTH] += forget_bias
@@ -44,7 +44,7 @@ def lstm(draw: Draw, forget_bias: float = 0.0) -> Callable[[Tensor], Tensor]:
 def recurrent(
     draw: Draw, gain: float, activation: Callable[[Tensor], Tensor] = lambda x: x
 ) -> Callable[[Tensor], Tensor]:
-    """Compute h_t = f(W h_{t-1} + x_t), where W turns the state and multiplies its length by ``gain``."""
+    """Build the recurrence h_t = f(W h_{t-1} + x_t), where W is a rotation times ``gain``."""
     weight = gain * torch.linalg.qr(draw.normal(_WIDTH, _WIDTH)).Q
 
     def run(x: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def recurrent(
 
 
 def scanned(x: Tensor) -> Tensor:
-    """Compute h_t = W h_{t-1} + x_t for all t at once, W half of the identity: each round doubles the reach.
+    """Compute the linear recurrence h_t = h_{t-1} / 2 + x_t by a parallel scan: each round doubles the path length.
 
     Rounds run in sequence; the operations inside a round run in parallel.
     """
@@ -69,7 +69,7 @@ def scanned(x: Tensor) -> Tensor:
 
 
 def critical_path(output: Tensor) -> int:
-    """Return the length of the longest chain of dependent operations in the graph of ``output``."""
+    """Return the length of the longest path of dependent operations in the autograd graph of ``output``."""
     assert output.grad_fn is not None
     depth: dict[Node, int] = {}
     stack = [output.grad_fn]
@@ -84,7 +84,7 @@ def critical_path(output: Tensor) -> int:
 
 
 def convolutions(draw: Draw, layers: int, kernel_size: int = 3) -> Callable[[Tensor], Tensor]:
-    """Stack causal convolutions."""
+    """Build a stack of causal convolutions with tanh."""
     stack = [draw.module(lambda: nn.Conv1d(_WIDTH, _WIDTH, kernel_size)) for _ in range(layers)]
 
     def run(x: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def convolutions(draw: Draw, layers: int, kernel_size: int = 3) -> Callable[[Ten
 
 
 def attending(draw: Draw) -> Callable[[Tensor], Tensor]:
-    """Apply causal self-attention without an output projection."""
+    """Build causal self-attention with random projections and without an output projection."""
     maps = [draw.normal(_WIDTH, _WIDTH) / _WIDTH**0.5 for _ in range(3)]
 
     def run(x: Tensor) -> Tensor:
@@ -117,29 +117,30 @@ def distance_does_not_matter(
     draw: Draw, *, layer: Callable[[Draw], Callable[[Tensor], Tensor]] = attending
 ) -> Measurements:
     """Attention reaches every token in one step, and the far ones as strongly as the near ones."""
-    found = influence(layer(draw), draw.normal(256, _LENGTH, _WIDTH))
-    near, far = found[:, 1:17].mean(), found[:, -16:].mean()
+    strength = influence(layer(draw), draw.normal(256, _LENGTH, _WIDTH))
+    near, far = strength[:, 1:17].mean(), strength[:, -16:].mean()
     yield equal("influence of tokens 49 to 64 away, against 1 to 16", float(far / near), 1.0, 0.35, "256 sequences")
-    yield at_least("smallest influence in 256 sequences", float(found.min()), 1e-12)
-    yield at_most("share of one far token in all influence", float((found[:, -1] / found.sum(-1)).mean()), 4 / _LENGTH)
+    yield at_least("smallest influence in 256 sequences", float(strength.min()), 1e-12)
+    share = float((strength[:, -1] / strength.sum(-1)).mean())
+    yield at_most("share of one far token in all influence", share, 4 / _LENGTH)
 
 
 @claim(
     latex=r"\Bigl\lVert\frac{\partial h_n}{\partial x_{n-t}}\Bigr\rVert\to 0",
     source="tutorials; Hochreiter 1991, Bengio et al. 1994; the forget gate: Gers et al. 2000",
     verdict="holds if",
-    conditions="the network is as it is initialised: with a forget gate that stays open (a bias of 6) little is lost "
+    conditions="the weights are the initial ones: with a forget gate that stays open (a bias of 6) little is lost "
     "over 64 steps",
 )
 def recurrent_influence_fades(draw: Draw, *, network: Callable[..., Callable[[Tensor], Tensor]] = lstm) -> Measurements:
     """In a recurrent network the influence of a token fades with its distance."""
     x = draw.normal(64, _LENGTH, _WIDTH)
-    found = influence(network(draw), x).mean(0)
-    yield at_most("LSTM: influence 64 steps away, against 1 step", float(found[64] / found[1]), 1e-6)
-    half = (found[1:33].log().diff().mean(), found[32:65].log().diff().mean())
+    strength = influence(network(draw), x).mean(0)
+    yield at_most("LSTM: influence 64 steps away, against 1 step", float(strength[64] / strength[1]), 1e-6)
+    half = (strength[1:33].log().diff().mean(), strength[32:65].log().diff().mean())
     yield equal("decay per step, second half against first", float(half[1] / half[0]), 1.0, 0.5, "exponential")
-    kept = influence(network(draw, 6.0), x).mean(0)
-    yield at_least("the same with a forget bias of 6", float(kept[64] / kept[1]), 0.05)
+    open_gate = influence(network(draw, 6.0), x).mean(0)
+    yield at_least("the same with a forget bias of 6", float(open_gate[64] / open_gate[1]), 0.05)
 
 
 @claim(
@@ -154,17 +155,17 @@ def convolutions_are_local(
     """A stack of L convolutions of width k sees L (k - 1) steps back, and nothing beyond."""
     x = draw.normal(4, _LENGTH, _WIDTH)
     for layers in (1, 4):
-        found = influence(network(draw, layers), x)
-        reach = int((found.amax(0) > 0).nonzero().max())
-        yield equal(f"furthest token with an influence, {layers} layers of width 3", reach, 2 * layers)
+        strength = influence(network(draw, layers), x)
+        reach = int((strength.amax(0) > 0).nonzero().max())
+        yield equal(f"farthest token with an influence, {layers} layers of width 3", reach, 2 * layers)
 
 
 @claim(
     latex=r"\Bigl\lVert\frac{\partial h_n}{\partial x_{n-t}}\Bigr\rVert\to\infty",
     source="tutorials; Bengio et al. 1994; Pascanu et al. 2013, arXiv:1211.5063, section 2.1",
     verdict="holds if",
-    conditions="the recurrent matrix multiplies by more than 1 (its largest singular value must be above 1, and it is "
-    "enough if all are) and nothing saturates; with tanh and inputs of variance 1 the same matrix makes them fade",
+    conditions="the recurrent matrix lengthens the state (its largest singular value must be above 1, and it is "
+    "enough if all are) and nothing saturates; with tanh and inputs of variance 1 its gradients fade",
 )
 def recurrent_gradients_explode(
     draw: Draw, *, network: Callable[..., Callable[[Tensor], Tensor]] = recurrent
@@ -172,15 +173,15 @@ def recurrent_gradients_explode(
     """Gradients of recurrent networks explode over many steps."""
     x = draw.normal(64, _LENGTH, _WIDTH)
     for gain in (1.1, 1.0, 0.9):
-        found = influence(network(draw, gain), x).mean(0)
+        strength = influence(network(draw, gain), x).mean(0)
         expected = gain**64
-        seen = float(found[64] / found[0]) / expected
+        seen = float(strength[64] / strength[0]) / expected
         yield equal(f"linear, gain {gain}: influence 64 steps away, over {expected:.3g}", seen, 1.0, 1e-9)
-    gentle = influence(network(draw, 1.1, torch.tanh), x / 1e6).mean(0)
-    grown = float(gentle[64] / gentle[0]) / 1.1**64
+    small = influence(network(draw, 1.1, torch.tanh), x / 1e6).mean(0)
+    grown = float(small[64] / small[0]) / 1.1**64
     yield equal("tanh, gain 1.1, inputs of size 10⁻⁶: 64 steps away, over 446", grown, 1.0, 0.01, "nothing saturates")
-    harsh = influence(network(draw, 1.1, torch.tanh), x).mean(0)
-    yield at_most("the same, inputs of size 1: 64 steps away, against the last", float(harsh[64] / harsh[0]), 1e-3)
+    large = influence(network(draw, 1.1, torch.tanh), x).mean(0)
+    yield at_most("the same, inputs of size 1: 64 steps away, against the last", float(large[64] / large[0]), 1e-3)
 
 
 @claim(
@@ -188,7 +189,7 @@ def recurrent_gradients_explode(
     source="tutorials; Vaswani et al. 2017, arXiv:1706.03762, table 1; for linear recurrences Blelloch 1990",
     verdict="holds if",
     conditions="the step is not linear, as in an LSTM: a linear recurrence takes log₂ n rounds. Generating n tokens "
-    "goes one by one for every model. A sum over n counts as one step here; by pairs it is log₂ n",
+    "takes n steps with every model. A sum over n counts as one step here; by pairs it takes log₂ n",
 )
 def recurrences_are_sequential(
     draw: Draw,

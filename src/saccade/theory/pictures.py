@@ -1,4 +1,4 @@
-"""Figures of the measurements of claims, one per page about them. Needs matplotlib, imported on use."""
+"""Figures for the theory pages of the documentation, one per page. Needs matplotlib, imported on use."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from saccade.theory.rank import weights_of
 from saccade.theory.relatives import kalman_update
 from saccade.theory.scaling import inverse_root, movability
 from saccade.theory.softmax import jacobian, jacobian_as_printed
-from saccade.theory.sparsity import TEXT, by_chance, decoder_loss, strongest
-from saccade.theory.trained import attentive, learned, neighbours, recall
+from saccade.theory.trained import TEXT, decoder_loss, random_keys, strongest
+from saccade.theory.training import attentive, learned, neighbours, recall
 from saccade.viz.canvas import DPI, GREY, INK, INKS, blank, colours
 
 if TYPE_CHECKING:
@@ -35,17 +35,17 @@ _PURPLE, _RED, _GREEN, _GREY, _FILLED = *INKS[:3], GREY, "#efe9f4"
 
 
 def scaling() -> Figure:
-    """Plot how strongly weights react to scores, with and without the scale, against d_k."""
+    """Draw the figure on scaling: how strongly weights react to scores, with and without the scale, against d_k."""
     draw, widths = Draw(0, "scaling"), [2**power for power in range(1, 12)]
-    found = []
+    medians_and_means = []
     for width in widths:
         scores = draw.normal(800, width).norm(dim=-1, keepdim=True) * draw.normal(800, 16)
-        left, kept = movability(scores), movability(scores * inverse_root(width))
-        found.append([float(x) for x in (kept.median(), left.mean(), left.median())])
+        plain, scaled = movability(scores), movability(scores * inverse_root(width))
+        medians_and_means.append([float(x) for x in (scaled.median(), plain.mean(), plain.median())])
     figure, (axes,) = side_by_side(1, 4.6)
-    columns = list(zip(*found, strict=True))
-    told = (("scaled, median", _GREEN, "-"), ("not scaled, mean", _RED, "-"), ("not scaled, median", _PURPLE, "-"))
-    for (label, colour, style), column in zip(told, columns, strict=True):
+    columns = list(zip(*medians_and_means, strict=True))
+    styles = (("scaled, median", _GREEN, "-"), ("not scaled, mean", _RED, "-"), ("not scaled, median", _PURPLE, "-"))
+    for (label, colour, style), column in zip(styles, columns, strict=True):
         axes.plot(widths, column, color=colour, linestyle=style, marker="o", markersize=3, label=label)
     axes.plot(widths, [2 / math.sqrt(width) for width in widths], color=_GREY, linestyle=":", label="2/√d_k")
     axes.set(xscale="log", yscale="log", xlabel="d_k", ylabel="1 - |p|²", ylim=(1e-7, 2))
@@ -55,7 +55,7 @@ def scaling() -> Figure:
 
 
 def softmax() -> Figure:
-    """Plot the Jacobian of a row, and the one that tutorials print."""
+    """Draw the figure on softmax: the Jacobian of a row, and the wrong one that tutorials print."""
     weights = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0], dtype=torch.float64).softmax(0)
     right, printed = jacobian(weights), jacobian_as_printed(weights[None])[0, :, 0]
     figure, panels = side_by_side(2, 2.6)
@@ -73,7 +73,7 @@ def softmax() -> Figure:
 
 
 def averages() -> Figure:
-    """Plot values, their hull, and outputs: inside for attention, anywhere after dropout."""
+    """Draw the figure on averages: values, their hull, outputs inside it, and outputs after dropout."""
     draw, n = Draw(3, "averages"), 9
     value = draw.normal(1, 1, n, 2)
     matrix = AttentionMatrix(2 * draw.normal(1, 1, 40, 2), value)
@@ -95,7 +95,7 @@ def averages() -> Figure:
 
 
 def matrices() -> Figure:
-    """Plot singular values of scores and weights, and eigenvalues of a sink, uniform and random weights."""
+    """Draw the figure on matrices: singular values of scores and weights, and eigenvalues of three kinds of weights."""
     draw = Draw(0, "matrices")
     q, k = draw.normal(64, 8), draw.normal(64, 8)
     figure, (left, right) = side_by_side(2, 3.0)
@@ -122,7 +122,7 @@ def matrices() -> Figure:
 
 
 def inference() -> Figure:
-    """Plot mean shift by attention, and the information that three patterns let through."""
+    """Draw the figure on inference: mean shift by attention, and the information that three patterns let through."""
     draw = Draw(1, "inference")
     centres = torch.tensor([[-2.0, -1.0], [2.0, -1.2], [0.2, 2.0]], dtype=torch.float64)
     keys = (centres[:, None] + 0.6 * draw.normal(3, 25, 2)).flatten(0, 1)
@@ -156,7 +156,7 @@ def inference() -> Figure:
 
 
 def relatives() -> Figure:
-    """Plot a Kalman update that is no average of prediction and observation."""
+    """Draw the figure on relatives: a Kalman update that is not an average of prediction and observation."""
     prior_cov = torch.tensor([[1.0, 0.9], [0.9, 1.0]], dtype=torch.float64)
     noise_cov = torch.tensor([0.1, 5.0], dtype=torch.float64).diag()
     prior, seen = torch.zeros(2, dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64)
@@ -179,7 +179,7 @@ def relatives() -> Figure:
 
 
 def trained() -> Figure:
-    """Plot accuracy by number of heads, and lost nats by number of keys that each query of a decoder reads."""
+    """Draw the figure on trained layers: accuracy by number of heads, and loss by number of keys a query reads."""
     figure, (left, right) = side_by_side(2, 3.4)
     cases = (
         ("both neighbours", neighbours(1, 2), 32, 0.01, 200),
@@ -188,17 +188,17 @@ def trained() -> Figure:
     counts = (1, 2, 4, 8)
     for shift, colour, (label, task, width, rate, steps) in zip((-0.2, 0.2), INKS[:2], cases, strict=True):
         runs = [learned(attentive(heads), task, width=width, rate=rate, steps=steps) for heads in counts]
-        found = [float(run.accuracy.mean()) for run in runs]
+        accuracies = [float(run.accuracy.mean()) for run in runs]
         places = [place + shift for place in range(len(counts))]
-        left.bar(places, found, width=0.38, color=colour, label=label)
-        for place, accuracy in zip(places, found, strict=True):
+        left.bar(places, accuracies, width=0.38, color=colour, label=label)
+        for place, accuracy in zip(places, accuracies, strict=True):
             left.text(place, accuracy + 0.02, f"{accuracy:.0%}", ha="center", size=7, color=INK)
     left.set_xticks(range(len(counts)), [str(heads) for heads in counts])
     left.set(xlabel="heads, of the same total width", ylabel="accuracy", ylim=(0, 1.35), yticks=(0, 0.5, 1))
     head(left, "Which is better depends on the task", 9)
     legend(left, loc="upper left", ncols=2)
     whole, keys_read = decoder_loss(TEXT), (1, 2, 4, 9, 18, 37, 74)
-    for label, choose, colour in (("drawn by lot", by_chance, INKS[1]), ("the strongest", strongest, INKS[0])):
+    for label, choose, colour in (("drawn by lot", random_keys, INKS[1]), ("the strongest", strongest, INKS[0])):
         lost = [decoder_loss(TEXT, partial(choose, keys=keys)) - whole for keys in keys_read]
         right.plot(keys_read, lost, color=colour, marker="o", markersize=3, label=label)
     right.set(xscale="log", xlabel="keys that a query reads, of 74", ylabel="nats a token lost")
@@ -210,7 +210,7 @@ def trained() -> Figure:
 
 
 def cost() -> Figure:
-    """Plot counted operations against length, and influence against distance."""
+    """Draw the figure on cost: counted operations against length, and influence against distance."""
     figure, (left, right) = side_by_side(2, 3.0)
     lengths, width = [2**power for power in range(4, 14)], 64
 
@@ -238,8 +238,8 @@ def cost() -> Figure:
         "4 convolutions": convolutions(draw, 4),
     }
     for (name, layer), colour in zip(layers.items(), (_PURPLE, _GREEN, _GREY, _RED), strict=True):
-        found = influence(layer, x).mean(0).numpy()
-        shown = found[found > 0]
+        strength = influence(layer, x).mean(0).numpy()
+        shown = strength[strength > 0]
         right.plot(range(len(shown)), shown / shown[1], color=colour, label=name)
     right.set(yscale="log", xlabel="distance", ylabel="influence, against distance 1", ylim=(1e-14, 50))
     head(right, "Influence on the last output")
@@ -248,7 +248,7 @@ def cost() -> Figure:
 
 
 def features() -> Figure:
-    """Plot the variance of two kinds of random features against the angle of query and key."""
+    """Draw the figure on random features: the error of two kinds against the angle of query and key."""
     figure, (axes,) = side_by_side(1, 4.6)
     angles = torch.linspace(0, math.pi, 91, dtype=torch.float64)
     x = torch.tensor([0.7, 0.0], dtype=torch.float64)
@@ -267,7 +267,7 @@ def features() -> Figure:
 
 
 def mistakes() -> Figure:
-    """Plot the matrices of the common mistakes beside the right one, read off by unit vectors as values."""
+    """Draw the figure on mistakes: the weights of each common mistake beside the right ones."""
     draw, n, tokens = Draw(0, "mistakes"), 7, 4
     q, k = 1.5 * draw.normal(1, 1, n, 4), 1.5 * draw.normal(1, 1, n, 4)
     causal, eye = torch.ones(1, 1, n, n, dtype=torch.bool).tril(), torch.eye(n, dtype=torch.float64)[None, None]
@@ -292,7 +292,7 @@ def mistakes() -> Figure:
 
 
 def side_by_side(count: int, width: float) -> tuple[Figure, tuple[Axes, ...]]:
-    """Return a figure outside of pyplot with panels side by side, each about ``width`` inches wide."""
+    """Create a figure for a theory page with panels side by side, each about ``width`` inches wide."""
     canvas = blank()
     figure = canvas.figure
     figure.clear()
@@ -304,17 +304,17 @@ def side_by_side(count: int, width: float) -> tuple[Figure, tuple[Axes, ...]]:
         axes.tick_params(labelsize=8, color=INK, labelcolor=INK)
         axes.xaxis.label.set(size=8, color=INK)
         axes.yaxis.label.set(size=8, color=INK)
-    assert figure.dpi == DPI, "blank() made it so"
+    assert figure.dpi == DPI, "blank() sets it"
     return figure, panels
 
 
 def head(axes: Axes, title: str, size: float = 10) -> None:
-    """Write a title above the left end of a panel."""
+    """Set the title of a figure's panel, aligned left."""
     axes.set_title(title, loc="left", size=size, color=INK)
 
 
 def legend(axes: Axes, **place: Any) -> None:
-    """Add the legend of a panel."""
+    """Add a legend to a panel of a figure."""
     axes.legend(frameon=False, fontsize=8, **place)
 
 
@@ -322,4 +322,4 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     f"theory-{picture.__name__}": picture
     for picture in (scaling, softmax, averages, matrices, inference, relatives, trained, cost, features, mistakes)
 }
-"""Functions that draw, by the name of the page that shows the picture."""
+"""The functions that draw the figures, by the name of the page that shows each."""

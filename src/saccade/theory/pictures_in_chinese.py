@@ -1,4 +1,4 @@
-"""The figures of the claims with Chinese labels, for the Chinese pages."""
+"""The figures of the theory pages with Chinese labels, for the Chinese pages."""
 
 from __future__ import annotations
 
@@ -92,27 +92,27 @@ CHINESE = {
     "wrong mask": "掩码用错",
     "wrong axis": "轴取错",
 }
-"""What is written in the pictures, and how it reads in Chinese."""
+"""The labels of the figures and their Chinese translations."""
 
 
 def in_chinese(draw: Callable[[], Figure], words: Mapping[str, str] | None = None) -> Figure:
-    """Draw a figure and translate its labels into Chinese.
+    """Draw a figure with its labels translated into Chinese.
 
     Args:
-        draw: draws the figure.
+        draw: the function that draws the figure.
         words: translations of whole labels, `CHINESE` if None. Other labels stay.
     """
     from matplotlib.text import Text  # noqa: PLC0415  matplotlib is optional
 
     words = CHINESE if words is None else words
-    figure, told = draw(), frozenset(words.values())
+    figure, translated = draw(), frozenset(words.values())
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
         names = [label.get_text() for label in axis.get_ticklabels()]
         if any(name in words for name in names):  # ticks format their labels on every draw
             axis.set_ticks(axis.get_ticklocs(), labels=[words.get(name, name) for name in names])
     for text in figure.findobj(Text):
         shown, families = drawable_title(words.get(text.get_text(), text.get_text()))
-        if shown in told:
+        if shown in translated:
             text.set(text=shown, fontfamily=families, fontstyle="normal")  # Chinese fonts have no italics
     return figure
 
@@ -120,4 +120,4 @@ def in_chinese(draw: Callable[[], Figure], words: Mapping[str, str] | None = Non
 PICTURES_IN_CHINESE: dict[str, Callable[[], Figure]] = {
     name: functools.partial(in_chinese, draw) for name, draw in PICTURES.items()
 }
-"""Functions that draw, by the name of the page that shows the picture."""
+"""The functions that draw figures with Chinese labels, by the name of the page that shows each."""

@@ -1,4 +1,4 @@
-"""Attention as a matrix product, with a matrix that depends on the data."""
+"""Claims that attention is a matrix product, with a matrix that depends on the data."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ EXAMPLE = {
     "key": [[0.2, 0.1, 0.4, -0.3], [-0.1, 0.5, 0.2, 0.1], [0.3, -0.2, 0.1, 0.4]],
     "value": [[0.5, -0.1, 0.2, 0.3, 0.0], [0.1, 0.4, -0.2, 0.1, 0.5], [-0.3, 0.2, 0.1, -0.4, 0.2]],
 }
-"""Two queries, three keys of width 4, three values of width 5: small enough to be computed with a pencil."""
+"""Two queries, three keys of width 4, three values of width 5: small enough to compute by hand."""
 
 
 def by_hand(
     query: list[list[float]], key: list[list[float]], value: list[list[float]]
 ) -> tuple[list[list[float]], list[list[float]]]:
-    """Compute weights and output one number at a time."""
+    """Compute the weights and the output of attention in plain Python, one number at a time."""
     weights, output = [], []
     for q in query:
         scores = [sum(a * b for a, b in zip(q, k, strict=True)) / math.sqrt(len(q)) for k in key]
@@ -36,7 +36,7 @@ def by_hand(
 
 
 def factors_of_logits(weights: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Return queries and keys of width ``head_dim`` whose scores approximate the logarithms of positive weights best.
+    """Return the queries and keys of width ``head_dim`` whose matrix product best approximates the log weights.
 
     Softmax ignores a constant in each row, so the logarithms are centred first, and then truncated to their
     ``head_dim`` largest singular values.
@@ -65,7 +65,7 @@ def worked_example(draw: Draw, *, attention: Callable[..., Tensor] = attention) 
     latex=r"a=\sum_i\alpha_i x_i=\alpha^\top X,\qquad e_i=q^\top x_i\ \Rightarrow\ e=Xq",
     source="the tutorials' derivation; Bahdanau et al. 2015, arXiv:1409.0473, section 3.1",
     verdict="holds",
-    conditions="for scores that are dot products; a score that is a network (additive attention) is no matrix product",
+    conditions="for dot-product scores; a score from a network (additive attention) is not a matrix product",
 )
 def sums_are_matrix_products(
     draw: Draw,
@@ -89,8 +89,8 @@ def sums_are_matrix_products(
     yield same("output, against the library", whole, summed)
 
 
-def unfitting(widths: tuple[int, int], lengths: tuple[int, int], attend: Callable[..., Tensor]) -> bool:
-    """Check whether attention refuses queries and keys of these widths, keys and values of these lengths."""
+def is_refused(widths: tuple[int, int], lengths: tuple[int, int], attend: Callable[..., Tensor]) -> bool:
+    """Check whether attention raises an error for these widths of query and key and lengths of key and value."""
     query, key = torch.zeros(1, 1, 3, widths[0]), torch.zeros(1, 1, lengths[0], widths[1])
     try:
         attend(query, key, torch.zeros(1, 1, lengths[1], 2))
@@ -103,18 +103,17 @@ def unfitting(widths: tuple[int, int], lengths: tuple[int, int], attend: Callabl
     latex=r"Q\in\mathbb{R}^{n\times d_k},\ K\in\mathbb{R}^{m\times d_k},\ V\in\mathbb{R}^{m\times d_v}",
     source="lists of common mistakes in tutorials; the shapes of the definition",
     verdict="holds if",
-    conditions="it is the widths of queries and keys and the lengths of keys and values that must agree; n and m, "
-    "d_k and d_v need not. Where n = m, keys times queries fits as well, and is wrong: that a product "
-    "fits proves nothing",
+    conditions="this means the widths of queries and keys and the lengths of keys and values; n and m, d_k and d_v "
+    "need not agree. If n = m, keys times queries fits as well and is wrong: a product that fits proves nothing",
 )
 def dimensions_must_agree(draw: Draw, *, attend: Callable[..., Tensor] = attention) -> Measurements:
     """The dimensions of queries, keys and values must agree."""
     query, key, value = draw.normal(3, 4), draw.normal(5, 4), draw.normal(5, 2)
     weights = torch.tensor(by_hand(query.tolist(), key.tolist(), value.tolist())[0], dtype=torch.float64)
-    found = attend(query[None, None], key[None, None], value[None, None])[0, 0]
-    yield same("n = 3, m = 5, d_k = 4, d_v = 2: output", found, weights @ value)
-    yield equal("queries of width 4, keys of width 6: refused", unfitting((4, 6), (5, 5), attend), True)
-    yield equal("5 keys, 6 values: refused", unfitting((4, 4), (5, 6), attend), True)
+    output = attend(query[None, None], key[None, None], value[None, None])[0, 0]
+    yield same("n = 3, m = 5, d_k = 4, d_v = 2: output", output, weights @ value)
+    yield equal("queries of width 4, keys of width 6: refused", is_refused((4, 6), (5, 5), attend), True)
+    yield equal("5 keys, 6 values: refused", is_refused((4, 4), (5, 6), attend), True)
     tokens = draw.normal(1, 1, 5, 4)
     turned = (tokens @ tokens.mT / 2).softmax(-2) @ tokens
     yield differ("n = m: keys times queries fits too", turned, attend(tokens, tokens, tokens), 0.01)
@@ -170,7 +169,7 @@ def any_weighted_average(
     centred = centred_logs(wanted)
     singular = torch.linalg.svdvals(centred)
     yield equal("rank of the centred logarithms", int(torch.linalg.matrix_rank(centred)), n - 1)
-    # The least distance of any scores of rank 2 from the centred logarithms.
+    # No scores of rank 2 are closer to the centred logarithms than this.
     yield at_least("distance that d_k = 2 must leave in the logarithms", float(singular[2:].norm()), 0.1)
     narrow = centred_logs(reached(2))
     yield differ("weights reached with d_k = 2", reached(2), wanted, 0.01)

@@ -1,4 +1,4 @@
-"""Rank of scores, of weights, and of the output of a deep stack."""
+"""Claims about the rank of scores, of weights, and of the output of a deep stack."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _LU_XUN = (
 
 
 def weights_of(query: Tensor, key: Tensor, mask: Mask | None = None, bias: Tensor | None = None) -> Tensor:
-    """Return the matrix of softmax attention of one head, ``[q_len, kv_len]``."""
+    """Return the softmax weights of one head as a matrix, ``[q_len, kv_len]``, whose rank the claims measure."""
     return AttentionMatrix(query[None, None], key[None, None], mask, bias=bias).to_dense()[0, 0]
 
 
 def centred_logs(weights: Tensor) -> Tensor:
-    """Return the logarithms of weights minus the mean of each row: the part of the scores that softmax uses."""
+    """Return the logarithms of the weights, centred row by row: the part of the scores that softmax uses."""
     logits = weights.log()
     return logits - logits.mean(-1, keepdim=True)
 
 
 def spread_of_rows(x: Tensor) -> float:
-    """Return the distance of rows from their mean as a share of the total: 0 if all rows are equal."""
+    """Return the distance of tokens from their mean, relative to their norm: 0 if all rows have collapsed to one."""
     return float((x - x.mean(-2, keepdim=True)).norm() / x.norm())
 
 
@@ -53,20 +53,20 @@ def attention_has_low_rank(draw: Draw, *, weights: Callable[[Tensor, Tensor], Te
 
 
 def directions(weights: Tensor, share: float = 0.9) -> Tensor:
-    """Count the singular directions that hold this share of the energy (squared singular values), ``[...]``."""
+    """Count the singular directions that hold a share of the energy (squared singular values): an approximate rank."""
     energy = torch.linalg.svdvals(weights.double()).square()
     return (energy.cumsum(-1) < share * energy.sum(-1, keepdim=True)).sum(-1) + 1
 
 
 def trained_heads() -> dict[str, list[Tensor]]:
-    """Return weights of the two bundled models for a page of Lu Xun: ``[heads, n, n]`` for each layer."""
-    found = {}
+    """Return the weights of the two bundled models on a passage by Lu Xun, ``[heads, n, n]`` for each layer."""
+    weights = {}
     for model in (chinese_encoder(), small_decoder()):
         assert model.tokenizer is not None
         tokens = torch.tensor([model.tokenizer.encode(_LU_XUN).ids])
         with torch.no_grad():
-            found[type(model).__name__.lower()] = [one.to_dense()[0] for one in model.matrices(tokens)]
-    return found
+            weights[type(model).__name__.lower()] = [one.to_dense()[0] for one in model.matrices(tokens)]
+    return weights
 
 
 @claim(
@@ -88,8 +88,8 @@ def attention_is_approximately_low_rank(
         shares = [directions(one).double() / one.shape[-1] for one in layers]
         typical, widest = float(torch.cat(shares).median()), float(torch.cat(shares).max())
         yield at_most(f"{name}: directions for 90 % of the energy / n, median head", typical, 0.3)
-        for place, own in enumerate(shares[1:], 2):
-            yield at_most(f"{name}, layer {place}: the same", float(own.median()), 0.35)
+        for number, layer_shares in enumerate(shares[1:], 2):
+            yield at_most(f"{name}, layer {number}: the same", float(layer_shares.median()), 0.35)
         yield at_least(f"{name}: head that needs most", widest, 0.45)
         if name == "encoder":
             yield at_least("encoder, layer 1: median head", float(shares[0].median()), 0.6)
@@ -101,9 +101,9 @@ def attention_is_approximately_low_rank(
     latex=r"\mathrm{rank}\,A\ll n\ \Rightarrow\ \text{global reach without }n^2\text{ weights}",
     source="tutorials; against it, by example",
     verdict="refuted",
-    conditions="rank and reach have nothing to do with one another: blocks that see only themselves are of low rank, "
-    "and causal attention, whose last token sees all, has full rank. A fully connected layer's n² trained weights "
-    "are avoided because weights are computed from the tokens, with the same few matrices for every n",
+    conditions="rank and reach are unrelated: blocks that see only themselves have low rank, and causal attention, "
+    "whose last token sees all, has full rank. Attention avoids the n² trained weights of a fully connected layer "
+    "because it computes its weights from the tokens, with the same few matrices for every n",
 )
 def low_rank_explains_global_reach(
     draw: Draw,
@@ -130,7 +130,7 @@ def low_rank_explains_global_reach(
 
 @claim(
     latex=r"\mathrm{rank}\bigl(\log A\,(I-\tfrac1n\mathbf{1}\mathbf{1}^\top)\bigr)\le d_k",
-    source="the row's constant is all that softmax adds to the scores; Bhojanapalli et al. 2020, arXiv:2002.07028",
+    source="softmax changes the scores only by a constant in each row; Bhojanapalli et al. 2020, arXiv:2002.07028",
     verdict="holds",
     conditions="no mask and no bias; with a softcap it fails",
 )
@@ -164,13 +164,13 @@ def causal_attention_is_invertible(
     verdict="holds if",
     conditions="there is neither a skip connection nor a feed-forward network: it is the output that collapses, not A",
 )
-def stacks_collapse(draw: Draw, *, skip: float = 0.0, kept_by: float = 1.0) -> Measurements:
+def stacks_collapse(draw: Draw, *, skip: float = 0.0, residual: float = 1.0) -> Measurements:
     """Layers of attention on top of one another make all tokens alike."""
     n, width, layers = 32, 16, 6
-    pure = kept = draw.normal(1, 1, n, width)
+    plain = with_skip = draw.normal(1, 1, n, width)
     for _ in range(layers):
         maps = [draw.normal(width, width) / width**0.5 for _ in range(3)]
-        pure = skip * pure + attention(*(pure @ one for one in maps))
-        kept = kept_by * kept + attention(*(kept @ one for one in maps))
-    yield at_most("spread of the tokens after 6 layers", spread_of_rows(pure), 1e-3)
-    yield at_least("the same with skip connections", spread_of_rows(kept), 0.1)
+        plain = skip * plain + attention(*(plain @ one for one in maps))
+        with_skip = residual * with_skip + attention(*(with_skip @ one for one in maps))
+    yield at_most("spread of the tokens after 6 layers", spread_of_rows(plain), 1e-3)
+    yield at_least("the same with skip connections", spread_of_rows(with_skip), 0.1)

@@ -1,4 +1,4 @@
-"""Related methods: squeeze-and-excitation, non-local means, the Kalman filter."""
+"""Claims about related methods: squeeze-and-excitation, CBAM, non-local means, the Kalman filter."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from saccade.vision import ChannelAttention, NonLocal, SpatialAttention
 
 
 def non_local_means_of(patches: Tensor, pixels: Tensor, h: float) -> Tensor:
-    """Compute non-local means by definition: pixels averaged by exp(-|P_i - P_j|²/h²)."""
+    """Compute non-local means by definition: average pixels with weights exp(-|P_i - P_j|²/h²) of their patches."""
     weights = (-(patches[:, None] - patches[None]).square().sum(-1) / h**2).exp()
     return weights @ pixels / weights.sum(-1, keepdim=True)
 
 
 def kalman_update(prior: Tensor, prior_cov: Tensor, seen: Tensor, noise_cov: Tensor) -> Tensor:
-    """Return the mean after an observation of the whole state."""
+    """Return the posterior mean of a Kalman filter after an observation of the whole state."""
     gain = prior_cov @ torch.linalg.inv(prior_cov + noise_cov)
     return prior + gain @ (seen - prior)
 
@@ -30,8 +30,8 @@ def kalman_update(prior: Tensor, prior_cov: Tensor, seen: Tensor, noise_cov: Ten
     latex=r"s=\sigma(W_2\,\delta(W_1 z))\ \text{is attention with}\ q=k=z",
     source="tutorials; Hu et al. 2018, arXiv:1709.01507, section 3",
     verdict="refuted",
-    conditions="as a matrix it is diag(s): no channel gathers from another, and rows sum to a gate between 0 and 1, "
-    "not to 1. It gates",
+    conditions="as a matrix it is diag(s): no channel reads another, and rows sum to a gate between 0 and 1, "
+    "not to 1. It is a gate",
 )
 def squeeze_and_excitation_is_attention(
     draw: Draw, *, gate: Callable[[int], torch.nn.Module] = lambda channels: ChannelAttention(channels, ratio=4)
@@ -76,13 +76,13 @@ def spatial_attention_compares_all_positions(
         plain = module(features)[..., 0, 0]
 
         def change(place: int) -> float:
-            """Return the change of the first output by a change of another position."""
+            """Return how much the first output changes when another position changes."""
             moved = features.clone()
             moved[..., place, place] += 3.0
             return float((module(moved)[..., 0, 0] - plain).abs().max())
 
-        yield at_most("CBAM: how far the first position moves with the last", change(-1), 0.0)
-        yield at_least("CBAM: how far it moves with one inside its reach", change(2), 1e-9)
+        yield at_most("CBAM: change of the first position when the last one changes", change(-1), 0.0)
+        yield at_least("CBAM: its change when a position inside its reach changes", change(2), 1e-9)
         gates = (module(features) / features).mean(1)
         yield apart("CBAM: sum of all gates, which for one distribution is 1", float(gates.sum()), 1.0, 10.0)
         weights = draw.module(lambda: block(channels)).matrix(features).to_dense()
@@ -108,13 +108,13 @@ def non_local_means_is_attention(draw: Draw, *, attend: Callable[..., Tensor] = 
     ones = torch.ones_like(norms)
     longer = (torch.cat([2 * patches / h**2, ones], 1), torch.cat([patches, -norms / h**2], 1))
     dot = attend(*(one[None, None] for one in longer), x, scale=1.0)[0, 0]
-    yield same("dot products with the norm of the key as one more column", dot, expected)
+    yield same("dot products with the norm of the key as an extra column", dot, expected)
     plain = attend(p, p, x, scale=2 / h**2)[0, 0]
     yield differ("plain dot products", plain, expected, 0.01)
 
 
 def precision_weighted(prior: Tensor, seen: Tensor, variances: Tensor) -> Tensor:
-    """Attend to prediction and observation, with log precisions as bias; each coordinate is a head."""
+    """Compute a Kalman update as attention to prediction and observation, with log precisions as bias."""
     value = torch.stack([prior, seen], -1)[None, :, :, None]
     query = torch.zeros_like(value[:, :, :1])
     return attention(query, value, value, bias=-variances.log().T[None, :, None])[0, :, 0, 0]
@@ -143,8 +143,8 @@ def kalman_update_is_attention(
     yield same(
         "both as keys and values, log precisions as bias, against the update", attend(prior, seen, variances), mean
     )
-    one, other = prior[None, None, None], seen[None, None, None]
-    only = alone(one, other, other)[0, 0, 0]
+    query, key = prior[None, None, None], seen[None, None, None]
+    only = alone(query, key, key)[0, 0, 0]
     yield differ("the observation as the only key and value, against the update", only, mean, 0.01)
     prior_cov = torch.tensor([[1.0, 0.9], [0.9, 1.0]], dtype=torch.float64)
     noise_cov = torch.tensor([0.1, 5.0], dtype=torch.float64).diag()

@@ -1,4 +1,4 @@
-"""The scale of dot products: its reason and its effects."""
+"""Claims about the scale of dot products: its reason and its effects on softmax and gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VASWANI = "Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1"
 
 
 def inverse_root(head_dim: int) -> float:
-    """Return the usual scale."""
+    """Return the usual scale of attention scores, 1/√d_k."""
     return head_dim**-0.5
 
 
@@ -26,12 +26,12 @@ def variance_of_products(query_cov: Tensor, key_cov: Tensor, query_mean: Tensor,
 
 
 def products(query: Tensor, key: Tensor) -> Tensor:
-    """Return q·k, row by row."""
+    """Return the dot product of each query with the key in the same row."""
     return (query * key).sum(-1)
 
 
 def gradients_by_query(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Return gradient norms of the output by the query, ``[rows]``; each row has its own keys and values.
+    """Return norms of the output's gradient by the query, ``[rows]``; each row has separate keys and values.
 
     ``query`` is ``[rows, width]``, ``key`` ``[rows, keys, width]``, ``value`` ``[rows, keys]``.
     """
@@ -41,7 +41,7 @@ def gradients_by_query(query: Tensor, key: Tensor, value: Tensor, scale: float) 
 
 
 def law_of_entropy(kv_len: int, sigma: float) -> float:
-    """Return the mean entropy of softmax over ``kv_len`` normal scores, for a small standard deviation ``sigma``."""
+    """Return the mean entropy of softmax over normal scores of a small standard deviation ``sigma``."""
     return math.log(kv_len) - sigma**2 / 2
 
 
@@ -54,7 +54,7 @@ def movability(scores: Tensor) -> Tensor:
     latex=r"\mathbb{E}[QK^\top]=0",
     source=_VASWANI + ", footnote 4",
     verdict="holds if",
-    conditions="queries do not depend on keys and one of the two has mean 0. In self-attention both come of the same "
+    conditions="queries do not depend on keys and one of the two has mean 0. In self-attention both come from the same "
     "tokens: the mean of a token's product with itself is tr(W_qᵀ W_k) for standardised tokens, and d_k for Q = K = X",
 )
 def products_are_zero_on_average(
@@ -69,9 +69,9 @@ def products_are_zero_on_average(
     yield estimate("mean of x·x, where query and key are one token", products(q, q), width)
     yield apart("the same", float(products(q, q).mean()), 0.0, width / 2)
     of_queries, of_keys = draw.normal(width, width) / width**0.5, draw.normal(width, width) / width**0.5
-    own = products(q @ of_queries, q @ of_keys)
+    with_itself = products(q @ of_queries, q @ of_keys)
     yield estimate(
-        "self-attention, a token with itself, against tr(W_qᵀ W_k)", own, float((of_queries * of_keys).sum())
+        "self-attention, a token with itself, against tr(W_qᵀ W_k)", with_itself, float((of_queries * of_keys).sum())
     )
     shared = products(q @ of_queries, q @ of_queries)
     yield estimate("the same with W_k = W_q, against |W_q|²", shared, float(of_queries.square().sum()))
@@ -132,7 +132,7 @@ def variance_is_d_k(
     latex=r"\mathrm{Var}\bigl(q\cdot k/\sqrt{d_k}\bigr)=1",
     source=_VASWANI,
     verdict="holds if",
-    conditions="as for variance-is-d-k; given one query, the variance in its row is |q|²/d_k",
+    conditions="as for variance-is-d-k; for one fixed query, the variance in its row is |q|²/d_k",
 )
 def root_scale_standardises(draw: Draw, *, scale: Callable[[int], float] = inverse_root) -> Measurements:
     """Divided by the root of d_k, dot products have variance 1 whatever the width."""
@@ -150,8 +150,8 @@ def root_scale_standardises(draw: Draw, *, scale: Callable[[int], float] = inver
     latex=r"\mathrm{tr}\frac{\partial p}{\partial s}=1-\lVert p\rVert^2\to 0",
     source=_VASWANI,
     verdict="holds if",
-    conditions="the median is meant, and d_k is large: the mean falls as 1/√d_k only, since two scores are close now "
-    "and then, and for d_k = 8 little is lost",
+    conditions="it refers to the median, and d_k is large: the mean falls only as 1/√d_k, since sometimes two scores "
+    "are close, and for d_k = 8 little is lost",
 )
 def unscaled_gradients_vanish(
     draw: Draw, *, scale: Callable[[int], float] = inverse_root, unscaled: Callable[[int], float] = lambda d: 1.0
@@ -168,16 +168,16 @@ def unscaled_gradients_vanish(
     yield at_least("unscaled, d_k = 8: median, which has not vanished", medians[8], 0.2)
     yield at_most("unscaled, d_k = 1,024: median", medians[1024], 1e-3)
     yield at_least("unscaled, d_k = 1,024: mean, which has not vanished", means[1024], 0.02)
-    kept = math.sqrt(1024 / 64) * means[1024] / means[64]
-    yield equal("mean times √d_k, d_k = 1,024 against 64", kept, 1.0, 0.35, "the law 1/√d_k")
+    ratio = math.sqrt(1024 / 64) * means[1024] / means[64]
+    yield equal("mean times √d_k, d_k = 1,024 against 64", ratio, 1.0, 0.35, "the law 1/√d_k")
 
 
 @claim(
     latex=r"\Bigl\lVert\frac{\partial o}{\partial q}\Bigr\rVert\to 0\ \text{or}\ \to\infty",
     source="tutorials, on leaving out the scale",
     verdict="holds if",
-    conditions="gradients by the query are meant, and d_k is large: that of most queries vanishes, that of the "
-    "few with two scores close together grows as √d_k; so the mean norm stays finite, the mean square grows as √d_k",
+    conditions="it refers to gradients by the query, and d_k is large: those of most queries vanish, those of the "
+    "few with two scores close together grow as √d_k; so the mean norm stays finite, the mean square grows as √d_k",
 )
 def unscaled_gradients_vanish_or_explode(
     draw: Draw, *, scale: Callable[[int], float] = inverse_root, unscaled: Callable[[int], float] = lambda d: 1.0
@@ -189,8 +189,8 @@ def unscaled_gradients_vanish_or_explode(
         inputs = draw.normal(rows, width), draw.normal(rows, keys, width), draw.normal(rows, keys)
         steady[width] = gradients_by_query(*inputs, scale(width))
         left[width] = gradients_by_query(*inputs, unscaled(width))
-    kept = float(steady[1024].median() / steady[64].median())
-    yield equal("scaled: median norm, d_k = 1,024 against 64", kept, 1.0, 0.15, "1,000 queries")
+    ratio = float(steady[1024].median() / steady[64].median())
+    yield equal("scaled: median norm, d_k = 1,024 against 64", ratio, 1.0, 0.15, "1,000 queries")
     yield at_most("scaled: largest norm, d_k = 1,024", float(steady[1024].max()), 3.0)
     yield at_most("unscaled, d_k = 1,024: median norm, which has vanished", float(left[1024].median()), 0.02)
     yield at_least("unscaled, d_k = 1,024: largest norm, which has exploded", float(left[1024].max()), 10.0)
@@ -205,7 +205,7 @@ def unscaled_gradients_vanish_or_explode(
     latex=r"\mathbb{E}[H]\approx\ln n-\sigma^2/2",
     source="expansion of ln E[exp s] for normal scores; where it ends, Derrida 1981, Phys. Rev. B 24, 2613",
     verdict="holds if",
-    conditions="σ is well below √(2 ln n); beyond, a few keys take all, and no scale means σ = √d_k",
+    conditions="σ is well below √(2 ln n); beyond it a few keys get all the weight, and without a scale σ = √d_k",
 )
 def entropy_of_normal_scores(
     draw: Draw,

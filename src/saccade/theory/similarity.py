@@ -1,4 +1,4 @@
-"""Dot products as a measure of similarity."""
+"""Claim that dot products measure similarity."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from saccade.theory.measurement import Measurements, apart, differ, equal, same
 
 
 def dot_products(query: Tensor, key: Tensor) -> Tensor:
-    """Return all dot products, ``[q_len, kv_len]``."""
+    """Return the dot products of all queries and keys, ``[q_len, kv_len]``, as a measure of similarity."""
     return query @ key.T
 
 

@@ -1,4 +1,4 @@
-"""Softmax: its invariances and its derivatives."""
+"""Claims about softmax: its invariances, its Jacobian, its Lipschitz constant, its entropy."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from saccade.theory.measurement import Measurements, apart, at_least, at_most, d
 
 
 def softmax(scores: Tensor) -> Tensor:
-    """Return softmax over the last axis."""
+    """Return the softmax of scores over the last axis."""
     return scores.softmax(-1)
 
 
 def jacobian(weights: Tensor) -> Tensor:
-    """Return the Jacobian of one row, diag(p) - p pᵀ."""
+    """Return the Jacobian of softmax for one row of weights, diag(p) - p pᵀ."""
     return weights.diag() - torch.outer(weights, weights)
 
 
 def jacobian_of_rows(weights: Tensor) -> Tensor:
-    """Return the derivative of weight ij by score kl, δ_ik A_ij (δ_jl - A_il), ``[i, j, k, l]``."""
+    """Return the Jacobian of softmax for several rows, δ_ik A_ij (δ_jl - A_il), ``[i, j, k, l]``."""
     rows, columns = weights.shape
     same_row, same_column = torch.eye(rows, dtype=weights.dtype), torch.eye(columns, dtype=weights.dtype)
     factor = same_column[None] - weights[:, None]  # [i, j, l]
@@ -30,7 +30,7 @@ def jacobian_of_rows(weights: Tensor) -> Tensor:
 
 
 def jacobian_as_printed(weights: Tensor) -> Tensor:
-    """Return the formula of some tutorials, A_ij (δ_ik - A_kj), ``[i, j, k, l]``: the same for every l."""
+    """Return the Jacobian of softmax as some tutorials misprint it, A_ij (δ_ik - A_kj), ``[i, j, k, l]``."""
     rows, columns = weights.shape
     same_row = torch.eye(rows, dtype=weights.dtype)
     printed = weights[:, :, None] * (same_row[:, None, :] - weights.T[None])
@@ -38,7 +38,7 @@ def jacobian_as_printed(weights: Tensor) -> Tensor:
 
 
 def entropy_slope(scores: Tensor, beta: Tensor) -> Tensor:
-    """Return the derivative of the entropy of softmax(βs) by β, -β Var(s)."""
+    """Return the derivative of the entropy of softmax(βs) by β, which is -β Var(s)."""
     weights = (beta * scores).softmax(-1)
     mean = (weights * scores).sum()
     return -beta * (weights * (scores - mean).square()).sum()
@@ -105,9 +105,9 @@ def softmax_jacobian_as_printed(
     """The derivative of weight ij by score kl is A_ij times the difference of δ_ik and A_kj."""
     half = torch.zeros(1, 2, dtype=torch.float64)
     seen = torch.autograd.functional.jacobian(softmax, half)[0, 0, 0]
-    said = printed(softmax(half))[0, 0, 0]
+    claimed = printed(softmax(half))[0, 0, 0]
     yield equal("derivative of weight 1 by score 1, two equal scores", float(seen[0]), 0.25)
-    yield apart("derivative of weight 1 by score 2, two equal scores", float(seen[1]), float(said[1]), 0.1)
+    yield apart("derivative of weight 1 by score 2, two equal scores", float(seen[1]), float(claimed[1]), 0.1)
     scores = draw.normal(3, 5)
     every = torch.autograd.functional.jacobian(softmax, scores)
     yield differ("all derivatives of 3 rows of 5", every, printed(softmax(scores)), 0.05)

@@ -1,4 +1,4 @@
-"""Spectrum: eigenvalues and singular values of matrices whose rows sum to 1."""
+"""Claims about the spectrum of attention matrices: their eigenvalues and singular values."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _CAUSAL = Causal()
 
 
 def moduli(matrix: Tensor) -> Tensor:
-    """Return absolute values of the eigenvalues, the largest first."""
+    """Return the absolute eigenvalues of a matrix, largest first."""
     return torch.linalg.eigvals(matrix).abs().sort(descending=True).values
 
 
-def _random(draw: Draw, n: int) -> Tensor:
+def _random_weights(draw: Draw, n: int) -> Tensor:
     return weights_of(draw.normal(n, 4), draw.normal(n, 4))
 
 
@@ -34,7 +34,7 @@ def _random(draw: Draw, n: int) -> Tensor:
 def largest_eigenvalue_is_one(
     draw: Draw,
     *,
-    weights: Callable[[Draw, int], Tensor] = _random,
+    weights: Callable[[Draw, int], Tensor] = _random_weights,
     spectrum: Callable[[Tensor], Tensor] = moduli,
 ) -> Measurements:
     """The largest eigenvalue of an attention matrix is 1, with the vector of ones."""
@@ -44,8 +44,8 @@ def largest_eigenvalue_is_one(
     yield same("A times ones, against ones", matrix @ ones, ones)
     values = spectrum(matrix)
     yield equal("largest absolute value", float(values[0]), 1.0, 1e-9)
-    apart_rows = (matrix[:, None] - matrix[None]).abs().sum(-1).max() / 2
-    yield at_most("second largest, against the largest distance of two rows", float(values[1]), float(apart_rows), 1e-9)
+    distance = (matrix[:, None] - matrix[None]).abs().sum(-1).max() / 2
+    yield at_most("second largest, against the largest distance of two rows", float(values[1]), float(distance), 1e-9)
 
 
 @claim(
@@ -99,7 +99,7 @@ def singular_values_show_sinks(
     eye = torch.eye(n, dtype=torch.float64)
     yield equal("uniform weights", float(largest(torch.full_like(eye, 1 / n))), 1.0)
     yield equal("a sink, n = 16", float(largest(eye[:1].expand(n, n))), 4.0)
-    matrix = _random(draw, n)
-    found, bound = float(largest(matrix)), float(matrix.sum(0).max().sqrt())
-    yield at_least("random weights, against 1", found, 1.0, 1e-12)
-    yield at_most("the same, against the root of the largest column sum", found, bound, 1e-12)
+    matrix = _random_weights(draw, n)
+    norm, bound = float(largest(matrix)), float(matrix.sum(0).max().sqrt())
+    yield at_least("random weights, against 1", norm, 1.0, 1e-12)
+    yield at_most("the same, against the root of the largest column sum", norm, bound, 1e-12)

@@ -1,4 +1,4 @@
-"""The steps of attention: their cost, and the traffic between slow and fast memory."""
+"""Claims about the three steps of attention: their cost, and the traffic between slow and fast memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from saccade.theory.measurement import Measurements, apart, at_least, equal, sam
 
 
 def written(compute: Callable[[], object]) -> int:
-    """Count the numbers that all operations of a computation write."""
-    with _Written() as counter:
+    """Count the numbers that all steps of a computation write."""
+    with _WriteCounter() as counter:
         compute()
     return counter.numbers
 
 
-class _Written(TorchDispatchMode):
+class _WriteCounter(TorchDispatchMode):
+    """A mode that counts the numbers that operations write."""
+
     def __init__(self) -> None:
         super().__init__()
         self.numbers = 0
@@ -34,18 +36,18 @@ class _Written(TorchDispatchMode):
 
 
 def products_of_all(query: Tensor, key: Tensor) -> Tensor:
-    """Return QKᵀ."""
+    """Return the scores QKᵀ, the first step of attention."""
     return query @ key.mT
 
 
 def normalised(scores: Tensor) -> Tensor:
-    """Compute softmax step by step: maximum, differences, exponentials, sum, quotients."""
+    """Compute softmax, the second step of attention: maximum, differences, exponentials, sum, quotients."""
     raised = (scores - scores.amax(-1, keepdim=True)).exp()
     return raised / raised.sum(-1, keepdim=True)
 
 
 def sums_of_values(weights: Tensor, value: Tensor) -> Tensor:
-    """Return AV."""
+    """Return the weighted sums AV, the third step of attention."""
     return weights @ value
 
 
@@ -55,7 +57,7 @@ def sums_of_values(weights: Tensor, value: Tensor) -> Tensor:
     source="tables of tutorials; Vaswani et al. 2017, arXiv:1706.03762, table 1, for the total",
     verdict="holds",
     conditions="a multiplication and an addition count as two operations; softmax writes 3 n² + 2 n numbers "
-    "whatever the width is. `A.explain()` tells the three for any mask",
+    "whatever the width is. `A.explain()` reports all three for any mask",
 )
 def each_step_costs_n_squared(
     draw: Draw,
@@ -66,19 +68,19 @@ def each_step_costs_n_squared(
 ) -> Measurements:
     """The scores QKᵀ take O(n² d_k) operations, softmax O(n²), the weighted sums AV O(n² d_v)."""
 
-    def made(n: int, width: int) -> tuple[Tensor, Tensor]:
+    def shapes(n: int, width: int) -> tuple[Tensor, Tensor]:
         return torch.empty(n, width, device="meta"), torch.empty(n, n, device="meta")
 
     def of_scores(n: int, width: int) -> int:
-        x = made(n, width)[0]
+        x = shapes(n, width)[0]
         return flops(lambda: scores(x, x))
 
     def of_softmax(n: int) -> int:
-        square = made(n, 1)[1]
+        square = shapes(n, 1)[1]
         return written(lambda: softmax(square))
 
     def of_sums(n: int, width: int) -> int:
-        x, square = made(n, width)
+        x, square = shapes(n, width)
         return flops(lambda: sums(square, x))
 
     n, width = 512, 32
@@ -93,10 +95,10 @@ def each_step_costs_n_squared(
 
 
 class SlowMemory:
-    """Tensors in slow memory; counts the numbers that are read and written.
+    """Tensors in slow memory, with a count of the numbers read and written.
 
     Attributes:
-        moved: count of numbers read or written so far.
+        moved: the count of numbers read or written so far.
     """
 
     def __init__(self, **tensors: Tensor):
@@ -104,13 +106,13 @@ class SlowMemory:
         self.moved = 0
 
     def fetch(self, name: str, rows: slice = slice(None)) -> Tensor:
-        """Read rows of a tensor into fast memory."""
+        """Read a tensor, or some of its rows, from slow into fast memory."""
         part = self._tensors[name][rows]
         self.moved += part.numel()
         return part
 
     def bring(self, name: str, part: Tensor, rows: slice | None = None) -> None:
-        """Write a tensor, or some of its rows."""
+        """Write a tensor, or some of its rows, to slow memory."""
         self.moved += part.numel()
         if rows is None:
             self._tensors[name] = part
@@ -122,7 +124,7 @@ class SlowMemory:
 
 
 def stored(memory: SlowMemory, fast: int) -> None:
-    """Compute attention in steps, each of which reads its inputs from slow memory and writes its result back."""
+    """Compute attention in three steps that each read their inputs from slow memory and write their result back."""
     scores = memory.fetch("query") @ memory.fetch("key").T
     memory.bring("scores", scores / scores.new_tensor(memory["query"].shape[1]).sqrt())
     memory.bring("weights", memory.fetch("scores").softmax(-1))
@@ -130,7 +132,7 @@ def stored(memory: SlowMemory, fast: int) -> None:
 
 
 def tiled(memory: SlowMemory, fast: int) -> None:
-    """Compute attention in blocks that fit in ``fast`` numbers, and rescale sums when a larger score appears.
+    """Compute attention in tiles that fit in a fast memory of ``fast`` numbers, rescaling sums as scores grow.
 
     Queries, keys, values, scores and sums each take at most a fifth of it.
     """
@@ -146,9 +148,9 @@ def tiled(memory: SlowMemory, fast: int) -> None:
             block = slice(first, first + keys)
             scores = query @ memory.fetch("key", block).T
             highest = torch.maximum(largest, scores.amax(-1, keepdim=True))
-            raised, kept = (scores - highest).exp(), (largest - highest).exp()
-            total = total * kept + raised.sum(-1, keepdim=True)
-            gathered = gathered * kept + raised @ memory.fetch("value", block)
+            raised, rescale = (scores - highest).exp(), (largest - highest).exp()
+            total = total * rescale + raised.sum(-1, keepdim=True)
+            gathered = gathered * rescale + raised @ memory.fetch("value", block)
             largest = highest
         memory.bring("output", gathered / total, rows)
 
@@ -158,7 +160,7 @@ def tiled(memory: SlowMemory, fast: int) -> None:
     latex=r"\Theta(n^2d^2/M)\ \text{against}\ \Theta(nd+n^2)",
     source="tutorials; Dao et al. 2022, arXiv:2205.14135, section 3.2, theorem 2",
     verdict="holds if",
-    conditions="the fast memory holds well more than d² numbers, as those of GPUs do: then the keys are read a few "
+    conditions="the fast memory holds many more than d² numbers, as on GPUs: then the keys are read a few "
     "times. With less, tiling moves more than storing. The speedup (two to four times is reported for "
     "FlashAttention) depends on the machine: `python -m benchmarks stored` measures it",
 )

@@ -1,4 +1,4 @@
-"""Order: the effect of permuting a sequence."""
+"""Claims about symmetry: the effect of permuting a sequence or its keys."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def permutation_equivariance(
         "causal mask": attend(permuted, Causal()) - attend(x, Causal())[:, :, order],
         "a relative bias": attend(permuted, None, bias=bias) - attend(x, None, bias=bias)[:, :, order],
     }
-    where = Sinusoidal(width).double()(torch.arange(n))
-    broken["sinusoidal positions"] = attend(permuted + where, None) - attend(x + where, None)[:, :, order]
+    positions = Sinusoidal(width).double()(torch.arange(n))
+    broken["sinusoidal positions"] = attend(permuted + positions, None) - attend(x + positions, None)[:, :, order]
     for name, difference in broken.items():
         yield apart(f"permuted, with {name}, largest difference", float(difference.abs().max()), 0.0, 0.01)
 
@@ -56,9 +56,8 @@ def permutation_equivariance(
 def key_order_does_not_matter(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Measurements:
     """Cross-attention does not depend on the order of the keys, and follows the order of the queries."""
     q, k, v = draw.normal(1, 2, 5, 4), draw.normal(1, 2, 9, 4), draw.normal(1, 2, 9, 3)
-    order, other = draw.permutation(9), draw.permutation(5)
+    key_order, query_order = draw.permutation(9), draw.permutation(5)
     out = attention(q, k, v)
-    yield same("output after permuting keys and values", attention(q, k[:, :, order], v[:, :, order]), out)
-    yield same(
-        "output after permuting queries, against the permuted output", attention(q[:, :, other], k, v), out[:, :, other]
-    )
+    yield same("output after permuting keys and values", attention(q, k[:, :, key_order], v[:, :, key_order]), out)
+    reordered = attention(q[:, :, query_order], k, v)
+    yield same("output after permuting queries, against the permuted output", reordered, out[:, :, query_order])

@@ -1,165 +1,299 @@
-"""Small layers trained for a claim, with several seeds at once, which takes little longer than one."""
+"""Claims about trained models: sparsity, sinks, and heads that follow syntax or link related words."""
 
 from __future__ import annotations
 
-import math
+import random
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
-from saccade.matrix import attention
+from saccade.mechanisms import Mechanism, Softmax, TopK
+from saccade.models import minilm, small_decoder
+from saccade.nn import MultiHeadAttention
+from saccade.scorers import DotProducts
+from saccade.theory.claim import Draw, claim
+from saccade.theory.measurement import Measurements, at_least, at_most
+from saccade.theory.rank import trained_heads
 
-_CLASSES = 8
-
-
-class Task(NamedTuple):
-    """A task to learn.
-
-    Attributes:
-        draw: draws examples from a generator: tokens ``[examples, n, fields]``, whose vectors are added, and answers
-            ``[examples, places, answers]`` out of eight.
-        read: selects the logits of the answers, ``[..., n, answers, 8]`` to ``[..., places, answers, 8]``.
-        vocab_size: number of tokens.
-        length: number of tokens, n.
-        answers: number of answers per place.
-    """
-
-    draw: Callable[[int, Generator], tuple[Tensor, Tensor]]
-    read: Callable[[Tensor], Tensor]
-    vocab_size: int
-    length: int
-    answers: int
+TEXT = (
+    "Return a new list that holds the items of both lists. The function reads the file line by line, and stops at the "
+    "first line that is empty. If the file does not exist, an error is raised, and nothing is written. The default "
+    "value is used when no value is given. "
+)
+"""74 tokens of the small decoder."""
 
 
-def neighbours(*back: int) -> Task:
-    """Predict the tokens, out of eight, at fixed distances back from every place."""
-    length, first = 16, max(back)
-
-    def draw(examples: int, generator: Generator) -> tuple[Tensor, Tensor]:
-        tokens = torch.randint(_CLASSES, (examples, length), generator=generator)
-        return tokens[..., None], torch.stack([tokens.roll(by, 1) for by in back], -1)[:, first:]
-
-    return Task(draw, lambda logits: logits[..., first:, :, :], _CLASSES, length, len(back))
+def keys_needed(weights: Tensor, share: float = 0.9) -> Tensor:
+    """Return the fraction of visible keys that holds a share of the attention, mean over queries ``[heads]``."""
+    strongest = weights.sort(-1, descending=True).values.cumsum(-1)
+    needed = (strongest < share).sum(-1) + 1
+    return (needed / (weights > 0).sum(-1)).double().mean(-1)
 
 
-def recall(keys: int = 32, pairs: int = 16) -> Task:
-    """Read pairs of a key and one of eight values, then one of the keys; predict its value."""
-
-    def draw(examples: int, generator: Generator) -> tuple[Tensor, Tensor]:
-        key = torch.rand(examples, keys, generator=generator).argsort(1)[:, :pairs]
-        value = torch.randint(_CLASSES, (examples, pairs), generator=generator)
-        place = torch.randint(pairs, (examples, 1), generator=generator)
-        asked = torch.full((examples, 1), keys + _CLASSES)
-        tokens = torch.stack([torch.cat([key, key.gather(1, place)], 1), torch.cat([keys + value, asked], 1)], -1)
-        return tokens, value.gather(1, place)[..., None]
-
-    return Task(draw, lambda logits: logits[..., -1:, :, :], keys + _CLASSES + 1, pairs + 1, 1)
+def strongest(mechanism: Softmax, keys: int) -> Mechanism:
+    """Build sparse attention in which each query reads only the keys with the largest scores."""
+    return TopK(DotProducts(), keys, softmax=mechanism)
 
 
-def triples() -> Task:
-    """Predict which of eight triples occurs among random tokens."""
-    length = 16
-    planted = torch.randint(_CLASSES, (_CLASSES, 3), generator=Generator().manual_seed(1))
+def random_keys(mechanism: Softmax, keys: int) -> Mechanism:
+    """Build sparse attention in which each query reads only randomly drawn keys."""
 
-    def draw(examples: int, generator: Generator) -> tuple[Tensor, Tensor]:
-        tokens = torch.randint(_CLASSES, (examples, length), generator=generator)
-        answer = torch.randint(_CLASSES, (examples, 1), generator=generator)
-        place = torch.randint(length - 2, (examples, 1), generator=generator) + torch.arange(3)
-        return tokens.scatter(1, place, planted[answer[:, 0]])[..., None], answer[..., None]
+    def scorer(query: Tensor, key: Tensor, rows: range) -> Tensor:
+        generator = torch.Generator().manual_seed(rows.start)
+        return torch.rand(query.shape[0], query.shape[1], len(rows), key.shape[2], generator=generator)
 
-    return Task(draw, lambda logits: logits.amax(-3, keepdim=True), _CLASSES, length, 1)
+    return TopK(scorer, keys, softmax=mechanism)
 
 
-Layer = Callable[[Tensor, Tensor], Tensor]
-"""What mixes tokens ``[seeds, examples, n, width]`` with four matrices ``[seeds, 4, width, width]``."""
-
-
-def attentive(heads: int) -> Layer:
-    """Apply self-attention: the four matrices project to queries, keys, values and the output."""
-
-    def mix(x: Tensor, weights: Tensor) -> Tensor:
-        made = (x @ weights[:, i, None] for i in range(3))
-        query, key, value = (one.flatten(0, 1).unflatten(-1, (heads, -1)).transpose(1, 2) for one in made)
-        out = attention(query, key, value).transpose(1, 2).flatten(2).unflatten(0, x.shape[:2])
-        return out @ weights[:, 3, None]
-
-    return mix
-
-
-def convolution(x: Tensor, weights: Tensor) -> Tensor:
-    """Apply a convolution over three places: the matrices are its taps and the output."""
-    taps = ((0, 1), (1, 0), (2, -1))
-    return sum((x.roll(by, 2) @ weights[:, i, None] for i, by in taps), torch.zeros_like(x)) @ weights[:, 3, None]
-
-
-class Learned(NamedTuple):
-    """Results of training, one per seed.
-
-    Attributes:
-        accuracy: share of right answers on 1,024 new examples.
-        loss: cross-entropy in nats, mean of the last 20 steps.
-    """
-
-    accuracy: Tensor
-    loss: Tensor
-
-
-def learned(
-    layer: Layer,
-    task: Task,
-    *,
-    steps: int,
-    rate: float,
-    seeds: int = 4,
-    width: int = 32,
-    examples: int | None = None,
-    activation: Callable[[Tensor], Tensor] = torch.Tensor.clone,
-) -> Learned:
-    """Train a layer between an embedding and a linear readout, with Adam, from several seeds at once.
-
-    Args:
-        layer: mixes the tokens.
-        task: the task to learn.
-        steps: number of steps with 32 examples each.
-        rate: the learning rate; it falls to 0 along a cosine.
-        seeds: number of trainings.
-        width: of tokens and layer.
-        examples: size of the training set; None draws new examples in every step.
-        activation: between layer and readout.
-    """
-    begin, data = Generator().manual_seed(0), Generator().manual_seed(1)
-
-    def weight(*shape: int, scale: float = 1.0) -> Tensor:
-        return (torch.randn(seeds, *shape, generator=begin) * scale).requires_grad_()
-
-    embedding, places = weight(task.vocab_size, width), weight(task.length, width, scale=0.5)
-    mixing, readout = weight(4, width, width, scale=width**-0.5), weight(width, 8 * task.answers, scale=width**-0.5)
-    weights = [embedding, places, mixing, readout]
-
-    def logits(tokens: Tensor) -> Tensor:
-        x = embedding[:, tokens].sum(-2) + places[:, None]
-        mixed = activation(layer(x, mixing))
-        return task.read((mixed @ readout[:, None]).unflatten(-1, (task.answers, 8)))
-
-    pool = None if examples is None else task.draw(examples, data)
-    optimizer = torch.optim.Adam(weights, rate)
-    losses: list[Tensor] = []
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = rate * (1 + math.cos(math.pi * step / steps)) / 2
-        if pool is None:
-            tokens, answers = task.draw(32, data)
-        else:
-            chosen = torch.randint(len(pool[0]), (32,), generator=data)
-            tokens, answers = (one[chosen] for one in pool)
-        loss = -logits(tokens).log_softmax(-1).gather(-1, answers.expand(seeds, *answers.shape)[..., None])
-        own = loss.flatten(1).mean(1)
-        optimizer.zero_grad()
-        own.sum().backward()
-        optimizer.step()
-        losses.append(own.detach())
-    tokens, answers = task.draw(1024, Generator().manual_seed(2))
+def sinks_of_minilm() -> Tensor:
+    """Return the attention of each head of all-MiniLM-L6-v2 to the first token, mean over queries ``[heads]``."""
+    model = minilm()
+    assert model.tokenizer is not None
+    tokens = torch.tensor([model.tokenizer.encode(TEXT).ids])
     with torch.no_grad():
-        right = logits(tokens).argmax(-1) == answers
-    return Learned(right.flatten(1).double().mean(1), torch.stack(losses[-20:]).double().mean(0))
+        return torch.cat([one.to_dense()[0, :, :, 0].mean(-1) for one in model.matrices(tokens)])
+
+
+def decoder_loss(text: str, change: Callable[[Softmax], Mechanism] = lambda mechanism: mechanism) -> float:
+    """Return the loss of the small decoder in nats per token, with its attention replaced by ``change``."""
+    model = small_decoder()
+    assert model.tokenizer is not None
+    for layer in model.modules():
+        if isinstance(layer, MultiHeadAttention):
+            assert isinstance(layer.mechanism, Softmax)
+            layer.mechanism = change(layer.mechanism)
+    tokens = torch.tensor([model.tokenizer.encode(text).ids])
+    with torch.no_grad():
+        return float(cross_entropy(model(tokens)[0, :-1], tokens[0, 1:]))
+
+
+@claim(
+    latex=r"\min\Bigl\{|S|:\textstyle\sum_{j\in S}A_{ij}\ge 0.9\Bigr\}\ll n",
+    source="tutorials on sparse attention; Child et al. 2019, arXiv:1904.10509, section 4.1, by looking at layers",
+    verdict="holds if",
+    conditions="it refers to some heads: those that attend to one neighbour need two keys in a hundred for 90 % of "
+    "their attention. The median head of the bundled models needs half of the keys that it sees, the "
+    "broadest four fifths",
+)
+def trained_attention_is_sparse(
+    draw: Draw,
+    *,
+    heads: Callable[[], dict[str, list[Tensor]]] = trained_heads,
+    needed: Callable[[Tensor], Tensor] = keys_needed,
+) -> Measurements:
+    """The attention of trained models is sparse: most of it goes to a few tokens."""
+    for name, layers in heads().items():
+        shares = torch.cat([needed(one) for one in layers])
+        yield at_most(f"{name}: keys for 90 % of the attention, head that needs fewest", float(shares.min()), 0.25)
+        yield at_least(f"{name}: median head", float(shares.median()), 0.3)
+        yield at_least(f"{name}: head that needs most", float(shares.max()), 0.7)
+
+
+@claim(
+    latex=r"\mathcal{L}(\text{strongest keys})\approx\mathcal{L}(\text{all keys})",
+    source="tutorials on sparse attention; for language models Tang et al. 2024, arXiv:2406.10774",
+    verdict="holds if",
+    conditions="the tokens are chosen for each query by its scores: a quarter of the keys is then nearly as good as "
+    "all. The same number drawn at random is not; which tokens matter differs between queries and heads",
+)
+def most_tokens_matter_little(
+    draw: Draw,
+    *,
+    loss: Callable[..., float] = decoder_loss,
+    choose: Callable[[Softmax, int], Mechanism] = strongest,
+    lot: Callable[[Softmax, int], Mechanism] = random_keys,
+) -> Measurements:
+    """Most tokens matter little for the output, so that a few are enough."""
+    whole, keys = loss(TEXT), 18  # a quarter of 74 tokens
+    quarter = loss(TEXT, lambda softmax: choose(softmax, keys)) - whole
+    drawn = loss(TEXT, lambda softmax: lot(softmax, keys)) - whole
+    yield at_most("decoder: nats a token lost with the strongest quarter of the keys", quarter, 0.1)
+    yield at_least("decoder: nats a token lost with a random quarter of the keys", drawn, 0.25)
+
+
+@claim(
+    latex=r"A^{(h)}\neq A^{(h')}:\ \text{some near, some far}",
+    source="tutorials; Clark et al. 2019, arXiv:1906.04341, section 3, for BERT",
+    verdict="holds",
+    conditions="measured on both bundled models: heads for the previous token, and broad ones",
+)
+def heads_learn_different_patterns(
+    draw: Draw, *, heads: Callable[[], dict[str, list[Tensor]]] = trained_heads
+) -> Measurements:
+    """Different heads of a trained model learn different patterns: some look near, some everywhere."""
+    for name, layers in heads().items():
+        weights = torch.cat(layers).double()
+        before = weights.diagonal(-1, dim1=1, dim2=2).mean(-1)
+        seen = (weights > 0).sum(-1).clamp_min(2)
+        breadth = (torch.special.entr(weights).sum(-1) / seen.log())[:, 1:].mean(-1)
+        yield at_least(f"{name}: share of the previous token, head with most", float(before.max()), 0.4)
+        yield at_most(f"{name}: head with least", float(before.min()), 0.1)
+        yield at_least(f"{name}: entropy as a share of the possible, broadest head", float(breadth.max()), 0.85)
+        yield at_most(f"{name}: narrowest head", float(breadth.min()), 0.5)
+
+
+@claim(
+    latex=r"A_{i1}\gg 1/n",
+    source="tutorials on sparse attention; Xiao et al. 2023, arXiv:2309.17453, section 3.1; that not every "
+    "model has them: Gu et al. 2024, arXiv:2410.10781",
+    verdict="holds if",
+    conditions="the model was trained long and is large enough: the encoder all-MiniLM-L6-v2 puts unused attention "
+    "on its first token, [CLS]; the bundled small decoder does not",
+)
+def first_tokens_are_sinks(
+    draw: Draw,
+    *,
+    encoder: Callable[[], Tensor] = sinks_of_minilm,
+    decoder: Callable[[], dict[str, list[Tensor]]] = trained_heads,
+) -> Measurements:
+    """The first token of a sequence is a sink: it gets much attention, whatever the query."""
+    shares = encoder()
+    yield at_least("all-MiniLM-L6-v2: share given to the first token, head with most", float(shares.max()), 0.5)
+    yield at_least("all-MiniLM-L6-v2: heads that give it 0.3 at least", float((shares >= 0.3).sum()), 10)
+    shares = torch.cat(decoder()["decoder"])[:, 1:, 0].mean(-1)
+    yield at_most("small decoder: head with most", float(shares.max()), 0.15)
+
+
+Maps = Callable[[list[list[str]]], Tensor]
+"""Returns the weights of all heads for sentences of equal length, ``[sentences, heads, words, words]``."""
+
+_NOUNS = "cat dog girl boy king woman doctor teacher farmer horse bird lion driver soldier student writer"
+_THINGS = "fish book car house letter apple stone ball bread song picture table"
+_VERBS = "ate saw found took moved bought lost kept sold left"
+_ADJECTIVES = ("", "old", "big red", "very small", "new and heavy", "long")
+_BETWEEN = (
+    "",
+    ", which was very hungry ,",
+    ", who was tired ,",
+    "of the old man",
+    "near the river",
+    "that lived in the small town",
+    ", after the long and cold night ,",
+    "with the red hat",
+    "who had met the old queen",
+)
+
+
+class Parsed(NamedTuple):
+    """A generated sentence with its syntactic relations; words count from 0.
+
+    Attributes:
+        words: the words of the sentence.
+        subject: index of the subject's noun.
+        verb, determiner, thing: indices of the verb, and of the object's determiner and noun.
+    """
+
+    words: list[str]
+    subject: int
+    verb: int
+    determiner: int
+    thing: int
+
+
+def sentences(count: int, half: int) -> list[Parsed]:
+    """Generate sentences such as "the old cat, which was very hungry, ate the big red fish", from half of the words."""
+    draw = random.Random(half)
+    parsed = []
+    for _ in range(count):
+        noun, verb, thing = (draw.choice(words.split()[half::2]) for words in (_NOUNS, _VERBS, _THINGS))
+        before, inside = (draw.choice(_ADJECTIVES).split() for _ in range(2))
+        left = ["the", *before, noun]
+        middle = [*left, *draw.choice(_BETWEEN).split()]
+        words = [*middle, verb, "the", *inside, thing, "."]
+        parsed.append(Parsed(words, len(left) - 1, len(middle), len(middle) + 1, len(words) - 2))
+    return parsed
+
+
+def maps_of_minilm() -> Maps:
+    """Return a function from sentences to the weights of a trained English encoder; every word must be one token."""
+    model = minilm()
+    assert model.tokenizer is not None
+    known = model.tokenizer.token_to_id
+
+    def maps(texts: list[list[str]]) -> Tensor:
+        tokens = torch.tensor([[known("[CLS]"), *map(known, words), known("[SEP]")] for words in texts])
+        with torch.no_grad():
+            return torch.cat([one.to_dense()[:, :, 1:-1, 1:-1] for one in model.matrices(tokens)], 1)
+
+    return maps
+
+
+def hits(sentences: list[Parsed], maps: list[Tensor], source: str, target: str) -> Tensor:
+    """Return the share of sentences in which a relation's source word attends most to its target, ``[heads]``."""
+    is_hit = []
+    for parsed, weights in zip(sentences, maps, strict=True):
+        row = weights[:, getattr(parsed, source)].clone()
+        row[:, getattr(parsed, source)] = -1.0
+        is_hit.append(row.argmax(-1) == getattr(parsed, target))
+    return torch.stack(is_hit).double().mean(0)
+
+
+@claim(
+    latex=r"\arg\max_j A_{ij}=\mathrm{head}(i)",
+    source="tutorials; Clark et al. 2019, arXiv:1906.04341, section 4.2, for BERT",
+    verdict="holds if",
+    conditions="measured on all-MiniLM-L6-v2: one head attends from the object to its verb, one from the determiner "
+    "to its noun, at any distance. None attends from the verb to a subject separated by other words, the example of "
+    "the tutorials",
+)
+def heads_follow_syntax(draw: Draw, *, maps: Callable[[], Maps] = maps_of_minilm, count: int = 60) -> Measurements:
+    """Some heads follow syntax: subjects, verbs, objects."""
+    attended = maps()
+    chosen, others = (sentences(count, half) for half in (0, 1))  # the halves share no noun, verb or object
+    seen_chosen, seen_others = ([attended([one.words])[0] for one in own] for own in (chosen, others))
+    for what, source, target, least in (
+        ("from the object to its verb", "thing", "verb", 0.85),
+        ("from the determiner to its noun", "determiner", "thing", 0.8),
+    ):
+        best = int(hits(chosen, seen_chosen, source, target).argmax())
+        share = float(hits(others, seen_others, source, target)[best])
+        yield at_least(f"{what}: share of sentences, head chosen by other words", share, least)
+        away = [getattr(one, target) - getattr(one, source) for one in others]
+        yield at_most(f"{what}: the most frequent distance", max(map(away.count, away)) / count, 0.5)
+    subject = hits([*chosen, *others], [*seen_chosen, *seen_others], "verb", "subject")
+    yield at_most("from the verb to its subject: best head of all", float(subject.max()), 0.6)
+
+
+_SYNONYMS = (
+    "big large,happy glad,sick ill,angry mad,forest woods,smart clever,boat ship,stone rock,car automobile,"
+    "error mistake,gift present,street road"
+)
+_OPPOSITES = (
+    "big small,happy sad,fast slow,rich poor,hard easy,cold hot,buy sell,strong weak,old young,wet dry,day night,"
+    "full empty"
+)
+
+
+@claim(
+    latex=r"A_{ij}>A_{ij'},\quad j\ \text{synonym of}\ i,\ j'\ \text{not}",
+    source="tutorials; no reference is given, and none is known to us",
+    verdict="holds if",
+    conditions="related words are meant: measured on all-MiniLM-L6-v2, one head attends from a word to its synonym, "
+    "and equally to its antonym. It links related words and does not distinguish the two",
+)
+def heads_link_synonyms(draw: Draw, *, maps: Callable[[], Maps] = maps_of_minilm) -> Measurements:
+    """Some heads relate words of the same meaning."""
+    attended = maps()
+
+    def weights_between(pairs: str) -> Tensor:
+        """Return the weight from the second word of each pair to each first word, ``[second, first, heads]``."""
+        split = [pair.split() for pair in pairs.split(",")]
+        texts = [f"they said {a} and later they said {b} again .".split() for _, b in split for a, _ in split]
+        return attended(texts)[:, :, 7, 2].unflatten(0, (len(split), len(split))).double()
+
+    def wins(weights: Tensor) -> Tensor:
+        """Return how often the partner of a word gets more weight than another word, ``[words, heads]``."""
+        partner = weights.diagonal().T[:, None]
+        return (partner > weights).double().sum(1) / (len(weights) - 1)
+
+    like, unlike = weights_between(_SYNONYMS), weights_between(_OPPOSITES)
+    best = int(wins(like)[::2].mean(0).argmax())
+    linked, opposed = float(wins(like)[1::2, best].mean()), float(wins(unlike)[:, best].mean())
+    yield at_least("a synonym gets more than an unrelated word, head chosen by other pairs", linked, 0.95)
+    times = like.diagonal()[best, 1::2].mean() / like[1::2, :, best].mean()
+    yield at_least("weight of a synonym, as a multiple of a word's mean weight", float(times), 5.0)
+    yield at_least("an antonym gets more than an unrelated word, the same head", opposed, 0.95)
+    yield at_most("a synonym gets more, median head", float(wins(like).mean(0).median()), 0.85)

@@ -1,14 +1,170 @@
-"""Training of small layers: several heads against one, many examples against few."""
+"""Claims about training small layers, and the tasks and layers that they train."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
+from torch import Generator, Tensor
 
+from saccade.matrix import attention
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal
-from saccade.theory.trained import Layer, Task, attentive, convolution, learned, neighbours, recall, triples
+
+_CLASSES = 8
+
+
+class Task(NamedTuple):
+    """A task on short sequences to train a small layer on.
+
+    Attributes:
+        draw: function from a number of examples and a generator to tokens ``[examples, n, fields]``, whose vectors
+            are added, and answers ``[examples, places, answers]`` out of eight.
+        read: function that selects the answers' logits, ``[..., n, answers, 8]`` to ``[..., places, answers, 8]``.
+        vocab_size: number of tokens.
+        length: number of tokens, n.
+        answers: number of answers per place.
+    """
+
+    draw: Callable[[int, Generator], tuple[Tensor, Tensor]]
+    read: Callable[[Tensor], Tensor]
+    vocab_size: int
+    length: int
+    answers: int
+
+
+def neighbours(*back: int) -> Task:
+    """Return the task to predict the tokens, out of eight, at fixed distances before every position."""
+    length, first = 16, max(back)
+
+    def draw(examples: int, generator: Generator) -> tuple[Tensor, Tensor]:
+        tokens = torch.randint(_CLASSES, (examples, length), generator=generator)
+        return tokens[..., None], torch.stack([tokens.roll(by, 1) for by in back], -1)[:, first:]
+
+    return Task(draw, lambda logits: logits[..., first:, :, :], _CLASSES, length, len(back))
+
+
+def recall(keys: int = 32, pairs: int = 16) -> Task:
+    """Return the task to read pairs of a key and one of eight values, then one of the keys, and predict its value."""
+
+    def draw(examples: int, generator: Generator) -> tuple[Tensor, Tensor]:
+        key = torch.rand(examples, keys, generator=generator).argsort(1)[:, :pairs]
+        value = torch.randint(_CLASSES, (examples, pairs), generator=generator)
+        place = torch.randint(pairs, (examples, 1), generator=generator)
+        query = torch.full((examples, 1), keys + _CLASSES)
+        tokens = torch.stack([torch.cat([key, key.gather(1, place)], 1), torch.cat([keys + value, query], 1)], -1)
+        return tokens, value.gather(1, place)[..., None]
+
+    return Task(draw, lambda logits: logits[..., -1:, :, :], keys + _CLASSES + 1, pairs + 1, 1)
+
+
+def triples() -> Task:
+    """Return the task to predict which of eight triples occurs among random tokens."""
+    length = 16
+    planted = torch.randint(_CLASSES, (_CLASSES, 3), generator=Generator().manual_seed(1))
+
+    def draw(examples: int, generator: Generator) -> tuple[Tensor, Tensor]:
+        tokens = torch.randint(_CLASSES, (examples, length), generator=generator)
+        answer = torch.randint(_CLASSES, (examples, 1), generator=generator)
+        place = torch.randint(length - 2, (examples, 1), generator=generator) + torch.arange(3)
+        return tokens.scatter(1, place, planted[answer[:, 0]])[..., None], answer[..., None]
+
+    return Task(draw, lambda logits: logits.amax(-3, keepdim=True), _CLASSES, length, 1)
+
+
+Layer = Callable[[Tensor, Tensor], Tensor]
+"""Mixes tokens ``[seeds, examples, n, width]`` with four matrices ``[seeds, 4, width, width]``."""
+
+
+def attentive(heads: int) -> Layer:
+    """Return a layer of self-attention; the four matrices project to queries, keys, values and the output."""
+
+    def mix(x: Tensor, weights: Tensor) -> Tensor:
+        projected = (x @ weights[:, i, None] for i in range(3))
+        query, key, value = (one.flatten(0, 1).unflatten(-1, (heads, -1)).transpose(1, 2) for one in projected)
+        out = attention(query, key, value).transpose(1, 2).flatten(2).unflatten(0, x.shape[:2])
+        return out @ weights[:, 3, None]
+
+    return mix
+
+
+def convolution(x: Tensor, weights: Tensor) -> Tensor:
+    """Apply a trained convolution over three positions; the four matrices are its taps and the output projection."""
+    taps = ((0, 1), (1, 0), (2, -1))
+    return sum((x.roll(by, 2) @ weights[:, i, None] for i, by in taps), torch.zeros_like(x)) @ weights[:, 3, None]
+
+
+class Learned(NamedTuple):
+    """Results of training a small layer, one per seed.
+
+    Attributes:
+        accuracy: share of right answers on 1,024 new examples.
+        loss: cross-entropy in nats, mean of the last 20 steps.
+    """
+
+    accuracy: Tensor
+    loss: Tensor
+
+
+def learned(
+    layer: Layer,
+    task: Task,
+    *,
+    steps: int,
+    rate: float,
+    seeds: int = 4,
+    width: int = 32,
+    examples: int | None = None,
+    activation: Callable[[Tensor], Tensor] = torch.Tensor.clone,
+) -> Learned:
+    """Train a layer between an embedding and a linear readout, with Adam, from several seeds at once.
+
+    Args:
+        layer: the layer that mixes tokens.
+        task: the task to learn.
+        steps: number of training steps, with 32 examples each.
+        rate: the learning rate; it falls to 0 along a cosine.
+        seeds: number of trainings.
+        width: the width of tokens and layer.
+        examples: size of the training set; None draws new examples in every step.
+        activation: applied between layer and readout.
+    """
+    begin, data = Generator().manual_seed(0), Generator().manual_seed(1)
+
+    def weight(*shape: int, scale: float = 1.0) -> Tensor:
+        return (torch.randn(seeds, *shape, generator=begin) * scale).requires_grad_()
+
+    embedding, places = weight(task.vocab_size, width), weight(task.length, width, scale=0.5)
+    mixing, readout = weight(4, width, width, scale=width**-0.5), weight(width, 8 * task.answers, scale=width**-0.5)
+    weights = [embedding, places, mixing, readout]
+
+    def logits(tokens: Tensor) -> Tensor:
+        x = embedding[:, tokens].sum(-2) + places[:, None]
+        mixed = activation(layer(x, mixing))
+        return task.read((mixed @ readout[:, None]).unflatten(-1, (task.answers, 8)))
+
+    pool = None if examples is None else task.draw(examples, data)
+    optimizer = torch.optim.Adam(weights, rate)
+    losses: list[Tensor] = []
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = rate * (1 + math.cos(math.pi * step / steps)) / 2
+        if pool is None:
+            tokens, answers = task.draw(32, data)
+        else:
+            chosen = torch.randint(len(pool[0]), (32,), generator=data)
+            tokens, answers = (one[chosen] for one in pool)
+        loss = -logits(tokens).log_softmax(-1).gather(-1, answers.expand(seeds, *answers.shape)[..., None])
+        per_seed = loss.flatten(1).mean(1)
+        optimizer.zero_grad()
+        per_seed.sum().backward()
+        optimizer.step()
+        losses.append(per_seed.detach())
+    tokens, answers = task.draw(1024, Generator().manual_seed(2))
+    with torch.no_grad():
+        right = logits(tokens).argmax(-1) == answers
+    return Learned(right.flatten(1).double().mean(1), torch.stack(losses[-20:]).double().mean(0))
 
 
 @claim(
@@ -44,13 +200,15 @@ def several_heads_beat_one(draw: Draw, *, layer: Callable[[int], Layer] = attent
 def several_heads_train_more_steadily(draw: Draw, *, layer: Callable[[int], Layer] = attentive) -> Measurements:
     """Several heads make training steadier."""
 
-    def that_learn(heads: int, rate: float) -> int:
-        found = learned(layer(heads), neighbours(1), steps=200, rate=rate, seeds=8).accuracy
-        return int((found > 0.9).sum())
+    def num_learning(heads: int, rate: float) -> int:
+        accuracy = learned(layer(heads), neighbours(1), steps=200, rate=rate, seeds=8).accuracy
+        return int((accuracy > 0.9).sum())
 
-    yield equal("rate 0.03, one head: of 8 seeds, how many learn", that_learn(1, 0.03), 8)
-    yield equal("rate 0.03, eight heads: of 8 seeds, how many learn", that_learn(8, 0.03), 8)
-    yield at_least("rate 0.1: how many more with eight heads", that_learn(8, 0.1) - that_learn(1, 0.1), 3)
+    yield equal("rate 0.03, one head: of 8 seeds, how many learn", num_learning(1, 0.03), 8)
+    yield equal("rate 0.03, eight heads: of 8 seeds, how many learn", num_learning(8, 0.03), 8)
+    yield at_least(
+        "rate 0.1: how many more seeds learn with eight heads", num_learning(8, 0.1) - num_learning(1, 0.1), 3
+    )
 
 
 @claim(
@@ -66,8 +224,8 @@ def attention_needs_much_data(
     """Attention needs many examples, more than other networks do."""
 
     def near(layer: Layer, examples: int) -> float:
-        found = learned(layer, triples(), steps=400, rate=0.01, examples=examples, activation=torch.relu)
-        return float(found.accuracy.mean())
+        run = learned(layer, triples(), steps=400, rate=0.01, examples=examples, activation=torch.relu)
+        return float(run.accuracy.mean())
 
     def far(layer: Layer, examples: int) -> float:
         return float(learned(layer, recall(), steps=400, rate=0.01, examples=examples).accuracy.mean())

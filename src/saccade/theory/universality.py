@@ -1,4 +1,4 @@
-"""Universality: a layer built by hand for any function of finitely many sequences, and the need for each part."""
+"""Claim that transformers are universal: a layer built by hand for any function, and the need for each part."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _LETTERS, _LENGTH = 3, 3
 
 
 def sequences() -> Tensor:
-    """Return all sequences of 3 letters out of 3, int64 ``[27, 3]``."""
+    """Return all 27 sequences of three letters out of three, int64 ``[27, 3]``."""
     return torch.tensor(list(itertools.product(range(_LETTERS), repeat=_LENGTH)))
 
 
 def built(tokens: Tensor, wanted: Tensor, attend: Callable[..., Tensor] = attention) -> Tensor:
-    """Build a transformer layer that maps each sequence to targets for each of its places, ``[27, 3, width]``.
+    """Run a hand-built transformer layer that maps each sequence to any targets, ``[27, 3, width]``.
 
-    Tokens are one-hot letters beside one-hot places. Head h always attends to place h, so every place gathers the whole
-    sequence. A hidden unit for each sequence and place is 1 there and 0 elsewhere: a ReLU of the number of matches.
-    The output layer holds the targets.
+    Tokens are one-hot letters beside one-hot positions. Head h always attends to position h, so every position gathers
+    the whole sequence. One hidden unit per sequence and position is 1 there and 0 elsewhere: a ReLU of the number of
+    matches. The output layer holds the targets.
     """
     count, length = tokens.shape
     letters = torch.nn.functional.one_hot(tokens, _LETTERS).double()
@@ -39,8 +39,8 @@ def built(tokens: Tensor, wanted: Tensor, attend: Callable[..., Tensor] = attent
     return torch.einsum("blps,spc->blc", units, wanted)
 
 
-def tell_apart(wanted: Tensor, *seen: Tensor) -> float:
-    """Return the least share of the squares of ``wanted`` that any function of ``seen`` leaves."""
+def unexplained_share(wanted: Tensor, *seen: Tensor) -> float:
+    """Return the share of the squares of ``wanted`` that even the best function of ``seen`` cannot explain."""
     groups = torch.unique(torch.stack([one.flatten() for one in seen], 1), dim=0, return_inverse=True)[1]
     rows = wanted.flatten(0, 1)
     counts = torch.bincount(groups).to(rows)[:, None]
@@ -52,21 +52,21 @@ def tell_apart(wanted: Tensor, *seen: Tensor) -> float:
     latex=r"\forall f\ \exists\,\text{Transformer}:\ \lVert T(X)-f(X)\rVert\le\varepsilon\ \text{for all}\ X",
     source="Yun et al. 2020, arXiv:1912.10077, theorems 2 and 3, for continuous functions on compact sets",
     verdict="holds if",
-    conditions="it may be as large as it takes, here one hidden unit for each sequence and place, n mⁿ of them; "
-    "there are positions, else the function must treat permuted sequences alike; and feed-forward layers, since "
-    "attention alone stays in the hull of its values. It says that weights exist, not that training finds them",
+    conditions="its size is not limited (here one hidden unit for each sequence and position, n mⁿ of them); there are "
+    "positions, since otherwise the function must treat permuted sequences alike, and feed-forward layers, since "
+    "attention alone stays in the hull of its values. The claim says that weights exist, not that training finds them",
 )
 def transformers_are_universal(
     draw: Draw,
     *,
     layer: Callable[[Tensor, Tensor], Tensor] = built,
-    left: Callable[..., float] = tell_apart,
+    left: Callable[..., float] = unexplained_share,
 ) -> Measurements:
     """A transformer can approximate every function from sequences to sequences."""
     tokens = sequences()
     for name, wanted in (
         ("random numbers", draw.normal(27, _LENGTH, 2)),
-        ("the sequence turned round", tokens.flip(1)[..., None].double()),
+        ("the reversed sequence", tokens.flip(1)[..., None].double()),
         ("the parity of the sum", (tokens.sum(1) % 2)[:, None, None].expand(27, _LENGTH, 1).double()),
     ):
         error = float((layer(tokens, wanted) - wanted).abs().max())

@@ -1,4 +1,4 @@
-"""Runs of claims, and their findings."""
+"""Verification of claims: run their checks for some seeds and collect the findings."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from saccade.theory.claims import CLAIMS
 from saccade.theory.measurement import Measurement
 
 SCHEMA = "saccade.verification/2"
-"""Name and version of the form that `Verification.to_json` returns."""
-_SAID = ("name", "topic", "statement", "latex", "source", "verdict", "conditions")  # of a claim, in that form
+"""Name and version of the JSON format that `Verification.to_json` returns."""
+_CLAIM_FIELDS = ("name", "topic", "statement", "latex", "source", "verdict", "conditions")  # in that format
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """The result of one claim for one seed.
+    """The finding of a verification: the result of one claim for one seed.
 
     Attributes:
         claim: the claim.
-        seed: of its random numbers.
-        measurements: in order.
+        seed: the seed of the random numbers.
+        measurements: the measurements, in order.
         is_random: whether the check drew random numbers.
-        error: raised by the check; empty if none.
-        missing: a missing package that the check needs, as in the ImportError; empty if none.
+        error: the error that the check raised; empty if none.
+        missing: the message of an ImportError, if the check needs a missing package; otherwise empty.
     """
 
     claim: Claim
@@ -39,16 +39,16 @@ class Finding:
 
     @property
     def agrees(self) -> bool:
-        """Whether something was measured and all of it agrees with the verdict."""
+        """Whether there are measurements and all agree with the claim's verdict."""
         return not self.error and bool(self.measurements) and all(one.agrees for one in self.measurements)
 
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """All findings of a run.
+    """The result of `verify`: the findings of all claims.
 
     Attributes:
-        findings: one for each claim and seed; a check without random numbers runs once.
+        findings: one finding per claim and seed; a check without random numbers runs once.
     """
 
     findings: tuple[Finding, ...]
@@ -74,14 +74,14 @@ class Verification:
         return sum(one.chance for finding in self.findings for one in finding.measurements)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the run as plain values, in the format `SCHEMA`; numbers that are not finite become text."""
+        """Return the verification as JSON values in the format `SCHEMA`; numbers that are not finite become strings."""
         return {
             "schema": SCHEMA,
             "ok": self.ok,
             "chance_of_false_alarm": self.chance,
             "claims": [
-                {name: getattr(claim, name) for name in _SAID}
-                | {"findings": [_plain(finding) for finding in self.findings if finding.claim is claim]}
+                {name: getattr(claim, name) for name in _CLAIM_FIELDS}
+                | {"findings": [_finding_as_json(finding) for finding in self.findings if finding.claim is claim]}
                 for claim in dict.fromkeys(finding.claim for finding in self.findings)
             ],
         }
@@ -97,16 +97,16 @@ def verify(
     """Check claims against their verdicts.
 
     Args:
-        claims: to check; None means all.
+        claims: the claims to check; None means all.
         seed: the first seed.
         seeds: number of seeds, run in sequence. A check without random numbers runs for the first seed only.
-        progress: called with each finding.
+        progress: a function called with each finding.
 
     Returns:
         A `Verification`.
 
     Raises:
-        TypeError, ValueError: an argument that is no claim, or a number that is not an int in its range.
+        TypeError, ValueError: an argument is not a claim, or a number is not an int in its range.
 
     Cost: all claims take about a minute on one core, half of it to train small layers, once, for the first seed;
         each further seed takes a quarter of a minute.
@@ -123,32 +123,32 @@ def verify(
     check_int("seed", seed, 0)
     check_int("seeds", seeds)
     findings: list[Finding] = []
-    settled: set[str] = set()
-    for own in range(seed, seed + seeds):
-        for one in claims:
-            if one.name in settled:
+    deterministic: set[str] = set()
+    for number in range(seed, seed + seeds):
+        for claim in claims:
+            if claim.name in deterministic:
                 continue
-            finding = _find(one, own)
+            finding = _check_claim(claim, number)
             findings.append(finding)
             if not finding.is_random:
-                settled.add(one.name)
+                deterministic.add(claim.name)
             if progress is not None:
                 progress(finding)
     return Verification(tuple(findings))
 
 
-def _find(claim: Claim, seed: int) -> Finding:
+def _check_claim(claim: Claim, seed: int) -> Finding:
     draw = Draw(seed, claim.name)
     try:
         measurements = claim.measure(draw)
     except ImportError as error:
         return Finding(claim, seed, (), draw.used, missing=" ".join(str(error).split()))
-    except Exception as error:  # a check that cannot run confirms nothing
+    except Exception as error:  # a check that fails to run confirms nothing
         return Finding(claim, seed, (), draw.used, f"{type(error).__name__}: {' '.join(str(error).split())}")
     return Finding(claim, seed, measurements, draw.used)
 
 
-def _plain(finding: Finding) -> dict[str, Any]:
+def _finding_as_json(finding: Finding) -> dict[str, Any]:
     return {
         "seed": finding.seed,
         "agrees": finding.agrees,
@@ -156,11 +156,11 @@ def _plain(finding: Finding) -> dict[str, Any]:
         "missing": finding.missing,
         "measurements": [
             dataclasses.asdict(one)
-            | {"expected": _finite(one.expected), "seen": _finite(one.seen), "agrees": one.agrees}
+            | {"expected": _finite_or_text(one.expected), "seen": _finite_or_text(one.seen), "agrees": one.agrees}
             for one in finding.measurements
         ],
     }
 
 
-def _finite(number: float) -> float | str:
+def _finite_or_text(number: float) -> float | str:
     return number if number - number == 0 else str(number)

@@ -1,4 +1,4 @@
-"""Conversion of state dicts to and from timm's layers: names and shapes change, numbers do not."""
+"""Conversion of state dicts of vision modules to and from timm: names and shapes change, numbers do not."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from torch import Tensor, nn
 
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_type
-from saccade.vision.cbam import CBAM
-from saccade.vision.channel import ChannelAttention
-from saccade.vision.eca import ECA
+from saccade.vision.cbam_and_bam import CBAM
+from saccade.vision.gates import ECA, ChannelAttention, SpatialAttention
 from saccade.vision.non_local import NonLocal
-from saccade.vision.spatial import SpatialAttention
 
 # Names of parts, ours and timm's.
 _CHANNEL = {"reduce": "fc1", "expand": "fc2"}
@@ -88,7 +86,7 @@ def from_timm(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def _names(module: nn.Module) -> dict[str, str]:
-    """Return timm's names of a module's parameters.
+    """Return timm's names for the parameters of one of our vision modules.
 
     Raises:
         TypeError, UnsupportedError: there is no counterpart.
@@ -108,7 +106,7 @@ def _names(module: nn.Module) -> dict[str, str]:
 
 
 def _differences(module: nn.Module) -> list[str]:
-    """Return the settings of a module that its counterpart lacks."""
+    """Return the settings of a vision module that its counterpart in timm lacks."""
     reasons = []
     gate = module.spatial if isinstance(module, CBAM) else module
     if isinstance(gate, SpatialAttention) and gate.norm is None:

@@ -20,7 +20,7 @@ class BatchNorm(nn.BatchNorm2d):
         return nn.functional.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias)
 
     def check_spread(self, count: int) -> None:
-        """Refuse to train on one value per channel, which has no variance.
+        """Raise for training on one value per channel, which has no variance.
 
         Raises:
             ValueError: ``count`` is 1 in training.
@@ -54,7 +54,7 @@ def check_features(features: Tensor, channels: int | None, parameter: Tensor | N
 
 
 def reduced(channels: int, ratio: int) -> int:
-    """Return ``channels / ratio``, the width of a bottleneck.
+    """Return ``channels / ratio``, the number of channels in a bottleneck.
 
     Raises:
         ValueError: not ints of at least 1, or ``ratio`` does not divide ``channels``.
@@ -66,10 +66,10 @@ def reduced(channels: int, ratio: int) -> int:
 
 
 def as_tokens(features: Tensor) -> Tensor:
-    """Return ``[batch, channels, H, W]`` as one head of H·W tokens, row by row: ``[batch, 1, H·W, channels]``."""
+    """Return a feature map as one head of H·W tokens, row by row: ``[batch, 1, H·W, channels]``."""
     return features.flatten(2).mT[:, None]
 
 
 def as_map(tokens: Tensor, height: int, width: int) -> Tensor:
-    """Return ``[batch, 1, H·W, channels]`` as ``[batch, channels, H, W]``: the inverse of `as_tokens`."""
+    """Return tokens ``[batch, 1, H·W, channels]`` as a feature map, the inverse of `as_tokens`."""
     return tokens[:, 0].mT.unflatten(2, (height, width))

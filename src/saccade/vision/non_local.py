@@ -1,4 +1,4 @@
-"""NonLocal: every position attends to all positions."""
+"""NonLocal, the non-local block: every position of a feature map attends to all positions."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class NonLocal(ArgumentHints, nn.Module):
             nn.init.uniform_(self.joint, -((2 * self.bottleneck) ** -0.5), (2 * self.bottleneck) ** -0.5)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return ``features + norm(output(gathered))``, ``[batch, channels, H, W]``."""
+        """Return the non-local block's output ``features + norm(output(gathered))``, ``[batch, channels, H, W]``."""
         self._check(features)
         context = self._context(features)
         value = as_tokens(self.value(context))
@@ -135,7 +135,7 @@ class NonLocal(ArgumentHints, nn.Module):
         self.norm.check_spread(features[:, 0].numel())
 
     def _context(self, features: Tensor) -> Tensor:
-        """Return the features for keys and values. The last row and column may be pooled from fewer positions."""
+        """Return the subsampled features for keys and values; edge cells may be pooled from fewer positions."""
         if self.subsample == 1:
             return features
         return nn.functional.max_pool2d(features, self.subsample, ceil_mode=True)

@@ -1,4 +1,4 @@
-"""Non-local means: the classical denoiser, which is attention between patches of an image."""
+"""Non-local means: the classical image denoiser, which is attention between patches."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def non_local_means(
 
 
 class _Band(NamedTuple):
-    """Some rows of the images, and the rows around them.
+    """A band of image rows to denoise at a time, and the rows around them.
 
     Attributes:
         padded: ``[batch, channels, rows, W]``: the rows, those within the search radius, and half a patch around them.
@@ -130,7 +130,7 @@ def _denoise(band: _Band, patch_size: int, search_radius: int, h: float, sigma: 
 
 
 def _weights(like: Tensor, patch_size: int, h: float) -> Tensor:
-    """Return factors for the values of a patch that turn half of a squared distance into the exponent."""
+    """Return factors for the pixels of a patch that turn half of a squared distance into the exponent."""
     channels, deviation = like.shape[1], (patch_size - 1) / 4
     if patch_size == 1:
         return like.new_full((channels,), math.sqrt(2 / channels) / h)
@@ -142,7 +142,7 @@ def _weights(like: Tensor, patch_size: int, h: float) -> Tensor:
 
 
 class _Excess(Score):
-    """A Gaussian score that subtracts a threshold from half of each squared distance, to at least 0."""
+    """A Gaussian patch score that subtracts a threshold from half of each squared distance, to at least 0."""
 
     def __init__(self, threshold: float):
         super().__init__()

@@ -1,16 +1,14 @@
-"""Figures of arrays and matrices. Needs matplotlib, which is imported when the first figure is drawn."""
+"""Figures of arrays and attention matrices. Needs matplotlib, which is imported when the first figure is drawn."""
 
-from saccade.viz.bars import channel_weights
 from saccade.viz.bipartite import bipartite
 from saccade.viz.canvas import save
+from saccade.viz.charts import channel_weights, profile, tradeoff
 from saccade.viz.fonts import MissingGlyphsWarning
 from saccade.viz.grids import head_grid
 from saccade.viz.heatmaps import heatmap
 from saccade.viz.mosaics import mosaic
 from saccade.viz.overlays import spatial_map
 from saccade.viz.page import live_report, report, report_widget
-from saccade.viz.profiles import profile
-from saccade.viz.tradeoffs import tradeoff
 
 __all__ = [
     "heatmap",

@@ -1,4 +1,4 @@
-"""Read tensors, arrays and nested lists as arrays that can be drawn, and choose the ends of colour scales."""
+"""Arrays for figures: reading tensors and nested lists, pooling them, and choosing the ends of colour scales."""
 
 import warnings
 from typing import Any
@@ -19,22 +19,22 @@ _DECADES = 3  # lowest end, below the largest weight: a lower end would make tin
 
 
 def as_matrix(weights: object) -> Array:
-    """Read a matrix from a tensor, an array or nested lists: ``[q_len, kv_len]``, infinities as NaN.
+    """Convert a tensor, an array or nested lists to an array ``[q_len, kv_len]``, with infinities as NaN.
 
     Raises:
-        TypeError: not numbers.
+        TypeError: the values are not numbers.
         ValueError: not two axes, an empty axis, or nothing finite in it.
     """
     return _checked(weights, "[q_len, kv_len]", axes=(2,))
 
 
 def as_maps(weights: object) -> Array:
-    """Read many matrices of one shape: ``[layers, heads, q_len, kv_len]`` or ``[heads, q_len, kv_len]``."""
+    """Convert to an array of matrices: ``[layers, heads, q_len, kv_len]`` or ``[heads, q_len, kv_len]``."""
     return _checked(weights, "[heads, q_len, kv_len] or [layers, heads, q_len, kv_len]", axes=(3, 4))
 
 
 def as_numbers(argument: str, values: object) -> Array:
-    """Read real numbers of any shape from a tensor, an array or nested lists.
+    """Convert a tensor, an array or nested lists to an array of real numbers.
 
     Raises:
         TypeError: not real numbers.
@@ -56,10 +56,9 @@ def as_numbers(argument: str, values: object) -> Array:
 
 
 def max_pool(matrix: Array, rows: int, columns: int) -> Array:
-    """Reduce every group of neighbours to the value farthest from 0, so that at most ``[rows, columns]`` groups remain.
+    """Pool an array to at most ``[rows, columns]``: of each group of neighbours the value farthest from 0.
 
-    The farthest, because the mean of a thin diagonal over its neighbours is next to nothing. NaN loses against
-    any number.
+    A mean would almost erase a thin diagonal. NaN is ignored next to any number.
     """
     for axis, most in enumerate((rows, columns)):
         if matrix.shape[axis] > most:
@@ -70,9 +69,9 @@ def max_pool(matrix: Array, rows: int, columns: int) -> Array:
 
 
 def limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
-    """Return the values at the two ends of the colour scale.
+    """Return the values at the two ends of the colour scale of an array.
 
-    Zero is one end whenever no value lies beyond it: weights are compared with nothing, not with the least.
+    If all values have one sign, 0 is one end, so that the colour of a weight shows its size.
     """
     if limits is not None:
         low, high = (float(limit) for limit in limits)
@@ -88,7 +87,7 @@ def limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float,
 
 
 def log_limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
-    """Return the two ends of a logarithmic scale: some decades below the largest value, or `limits`.
+    """Return the two ends of a logarithmic colour scale: four decades below the largest value, or `limits`.
 
     Raises:
         ValueError: limits that are not above 0, or no value that is.
@@ -106,28 +105,27 @@ def log_limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[fl
 
 
 def masked(matrix: Array, allowed: object) -> Array:
-    """Return a matrix with NaN where ``allowed`` is False.
+    """Return an array with NaN where ``allowed`` is False.
 
     Args:
-        where: for error messages.
         matrix: ``[..., q_len, kv_len]``.
         allowed: bool, broadcastable to it; None for everything.
     """
     if allowed is None:
         return matrix
-    given = allowed.detach().cpu().numpy() if isinstance(allowed, torch.Tensor) else np.asarray(allowed)
-    if given.dtype != np.bool_:
-        raise type_error("allowed", "be of bool", given.dtype, hint="mask.to_dense(q_len, kv_len) is")
-    while given.ndim > matrix.ndim and len(given) == 1:  # Mask.to_dense has batch and heads
-        given = given[0]
+    visible = allowed.detach().cpu().numpy() if isinstance(allowed, torch.Tensor) else np.asarray(allowed)
+    if visible.dtype != np.bool_:
+        raise type_error("allowed", "be of bool", visible.dtype, hint="mask.to_dense(q_len, kv_len) is")
+    while visible.ndim > matrix.ndim and len(visible) == 1:  # Mask.to_dense has batch and heads
+        visible = visible[0]
     try:
-        given = np.broadcast_to(given, matrix.shape)
+        visible = np.broadcast_to(visible, matrix.shape)
     except ValueError:
         rule = f"be broadcastable to {list(matrix.shape)}"
-        raise value_error("allowed", rule, f"shape {list(given.shape)}") from None
-    if not given.any():
+        raise value_error("allowed", rule, f"shape {list(visible.shape)}") from None
+    if not visible.any():
         raise value_error("allowed", "allow something", "nothing")
-    return np.where(given, matrix, np.nan)
+    return np.where(visible, matrix, np.nan)
 
 
 def _checked(weights: object, shape: str, axes: tuple[int, ...]) -> Array:
@@ -143,7 +141,7 @@ def _checked(weights: object, shape: str, axes: tuple[int, ...]) -> Array:
 
 
 def scale_of(cells: Array, limits: tuple[float, float] | None, *, log: bool = False) -> tuple[float, float, bool]:
-    """Return the two ends of a scale, symmetric for both signs, and whether values lie above the upper end."""
+    """Return the ends of an array's colour scale, symmetric for both signs, and whether values lie above it."""
     low, high = (log_limits_of if log else limits_of)(cells, limits)
     if limits is None and not log and low < 0:
         return -max(high, -low), max(high, -low), False
@@ -154,7 +152,7 @@ def scale_of(cells: Array, limits: tuple[float, float] | None, *, log: bool = Fa
 
 
 def robust_top(cells: Array) -> float:
-    """Return the upper end of a scale: the largest weight, unless a few keys or queries are far above the rest.
+    """Return the upper end of a colour scale: the largest weight, unless a few keys or queries are far above.
 
     Columns that at least half of their rows give five times the mean weight are *sinks*, and do not count; nor do the
     5 % of rows whose largest remaining weight is largest. If what remains stays below half of the largest weight,

@@ -1,4 +1,4 @@
-"""Draw two sequences side by side, with lines from each token to those that it attends to."""
+"""Bipartite figures: two sequences side by side, with lines from each query to the keys that it attends to."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -35,8 +35,8 @@ def bipartite(
 ) -> "Figure":
     """Draw queries at the left, keys at the right, and a line from a query to each key that it attends to.
 
-    A line's darkness and width are its weight, from ``least``, which is hardly there, to 1: pictures of different
-    heads compare. Made for cross-attention, where two texts are two.
+    A line's darkness and width show its weight, from ``least`` (hardly visible) to 1, so figures of different heads can
+    be compared. It is made for cross-attention between two texts.
 
     Args:
         weights: ``[q_len, kv_len]``, at most 80 each way: a tensor, an array or nested lists.
@@ -44,11 +44,11 @@ def bipartite(
         x_labels: one for each key.
         least: the smallest weight that is drawn, above 0 and below 1.
         title: text above the figure.
-        y_name: what the queries are.
-        x_name: what the keys are.
+        y_name: name of the queries.
+        x_name: name of the keys.
 
     Returns:
-        A figure outside pyplot: it is neither shown nor to be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
 
     Raises:
         TypeError: ``weights`` are not real numbers, or labels are one string.

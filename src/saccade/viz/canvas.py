@@ -1,4 +1,4 @@
-"""A figure that grows around a map of fixed size, by measuring the text around it."""
+"""Canvas: a figure around a map of fixed size, which measures the text around the map."""
 
 import os
 import textwrap
@@ -35,27 +35,27 @@ _TITLE_SIZE = 11.0  # points
 
 @dataclass(frozen=True)
 class Canvas:
-    """A white figure with one set of axes, whose size is set once everything around the map is drawn."""
+    """A white figure with one set of axes; its size is set once everything around the map is drawn."""
 
     figure: "Figure"
     axes: "Axes"
 
     def write(self, x: float, y: float, text: str, **style: Any) -> None:
-        """Write ``text`` as it is, never as mathematics, at a point of the map."""
+        """Write ``text`` at a point of the map, unchanged (never as mathematics)."""
         shown, families = drawable_title(text)
         self.axes.text(x, y, shown, family=families, **PLAIN, **style)
 
     def show_pixels(self, pixels: Array, title: str | None) -> "Figure":
-        """Return the figure of an image ``[height, width, 3]``, pixel for pixel, without axes."""
+        """Draw an image ``[height, width, 3]`` pixel for pixel, without axes; return the figure."""
         height, width, _ = pixels.shape
         self.axes.imshow(pixels, interpolation="nearest", aspect="auto", extent=(0, width, height, 0))
         self.axes.set_axis_off()
         return self.finished(width / DPI, height / DPI, title)
 
     def finished(self, width: float, height: float, title: str | None, *, title_width: float | None = None) -> "Figure":
-        """Return the figure around a map of ``width`` x ``height`` inches, with room for all around it.
+        """Set the canvas's size around a map of ``width`` x ``height`` inches and its text; return the figure.
 
-        A title is wrapped above it: as wide as the map, or ``title_width`` inches.
+        The title is wrapped to the width of the map, or to ``title_width`` inches.
         """
         if title is not None:
             shown, families = drawable_title(title)
@@ -75,7 +75,7 @@ class Canvas:
         return self.figure
 
     def add_scale(self, image: "AxesImage", most: float | None = None) -> None:
-        """Draw the colour scale of ``image`` at the map's right, with an arrow if there is more than it shows."""
+        """Draw the colour scale of ``image`` to the right of the map, with an arrow if values lie above it."""
         scale = self.figure.add_axes((0.0, 0.0, 1.0, 1.0))
         above = "neither" if most is None else "max"
         self.figure.colorbar(image, cax=scale, extend=above, extendfrac=0.04).outline.set_visible(False)
@@ -92,9 +92,9 @@ class Canvas:
 
 
 def colours(*, signed: bool = False) -> "Colormap":
-    """White for nothing, then magma backwards: its lightness falls evenly, so it reads without colour too.
+    """Return the colour map of all figures: white for 0, then magma reversed, whose lightness falls evenly.
 
-    Signed, white is the middle, and what is below nothing gets darker towards blue.
+    It is readable without colour too. With ``signed``, white is in the middle, and values below 0 get darker blue.
     """
     from matplotlib import colormaps  # noqa: PLC0415  matplotlib is optional
     from matplotlib.colors import LinearSegmentedColormap  # noqa: PLC0415
@@ -111,10 +111,10 @@ def whole_pixels(inches: float) -> float:
 
 
 def blank() -> Canvas:
-    """Make an empty figure outside pyplot's global list, so that it need not be closed; notebooks show it.
+    """Return an empty canvas that pyplot does not manage; notebooks show it.
 
     Raises:
-        ImportError: matplotlib is not installed; ``where`` is named.
+        ImportError: matplotlib is not installed.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  imported when used
@@ -128,7 +128,7 @@ def blank() -> Canvas:
 
 
 def dress(axes: "Axes") -> None:
-    """Give a diagram two axes in ink instead of a frame, with small numbers."""
+    """Style the axes of a diagram: two dark axis lines instead of a frame, and small numbers."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(INK)
     axes.tick_params(labelsize=8, length=2, color=INK, labelcolor=INK)
@@ -136,16 +136,15 @@ def dress(axes: "Axes") -> None:
 
 @argument_hints({})
 def save(figure: "Figure", path: str | os.PathLike[str]) -> Path:
-    """Write ``figure`` to ``path``, whose ending names the format (``.png``, ``.svg``, ``.pdf``).
+    """Write ``figure`` to ``path``, whose suffix names the format (``.png``, ``.svg``, ``.pdf``).
 
-    The picture is written beside its destination and renamed when it is complete: a reader sees the old file
-    or the new one, and an interrupted run leaves neither half.
+    The file is written under a temporary name and then renamed, so that a reader never sees half a file.
 
     Returns:
-        The path written.
+        The path of the file.
 
     Raises:
-        ValueError: matplotlib knows no such format.
+        ValueError: matplotlib has no such format.
         OSError: the folder does not exist or may not be written.
     """
     destination = Path(path)

@@ -1,4 +1,4 @@
-"""Choose fonts that have the characters of labels; escape characters that no font has."""
+"""Fonts that have the characters of labels; characters that no font has are escaped."""
 
 import contextlib
 import sys
@@ -42,17 +42,17 @@ _warned = False
 
 
 class MissingGlyphsWarning(UserWarning):
-    """A warning: no installed font has some character of a label."""
+    """A warning that no installed font has some character of a label."""
 
 
 def drawable_labels(labels: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Make labels that can be drawn, and name the font families to draw them with.
+    """Return labels that can be drawn, and the font families to draw them with.
 
-    Invisible characters are escaped and long labels cut. A label with a character that no installed font has
-    becomes its number, counted from 1: ``#4``.
+    Invisible characters are escaped and long labels cut. A label with a character that no installed font has is
+    replaced by its number, counted from 1: ``#4``.
 
     Warns:
-        MissingGlyphsWarning: once in the life of the process, naming the characters and a package that helps.
+        MissingGlyphsWarning: once per process, with the characters and a package that has them.
     """
     shown = [shorten(visible(label), LABEL_WIDTH) for label in labels]
     families, missing = covering_families(set().union(*shown))
@@ -63,7 +63,7 @@ def drawable_labels(labels: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def drawable_title(title: str) -> tuple[str, list[str]]:
-    """Make a title that can be drawn: a character that no installed font has is written as its escape."""
+    """Return a title that can be drawn, in which a character that no installed font has is escaped."""
     shown = visible(title)
     families, missing = covering_families(set(shown))
     if missing:
@@ -72,13 +72,13 @@ def drawable_title(title: str) -> tuple[str, list[str]]:
 
 
 def covering_families(characters: Iterable[str]) -> tuple[list[str], set[str]]:
-    """Find installed font families that together have all ``characters``.
+    """Return installed font families that together have all ``characters``.
 
     Returns:
-        The families, the user's own default first (matplotlib falls back from one to the next, glyph by
-        glyph), and the characters that no installed font has.
+        The families, the user's default first (matplotlib falls back from one to the next, glyph by glyph), and the
+        characters that no installed font has.
 
-    Cost: opens fonts only while a character is still missing; each is opened once in the life of the process.
+    Cost: opens fonts only while a character is still missing, and each one once per process.
     """
     from matplotlib import font_manager, rcParams  # noqa: PLC0415  matplotlib is optional
 
@@ -98,7 +98,7 @@ def covering_families(characters: Iterable[str]) -> tuple[list[str], set[str]]:
 
 
 def _known_faces() -> list[_Face]:
-    """Return the faces that matplotlib knows, and our own; the most legible families first."""
+    """Return the font faces that matplotlib knows, and our own; the most legible families first."""
     from matplotlib import font_manager  # noqa: PLC0415  matplotlib is optional
 
     if all(entry.name != _OWN_FAMILY for entry in font_manager.fontManager.ttflist):
@@ -113,7 +113,7 @@ def _known_faces() -> list[_Face]:
 
 
 def _new_faces() -> list[_Face]:
-    """Return the faces installed since matplotlib built its list, which it does not update."""
+    """Return the font faces installed since matplotlib built its list, which it does not update."""
     from matplotlib import font_manager  # noqa: PLC0415  matplotlib is optional
 
     before = _known_faces()
@@ -133,7 +133,7 @@ def _characters_drawn_with(properties: "FontProperties") -> frozenset[str]:
 
 @cache
 def _characters(path: str, face: int) -> frozenset[str]:
-    """Return the characters that a face has; none if it cannot be read, since it cannot be used then."""
+    """Return the characters that a font face has; none if it cannot be read."""
     from matplotlib.ft2font import FT2Font  # noqa: PLC0415  matplotlib is optional
 
     try:
@@ -161,7 +161,7 @@ def _warn_once(missing: set[str]) -> None:
 
 
 def _callers_level() -> int:
-    """Return how many calls above `_warn_once` the user's code is."""
+    """Return the number of stack frames between the warning and the user's code."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == "saccade":
         level, frame = level + 1, frame.f_back

@@ -1,4 +1,4 @@
-"""Draw one number for every head of every layer."""
+"""Grid figures: one number for every head of every layer."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -27,10 +27,10 @@ _LETTER = 10  # pixels of one column of text in a name
 def head_grid(
     values: object, *, title: str | None = None, limits: tuple[float, float] | None = None, shared_scale: bool = False
 ) -> "Figure":
-    """Draw one number for each head: rows are layers from the top, columns are heads; several grids side by side.
+    """Draw one cell for each head: rows are layers from the top, columns are heads; several grids side by side.
 
-    Each grid has its own scale, written under its name as its least and its most; with ``shared_scale``, or
-    ``limits``, equal colours mean equal numbers in all of them. NaN is grey.
+    Each grid has its own scale, and its smallest and largest number below its name; with ``shared_scale`` or
+    ``limits``, equal colours mean equal numbers in all grids. NaN is grey.
 
     Args:
         values: ``[layers, heads]``, or a mapping of names to such: tensors, arrays or nested lists, all of one shape.
@@ -39,7 +39,7 @@ def head_grid(
         shared_scale: one colour scale for all grids.
 
     Returns:
-        A figure outside pyplot: it is neither shown nor to be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
 
     Raises:
         TypeError: not real numbers.
@@ -48,7 +48,7 @@ def head_grid(
 
     Cost: O(layers * heads) for each grid.
     """
-    grids = _named(values)
+    grids = _grids_by_name(values)
     layers, heads = next(iter(grids.values())).shape
     everything = np.stack(list(grids.values()))
     canvas = blank()
@@ -78,7 +78,7 @@ def head_grid(
 
 
 def _number(canvas: Canvas, shape: tuple[int, int], cell: int, top: int, left: int) -> None:
-    """Write the numbers of layers at the left of a grid, those of heads below: as many as can be read."""
+    """Write the numbers of layers at the left of a grid, and those of heads below it: as many as are legible."""
     layers, heads = shape
     for layer in range(0, layers, _every(layers, 1)):
         y = top + (layer + 0.5) * cell
@@ -88,7 +88,7 @@ def _number(canvas: Canvas, shape: tuple[int, int], cell: int, top: int, left: i
         canvas.axes.text(x, top + layers * cell + 4, f"H{head}", size=7.5, ha="center", va="top", color=INK)
 
 
-def _named(values: object) -> dict[str, Array]:
+def _grids_by_name(values: object) -> dict[str, Array]:
     given = values if isinstance(values, Mapping) else {"": values}
     if not given:
         raise value_error("values", "hold at least one grid", "none")
@@ -107,5 +107,5 @@ def _named(values: object) -> dict[str, Array]:
 
 
 def _every(count: int, least: int) -> int:
-    """Return the step between numbered rows or columns: 1 if they are few, else 4."""
+    """Return the step between numbered rows or columns of a grid: 1 if they are few, else 4."""
     return least if count <= 16 else 4

@@ -1,4 +1,4 @@
-"""Draw one matrix as an image: rows are queries, columns are keys."""
+"""Heatmaps of one matrix: rows are queries, columns are keys."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -40,48 +40,46 @@ def heatmap(
     allowed: object = None,
     log: bool = False,
 ) -> "Figure":
-    """Draw any matrix, also a lazy one of any length: rows are queries from top to bottom, columns are keys.
+    """Draw a matrix as a heatmap, lazy ones of any length too: rows are queries from the top, columns are keys.
 
-    With more cells than pixels the largest value of every group of neighbours is drawn, so a thin diagonal or
-    a single bright key stays visible; axes and labels still count the rows and columns of the matrix.
-    Where numbers below 0 are among them, the scale is one around 0, white in its middle, and of every group of
-    neighbours the number farthest from 0 is drawn.
-    NaN and infinite entries, and pairs that are not allowed, are drawn grey: a weight of 0 is white, and is something
-    else than a key that was hidden.
+    If there are more cells than pixels, each pixel shows the value farthest from 0 of a group of neighbours, so that a
+    thin diagonal or a single bright key stays visible; axes and labels still count rows and columns of the matrix.
 
-    A lazy matrix (`saccade.AttentionMatrix`, or any other `saccade.matrix.Matrix`) is never written out. What its mask
-    hides is grey, and without labels its axes count the positions at which tokens stand.
+    With numbers below 0, the scale is symmetric around 0, and 0 is white. NaN, infinite entries and pairs that are not
+    allowed are grey; a weight of 0 is white. Of a lazy matrix (`saccade.AttentionMatrix` or any other
+    `saccade.matrix.Matrix`) only the drawn cells are stored. Pairs that its mask hides are grey, and without labels its
+    axes count the positions of the tokens.
 
-    A sink, a key that most queries give most of their attention, does not set the colour scale: without ``limits``, it
-    ends where 95 % of the queries have their largest weight, sinks aside, if that is below half of the largest weight.
-    What is above has the last colour, and an arrow at the scale says up to which weight.
+    Sinks (keys that most queries give most of their attention) do not set the colour scale. Without ``limits``, the
+    scale ends at the largest weight of 95 % of the queries, without sinks, if that is below half of the largest weight.
+    Larger values get the last colour, and an arrow at the scale shows the largest.
 
     Args:
         weights: a lazy matrix, or ``[q_len, kv_len]``: a tensor of any dtype and device, an array, or nested lists.
-        head, batch: which head of which batch item of a lazy matrix; only this one is computed. A matrix of one head
-            needs none.
+        head, batch: the head and batch item of a lazy matrix to draw; only this one is computed. A matrix with one head
+            needs neither.
         x_labels: one per key. Shown as text, never as mathematics; as many as fit. Long ones are cut, and one
             with a character that no installed font has is shown by its number, counted from 1: ``#4``.
         y_labels: one per query.
         annotate: write every value into its cell; at most 40 rows and 40 columns.
         title: text above the figure.
-        x_name: what the columns are.
-        y_name: what the rows are.
+        x_name: name of the columns.
+        y_name: name of the rows.
         limits: the values at the two ends of the colour scale; from the matrix when None.
-        allowed: bool, broadcastable to the weights: who may attend to whom; everyone when None. A lazy matrix knows.
-        log: colours by the logarithm, over four decades unless ``limits`` say otherwise; what is smaller is white. A
-            sink, which else hides all the rest, leaves something to see.
+        allowed: bool, broadcastable to the weights: the pairs that may attend; all when None. A lazy matrix knows them.
+        log: a logarithmic colour scale of four decades, or of ``limits``; smaller values are white. It shows weights
+            besides a strong sink.
 
     Returns:
-        A figure outside pyplot: it is neither shown nor to be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
 
     Raises:
         TypeError: ``weights`` are not real numbers, or labels are one string.
-        ValueError: not a matrix, nothing finite in it, labels of another length, or a head that is not there.
+        ValueError: not a matrix, nothing finite in it, labels of another length, or a head that does not exist.
         ImportError: matplotlib is not installed.
 
-    Cost: O(q_len * kv_len) time, and memory for weights that are written out; a lazy matrix takes one sweep over one
-    head, and O(q_len + kv_len) memory.
+    Cost: O(q_len * kv_len) time, and memory for dense weights; a lazy matrix takes one sweep over one head, and
+    O(q_len + kv_len) memory.
     """
     if isinstance(weights, Matrix):
         item, number = chosen(weights, batch, head)
@@ -115,7 +113,7 @@ def heatmap(
 
 
 def rule_cells(axes: "Axes", rows: int, columns: int) -> None:
-    """Draw a frame around a map, and lines between its cells if these are few."""
+    """Draw a frame around a heatmap, and lines between its cells if these are few."""
     # Below the image, or the frame would cover its outermost pixels.
     axes.spines[:].set(color=_LINES, linewidth=1.2, zorder=-1)
     if max(rows, columns) <= ANNOTATED_AT_MOST:
@@ -126,7 +124,7 @@ def rule_cells(axes: "Axes", rows: int, columns: int) -> None:
 
 
 def _size(shape: tuple[int, int], annotate: bool, labelled: bool) -> tuple[float, float]:
-    """Return width and height of the map in inches, in whole pixels: square cells, unless the map would be too thin."""
+    """Return width and height of a heatmap in inches, in whole pixels: square cells, unless it would be too thin."""
     rows, columns = shape
     longer = max(rows, columns)
     # Inches of a cell, and most inches of the longer side. Annotated maps are limited in cells instead.
@@ -158,7 +156,7 @@ def _draw_cells(
 
 
 def _draw_values(axes: "Axes", image: "AxesImage", matrix: Array) -> None:
-    """Write each value in black or white, whichever contrasts more with its cell."""
+    """Write each value of a heatmap in black or white, whichever contrasts more with its cell."""
     pattern = "{:.2f}" if np.nanmax(np.abs(matrix)) < 10 else "{:.3g}"
     for (row, column), value in np.ndenumerate(matrix):
         red, green, blue, _ = image.to_rgba(np.array([value]))[0]
@@ -168,6 +166,6 @@ def _draw_values(axes: "Axes", image: "AxesImage", matrix: Array) -> None:
 
 
 def _luminance(red: float, green: float, blue: float) -> float:
-    """Return the relative luminance (WCAG 2): above 0.179 black has the higher contrast, below it white."""
+    """Return the relative luminance of a colour (WCAG 2): above 0.179 black text has the higher contrast."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (red, green, blue)]
     return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))

@@ -1,4 +1,4 @@
-"""Draw the small maps of all heads in one figure."""
+"""Mosaics: the small attention maps of all heads in one figure."""
 
 from collections.abc import Sequence
 from math import ceil, sqrt
@@ -35,36 +35,36 @@ def mosaic(
     allowed: object = None,
     log: bool = False,
 ) -> "Figure":
-    """Draw every head's small map in one figure, each under its name: ``L0 H3`` is layer 0, head 3.
+    """Draw the small attention maps of all heads in one figure, each under its name: ``L0 H3`` is layer 0, head 3.
 
-    Each map runs from nothing to its own largest weight, or to less where a sink would bleach it (see `heatmap`), so
-    that a spread-out head shows its shape as clearly as a sharp one; with ``shared_scale`` equal colours mean equal
-    weights in all of them. Maps with more cells than pixels show the largest value of every group of neighbours.
+    Each map has its own scale from 0 to its largest weight (or less, because of sinks; see `heatmap`), so that a
+    diffuse head shows its shape as clearly as a sharp one; with ``shared_scale`` equal colours mean equal weights in
+    all maps. Maps with more cells than pixels show the largest value of every group of neighbours.
 
     Args:
         weights: a lazy matrix of any length, or a list of them, one per layer, such as ``encoder.matrices(tokens)``;
             or ``[layers, heads, q_len, kv_len]``, a row of maps per layer, or ``[heads, q_len, kv_len]``: a tensor, an
             array or nested lists.
-        batch: which batch item of lazy matrices.
+        batch: the batch item of lazy matrices to draw.
         title: text above the figure.
         highlight: the map to frame, ``(layer, head)`` or ``(head,)``.
         shared_scale: one colour scale for all maps.
-        allowed: bool, broadcastable to the weights: who may attend to whom; what may not is grey. Everyone when None;
-            lazy matrices know.
-        log: colours by the logarithm, over four decades below the largest weight; what is smaller is white.
+        allowed: bool, broadcastable to the weights: the pairs that may attend; others are grey. All when None; lazy
+            matrices know them.
+        log: a logarithmic colour scale of four decades below the largest weight; smaller values are white.
 
     Returns:
-        A figure outside pyplot: it is neither shown nor to be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
 
     Raises:
         TypeError: ``weights`` are not real numbers.
-        ValueError: other axes, nothing finite, or ``highlight`` names no map.
+        ValueError: other axes, nothing finite, or a ``highlight`` that is no map.
         ImportError: matplotlib is not installed.
 
-    Cost: O(layers * heads * q_len * kv_len) time, and memory for weights that are written out; lazy matrices take a
-    sweep each, and memory linear in the lengths. The picture is one image, however many maps.
+    Cost: O(layers * heads * q_len * kv_len) time, and memory for dense weights; lazy matrices take a sweep each, and
+    memory linear in the lengths. The figure is one image, however many maps it has.
     """
-    maps, shape = _read(weights, batch, allowed)
+    maps, shape = _read_maps(weights, batch, allowed)
     grid = maps.shape[:-2]
     _check_highlight(highlight, grid)
     canvas = blank()
@@ -89,8 +89,8 @@ def mosaic(
     return canvas.show_pixels(sheet, title)
 
 
-def _read(weights: object, batch: int, allowed: object) -> tuple[Array, tuple[int, int]]:
-    """Return the maps ``[(layers,) heads, rows, columns]``, pooled if lazy, and the lengths of the matrices."""
+def _read_maps(weights: object, batch: int, allowed: object) -> tuple[Array, tuple[int, int]]:
+    """Return the maps of a mosaic ``[(layers,) heads, rows, columns]``, pooled if lazy, and the matrices' lengths."""
     lazy = weights if isinstance(weights, Matrix) else _layers(weights)
     if lazy is None:
         refuse_choice(batch=batch)
@@ -103,14 +103,14 @@ def _read(weights: object, batch: int, allowed: object) -> tuple[Array, tuple[in
 
 
 def _layers(weights: object) -> Sequence[Matrix] | None:
-    """Return a list of lazy matrices; None if `weights` is something else."""
+    """Return a list of lazy matrices; None if `weights` are dense."""
     given = weights if isinstance(weights, list | tuple) else ()
     layers = [one for one in given if isinstance(one, Matrix)]
     return layers if layers and len(layers) == len(given) else None
 
 
 def _scaled(maps: Array, shared_scale: bool, log: bool) -> tuple[Array, list[tuple[float, float]]]:
-    """Return the maps ``[maps, rows, columns]``, as logarithms on a log scale, and the ends of each scale."""
+    """Return the maps of a mosaic ``[maps, rows, columns]``, as logarithms on a log scale, and each scale's ends."""
     flat = maps.reshape(-1, *maps.shape[-2:])
     if not log:
         if not shared_scale:
@@ -134,13 +134,13 @@ def _check_highlight(highlight: tuple[int, ...] | None, grid: tuple[int, ...]) -
 
 
 def _tile_size(q_len: int, kv_len: int) -> tuple[int, int]:
-    """Height and width of a map in pixels."""
+    """Return height and width of a map of the mosaic in pixels."""
     longer = max(q_len, kv_len)
     return max(round(_TILE * q_len / longer), _SLIMMEST), max(round(_TILE * kv_len / longer), _SLIMMEST)
 
 
 def _enlarged(matrix: Array, height: int, width: int) -> Array:
-    """Fill a box of pixels with the cells of ``matrix``, or the largest of those that share a pixel."""
+    """Return a map at a size in pixels: cells are enlarged, or pooled to their largest value."""
     pooled = max_pool(matrix, height, width)
     y = np.arange(height) * pooled.shape[0] // height
     x = np.arange(width) * pooled.shape[1] // width

@@ -1,4 +1,4 @@
-"""A figure that a notebook shows. Importing this module imports matplotlib, so it is imported on first use."""
+"""A matplotlib figure that a notebook displays. Importing this module imports matplotlib."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""A map of weights over the picture that it belongs to."""
+"""Overlays: a map of weights over the image that it belongs to."""
 
 from typing import TYPE_CHECKING
 
@@ -30,11 +30,10 @@ def spatial_map(
     opacity: float = 0.7,
     limits: tuple[float, float] | None = None,
 ) -> "Figure":
-    """Lay a map of weights over the picture that it belongs to.
+    """Draw a map of weights over the image that it belongs to.
 
-    The picture is drawn in grey, so that colour means weight and nothing else: where the weight is at the low end of
-    the scale the picture shows as it is, towards the high end it turns red. A map of another size than the picture's
-    is resized to it, smoothly: a coarse map has soft edges, not sharp ones that it does not know of.
+    The image is grey, so that colour shows only weight: at the low end of the scale the image shows unchanged, towards
+    the high end it turns red. A map of another size is resized smoothly to the image.
 
     Args:
         image: ``[H, W]``, ``[1, H, W]`` or ``[3, H, W]`` (red, green, blue): a tensor, an array or nested lists. Its
@@ -42,11 +41,11 @@ def spatial_map(
         weights: ``[h, w]`` or ``[1, h, w]``, such as one item of `saccade.vision.SpatialAttention.weights`, or a row
             of a matrix over positions in the shape of its map.
         title: text above the figure.
-        opacity: of the highest weight's colour: at 0 the picture stays grey, at 1 the colour hides it.
+        opacity: opacity of the largest weight's colour: at 0 the image stays grey, at 1 the colour hides it.
         limits: the values at the two ends of the colour scale; from the weights when None.
 
     Returns:
-        A figure outside pyplot: it is neither shown nor to be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
 
     Raises:
         TypeError: not real numbers.
@@ -56,15 +55,15 @@ def spatial_map(
     Cost: O(H * W + h * w).
     """
     grey = _grey(image)
-    own = _plane("weights", weights, (1,))
+    plane = _plane("weights", weights, (1,))
     if not is_number(opacity) or not 0 <= opacity <= 1:
         raise value_error("opacity", "be between 0 and 1", repr(opacity))
-    low, high = limits_of(own, limits)
+    low, high = limits_of(plane, limits)
     canvas = blank()
     height, width = (whole_pixels(max(side * _LONGER / max(grey.shape), _SHORTER)) for side in grey.shape)
     axes = canvas.axes
     axes.imshow(grey, cmap="gray", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-    tinted = _resized(own, grey.shape)
+    tinted = _resized(plane, grey.shape)
     overlay = axes.imshow(tinted, cmap=_tints(opacity), vmin=low, vmax=high, aspect="auto", interpolation="nearest")
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
@@ -73,7 +72,7 @@ def spatial_map(
 
 
 def _tints(opacity: float) -> "Colormap":
-    """From clear to red: a picture below keeps its light and dark, which the scale of a heatmap would cover."""
+    """Return the overlay's colour map, from transparent to red, which keeps light and dark of the image visible."""
     from matplotlib.colors import LinearSegmentedColormap  # noqa: PLC0415  matplotlib is optional
 
     steps = [(*rgb, share * opacity) for share, rgb in zip((0.0, 0.45, 0.8, 1.0), _TINTS, strict=True)]
@@ -81,14 +80,14 @@ def _tints(opacity: float) -> "Colormap":
 
 
 def _grey(image: object) -> Array:
-    """Luminance, stretched to [0, 1]; a picture of one brightness is drawn in the middle."""
+    """Return the image's luminance, stretched to [0, 1]; an image of one brightness is mid-grey."""
     planes = _plane("image", image, (1, 3))
     low, high = float(planes.min()), float(planes.max())
     return (planes - low) / (high - low) if low < high else np.full_like(planes, 0.5)
 
 
 def _plane(argument: str, values: object, channels: tuple[int, ...]) -> Array:
-    """``[H, W]``; three channels become their luminance."""
+    """Return an image or map as ``[H, W]``; three channels are reduced to their luminance."""
     array = as_numbers(argument, values)
     if array.ndim == 3 and array.shape[0] in channels:
         array = np.tensordot(np.array(_LUMINANCE, array.dtype), array, 1) if array.shape[0] == 3 else array[0]

@@ -1,4 +1,4 @@
-"""Maps of a lazy matrix: the largest weight of every cell, and the cells that its mask hides completely."""
+"""Pooled maps of a lazy matrix: the largest weight of every cell, NaN where the mask hides the whole cell."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _SURELY_HIDDEN = -500.0  # logs of hidden pairs are below that, those of visible
 
 
 def chosen(matrix: Matrix, batch: object, head: object) -> tuple[int, int]:
-    """Return the chosen batch item and head; the only head is the default.
+    """Return the batch item and head of a matrix to draw, checked; the only head is the default.
 
     Raises:
-        TypeError: no ints.
-        ValueError: one that is not there, none named where there are several, or a matrix without entries.
+        TypeError: an index that is not an int.
+        ValueError: an index out of range, no head where there are several, or a matrix without entries.
     """
     if 0 in matrix.shape:
         raise value_error("weights", "have no empty axis", f"shape {list(matrix.shape)}")
@@ -41,14 +41,14 @@ def chosen(matrix: Matrix, batch: object, head: object) -> tuple[int, int]:
             hint = "mosaic draws all heads."
             raise value_error("head", f"be given, from 0 to {heads - 1}", None, hint=hint)
         head = 0
-    found = []
+    indices = []
     for name, index, count in (("batch", batch, matrix.shape[0]), ("head", head, heads)):
         if not is_integer(index):
             raise type_error(name, "be an int", repr(index))
         if not 0 <= index < count:
             raise value_error(name, f"be from 0 to {count - 1}", index)
-        found.append(int(index))
-    return found[0], found[1]
+        indices.append(int(index))
+    return indices[0], indices[1]
 
 
 def refuse_choice(**named: object) -> None:
@@ -60,31 +60,31 @@ def refuse_choice(**named: object) -> None:
 
 
 def map_of(matrix: Matrix, batch: int, head: int, bins: int) -> Array:
-    """Return the map of one head, ``[min(bins, q_len), min(bins, kv_len)]``; see `maps_of`; skips other heads."""
+    """Return the pooled map of one head, ``[min(bins, q_len), min(bins, kv_len)]``; see `maps_of`."""
     return _maps(matrix, batch, range(head, head + 1), bins)[0]
 
 
-def maps_of(given: Matrix | Sequence[Matrix], batch: object, bins: int) -> Array:
-    """Return maps of all heads of one or several layers: the largest weight of each cell, NaN if all of it is hidden.
+def maps_of(matrices: Matrix | Sequence[Matrix], batch: object, bins: int) -> Array:
+    """Return pooled maps of all heads of one or several layers.
 
     Args:
-        where: for error messages.
-        given: a matrix, or one for each layer, all of one shape.
-        batch: which batch item.
+        matrices: a matrix, or one for each layer, all of one shape.
+        batch: the batch item to draw.
         bins: most cells on either side.
 
     Returns:
-        ``[heads, rows, columns]``, or ``[layers, heads, rows, columns]`` of several layers.
+        ``[heads, rows, columns]``, or ``[layers, heads, rows, columns]`` for several layers: the largest weight of each
+        cell, NaN if all of it is hidden.
 
     Cost: one sweep over each matrix; O(heads * bins ** 2) memory.
     """
-    layers = [given] if isinstance(given, Matrix) else list(given)
+    layers = [matrices] if isinstance(matrices, Matrix) else list(matrices)
     shapes = {matrix.shape for matrix in layers}
     if len(shapes) > 1:
         raise value_error("weights", "all be of one shape", sorted(map(list, shapes)))
     item, _ = chosen(layers[0], batch, 0)
     maps = np.stack([_maps(matrix, item, range(matrix.shape[1]), bins) for matrix in layers])
-    return maps[0] if isinstance(given, Matrix) else maps
+    return maps[0] if isinstance(matrices, Matrix) else maps
 
 
 def places_of(matrix: Matrix, batch: int) -> tuple[Ints, Ints]:
@@ -96,54 +96,54 @@ def places_of(matrix: Matrix, batch: int) -> tuple[Ints, Ints]:
 
 
 def _maps(matrix: Matrix, batch: int, heads: range, bins: int) -> Array:
-    """Return the maps of one head or of all, ``[heads, rows, columns]``."""
-    return swept(matrix, batch, heads, bins)[0]
+    """Return the pooled maps of some heads, ``[heads, rows, columns]``."""
+    return sweep_maps(matrix, batch, heads, bins)[0]
 
 
-def swept(
+def sweep_maps(
     matrix: Matrix, batch: int, heads: range, bins: int, statistics: Sequence[Statistic[Any, Any]] = ()
 ) -> tuple[Array, tuple[Any, ...]]:
-    """Compute maps of one head or of all, as `maps_of`, and statistics of one batch item, in one sweep.
+    """Compute pooled maps of one head or all, and other statistics of one batch item, in one sweep.
 
     Args:
-        matrix: with at least one query and one key.
-        batch: which batch item.
-        heads: one, or all.
+        matrix: a matrix with at least one query and one key.
+        batch: the batch item to draw.
+        heads: one head, or all.
         bins: most cells on either side.
-        statistics: computed for this batch item and these heads.
+        statistics: further statistics of this batch item and these heads.
     """
     info = MatrixInfo.of(matrix)._replace(shape=(1, len(heads), *matrix.shape[2:]))
     is_whole = max(matrix.shape[2:]) <= bins
-    statistic, seen = Pooled(bins, "sum" if is_whole else "max"), _Seen(info, bins)
+    statistic, visible = Pooled(bins, "sum" if is_whole else "max"), _VisibleCells(info, bins)
     # With weights of both signs, draw the one farthest from 0; a matrix that fits is drawn unpooled.
     is_signed = not is_whole and matrix.hidden == 0 and not isinstance(matrix, AttentionMatrix)
     state, below, states = statistic.start(info), statistic.start(info), [one.start(info) for one in statistics]
     with torch.no_grad(), without_autocast(matrix.device):
         for block in matrix.blocks(batch, heads[0] if len(heads) == 1 else None):
-            own = slice(block.heads.start - heads[0], block.heads.stop - heads[0])
-            moved = block._replace(batch=slice(0, 1), heads=own)
+            local_heads = slice(block.heads.start - heads[0], block.heads.stop - heads[0])
+            moved = block._replace(batch=slice(0, 1), heads=local_heads)
             state = statistic.add(state, moved)
             states = [one.add(old, moved) for one, old in zip(statistics, states, strict=True)]
             if is_signed:
                 below = statistic.add(below, moved._replace(weights=-moved.weights))
             if not isinstance(matrix, AttentionMatrix):
-                seen.add_block(matrix, moved, batch)
+                visible.add_block(matrix, moved, batch)
         if isinstance(matrix, AttentionMatrix):
-            seen.add_all(matrix, batch, heads)
+            visible.add_all(matrix, batch, heads)
     largest = statistic.finish(state)[0]
     if is_signed:
         lowest = statistic.finish(below)[0]
         largest = torch.where(lowest > largest, -lowest, largest)
-    cells = largest.masked_fill(~seen.cells, torch.nan).cpu().numpy()
+    cells = largest.masked_fill(~visible.cells, torch.nan).cpu().numpy()
     answers = tuple(one.finish(old) for one, old in zip(statistics, states, strict=True))
     return cells.astype(np.float64 if cells.dtype == np.float64 else np.float32, copy=False), answers
 
 
-class _Seen:
-    """The cells with an allowed pair, bool ``[heads, rows, columns]``, computed from the mask, not from weights.
+class _VisibleCells:
+    """The cells of a pooled map with an allowed pair, bool ``[heads, rows, columns]``, computed from the mask.
 
     Args:
-        info: of the part of a matrix that is drawn.
+        info: description of the part of a matrix that is drawn.
         bins: most cells on either side.
     """
 
@@ -155,18 +155,18 @@ class _Seen:
         self._column = torch.arange(kv_len, device=info.device) * columns // kv_len
 
     def add_all(self, matrix: AttentionMatrix, batch: int, heads: range) -> None:
-        """Mark the cells of a mask's plan; pairs are evaluated in partial tiles only."""
-        given = matrix.inputs.current()
-        tells_heads_apart = given.rule.shape[1] > 1 or given.rule.asks_functions
+        """Mark the visible cells from a mask's plan; pairs are evaluated in partial tiles only."""
+        inputs = matrix.inputs.current()
+        tells_heads_apart = inputs.rule.shape[1] > 1 or inputs.rule.asks_functions
         for head in heads if tells_heads_apart else heads[:1]:
-            own = head - heads[0] if tells_heads_apart else slice(None)
-            for piece in (piece for tile in given.row_plan.tiles for piece in part_of(tile, batch, head, None)):
+            local_heads = head - heads[0] if tells_heads_apart else slice(None)
+            for piece in (piece for tile in inputs.row_plan.tiles for piece in part_of(tile, batch, head, None)):
                 for strip in piece.columns:
-                    allowed = tile_scores.allowed(given, piece._replace(columns=(strip,)))
-                    self._mark(own, piece.rows, strip.keys, None if allowed is None else allowed[0, 0])
+                    allowed = tile_scores.allowed(inputs, piece._replace(columns=(strip,)))
+                    self._mark(local_heads, piece.rows, strip.keys, None if allowed is None else allowed[0, 0])
 
     def add_block(self, matrix: Matrix, block: Block, batch: int) -> None:
-        """Mark cells by weights: a pair counts as hidden if its weight is exactly 0."""
+        """Mark the visible cells from weights: a pair counts as hidden if its weight is exactly 0."""
         if isinstance(matrix, FeatureMatrix | RecurrenceMatrix | StateSpaceMatrix):
             # These masks do not distinguish heads, and a weight that has decayed to 0 is not hidden.
             item = slice(batch, batch + 1)

@@ -1,4 +1,4 @@
-"""Labels along the two axes of a map: as many as are legible."""
+"""Tick labels along the two axes of a map: as many as are legible."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -21,7 +21,7 @@ _COLUMN = 0.62 * _SIZE  # points of one column of text, with a margin
 
 
 def check_labels(argument: str, labels: Sequence[str] | None, count: int, lines: str) -> None:
-    """Raise unless `labels` is None or has one label for each of so many lines, such as "columns"."""
+    """Raise unless `labels` is None or has one label for each of ``count`` rows or columns (``lines``)."""
     if isinstance(labels, str):
         hint = "list(text) is one label per character."
         raise type_error(argument, "be a list of strings", "one string", hint=hint)
@@ -37,7 +37,7 @@ def name_columns(
     width: float,
     places: Ints | None = None,
 ) -> None:
-    """Write labels, or numbers (``places``, if given), above a map so many inches wide, slanted if they do not fit."""
+    """Write tick labels, or numbers, above a map ``width`` inches wide, slanted if they do not fit."""
     axes.xaxis.set_label_position("top")
     axes.xaxis.tick_top()
     slanted = _write(axes.xaxis, labels, name, count, width, places, across=True)
@@ -53,7 +53,7 @@ def name_rows(
     height: float,
     places: Ints | None = None,
 ) -> None:
-    """Write labels, or numbers (``places``, if given), at the left of a map ``height`` inches high."""
+    """Write tick labels, or numbers, at the left of a map ``height`` inches high."""
     _write(axes.yaxis, labels, name, count, height, places, across=False)
 
 
@@ -73,7 +73,7 @@ def _write(
     *,
     across: bool,
 ) -> bool:
-    """Write the labels along ``axis``; return True if they are too wide to fit without a slant."""
+    """Write tick labels along ``axis``; return whether they are too wide to fit without a slant."""
     name_axis(axis, name)
     if labels is None:
         axis.set_tick_params(which="major", length=3, color=INK, labelcolor=INK, labelsize=_SIZE)
@@ -89,7 +89,7 @@ def _write(
 
 
 def _number(axis: "Axis", places: Ints, length: float, *, across: bool) -> None:
-    """Write round numbers among the positions of lines; a selection of positions if these are not consecutive."""
+    """Write round tick numbers among the positions of rows or columns, or some positions if not consecutive."""
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415  matplotlib is optional
 
     # As many steps as numbers fit; small maps number every cell.

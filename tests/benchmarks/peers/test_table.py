@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.generated_part import generated, with_generated
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.local_attention import LOCAL_ATTENTION
 from benchmarks.peers.table import LIBRARIES, PEERS, command, find, written
 from benchmarks.peers.torch_attention import TORCH, across, within
 
 from saccade import testing
-from saccade.text.generated import generated, with_generated
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "docs" / language / "conformance-of-peers.md" for language in ("en", "zh")]

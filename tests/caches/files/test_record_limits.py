@@ -158,22 +158,22 @@ def test_room_for_one_token_and_all_the_machine_has_are_read(tmp_path: Path, mon
     cache.fill(torch.randn(5, 2, 7, 8), torch.randn(5, 2, 7, 3))
     save_cache(cache, tmp_path / "cache")
     needed = 5 * 2 * (8 + 3) * 4 * 41  # and one column more
-    monkeypatch.setattr("saccade.caches.files.record._machine", lambda: needed)
+    monkeypatch.setattr("saccade.caches.files.file_contents._memory_bytes", lambda: needed)
     assert load_cache(tmp_path / "cache").nbytes == cache.nbytes
-    monkeypatch.setattr("saccade.caches.files.record._machine", lambda: needed - 1)
+    monkeypatch.setattr("saccade.caches.files.file_contents._memory_bytes", lambda: needed - 1)
     with pytest.raises(ValueError, match=f"{REFUSED}asks for {needed:,} bytes of room for a KVCache"):
         load_cache(tmp_path / "cache")
 
 
 @pytest.mark.parametrize("error", [AttributeError, ValueError, OSError])
-def test_a_machine_that_does_not_say_how_large_it_is_has_a_terabyte(
+def test_a_machine_of_unknown_memory_counts_as_a_terabyte(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unknown(_: str) -> int:
         raise error("it does not say")
 
     monkeypatch.setattr(os, "sysconf", unknown)
-    assert files.record._machine() == 2**40
+    assert files.file_contents._memory_bytes() == 2**40
 
 
 @pytest.mark.parametrize("depth", [16, 17])

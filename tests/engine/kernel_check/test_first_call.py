@@ -59,7 +59,7 @@ def _nothing_cached(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         aten_flash.is_available,
         aten_flash.reads_groups,
         native.abilities,
-        native_arguments._whole,
+        native_arguments._full_plan,
         plan_cache._kept_plan,
     )
     for function in cached:

@@ -43,7 +43,7 @@ class Package(NamedTuple):
 _WRITTEN_DOWN = "tests/masks/convert/test_serialization.py::test_masks_survive_as_numbers_and_tensors"
 _NUMBERS = (
     "inputs dispatch nonfinite autograd dropout to_device tiles/tile_scores tiles/tile_splitting tiles/grouped_heads "
-    "bias/as_bias_term bias/term bias/sink_logit bias/score_mod"
+    "check_inputs bias/term bias/sink_logit bias/score_mod"
 )
 _KERNELS = "tiled tiled_blocks fused fused_bias fused_calls reference sdpa"
 _TESTS_OF_NUMBERS = (

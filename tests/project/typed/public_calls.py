@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import saccade as sc
 from saccade import caches, models, positions, scores, statistics
 from saccade.matrix import Matrix
-from saccade.mechanisms.compare import Comparison
+from saccade.mechanisms.comparison import Comparison
 from saccade.recording.layer_record import Run
 
 query, key, value = torch.zeros(1, 4, 8, 16), torch.zeros(1, 2, 8, 16), torch.zeros(1, 2, 8, 16)

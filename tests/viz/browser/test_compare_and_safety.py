@@ -13,7 +13,7 @@ from saccade import AttentionMatrix, masks, record, viz
 from saccade.nn import MultiHeadAttention
 from saccade.statistics import Pooled
 from saccade.viz.page.document import code, style
-from saccade.viz.page.report import checked_options, page_parts
+from saccade.viz.page.html_report import checked_options, page_parts
 
 HOSTILE = [
     "</script><img src=x onerror=alert(1)>",

@@ -204,7 +204,7 @@ def test_a_call_in_the_middle_of_a_page_is_none_of_its_own(tmp_path, monkeypatch
 
     with record(model, keep=("statistics", "topk")) as recording:
         model(torch.randn(1, 4, 16), cache=cache)
-        monkeypatch.setattr(importlib.import_module("saccade.viz.page.report"), "read_side", read_late)
+        monkeypatch.setattr(importlib.import_module("saccade.viz.page.html_report"), "read_side", read_late)
         page = Page(report(recording, tmp_path / "page.html", tokens=words(4)))
     assert recording[0].shape[3] == 5
     assert (page.layer()["queries"], page.layer()["keys"]) == (4, 4)

@@ -1,4 +1,4 @@
-"""Caches in files: writing, reading, and the checks of files that are read."""
+"""Files of caches: writing, reading, and the checks of files that are read."""
 
 from saccade.caches.files.tensor_files import VERSION, decoded, encoded, read_tensors, write_whole
 

@@ -1,4 +1,4 @@
-"""BlockFolder: files in a folder that several processes share, of a limited total size."""
+"""BlockFolder: a folder of block files with a limited total size, shared by several processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _File(NamedTuple):
 
 
 class BlockFolder:
-    """Blocks, each a file named by its key; complete, or absent.
+    """A folder of blocks, each a file named by its key, which is complete or absent.
 
     Only files that it could have written are read, counted and removed. A link is never followed.
 
@@ -50,11 +50,11 @@ class BlockFolder:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that the files take."""
+        """The total size of the block files."""
         return sum(file.size for file in self._files())
 
     def path(self, key: str) -> Path:
-        """Return the path of a block."""
+        """Return the path of the file of a block."""
         return self._folder / key[:2] / f"{key}.block"
 
     def has(self, key: str) -> bool:
@@ -66,18 +66,18 @@ class BlockFolder:
             return False
 
     def read(self, key: str) -> bytes | None:
-        """Return the contents of a block; None if it is missing, was removed meanwhile, or may not be read."""
+        """Return the contents of a block file; None if it is missing, was just removed, or may not be read."""
         try:
             return read_plain(self.path(key)) if self.has(key) else None
         except OSError:
             return None
 
     def remove(self, key: str) -> None:
-        """Remove a damaged block, if that is permitted."""
-        _removed(self.path(key))
+        """Remove the file of a damaged block, if that is permitted."""
+        _try_remove(self.path(key))
 
     def touch(self, keys: Sequence[str]) -> None:
-        """Mark blocks as used now; ends of sequences slightly earlier, so that they are removed before beginnings."""
+        """Mark blocks as just used; ends of sequences slightly earlier, so that they are removed before beginnings."""
         now = time.time_ns()
         for i, key in enumerate(keys):
             if self.has(key):
@@ -85,17 +85,17 @@ class BlockFolder:
                     os.utime(self.path(key), ns=(now - 1000 * i, now - 1000 * i))
 
     def write(self, key: str, data: memoryview, protected: set[str]) -> bool:
-        """Write a block if there is room, or if removing the least recently used blocks makes room.
+        """Write a block file if there is room, or if removing the least recently used blocks makes room.
 
         Args:
-            key, data: of the block.
+            key, data: key and contents of the block.
             protected: keys of blocks that must stay.
         """
         with self._locked():
             files = self._files()
             spare = self._max_bytes - data.nbytes - sum(file.size for file in files)
             for file in sorted(files, key=lambda file: file.used):
-                if spare < 0 and file.path.stem not in protected and _removed(file.path):
+                if spare < 0 and file.path.stem not in protected and _try_remove(file.path):
                     spare += file.size
             if spare < 0:
                 return False
@@ -108,15 +108,15 @@ class BlockFolder:
         return True
 
     def clear(self) -> None:
-        """Remove all blocks; raise at the end if some may not be removed."""
+        """Remove all block files; raise at the end if some may not be removed."""
         with self._locked():
-            left = [file.path for file in self._files() if not _removed(file.path)]
+            left = [file.path for file in self._files() if not _try_remove(file.path)]
         if left:
             rule = "be a folder whose blocks may be removed"
             raise value_error("folder", rule, f"{len(left)} that may not, such as {left[0]}")
 
     def _files(self) -> list[_File]:
-        """Return all files that count: blocks, and unfinished ones."""
+        """Return all files that count against the size limit: blocks, and unfinished ones."""
         with _explain_errors(self._folder):
             folders = [Path(entry.path) for entry in _entries(self._folder) if entry.is_dir(follow_symlinks=False)]
         files: list[_File] = []
@@ -128,7 +128,7 @@ class BlockFolder:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Let one process at a time make room and write; the system releases the lock of a process that is killed."""
+        """Hold the lock of the folder while making room and writing; the system releases it if a process dies."""
         try:
             import fcntl  # noqa: PLC0415  not on every system
         except ModuleNotFoundError:
@@ -145,8 +145,8 @@ class BlockFolder:
             os.close(handle)
 
 
-def _removed(path: Path) -> bool:
-    """Remove a file; return whether it is gone."""
+def _try_remove(path: Path) -> bool:
+    """Try to remove a file; return whether it is gone."""
     try:
         path.unlink(missing_ok=True)
     except OSError:
@@ -160,7 +160,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _as_file(entry: os.DirEntry[str]) -> _File | None:
-    """Return the file of an entry, if it counts."""
+    """Return the size and age of a folder entry; None if it is not a file of the block store."""
     is_unfinished = _UNFINISHED.fullmatch(entry.name) is not None
     if not (is_unfinished or _BLOCK.fullmatch(entry.name)) or not entry.is_file(follow_symlinks=False):
         return None
@@ -169,13 +169,13 @@ def _as_file(entry: os.DirEntry[str]) -> _File | None:
     except OSError:  # it was removed meanwhile
         return None
     path = Path(entry.path)
-    is_left_over = is_unfinished and time.time() - status.st_mtime > _OLD and _removed(path)
+    is_left_over = is_unfinished and time.time() - status.st_mtime > _OLD and _try_remove(path)
     return None if is_left_over else _File(path, status.st_size, status.st_mtime_ns)
 
 
 @contextlib.contextmanager
 def _explain_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError about a path into a ValueError; a full or broken disk stays an OSError."""
+    """Turn an OSError about a path into a ValueError; errors of a full or broken disk stay OSErrors."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""PrefixStore: keys and values of common prefixes, stored in a folder for prompts and processes to share."""
+"""PrefixStore: a folder of the keys and values of common prefixes, shared by prompts and processes."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class PrefixStore:
     Args:
         folder: created if it does not exist. Nothing but the store should write there.
         max_bytes: most bytes that the files may take.
-        fingerprint: of the model, from `fingerprint`.
+        fingerprint: fingerprint of the model; see `fingerprint`.
         block_size: tokens in a block.
         salt: everything else that changes keys and values and is no part of the model: autocast, an adapter that a flag
             switches, an image before the text; or the name of a user who must not share with others.
 
     Raises:
         TypeError, ValueError: arguments that do not fit; a folder that may not be written to, or in which something
-            is that is none of the store's.
+            is that the store did not write.
 
     Cost: a file of ``layers * kv_heads * block_size * (head_dim + value_dim)`` elements for each block, read once.
 
@@ -91,11 +91,11 @@ class PrefixStore:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that the files take, including files of other models and salts in the folder."""
+        """The total size of the stored files, including those of other models and salts."""
         return self._blocks.nbytes
 
     def find(self, tokens: Sequence[int]) -> int:
-        """Return how many tokens at the beginning of a sequence are stored; files are looked up, not read."""
+        """Return how many tokens at the beginning of a sequence are stored; no file is read."""
         chain = self._chain(tokens)
         return self.block_size * next((i for i, key in enumerate(chain) if not self._blocks.has(key)), len(chain))
 
@@ -103,7 +103,7 @@ class PrefixStore:
         """Fill an empty cache with the stored beginning of a sequence.
 
         Args:
-            tokens: of one sequence.
+            tokens: the tokens of one sequence.
             cache: an empty cache of a `KVCache` or `saccade.caches.BlockSelectCache` for each layer, batch of one.
             device: where the model is.
 
@@ -134,7 +134,7 @@ class PrefixStore:
         """Store the full blocks of a sequence that a cache has read.
 
         Args:
-            tokens: of the sequence; the cache starts with them, and may have more.
+            tokens: the tokens of the sequence; the cache starts with them, and may have more.
             cache: a `KVCache` or `saccade.caches.BlockSelectCache` for each layer, batch of one, with positions
                 0, 1, 2, …
 
@@ -149,7 +149,7 @@ class PrefixStore:
         chain, length = self._chain(tokens), layers[0].length
         if length < len(tokens):
             raise value_error("tokens", f"be held by the cache, at most {length}", len(tokens))
-        states = [_one_text(layer) for layer in layers]
+        states = [_single_sequence(layer) for layer in layers]
         written, known = 0, 0
         for i, key in enumerate(chain[: min(layer.exact_len for layer in layers) // self.block_size]):
             span = slice(i * self.block_size, (i + 1) * self.block_size)
@@ -168,7 +168,7 @@ class PrefixStore:
         return written
 
     def clear(self) -> None:
-        """Remove all blocks of the folder, of all models.
+        """Remove all stored prefixes, of all models.
 
         Raises:
             ValueError: some may not be removed; the others are.
@@ -179,7 +179,7 @@ class PrefixStore:
         return f"PrefixStore({str(self.folder)!r}, {self.max_bytes}, block_size={self.block_size})"
 
     def _chain(self, tokens: Sequence[int]) -> list[str]:
-        """Return the keys of the full blocks of a sequence."""
+        """Return the chained hashes that name the full blocks of a sequence."""
         given = tokens.tolist() if isinstance(tokens, Tensor) else tokens
         is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes)
         if not is_list or not all(type(token) is int for token in given):
@@ -191,7 +191,7 @@ class PrefixStore:
         return chain
 
     def _block(self, key: str, tokens: list[int], layers: int) -> list[Tensor] | None:
-        """Return the keys and values of each layer; None if the block is missing or damaged."""
+        """Return the stored keys and values of a block for each layer; None if it is missing or damaged."""
         raw = self._blocks.read(key)
         if raw is None:
             return None
@@ -208,7 +208,7 @@ class PrefixStore:
         return None
 
     def _fits(self, key: Tensor, value: Tensor) -> bool:
-        """Return whether tensors can be the keys and values of a block."""
+        """Return whether two tensors can be the keys and values of one block of a prefix."""
         is_alike = key.dim() == value.dim() == 4 and key.shape[:3] == value.shape[:3] and key.dtype == value.dtype
         return is_alike and key.is_floating_point() and (len(key), key.shape[2]) == (1, self.block_size)
 
@@ -218,12 +218,12 @@ def _hash(parts: list[object]) -> str:
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:
-    """Return whether blocks cannot belong to one sequence, since their widths or types differ."""
+    """Return whether two blocks cannot belong to one sequence, since their widths or dtypes differ."""
     return one.shape != other.shape or one.dtype != other.dtype
 
 
-def _one_text(layer: KVCache) -> dict[str, Tensor]:
-    """Return the keys and values of a layer; raise unless they are those of one sequence from 0 on."""
+def _single_sequence(layer: KVCache) -> dict[str, Tensor]:
+    """Return the keys and values of one layer's cache; raise unless it holds one sequence from position 0 on."""
     key, value = layer.key, layer.value
     if not isinstance(layer.kv_positions, range) or layer.kv_positions != range(layer.length):
         raise value_error("cache", "hold tokens at 0, 1, 2, …", "others", hint="one text, unpadded")
@@ -234,7 +234,7 @@ def _one_text(layer: KVCache) -> dict[str, Tensor]:
 
 
 def _layers(cache: Cache | LayerCache) -> list[KVCache]:
-    """Return the caches of all layers; raise unless each stores all keys."""
+    """Return the caches of all layers; raise unless each stores every key."""
     check_type("cache", cache, (Cache, LayerCache), "be a cache")
     layers: list[KVCache] = []
     for layer in cache.flat if isinstance(cache, Cache) else (cache,):
@@ -246,9 +246,9 @@ def _layers(cache: Cache | LayerCache) -> list[KVCache]:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Return a SHA-256 over a model's weights, their dtypes, its configuration and its structure.
+    """Return a SHA-256 of a model's weights, their dtypes, its configuration and its structure.
 
-    Two models with the same fingerprint make the same keys and values of the same tokens at the same positions; a
+    Two models with the same fingerprint compute the same keys and values of the same tokens at the same positions; a
     changed weight, dtype, base of the rotation, mask or adapter changes it. Inputs that are no part of the module
     (autocast, a mask passed to the call, an image before the text) do not: put them into the ``salt`` of a
     `PrefixStore`.

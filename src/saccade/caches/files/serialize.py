@@ -1,4 +1,4 @@
-"""Caches as files: settings, numbers and tensors, written and read."""
+"""Writing a cache to a file and reading it back: settings, numbers and tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from saccade.caches.cache import LayerCache
 from saccade.caches.compressive_cache import CompressiveCache
 from saccade.caches.cross_cache import CrossCache
 from saccade.caches.eviction import HeavyHitterCache, SnapKVCache
-from saccade.caches.files.record import Contents, MisfitError
+from saccade.caches.files.file_contents import Contents, MisfitError
 from saccade.caches.files.tensor_files import checked_path, encoded, read_tensors, write_whole
 from saccade.caches.indexed_cache import IndexedCache
 from saccade.caches.int8_cache import Int8Cache
@@ -56,15 +56,15 @@ _SCALINGS: dict[str, type[encodings.Scaling]] = {
 
 
 def save_cache(cache: Cache | LayerCache, path: str | os.PathLike[str], *, fingerprint: str | None = None) -> None:
-    """Write a cache to a file, to go on from it later or in another process.
+    """Write a cache to a file, to continue from it later or in another process.
 
-    The file is in safetensors format and never pickled. It is written beside its place and renamed when it is whole: a
-    process that is killed leaves the old file or the new one.
+    The file is in safetensors format and never pickled. It is written under a temporary name and then renamed, so that
+    a killed process leaves either the old file or the new one.
 
     Args:
-        cache: of a layer or a model.
+        cache: the cache of a layer or a model.
         path: the file.
-        fingerprint: of the model that computed it, from `fingerprint`; `load_cache` then requires the same.
+        fingerprint: `fingerprint` of the model that computed it; `load_cache` then requires the same.
 
     Raises:
         TypeError: not a cache, or not a path.
@@ -101,8 +101,8 @@ def load_cache(
 
     Args:
         path: the file.
-        fingerprint: of the model that will use it; must be the one that the file was saved with.
-        device: of the cache.
+        fingerprint: `fingerprint` of the model that will use it; must equal the one that the file was saved with.
+        device: the device of the cache.
 
     Returns:
         A cache of the same kind, which continues where the saved one stopped.
@@ -123,7 +123,7 @@ def load_cache(
         got = "none" if fingerprint is None else "that of another model"
         raise value_error("fingerprint", rule, got, hint=hint if fingerprint and saved else "see fingerprint()")
     try:
-        return _read(about.get("cache"), "", {name: x.to(device) for name, x in tensors.items()})
+        return _load_layer(about.get("cache"), "", {name: x.to(device) for name, x in tensors.items()})
     except MisfitError as misfit:
         # The checksum matches, so the file is not damaged: something other than save_cache wrote it.
         rule = "be a file of a cache, as save_cache writes it"
@@ -137,7 +137,7 @@ def _check_fingerprint(fingerprint: object) -> None:
 
 
 def _describe(cache: Cache | LayerCache, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the description of a cache; add its tensors under names that begin with ``name``."""
+    """Return the description of a cache for its file; add its tensors under names that begin with ``name``."""
     if isinstance(cache, Cache):
         layers = [_describe(layer, f"{name}{i}.", tensors) for i, layer in enumerate(cache)]
         return {"kind": "Cache", "layers": layers}
@@ -147,7 +147,7 @@ def _describe(cache: Cache | LayerCache, name: str, tensors: dict[str, Tensor]) 
     return settings | numbers
 
 
-def _read(tree: object, name: str, tensors: dict[str, Tensor], depth: int = 0) -> Cache | LayerCache:
+def _load_layer(tree: object, name: str, tensors: dict[str, Tensor], depth: int = 0) -> Cache | LayerCache:
     """Return the cache that a file describes; every part is checked.
 
     Raises:
@@ -158,7 +158,7 @@ def _read(tree: object, name: str, tensors: dict[str, Tensor], depth: int = 0) -
         layers = contents.value("layers")
         if depth == _DEEPEST or not isinstance(layers, list) or not layers:
             raise contents.misfit("layers")
-        return Cache(_read(layer, f"{name}{i}.", tensors, depth + 1) for i, layer in enumerate(layers))
+        return Cache(_load_layer(layer, f"{name}{i}.", tensors, depth + 1) for i, layer in enumerate(layers))
     try:
         cache = _new_cache(contents)
         cache.restore(contents)
@@ -168,7 +168,7 @@ def _read(tree: object, name: str, tensors: dict[str, Tensor], depth: int = 0) -
 
 
 def _settings(cache: LayerCache) -> dict[str, Any]:
-    """Return the kind and the settings of a cache.
+    """Return the kind and the settings of a cache, as JSON for its file.
 
     Raises:
         UnsupportedError: a cache, or a part of one, that a file cannot name.
@@ -231,7 +231,7 @@ def _rotary(contents: Contents) -> encodings.Rotary:
     scaling: encodings.Scaling | None = None
     if contents.value("scaling") is not None:
         match contents.value("scaling"):
-            case [str(kind), dict(words)] if kind in _SCALINGS and all(map(_is_word, words.values())):
+            case [str(kind), dict(words)] if kind in _SCALINGS and all(map(_is_scaling_setting, words.values())):
                 scaling = _SCALINGS[kind](**words)
             case _:
                 raise contents.misfit("scaling")
@@ -242,8 +242,8 @@ def _rotary(contents: Contents) -> encodings.Rotary:
     return encodings.Rotary(**sizes, base=base, layout=layout, scaling=scaling)  # type: ignore[arg-type]  # it looks
 
 
-def _is_word(value: object) -> bool:
-    """Return whether a value may be a scaling's setting: a number that scales a tensor, several, a bool, or None."""
+def _is_scaling_setting(value: object) -> bool:
+    """Return whether a value may be a setting of rotary scaling: numbers, a bool, or None."""
     if isinstance(value, list):
         return all(isinstance(number, float) for number in value)
     return value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 53)

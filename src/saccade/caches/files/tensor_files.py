@@ -1,4 +1,4 @@
-"""Files of tensors: in safetensors format, complete or absent, and verified by a checksum."""
+"""Tensor files in safetensors format, which are complete or absent and verified by a checksum."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PIECE = 1 << 24  # bytes of one write
 
 
 def checked_path(name: str, path: object) -> Path:
-    """Return a path; raise unless it is a string or a path."""
+    """Return a file path; raise unless the argument is a string or a path."""
     if isinstance(path, os.PathLike):
         path = os.fspath(path)
     if not isinstance(path, str):
@@ -33,10 +33,10 @@ def checked_path(name: str, path: object) -> Path:
 
 
 def encoded(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> memoryview:
-    """Return a file as bytes: a header that names and describes the tensors, then the tensors.
+    """Return the bytes of a tensor file: a header that names and describes the tensors, then the tensors.
 
     Args:
-        tensors: of numbers or bools, on any device.
+        tensors: tensors of numbers or bools by name, on any device.
         about: JSON; ``version`` and a checksum of everything are added.
 
     Raises:
@@ -53,7 +53,7 @@ def encoded(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> memoryvi
 
 
 def write_whole(path: Path, data: memoryview) -> None:
-    """Write a file beside its path and rename it once it is on the disk: readers find the old one or the new one.
+    """Write a file under a temporary name and rename it once it is on the disk, so readers never see half of it.
 
     A process that is killed leaves at most a file ``.NAME.*.part`` behind, which is never read.
     """
@@ -76,7 +76,7 @@ def write_whole(path: Path, data: memoryview) -> None:
 
 
 def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors of a file, by name, and their description.
+    """Return the tensors of a file by name, and the description in its header.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -93,7 +93,7 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
 
 
 def read_plain(path: Path) -> bytes:
-    """Return the contents of a file. Links are not followed, and pipes are not waited for.
+    """Return the bytes of an ordinary file. Links are not followed, and pipes are refused.
 
     Raises:
         OSError: there is no such file, or it may not be read.
@@ -104,7 +104,7 @@ def read_plain(path: Path) -> bytes:
 
 
 def decoded(raw: bytes, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors in the bytes of a file, by name, and their description; raise as `read_tensors`."""
+    """Return the tensors in the bytes of a tensor file by name, and their description; raise as `read_tensors`."""
     try:
         from safetensors import SafetensorError  # noqa: PLC0415  imported when used
         from safetensors.torch import load  # noqa: PLC0415
@@ -115,7 +115,7 @@ def decoded(raw: bytes, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = load(raw)
     except (SafetensorError, KeyError, ValueError):  # a dtype that torch does not have raises a KeyError
         raise value_error("path", rule, f"a truncated, damaged or foreign one of {len(raw)} bytes") from None
-    about = _about(raw)
+    about = _header_description(raw)
     if about is None:
         raise value_error("path", rule, "a safetensors file that saccade did not write")
     if about.get("version") != VERSION:
@@ -123,13 +123,13 @@ def decoded(raw: bytes, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise value_error("path", rule, f"one of version {about.get('version')!r}", hint=hint)
     if about.get("kind") != kind:
         raise value_error("path", rule, f"one of a {about.get('kind')!r}")
-    if not _fits(about, tensors):
+    if not _matches_checksum(about, tensors):
         raise value_error("path", rule, "a damaged one: its checksum does not fit")
     return tensors, about
 
 
-def _about(raw: bytes) -> dict[str, Any] | None:
-    """Return saccade's description in the header of a file; None if saccade did not write it."""
+def _header_description(raw: bytes) -> dict[str, Any] | None:
+    """Return saccade's description in the header of a tensor file; None if saccade did not write it."""
     try:
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
         about = json.loads(header["__metadata__"][_WORD])
@@ -138,8 +138,8 @@ def _about(raw: bytes) -> dict[str, Any] | None:
     return about if isinstance(about, dict) else None
 
 
-def _fits(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether description and tensors match the checksum."""
+def _matches_checksum(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether the description and tensors of a file match its checksum."""
     try:
         checksum = _checksum({key: x for key, x in about.items() if key != "checksum"}, tensors)
     except RecursionError:
@@ -157,7 +157,7 @@ def _checksum(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush a folder, so that a new name is on the disk; some systems do not support it."""
+    """Flush a folder to the disk, so that a new file name survives a crash; some systems do not support it."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -1,3 +1,3 @@
-"""Additive terms of the scores: dense, relative, by function, and the sink logit."""
+"""Terms added to the scores: dense biases, biases by distance, score functions, and the sink logit."""
 
 __all__: list[str] = []

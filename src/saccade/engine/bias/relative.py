@@ -1,4 +1,4 @@
-"""A bias that is a rule on distances, as a table of those that occur; tiles are read from it, never the whole.
+"""Relative biases: terms that depend on the distance of query and key, stored as a table of the distances that occur.
 
 Axis legend: batch B · heads H · q_len L · kv_len S · rows R · columns C · distances T.
 """
@@ -21,14 +21,14 @@ from saccade.support.torch_modes import without_autocast
 
 
 class DistanceTerm(Term):
-    """A table read at the distance between query and key.
+    """A relative bias: a table that is read at the distance between query and key.
 
     Args:
         source: ``[B | 1, H | 1, L | 1, T]``: values at distances ``lowest``, ``lowest + 1``, …; beyond the ends, the
             value at the end.
         lowest: the first distance.
-        first: distance of query 0 and key 0, where both follow one by one.
-        q_addresses, kv_addresses: int64 ``[B | 1, L]`` and ``[B | 1, S]`` where they do not; distances are differences.
+        first: distance of query 0 and key 0, if both are consecutive.
+        q_addresses, kv_addresses: int64 ``[B | 1, L]`` and ``[B | 1, S]`` if not; distances are differences.
     """
 
     is_written_out = False
@@ -61,8 +61,8 @@ class DistanceTerm(Term):
             parts = []
             for span in tile.spans:
                 runs = table[:, :, 0].index_select(-1, self._run(tile.rows, span))
-                # Row r of the part is the run's piece that ends r entries later, backwards. A flip of the rows would
-                # leave them across memory, and who reads them row by row would copy them first.
+                # Row r is a piece of the reversed run, shifted by r. Flipping the rows instead would leave them across
+                # memory, and kernels that read row by row would copy them first.
                 backwards = torch.arange(tile.height - 1, -1, -1, device=self.source.device)
                 parts.append(runs.flip(-1).unfold(-1, len(span), 1).index_select(-2, backwards))
             return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
@@ -89,7 +89,7 @@ class DistanceTerm(Term):
         table = rows_of(grad, tile)
         addresses = (self.q_addresses, self.kv_addresses)
         if all(x is None or len(x) == 1 for x in addresses):
-            grad_scores = summed_to(grad_scores, table)  # items that stand alike are read alike
+            grad_scores = summed_to(grad_scores, table)  # items with equal positions read the same entries
         if self._is_toeplitz(tile):
             start = 0
             for span in tile.spans:
@@ -116,14 +116,14 @@ class DistanceTerm(Term):
         return is_alike and tile.height > 0 and tile.width > 0
 
     def _run(self, rows: range, span: range) -> Tensor:
-        """Return the places of a part's distances in the table, from its last column in the first row upwards."""
+        """Return the table indices of a tile's diagonals, from the last column in the first row upwards."""
         step, length = rows.step, len(rows) + len(span) - 1
         start = self.first + rows.start - span[-1]
         index = torch.arange(length, device=self.source.device) * step + (start - self.lowest)
         return index.clamp_(0, self.source.shape[3] - 1)
 
     def _index(self, tile: Tile) -> Tensor:
-        """Return each pair's place in the table, int64 ``[B | 1, 1, R, C]``."""
+        """Return the table index of the distance of each pair of a tile, int64 ``[B | 1, 1, R, C]``."""
         q, kv = self.q_addresses, self.kv_addresses
         if q is None or kv is None:
             columns = torch.cat([torch.arange(s.start, s.stop, s.step, device=self.source.device) for s in tile.spans])
@@ -137,9 +137,9 @@ class DistanceTerm(Term):
 
 
 def _diagonal_sums(x: Tensor) -> Tensor:
-    """``[..., R, C] -> [..., R + C - 1]``: sums over the pairs with the same row minus column, ascending."""
+    """Return the sums along the diagonals, ``[..., R, C] -> [..., R + C - 1]``, by ascending row minus column."""
     rows, columns = x.shape[-2:]
-    # With rows zeros after each row, cut into rows that are one shorter, every row stands one further to the right.
+    # Pad each row with zeros and cut into rows shorter by one: each row then moves one column to the right.
     skewed = F.pad(x.flip(-1), (0, rows)).flatten(-2)[..., : rows * (rows + columns - 1)]
     return skewed.unflatten(-1, (rows, rows + columns - 1)).sum(-2)
 
@@ -152,7 +152,7 @@ def distance_term(
     origin: tuple[int, int],
     scale: float,
 ) -> DistanceTerm:
-    """Return the bias as a table of the distances that occur."""
+    """Return a relative bias as a table of the distances that occur in a matrix."""
     _, heads, q_len, kv_len = shape
     q, kv = _addresses(bias, shape, rule, origin, query.device)
     if q is None or kv is None:
@@ -178,14 +178,14 @@ def distance_term(
 def _addresses(
     bias: Bias, shape: tuple[int, int, int, int], rule: Mask, origin: tuple[int, int], device: torch.device
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the numbers that the bias subtracts, int64 ``[batch | 1, len]``; None if tokens follow one by one."""
+    """Return the addresses that a relative bias subtracts, int64 ``[batch | 1, len]``; None for consecutive tokens."""
     if isinstance(rule, PositionedMask):
         return bias.address(rule.q_positions), bias.address(rule.kv_positions)
     q, kv = (
         torch.arange(first, first + length, device=device)[None]
         for first, length in zip(origin, shape[2:], strict=True)
     )
-    # Of more queries than keys the first stand before position 0: of those only distances can be taken.
+    # With more queries than keys, the first queries are before position 0, where `address` is not defined.
     begun = q[:, max(0, -origin[0]) :]
     if bias.address(begun) is begun:
         return None, None

@@ -1,4 +1,4 @@
-"""A function that changes scores pair by pair, as FlexAttention's ``score_mod`` does: asked a tile at a time."""
+"""User functions that change scores pair by pair, as FlexAttention's ``score_mod`` does; called a tile at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from saccade.support.errors import kind, type_error, value_error
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Modification:
-    """A user's function of scores, and the tensors that gradients of it are taken of.
+    """A user's score function (``score_mod``), and the captured tensors that need gradients.
 
     Args:
         function: ``(score, b, h, q, kv) -> score``.
@@ -25,37 +25,37 @@ class Modification:
 
     @classmethod
     def of(cls, function: ScoreMod, place: tuple[Tensor, ...], dtype: torch.dtype) -> Modification:
-        """Ask the function about one pair, and find what it reads that is trained.
+        """Call the score function for one pair, to find the captured tensors that need gradients.
 
         Args:
             function: the user's.
             place: batch item, head and positions of the pair, int64 ``[1, 1, 1, 1]``.
             dtype: of scores.
         """
-        answer = _asked(function, torch.zeros(1, 1, 1, 1, dtype=dtype, device=place[0].device), place)
-        return cls(function, tuple(_leaves(answer)))
+        answer = _call_function(function, torch.zeros(1, 1, 1, 1, dtype=dtype, device=place[0].device), place)
+        return cls(function, tuple(_captured_leaves(answer)))
 
     def __call__(self, scores: Tensor, place: tuple[Tensor, ...]) -> Tensor:
-        """Other scores ``[batch, heads, rows, columns]`` for these, at indices that broadcast to them."""
-        return _asked(self.function, scores, place)
+        """Return the changed scores ``[batch, heads, rows, columns]`` of a tile at some indices."""
+        return _call_function(self.function, scores, place)
 
     def gradients(
         self, grad: Tensor, scores: Tensor, place: tuple[Tensor, ...]
     ) -> tuple[Tensor | None, tuple[Tensor | None, ...]]:
-        """Return gradients of the scores and of the leaves, from that of the function's result."""
+        """Return the gradients of the scores and of the captured tensors, from that of the changed scores."""
         scores = scores.detach().requires_grad_()
         with torch.enable_grad():
-            answer = self(scores.clone(), place)  # which the function may write into
+            answer = self(scores.clone(), place)  # a copy, since the function may change it
         if not answer.requires_grad:
             return None, (None,) * len(self.leaves)
-        # What the function has captured may be computed from leaves; that is gone through for every tile.
+        # Captured tensors may be computed from leaves; each tile passes through that graph again.
         of_scores, *others = torch.autograd.grad(
             answer, (scores, *self.leaves), grad, allow_unused=True, retain_graph=bool(self.leaves)
         )
         return of_scores, tuple(others)
 
 
-def _asked(function: ScoreMod, scores: Tensor, place: tuple[Tensor, ...]) -> Tensor:
+def _call_function(function: ScoreMod, scores: Tensor, place: tuple[Tensor, ...]) -> Tensor:
     answer = function(scores, *place)
     rule = "give a number for each score: (score, b, h, q, kv) -> score, all tensors"
     if not isinstance(answer, Tensor):
@@ -66,7 +66,7 @@ def _asked(function: ScoreMod, scores: Tensor, place: tuple[Tensor, ...]) -> Ten
     if answer is scores:
         return scores
     try:
-        # A copy, for whoever asks writes into it, and it may be what the function keeps.
+        # Copy: the caller changes the result, which may be a tensor that the function holds.
         return answer.to(scores.dtype).expand(scores.shape).clone()
     except RuntimeError:
         hint = "b, h, q and kv are tensors of four dimensions that broadcast, as in table[h, q - kv]"
@@ -74,8 +74,8 @@ def _asked(function: ScoreMod, scores: Tensor, place: tuple[Tensor, ...]) -> Ten
         raise value_error("the function of scores", rule, got, hint=hint) from None
 
 
-def _leaves(answer: Tensor) -> list[Tensor]:
-    """Return the tensors that autograd would add gradients to."""
+def _captured_leaves(answer: Tensor) -> list[Tensor]:
+    """Return the leaf tensors to which autograd would add gradients of a score function."""
     nodes, seen, found = [answer.grad_fn], set(), []
     while nodes:
         node = nodes.pop()

@@ -1,4 +1,4 @@
-"""Terms added to the scores. Any tile of a term can be read, and its gradient collected, without the rest.
+"""Bias terms: matrices added to the scores, of which any tile can be read, and its gradient collected, on its own.
 
 Axis legend: batch B · heads H · q_len L · kv_len S · rows R · columns C · distances T.
 """
@@ -16,7 +16,7 @@ from saccade.plan import Tile
 
 
 class Term(Protocol):
-    """A matrix [B, H, L, S] that need not exist.
+    """A bias term: a matrix ``[B, H, L, S]`` that is added to the scores and need not be stored.
 
     Attributes:
         source: the tensor that gradients are taken of.
@@ -27,28 +27,28 @@ class Term(Protocol):
     is_written_out: bool
 
     def of(self, source: Tensor) -> Term:
-        """Return this term with another source of the same shape."""
+        """Return this bias term with another source of the same shape."""
         ...
 
     def in_order(self, rows: Tensor, kv_len: int) -> Term:
-        """Return the term with permuted rows: row i is the former row ``rows[i]``, int64 ``[L]``."""
+        """Return the bias term with permuted rows: row i is the former row ``rows[i]``, int64 ``[L]``."""
         ...
 
     def read(self, tile: Tile) -> Tensor:
-        """Return the part that a tile needs, broadcasting to ``[batch, heads, rows, columns]``; differentiable."""
+        """Return the bias of a tile, broadcasting to ``[batch, heads, rows, columns]``; differentiable."""
         ...
 
     def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        """Return the term at indices of batch item, head, query and key, for kernels that read it pair by pair."""
+        """Return the bias at indices of batch item, head, query and key, for kernels that read it pair by pair."""
         ...
 
     def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
-        """Add the gradient of a tile, ``[batch, heads, rows, columns]``, to that of `source`."""
+        """Add the gradient of a tile's bias, ``[batch, heads, rows, columns]``, to that of `source`."""
         ...
 
 
 class DenseTerm(Term):
-    """A tensor that broadcasts to the matrix.
+    """A bias term stored as a tensor that broadcasts to the matrix.
 
     Args:
         source: ``[B | 1, H | 1, L | 1, S | 1]``.
@@ -83,12 +83,12 @@ class DenseTerm(Term):
 
 
 class MaskedTerm(Term):
-    """A term, or nothing, with -inf at some queries and some keys.
+    """A bias term, or none, with -inf for some queries and some keys.
 
     Args:
-        term: what is added elsewhere.
+        term: the term that is added elsewhere.
         queries, keys: bool ``[B, H, L]`` and ``[B, H, S]``, True where the term is -inf.
-        nothing: zeros ``[1, 1, 1, 1]``, read where there is no term.
+        nothing: zeros ``[1, 1, 1, 1]``, read if there is no term.
     """
 
     is_written_out = False
@@ -112,7 +112,7 @@ class MaskedTerm(Term):
         return inner.masked_fill(self.hidden(tile), -math.inf)
 
     def hidden(self, tile: Tile) -> Tensor:
-        """Return where the term is -inf in a tile, bool ``[batch, heads, rows, columns]``."""
+        """Return where the bias term is -inf in a tile, bool ``[batch, heads, rows, columns]``."""
         keys = take(self.keys[tile.batch, tile.heads], tile.spans, 2)[:, :, None]
         return keys | take(self.queries[tile.batch, tile.heads], (tile.rows,), 2)[..., None]
 
@@ -126,18 +126,18 @@ class MaskedTerm(Term):
 
 
 def rows_of(x: Tensor, tile: Tile) -> Tensor:
-    """Return the part of ``x [B | 1, H | 1, L | 1, ...]`` for the rows of a tile."""
+    """Return the part of a bias ``x [B | 1, H | 1, L | 1, ...]`` for the rows of a tile."""
     x = x[tile.batch] if x.shape[0] > 1 else x
     x = x[:, tile.heads] if x.shape[1] > 1 else x
     return take(x, (tile.rows,), 2) if x.shape[2] > 1 else x
 
 
 def entry(x: Tensor, *place: Tensor) -> Tensor:
-    """``x`` at a place for each of its four axes; an axis of one entry has that one everywhere."""
+    """Return the entries of a bias at an index for each of its four axes; an axis of size 1 is broadcast."""
     return x[tuple(index if size > 1 else index - index for size, index in zip(x.shape, place, strict=True))]
 
 
 def summed_to(x: Tensor, like: Tensor) -> Tensor:
-    """Sum over batch items and heads where the other tensor has one for all."""
+    """Return a gradient of a bias summed over the batch items and heads that share one entry."""
     few = [axis for axis in range(2) if like.shape[axis] == 1 < x.shape[axis]]
     return x.sum(few, keepdim=True) if few else x

@@ -1,3 +1,3 @@
-"""Attention over selected blocks of keys."""
+"""Block-sparse attention: selection of blocks of keys, and kernels that read only those."""
 
 __all__: list[str] = []

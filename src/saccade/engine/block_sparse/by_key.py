@@ -1,4 +1,4 @@
-"""ByBlock: each block of keys with the queries that selected it. Exact, linear memory, any device."""
+"""ByBlock: a block-sparse kernel that processes each block of keys with the queries that selected it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ENTRIES = 1 << 19  # scores of a block at a time: 2 MB, which stays in a core's
 
 
 class ByBlock(BlockSparseKernel):
-    """Exact attention to selected blocks of keys: queries are gathered for each block, and their sums merged.
+    """Exact block-sparse attention: for each block of keys, gather the queries that selected it, and merge their sums.
 
     Cost: time grows with the selected pairs; memory beside inputs and outputs is that of the sums of one group of
     heads, and an index entry for each selected block.
@@ -37,7 +37,7 @@ class ByBlock(BlockSparseKernel):
     name = "by_block"
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the FLOPs and bytes of the product; nothing is run."""
+        """Return the FLOPs and bytes of a block-sparse product without running it."""
         batch, heads, q_len, _ = inputs.shape
         wide, mask = inputs.compute_dtype.itemsize, selected_blocks(inputs)
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + wide)
@@ -47,7 +47,7 @@ class ByBlock(BlockSparseKernel):
         return Cost(mask.blocks, self.pairs(inputs), Held(results + sums + order + 4 * _ENTRIES * wide, results))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Return output and lse."""
+        """Return the output and the lse of block-sparse attention, one block of keys at a time."""
         batch, heads, q_len, _ = inputs.shape
         out = value.new_zeros(batch, heads, q_len, value.shape[3])
         lse = value.new_full((batch, heads, q_len), -math.inf, dtype=inputs.compute_dtype)
@@ -81,7 +81,7 @@ class ByBlock(BlockSparseKernel):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Return the gradients of query, key and value."""
+        """Return the gradients of query, key and value, one block of keys at a time."""
         grads, delta = start_of_backward(inputs, value, results)
         for group in head_groups(inputs):
             query, key, values = (
@@ -130,14 +130,14 @@ class _Step(NamedTuple):
 
     @property
     def columns(self) -> Tensor:
-        """The indices of the keys, int64 ``[1, keys]``."""
+        """Indices of the keys of a block, int64 ``[1, keys]``."""
         return torch.arange(self.keys.start, self.keys.stop, device=self.rows.device)[None]
 
 
 def _steps(
     inputs: AttentionInputs, group: HeadGroup, query: Tensor, key: Tensor, *, needs_slopes: bool = False
 ) -> Iterator[_Step]:
-    """Yield all blocks with the queries that selected them, a limited number at a time."""
+    """Yield each block of keys with the queries that selected it, a limited number at a time."""
     mask, by_block = selected_blocks(inputs), QueriesByBlock.of(inputs)
     most = max(1, _ENTRIES // (mask.size * group.num_heads))
     for block in range(mask.blocks):

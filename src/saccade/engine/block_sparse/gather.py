@@ -1,4 +1,4 @@
-"""Gathered: the selected keys, copied for each query. Exact, O(queries * selected keys) time, any device."""
+"""Gathered: a block-sparse kernel that copies the selected keys for each query; any device."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from saccade.engine.kernels.kernel import Backward, Tensors
 from saccade.engine.memory_accounting import Cost, Held
 from saccade.engine.tiles.tile_scores import normalised
 
-_ENTRIES = 1 << 20  # numbers of keys that are gathered at a time: 4 MB
+_ENTRIES = 1 << 20  # entries of keys that are gathered at a time: 4 MB
 
 
 class Gathered(BlockSparseKernel):
-    """Exact attention to selected keys, which are copied for each query.
+    """Exact block-sparse attention: the selected keys are gathered (copied) for each query.
 
     Cost: time grows with the selected pairs, and each is expensive: a key is read for one query and the heads that
     share it. Memory beside inputs and outputs is that of a few rows.
@@ -38,14 +38,14 @@ class Gathered(BlockSparseKernel):
     name = "gathered"
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the FLOPs and bytes of the product; nothing is run."""
+        """Return the FLOPs and bytes of a product with gathered keys, without running it."""
         batch, heads, q_len, _ = inputs.shape
         wide = inputs.compute_dtype.itemsize
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + wide)
         return Cost(batch * q_len, self.pairs(inputs), Held(results + 4 * _ENTRIES * wide, results))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Return output and lse."""
+        """Return the output and the lse of attention to gathered keys."""
         out = value.new_empty(*inputs.shape[:3], value.shape[3])
         lse = value.new_empty(inputs.shape[:3], dtype=inputs.compute_dtype)
         for group, step in _steps(inputs, value):
@@ -65,7 +65,7 @@ class Gathered(BlockSparseKernel):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Return the gradients of query, key and value."""
+        """Return the gradients of query, key and value through gathered keys."""
         grads, delta = start_of_backward(inputs, value, results)
         for group, step in _steps(inputs, value):
             place = (group.item, group.heads, slice(step.rows.start, step.rows.stop))
@@ -88,7 +88,7 @@ class Gathered(BlockSparseKernel):
 
 
 class _Step(NamedTuple):
-    """Some queries and the keys that each of them selected.
+    """Some queries and the gathered keys that each of them selected.
 
     Attributes:
         rows: the queries.
@@ -109,12 +109,12 @@ class _Step(NamedTuple):
 
     @property
     def row_index(self) -> Tensor:
-        """The queries as a tensor, int64 ``[rows]``."""
+        """Indices of the queries, int64 ``[rows]``."""
         return torch.arange(self.rows.start, self.rows.stop, device=self.keys.device)
 
 
 def _steps(inputs: AttentionInputs, value: Tensor) -> Iterator[tuple[HeadGroup, _Step]]:
-    """Yield all queries, a few at a time, of all heads that share a selection and their keys."""
+    """Yield queries with their gathered keys, a few at a time, for all heads that share a selection and keys."""
     mask, (_, _, q_len, kv_len) = selected_blocks(inputs), inputs.shape
     within = torch.arange(mask.size, device=inputs.device)
     slots = mask.index.shape[3] * mask.size
@@ -138,7 +138,7 @@ def _steps(inputs: AttentionInputs, value: Tensor) -> Iterator[tuple[HeadGroup, 
 def _hidden(
     inputs: AttentionInputs, group: HeadGroup, rows: range, keys: Tensor, visible: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Return which selected keys are hidden from a query, bool ``[rows, heads | 1, keys]``."""
+    """Return which gathered keys are hidden from a query, bool ``[rows, heads | 1, keys]``."""
     mask, kv_len = selected_blocks(inputs), inputs.shape[3]
     starts, ends = (x[group.item if len(x) > 1 else 0, rows.start : rows.stop, None] for x in visible)
     exists = keys < kv_len

@@ -30,10 +30,10 @@ from saccade.support.torch_modes import has_forward_derivatives, unobserved
 
 
 class BlockSparseKernel(KernelWithBackward):
-    """A kernel that reads only selected blocks of keys."""
+    """Base class of kernels that read only selected blocks of keys."""
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why the kernel cannot run these inputs."""
+        """Return why a block-sparse kernel cannot run these inputs."""
         why = []
         if not isinstance(inputs.rule, SelectedBlocks):
             why.append("its mask chooses no keys for each query")
@@ -54,12 +54,12 @@ class BlockSparseKernel(KernelWithBackward):
 
 
 def selected_blocks(inputs: AttentionInputs) -> SelectedBlocks:
-    """Return the mask of inputs that a `BlockSparseKernel` runs."""
+    """Return the mask of selected blocks of the inputs of a block-sparse kernel."""
     return cast("SelectedBlocks", inputs.rule)
 
 
 def start_of_backward(inputs: AttentionInputs, value: Tensor, results: Backward) -> tuple[list[Tensor], Tensor]:
-    """Return zeros for the gradients of query, key and value, and the term that each row's gradients share."""
+    """Return zero gradients of query, key and value, and the row sums that a block-sparse backward pass subtracts."""
     wide = inputs.compute_dtype
     grads = [torch.zeros_like(x, dtype=wide) for x in (inputs.query, inputs.key, value)]
     delta = (results.grad_out.to(wide) * results.out.to(wide)).sum(-1)
@@ -92,7 +92,7 @@ class HeadGroup(NamedTuple):
 
     @property
     def num_heads(self) -> int:
-        """The number of heads."""
+        """Number of heads in the group."""
         return self.heads.stop - self.heads.start
 
     def of_queries(self, inputs: AttentionInputs, x: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ def head_groups(inputs: AttentionInputs) -> Iterator[HeadGroup]:
 
 
 class QueriesByBlock:
-    """The queries that selected each block of keys.
+    """An index of the queries that selected each block of keys.
 
     Cost: 8 bytes for each selected block, and 16 for each range of keys that a query certainly sees.
     """

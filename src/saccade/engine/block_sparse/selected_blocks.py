@@ -15,14 +15,14 @@ from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
 
 def at_positions(rule: Mask) -> PositionedMask | None:
-    """The rule at given positions that a rule of ingredients is, or chooses from; None if tokens follow one by one."""
+    """Return the positioned mask that a mask is, or that selected blocks restrict; None if tokens are consecutive."""
     rule = rule.rule if isinstance(rule, SelectedBlocks) else rule
     return rule if isinstance(rule, PositionedMask) else None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SelectedBlocks(Mask):
-    """The pairs that ``rule`` allows, within the blocks of keys that were selected for each query.
+    """A mask that allows the pairs of ``rule`` within the blocks of keys selected for each query.
 
     Args:
         rule: the mask to restrict, as the checked inputs hold it.

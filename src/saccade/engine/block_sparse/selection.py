@@ -101,6 +101,7 @@ def _select_in_rows(
 
 
 def _check_scores(scores: Tensor, inputs: AttentionInputs, rows: int, widths: tuple[int, int]) -> None:
+    """Raise an error unless the scores that select blocks have the right shape."""
     (batch, heads, _, _), groups, shape = inputs.shape, inputs.key.shape[1], tuple(scores.shape)
     fits = len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, groups, heads) and shape[2] == rows
     if not fits or shape[3] not in widths:
@@ -109,7 +110,7 @@ def _check_scores(scores: Tensor, inputs: AttentionInputs, rows: int, widths: tu
 
 
 def _over_sharing_heads(x: Tensor, sharing: int, heads: int) -> Tensor:
-    """Reduce ``[items, heads | 1, ...]`` over heads that share a selection: any, or the least and the largest count."""
+    """Reduce ``[items, heads | 1, ...]`` over heads that share a selection: any, or the least and the largest."""
     if x.shape[1] == 1:
         return x
     per_group = x.unflatten(1, (sharing, heads // sharing))

@@ -1,6 +1,5 @@
-"""Comparison of a few rows with the definition, when a compiled kernel runs for the first time."""
+"""The first-use check: compare a few rows of a compiled kernel with the definition when it runs for the first time."""
 
-from saccade.engine.kernel_check.registry import failed, holds, is_on, reasons, seen
-from saccade.engine.kernel_check.result import FirstUse
+from saccade.engine.kernel_check.registry import FirstUse, failed, holds, is_on, reasons, seen
 
 __all__ = ["FirstUse", "failed", "holds", "is_on", "reasons", "seen"]

@@ -1,12 +1,13 @@
-"""First use: where a compiled kernel runs for the first time, a few of its rows are compared with the definition.
+"""The registry of first-use checks: which kernels have been compared with the definition, and which were wrong.
 
-What a compiler or a driver makes of a kernel is known only where it runs. So the first product of each kind (kernel,
-device, dtype, kinds of mask and bias, widths and lengths) pays for a look, and what was seen is kept: `explain` tells
-it, and a kernel that was wrong is not asked for that kind again.
+The result of a compiler or a driver is known only on the machine where it runs. So the first product of each kind
+(kernel, device, dtype, kinds of mask and bias, widths and lengths) is checked and the result recorded: `explain`
+reports it, and a kernel that was wrong is not used for that kind again.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
 from typing import NamedTuple
@@ -15,19 +16,108 @@ import torch
 from torch import Tensor
 
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernel_check.result import FirstUse
 from saccade.engine.kernels.kernel import Kernel
 from saccade.masks import Mask
 from saccade.support.errors import value_error
 from saccade.support.numerics import is_finite
 from saccade.support.torch_modes import is_plain, unobserved
 
+
+class Compared(NamedTuple):
+    """The largest relative error of one quantity among the compared rows of a kernel, and its position."""
+
+    name: str
+    error: float
+    place: str
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstUse:
+    """The result of a first-use check: a few rows of a kernel's product compared with the definition.
+
+    Attributes:
+        kernel: name of the kernel.
+        place: device on which it ran.
+        rows: number of compared rows.
+        limit: the largest error that counts as rounding.
+        quantities: errors of output, lse and gradients, as far as they were compared.
+        raised: the error that the kernel raised; None if it returned results.
+        shapes: of query, key and value.
+        mask: as text.
+        dtype, device: of the tensors.
+    """
+
+    kernel: str
+    place: str
+    rows: int
+    limit: float
+    quantities: tuple[Compared, ...]
+    raised: str | None
+    shapes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    mask: str
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def ok(self) -> bool:
+        """True if the kernel returned results whose errors are all within rounding."""
+        return not self.fault
+
+    @property
+    def fault(self) -> str:
+        """The kernel's error in one sentence; empty if there was none."""
+        if self.raised is not None:
+            return f"a product for {self._kind} on {self.place} raised {self.raised}"
+        worst = max(self.quantities, key=lambda one: one.error)
+        if worst.error <= self.limit:
+            return ""
+        return (
+            f"its first product for {self._kind} on {self.place} differed from the definition: {worst.name} of "
+            f"{worst.place} by {worst.error:.2g} of its size, where {self.limit:g} is rounding"
+        )
+
+    @property
+    def warning(self) -> str:
+        """The warning for a wrong kernel: the error, the consequence, and code that reproduces it."""
+        kind = f"device={str(self.device)!r}, dtype={self.dtype}"
+        shapes = zip(("query", "key", "value"), self.shapes, strict=True)
+        lines = [
+            f"{self.kernel}: {self.fault}. Another kernel runs such products from now on. To see it again:",
+            "import torch",
+            "from saccade import testing",
+            "from saccade.masks import *",
+            *(f"{name} = torch.randn({list(shape)}, {kind})" for name, shape in shapes),
+            f"print(testing.first_use({self.kernel!r}, query, key, value, {self.mask}))",
+        ]
+        return "\n    ".join(lines)
+
+    def raise_if_wrong(self) -> FirstUse:
+        """Return this result, or raise an error if the kernel was wrong.
+
+        Raises:
+            AssertionError: the kernel was wrong; the message says how.
+        """
+        if self.fault:
+            raise AssertionError(f"{self.kernel}: {self.fault}")
+        return self
+
+    def __str__(self) -> str:
+        if self.fault:
+            return f"{self.kernel}: {self.fault}"
+        told = ", ".join(f"{one.name} {one.error:.1g}" for one in self.quantities)
+        return f"{self.rows} rows on {self.place} were right within {self.limit:g} of their size ({told})"
+
+    @property
+    def _kind(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')} with {self.mask}"
+
+
 _VARIABLE, _CHOICES = "SACCADE_FIRST_USE", ("on", "off")
 _BLOCK = 128
 
 
 class _Kind(NamedTuple):
-    """Properties of a product for which a compiler makes code of its own, as far as is known."""
+    """The kind of a product: the properties for which a compiler generates different code, as far as is known."""
 
     kernel: Kernel | str
     device: torch.device
@@ -40,7 +130,7 @@ class _Kind(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """The last check of a kind, and the (value width, gradients) that checks have covered."""
+    """The last check of a kind of product, and the (value width, gradients) that its checks have covered."""
 
     found: FirstUse
     covered: frozenset[tuple[int, bool]]
@@ -50,13 +140,13 @@ _RECORDS: dict[_Kind, _Record] = {}
 
 
 def holds(kernel: Kernel, inputs: AttentionInputs, value: Tensor, own: AttentionInputs) -> bool:
-    """Whether a kernel may run this product: it was seen to hold for its kind, or is now.
+    """Return whether a kernel may run a product: its first-use check passed for this kind, earlier or now.
 
-    Warns, once for each kind, where it was not.
+    Warns once for each kind whose check failed.
 
     Args:
         kernel, inputs, value: of the product.
-        own: the ingredients as the kernel gets them, in an order of its own.
+        own: the inputs as the kernel reads them, possibly with permuted rows.
     """
     if not kernel.is_checked or not is_on(inputs) or inputs.query.is_meta or not is_plain(inputs.query):
         return True
@@ -65,39 +155,39 @@ def holds(kernel: Kernel, inputs: AttentionInputs, value: Tensor, own: Attention
     if record is not None and (not record.found.ok or _covers(record, wanted)):
         return record.found.ok
     try:
-        from saccade.engine.kernel_check.compare import check_kernel  # noqa: PLC0415  no processor's kernel needs it
+        from saccade.engine.kernel_check.check_kernel import check_kernel  # noqa: PLC0415  GPU kernels only
 
         with unobserved():
             if not is_finite(inputs.query, inputs.key, value):
-                return True  # the definition of these rows is NaN; a later product will do
+                return True  # the reference rows would be NaN; check a later product
             found = check_kernel(kernel, own, value, gradients=wanted[1])
     except torch.OutOfMemoryError:
-        return True  # the product may fit without a look; a smaller one of its kind will do
-    _keep(kind, _Record(found, (frozenset() if record is None else record.covered) | {wanted}))
+        return True  # the product may fit into memory without the check; check a smaller one
+    _record(kind, _Record(found, (frozenset() if record is None else record.covered) | {wanted}))
     return found.ok
 
 
 def failed(kernel: Kernel, inputs: AttentionInputs, value: Tensor, own: AttentionInputs, error: Exception) -> None:
-    """Note that a kernel raised in a product whose kind had been seen to hold, and warn."""
-    from saccade.engine.kernel_check.compare import after_error  # noqa: PLC0415  as above
+    """Record and warn that a kernel raised an error in a product whose kind had passed its first-use check."""
+    from saccade.engine.kernel_check.check_kernel import after_error  # noqa: PLC0415  as above
 
-    _keep(_kind_of(kernel, inputs), _Record(after_error(kernel, own, value, error), frozenset()))
+    _record(_kind_of(kernel, inputs), _Record(after_error(kernel, own, value, error), frozenset()))
 
 
-def _keep(kind: _Kind, record: _Record) -> None:
+def _record(kind: _Kind, record: _Record) -> None:
     _RECORDS[kind] = record
     if not record.found.ok:
         warnings.warn(record.found.warning, stacklevel=3)
 
 
 def reasons(kernel: Kernel, inputs: AttentionInputs) -> tuple[str, ...]:
-    """Why a kernel is not to be asked again for such a product: what was wrong when it first ran; empty if nothing."""
+    """Return why a kernel must not run such a product again: the error of its first run; empty if there was none."""
     record = _RECORDS.get(_kind_of(kernel, inputs)) if kernel.is_checked and is_on(inputs) else None
     return () if record is None or record.found.ok else (record.found.fault,)
 
 
 def seen(kernel: Kernel, inputs: AttentionInputs) -> str:
-    """Return the recorded check of a kernel for such a product, for `explain`; empty for kernels without a check."""
+    """Return the recorded first-use check of a kernel as text, for `explain`; empty for kernels without a check."""
     if not kernel.is_checked:
         return ""
     if not is_on(inputs):
@@ -111,7 +201,7 @@ def seen(kernel: Kernel, inputs: AttentionInputs) -> str:
 
 
 def is_on(inputs: AttentionInputs) -> bool:
-    """Whether kernels are looked at, unless the environment says no."""
+    """Return whether first-use checks are on; an environment variable switches them off."""
     told = os.environ.get(_VARIABLE, "on")
     if told not in _CHOICES:
         raise value_error(_VARIABLE, f"be {' or '.join(_CHOICES)} in the environment", repr(told))
@@ -123,7 +213,7 @@ def _wants_gradients(inputs: AttentionInputs, value: Tensor) -> bool:
 
 
 def _covers(record: _Record, wanted: tuple[int, bool]) -> bool:
-    """Return whether a check covers a product; one with gradients also covers the forward pass."""
+    """Return whether a recorded check covers a product; one with gradients also covers the forward pass."""
     return wanted in record.covered or (wanted[0], True) in record.covered
 
 
@@ -143,7 +233,7 @@ def _kind_of(kernel: Kernel, inputs: AttentionInputs) -> _Kind:
         terms,
         inputs.query.shape[3],
         inputs.query.shape[1] != inputs.key.shape[1],
-        (*map(_length, inputs.shape[2:]), "square" if inputs.shape[2] == inputs.shape[3] else "oblong"),
+        (*map(_length_class, inputs.shape[2:]), "square" if inputs.shape[2] == inputs.shape[3] else "oblong"),
     )
 
 
@@ -152,10 +242,10 @@ def _is_ours(kernel: Kernel) -> bool:
 
 
 def _structure(rule: Mask) -> tuple[object, ...]:
-    """Return the classes that a mask is made of: a compiler distinguishes these, numbers aside."""
+    """Return the classes that a mask is made of: compilers generate different code for these, not for its numbers."""
     return (type(rule), *map(_structure, rule.made_of))
 
 
-def _length(size: int) -> str:
-    """Kernels treat a single row, less than a block, whole blocks and a rest in ways of their own."""
+def _length_class(size: int) -> str:
+    """Return the class of a length that kernels treat differently: one row, a short block, whole blocks, or a rest."""
     return "one" if size == 1 else "short" if size < _BLOCK else "rest" if size % _BLOCK else "whole"

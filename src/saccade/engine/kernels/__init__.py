@@ -1,3 +1,3 @@
-"""How a product is run: one kernel a file, and what each computes and holds."""
+"""Kernels: one way to run a product per file, and what each computes and allocates."""
 
 __all__: list[str] = []

@@ -1,20 +1,19 @@
-"""The only caller of torch's private flash operation for CPUs, guarded against what it does to unwary callers.
+"""The only caller of torch's private flash operation for CPUs, with guards against its pitfalls.
 
-``aten._scaled_dot_product_flash_attention_for_cpu`` returns the log-sum-exp and has a backward operation, both of
-which exact tiled attention needs and no public function offers. Seen in torch 2.13:
+``aten._scaled_dot_product_flash_attention_for_cpu`` returns the log-sum-exp and has a backward operation. Exact tiled
+attention needs both, and no public function offers them. Pitfalls in torch 2.13:
 
 - zero lengths and zero heads end the *process*;
 - a head dimension with a stride other than 1 is read out of bounds;
 - a row whose scores are all -inf, masked or not, gets lse 0, and -inf in the lse turns gradients to NaN;
 - the causal flag aligns upper-left;
 - hidden scores, already -inf, are multiplied by the scale, which must therefore be above 0;
-- scores that are all NaN give 0 and lse 0 where one vector register holds them, unless something is added to them;
+- scores that are all NaN give 0 and lse 0 if one vector register holds them, unless something is added to them;
 - widths of key and value must be equal, and head counts that do not divide give a meaningless result.
 
-Callers of this file hand over checked shapes; the rest is dealt with here. What a call computes and holds is told by
-`pairs` and `held`, from the blocks in which the operation works (``cpu_flash_attention`` in torch's
-``FlashAttentionKernel.cpp``). The packed copies of keys that it makes in float16, on CPUs whose AMX has float16, are
-not counted.
+Callers pass checked shapes; this file handles the rest. `pairs` and `held` compute the cost of a call from the blocks
+in which the operation works (``cpu_flash_attention`` in torch's ``FlashAttentionKernel.cpp``). The packed copies of
+keys that it makes in float16, on CPUs whose AMX has float16, are not counted.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from saccade.support.torch_modes import unobserved
 
 _FEW = 64  # columns: more than any vector register holds
 _NOTHING = {x: torch.zeros(1, 1, 1, 1, dtype=x) for x in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
-_FOLDED = 32  # rows, the heads of a group included: the operation works on so many at a time
+_FOLDED = 32  # rows, the heads of a group included, that the operation processes at a time
 _KEYS_AT_ONCE = 512
-_PACKED = 64  # rows, and keys, from which on it may lay keys and values out anew
-_ROWS_AGAIN = 256  # whose scores are looked at once more
+_PACKED = 64  # rows and keys from which on it may pack keys and values
+_ROWS_AGAIN = 256  # rows whose scores are computed again at a time
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, empty: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Attention of one tile.
+    """Return the output and the lse of one tile by torch's flash operation.
 
     Args:
         q: ``[B, H, R, D]``; k, v: ``[B, G, C, D]``; all of one width of at least 1, with stride 1 in the last axis.
@@ -59,15 +58,15 @@ def forward(
         wide = wide_dtype(q.dtype)
         return torch.zeros_like(q), q.new_full(q.shape[:3], -math.inf, dtype=wide)
     if heads != groups:
-        if _folds(q.shape, groups, causal):
-            return _folded(q, k, v, added, empty, scale)
-        k, v = _widened(q, k), _widened(q, v)
+        if _folds_heads(q.shape, groups, causal):
+            return _forward_folded(q, k, v, added, empty, scale)
+        k, v = _with_query_heads(q, k), _with_query_heads(q, v)
     if added is None and columns < _FEW:
         added = _NOTHING[q.dtype]
     out, lse = _forward(q, k, v, 0.0, causal, attn_mask=added, scale=scale)
     lse = lse if empty is None else lse.masked_fill(empty, -math.inf)
     if lse.count_nonzero().item() < lse.numel():
-        _tell_empty(q, k, added, causal, scale, out, lse)
+        _mark_empty_rows(q, k, added, causal, scale, out, lse)
     return out, lse
 
 
@@ -82,14 +81,14 @@ def backward(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of one tile with respect to q, k and v, in their shapes.
+    """Return the gradients of q, k and v of one tile by torch's flash operation, in their shapes.
 
     ``out`` and ``lse`` are those of the *complete* rows, of which the tile may hold a part; +inf in the lse gives a row
     no gradient.
     """
     if q.numel() == 0 or k.numel() == 0:
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    wide_k, wide_v = (k, v) if q.shape[1] == k.shape[1] else (_widened(q, k), _widened(q, v))
+    wide_k, wide_v = (k, v) if q.shape[1] == k.shape[1] else (_with_query_heads(q, k), _with_query_heads(q, v))
     gq, gk, gv = _backward(grad_out, q, wide_k, wide_v, out, lse, 0.0, causal, attn_mask=added, scale=scale)
     if wide_k is not k:
         gk, gv = (x.unflatten(1, (k.shape[1], -1)).sum(2) for x in (gk, gv))
@@ -97,13 +96,13 @@ def backward(
 
 
 def pairs(rows: int, columns: int, causal: bool) -> int:
-    """Query-key pairs of one head whose scores the operation computes.
+    """Return the number of query-key pairs per head whose scores torch's flash operation computes.
 
-    With its causal flag it leaves out the blocks of keys that stand after the last of a block of rows.
+    With its causal flag, it skips the blocks of keys after the last row of a block.
     """
     if not causal:
         return rows * columns
-    height, width = _block(rows, columns)
+    height, width = _block_size(rows, columns)
     total = 0
     for first in range(0, rows, height):
         stop = min(first + height, rows)
@@ -120,15 +119,15 @@ def held(
     added: tuple[int, int] | None,
     threads: int,
 ) -> Held:
-    """Bytes that `forward` holds, its results included.
+    """Return the peak bytes of a `forward` call of torch's flash operation, results included.
 
     Args:
         q: (batch, heads, rows, width).
         kv_heads, columns: of the keys.
         dtype: of all tensors.
         causal: as for `forward`.
-        added: batch items and heads that the added terms tell apart, if there are any.
-        threads: of torch.
+        added: batch items and heads that the added terms distinguish; None without terms.
+        threads: number of threads that torch uses.
     """
     batch, heads, rows, width = q
     wide = 8 if dtype == torch.float64 else 4
@@ -136,14 +135,14 @@ def held(
     if batch * heads * rows * width * kv_heads * columns == 0:
         return Held(result, result)
     ledger = Ledger()
-    folds = kv_heads != heads and _folds(q, kv_heads, causal)
+    folds = kv_heads != heads and _folds_heads(q, kv_heads, causal)
     if folds and added is not None and rows * added[1] > 1:
         ledger.take(added[0] * heads * rows * columns * dtype.itemsize)
     elif kv_heads != heads and not folds and not reads_groups():
         ledger.take(2 * batch * heads * columns * width * dtype.itemsize)
-    height, span = _block(heads // kv_heads * rows if folds else rows, columns)
+    height, span = _block_size(heads // kv_heads * rows if folds else rows, columns)
     each = height * (span + 2 + width) * wide + (height * span * dtype.itemsize if dtype.itemsize < wide else 0)
-    if _packs(dtype) and min(rows, columns) >= _PACKED:
+    if _packs_keys(dtype) and min(rows, columns) >= _PACKED:
         odd = width % 2
         ledger.take(batch * kv_heads * ((width + odd) * columns + width * (columns + columns % 2)) * dtype.itemsize)
         each += (span * width + odd * height * (width + odd)) * dtype.itemsize
@@ -154,40 +153,40 @@ def held(
 
 
 def bytes_of_backward(rows: int, columns: int, item: int) -> int:
-    """Return the bytes of one of torch's threads in the backward pass: scores of a block and their gradients."""
-    height, span = _block(rows, columns)
+    """Return the bytes that one thread of torch's flash operation needs in the backward pass."""
+    height, span = _block_size(rows, columns)
     wide = max(item, 4)
     return 2 * height * span * (wide + (item if item < wide else 0))
 
 
-def _block(rows: int, columns: int) -> tuple[int, int]:
-    """Rows and keys that the operation takes at a time."""
+def _block_size(rows: int, columns: int) -> tuple[int, int]:
+    """Return how many rows and keys torch's flash operation processes at a time."""
     return min(rows, 256 if rows >= 768 else 64 if rows >= 192 else 32), min(columns, _KEYS_AT_ONCE)
 
 
-def _packs(dtype: torch.dtype) -> bool:
-    """Whether the operation lays keys and values out anew, for a processor that multiplies small matrices at once."""
+def _packs_keys(dtype: torch.dtype) -> bool:
+    """Return whether torch's flash operation packs keys and values, for processors with matrix instructions (AMX)."""
     tests = {torch.bfloat16: torch.cpu._is_amx_tile_supported, torch.float16: torch.cpu._is_amx_fp16_supported}
     return dtype in tests and tests[dtype]()
 
 
-def _folds(q: Sequence[int], kv_heads: int, causal: bool) -> bool:
-    """Whether the heads of a group are run as rows of one product."""
+def _folds_heads(q: Sequence[int], kv_heads: int, causal: bool) -> bool:
+    """Return whether the query heads of a group run as rows of one product."""
     _, heads, rows, _ = q
     return heads // kv_heads * rows <= _FOLDED and (rows == 1 or not causal)
 
 
-def _folded(
+def _forward_folded(
     q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, empty: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Run the heads of a group as rows of one product: keys are then read once a group, not once a head.
+    """Run the query heads of a group as rows of one product, so that keys are read once per group.
 
-    One row for each head is what decoding asks for, and the operation is slow at it.
+    Decoding has one row per head, for which the operation is slow.
     """
     (batch, heads, rows, width), groups = q.shape, k.shape[1]
     share = heads // groups
     if added is not None and rows * added.shape[1] > 1:
-        # A mask that all heads share is repeated for those of a group; one row of it needs no repetition.
+        # Repeat a mask that all heads share for the heads of a group; a single row needs no repetition.
         own = added if added.shape[1] == heads else added.expand(-1, heads, -1, -1)
         added = own.reshape(own.shape[0], groups, share * rows, own.shape[3])
     elif added is not None:
@@ -197,18 +196,18 @@ def _folded(
     return out, lse if empty is None else lse.masked_fill(empty, -math.inf)
 
 
-def _widened(q: Tensor, x: Tensor) -> Tensor:
-    """Keys or values of one tile with as many heads as the query, copied where torch cannot read groups itself."""
+def _with_query_heads(q: Tensor, x: Tensor) -> Tensor:
+    """Return keys or values with as many heads as the query, copied if torch's operation cannot read groups."""
     share = q.shape[1] // x.shape[1]
     if reads_groups():
         return x
     return x[:, :, None].expand(-1, -1, share, -1, -1).flatten(1, 2)
 
 
-def _tell_empty(
+def _mark_empty_rows(
     q: Tensor, k: Tensor, added: Tensor | None, causal: bool, scale: float, out: Tensor, lse: Tensor
 ) -> None:
-    """Write -inf to the lse where all scores of a row are: it is 0 there, as where their exponentials sum to 1."""
+    """Write -inf to the lse of empty rows; torch's operation returns 0, as if their exponentials summed to 1."""
     share, columns = q.shape[1] // k.shape[1], torch.arange(k.shape[2])
     unsure = (lse == 0.0) & (out == 0.0).all(-1)
     for b, h in unsure.any(-1).nonzero().tolist():
@@ -224,10 +223,10 @@ def _tell_empty(
 
 @cache
 def is_available() -> bool:
-    """Whether this torch has the operation, with the arguments that are used here, and it computes what it should."""
+    """Return whether this torch has the flash operation, with the expected arguments and correct results."""
     if _forward is None or _backward is None:
         return False
-    # Whatever the caller has switched on (modes, autocast, a default dtype or device) must not change the answer.
+    # The caller's modes, autocast, default dtype and default device must not change the result.
     with unobserved(), torch.autocast("cpu", enabled=False):
         x = torch.linspace(-1.0, 1.0, 24, dtype=torch.float32, device="cpu").reshape(1, 2, 3, 4)
         try:
@@ -241,7 +240,7 @@ def is_available() -> bool:
 
 @cache
 def reads_groups() -> bool:
-    """Whether the operation itself lets several query heads share a key head (torch 2.13 does)."""
+    """Return whether torch's flash operation supports several query heads per key head (torch 2.13 does)."""
     with unobserved(), torch.autocast("cpu", enabled=False):
         q = torch.linspace(-1.0, 1.0, 48, dtype=torch.float32, device="cpu").reshape(1, 4, 3, 4)
         k = torch.linspace(1.0, -0.5, 24, dtype=torch.float32, device="cpu").reshape(1, 2, 3, 4)

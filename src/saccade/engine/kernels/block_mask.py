@@ -1,4 +1,4 @@
-"""FlexAttention's BlockMask, made from what a mask knows about itself instead of from all pairs."""
+"""FlexAttention's BlockMask, built from the bounds of a mask instead of from all pairs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def blocks_of(
     device: torch.device,
     block_size: tuple[int, int] = (128, 128),
 ) -> BlockMask:
-    """Return the BlockMask of a rule.
+    """Return FlexAttention's BlockMask of a mask.
 
     Args:
-        rule: who may attend to whom.
+        rule: the mask on positions.
         shape: of the matrix, ``(batch, heads, q_len, kv_len)``.
         origin: positions of the first query and the first key.
         device: where FlexAttention will run.
@@ -41,26 +41,26 @@ def blocks_of(
     columns = -(-kv_len // width)
     sizes = (len(items), len(starts), columns)
     edges = kv_first + np.minimum(np.arange(columns + 1) * width, kv_len)
-    some = (_overlap(bounds.any_row, edges) > 0).reshape(sizes)
-    full = (_overlap(bounds.all_rows, edges) == np.diff(edges)).reshape(sizes)
+    some = (_keys_per_block(bounds.any_row, edges) > 0).reshape(sizes)
+    full = (_keys_per_block(bounds.all_rows, edges) == np.diff(edges)).reshape(sizes)
 
     def mask_mod(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        # FlexAttention counts indices, in 32 bits on a GPU; the rule positions, in 64.
+        # FlexAttention passes indices, 32 bits on a GPU; the mask reads 64-bit positions.
         return rule.allows(b, h, q.to(torch.int64) + q_first, kv.to(torch.int64) + kv_first)
 
     zero = torch.zeros((), dtype=torch.int64, device=device)
-    rule.allows(zero, zero, zero, zero)  # so that what it reads is on the device before a compiler looks
+    rule.allows(zero, zero, zero, zero)  # moves the mask's tensors to the device before a compiler traces it
     return BlockMask.from_kv_blocks(
-        *_listed(some & ~full, device),
-        *_listed(full, device),
+        *_block_lists(some & ~full, device),
+        *_block_lists(full, device),
         BLOCK_SIZE=block_size,
         mask_mod=mask_mod,
         seq_lengths=(q_len, kv_len),
     )
 
 
-def _overlap(spans: Spans, edges: Ints) -> Ints:
-    """How many keys between neighbouring edges a set holds, int64 ``[groups, len(edges) - 1]``."""
+def _keys_per_block(spans: Spans, edges: Ints) -> Ints:
+    """Return how many keys of a set are between neighbouring block edges, int64 ``[groups, len(edges) - 1]``."""
     below = np.zeros((len(spans.starts), len(edges)), dtype=np.int64)
     for slot in range(spans.starts.shape[1]):
         start, end = spans.starts[:, slot, None], spans.ends[:, slot, None]
@@ -68,8 +68,8 @@ def _overlap(spans: Spans, edges: Ints) -> Ints:
     return np.diff(below, axis=1)
 
 
-def _listed(which: npt.NDArray[np.bool_], device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """How many blocks are marked, int32 ``[items, 1, rows]``, and all blocks, the marked ones first."""
+def _block_lists(which: npt.NDArray[np.bool_], device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """Return the number of marked blocks, int32 ``[items, 1, rows]``, and all blocks with the marked ones first."""
     marked = torch.from_numpy(which).to(device)[:, None]
     order = torch.argsort(marked.to(torch.int8), dim=-1, descending=True, stable=True)
     return marked.sum(-1).to(torch.int32), order.to(torch.int32)

@@ -1,4 +1,4 @@
-"""FlexAttention, compiled for a GPU, with a BlockMask made from what the mask knows about itself."""
+"""FlexAttention, compiled for a GPU, with a BlockMask built from the bounds of the mask."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from saccade.engine.memory_accounting import Cost, Held
 from saccade.support.torch_modes import is_transformed, unobserved
 
 _NARROWEST = 16  # head width that torch compiles
-_FEW_PAIRS = 1 << 25  # reckoned, not measured: a thousandth of what is saved on more of them is a compiler's time
-_MOST_KINDS = 64  # graphs that are kept: beyond them torch would run the definition, which takes n² memory
+_FEW_PAIRS = 1 << 25  # estimated, not measured: with more pairs, a thousand calls save the time of compiling
+_MOST_KINDS = 64  # cached graphs; with more, torch would run the definition, which takes n² memory
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Flex(Kernel):
-    """Exact attention by torch's FlexAttention: blocks of pairs that no row needs are left out.
+    """Exact attention by torch's FlexAttention, which skips blocks of pairs that no row needs.
 
     It is made for GPUs; on a CPU torch has no gradients for it, and no lse.
 
@@ -40,7 +40,7 @@ class Flex(Kernel):
     devices: tuple[str, ...] = ("cuda",)
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why it cannot run these inputs, or why a compiled graph would be used too little."""
+        """Return why FlexAttention cannot run these inputs, or why too few pairs would repay compiling."""
         why = []
         if inputs.device.type not in self.devices:
             why.append(f"it runs on {' and '.join(self.devices)}, not on {inputs.device.type}")
@@ -65,14 +65,14 @@ class Flex(Kernel):
         return Verdict(tuple(why), rather_not)
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the pairs of the plan, and the bytes of the lists of blocks."""
+        """Return the pairs of FlexAttention's plan, and the bytes of its lists of blocks."""
         batch, heads, q_len, kv_len = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + 4)
         blocks = 8 * batch * (q_len // 128 + 1) * (kv_len // 128 + 1)
         return Cost(len(inputs.plan), self.pairs(inputs), Held(results + blocks, results))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Output and lse."""
+        """Return the output and the lse of FlexAttention."""
         from torch.nn.attention.flex_attention import AuxRequest  # noqa: PLC0415  imports a compiler
 
         width = value.shape[3]
@@ -81,8 +81,8 @@ class Flex(Kernel):
             inputs.query,
             inputs.key,
             value,
-            score_mod=_modified(inputs),
-            block_mask=_blocks(inputs),
+            score_mod=_score_mod(inputs),
+            block_mask=_cached_block_mask(inputs),
             scale=None if inputs.scale == inputs.query.shape[3] ** -0.5 else 1.0,
             enable_gqa=inputs.query.shape[1] != inputs.key.shape[1],
             return_aux=AuxRequest(lse=True),
@@ -90,27 +90,27 @@ class Flex(Kernel):
         return out if out.shape[3] == width else out[..., :width], aux.lse
 
     def function(self) -> Any:
-        """FlexAttention as it is to be called."""
-        return _compiled()
+        """Return the compiled FlexAttention function."""
+        return _compiled_flex()
 
 
 @lru_cache(maxsize=1)
-def _compiled() -> Any:
+def _compiled_flex() -> Any:
     from torch.nn.attention.flex_attention import flex_attention  # noqa: PLC0415  imports a compiler
 
     def ours(*tensors: Any, **options: Any) -> Any:
-        # Graphs are counted by function: once a user's own flex_attention has reached torch's limit, torch runs that
-        # function uncompiled, in every torch.compile of it, and takes n² memory.
+        # Torch counts graphs per function: once a user's flex_attention has reached the limit, torch runs it
+        # uncompiled in every torch.compile of it, with n² memory.
         return flex_attention(*tensors, **options)
 
     options: dict[str, Any] = {"fullgraph": True}  # in one graph, or an error
     if "recompile_limit" not in inspect.signature(torch.compile).parameters:  # torch 2.11
-        return _with_room(torch.compile(ours, **options))
+        return _with_recompile_limit(torch.compile(ours, **options))
     return torch.compile(ours, **options | {"recompile_limit": _MOST_KINDS})
 
 
-def _with_room(compiled: Any) -> Any:
-    """Return a function that may compile `_MOST_KINDS` graphs; torch 2.11 reads the limit, 8, from its settings."""
+def _with_recompile_limit(compiled: Any) -> Any:
+    """Return FlexAttention with room for `_MOST_KINDS` graphs; torch 2.11 reads the limit, 8, from its settings."""
     from torch._dynamo import config  # noqa: PLC0415  imports a compiler
 
     def called(*tensors: Any, **options: Any) -> Any:
@@ -120,8 +120,8 @@ def _with_room(compiled: Any) -> Any:
     return called
 
 
-def _blocks(inputs: AttentionInputs) -> Any:
-    """Return the blocks of the mask, cached with the plan."""
+def _cached_block_mask(inputs: AttentionInputs) -> Any:
+    """Return FlexAttention's BlockMask of the inputs, cached with the plan."""
     from saccade.engine.kernels.block_mask import blocks_of  # noqa: PLC0415  imports a compiler
 
     key, memo = ("blocks of flex", inputs.device), inputs.plan.memo
@@ -131,7 +131,7 @@ def _blocks(inputs: AttentionInputs) -> Any:
     return memo[key]
 
 
-def _modified(inputs: AttentionInputs) -> Any:
+def _score_mod(inputs: AttentionInputs) -> Any:
     """Return the ``score_mod`` for FlexAttention: scale, softcap, then bias.
 
     Numbers go as tensors: those of Python are compiled in, a graph for each, and a softcap that changes not at all.

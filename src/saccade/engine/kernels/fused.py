@@ -1,4 +1,4 @@
-"""Torch's own flash operation, tile by tile over views: exact, linear memory, forward and backward."""
+"""Fused: torch's flash operation on the tiles of a plan; exact, linear memory, forward and backward, CPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels import aten_flash
-from saccade.engine.kernels.fused_calls import NOTHING, Call, added, single_call
+from saccade.engine.kernels.fused_calls import NOTHING, Call, added_terms, single_call
 from saccade.engine.kernels.fused_cost import bytes_of_backward, cost_of, pairs_of
 from saccade.engine.kernels.fused_threads import each_call
 from saccade.engine.kernels.kernel import (
@@ -29,8 +29,8 @@ from saccade.engine.tiles.grouped_heads import add_at, at, groups_of, take
 from saccade.plan import Plan
 from saccade.support.torch_modes import has_forward_derivatives, wants_gradient
 
-_TILE = 30_000  # pairs that a tile costs as much time as
-_PAIR_OF_ROWS = 3.0  # times as much time as one of ours
+_TILE = 30_000  # pairs that take as much time as starting a tile
+_PAIR_OF_ROWS = 3.0  # time of a pair in complete rows, relative to a pair of this kernel
 
 
 class Fused(KernelWithBackward):
@@ -44,9 +44,13 @@ class Fused(KernelWithBackward):
     leaves_to = "tiled"
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why it cannot run these inputs, or why complete rows are faster: a mask may have many small tiles."""
+        """Return why torch's flash operation cannot run these inputs, or why complete rows are faster."""
         plan, why = inputs.plan, []
-        if request.impl == "auto" and plan.overlaps and _cost(plan, 1.0) > _cost(inputs.row_plan, _PAIR_OF_ROWS):
+        if (
+            request.impl == "auto"
+            and plan.overlaps
+            and _time_of_plan(plan, 1.0) > _time_of_plan(inputs.row_plan, _PAIR_OF_ROWS)
+        ):
             rows = len(inputs.row_plan)
             return Verdict((), (f"its mask has steps: {len(plan)} tiles take more time than all pairs of {rows} do",))
         if not inputs.query.is_cpu:
@@ -66,30 +70,30 @@ class Fused(KernelWithBackward):
         return Verdict(tuple(why)) if why else CAN_RUN
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return what the calls of the operation compute and hold, without running them."""
+        """Return the cost of the calls of torch's flash operation, without running them."""
         return cost_of(inputs, value_dim)
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
-        """Return the bytes that the calls of the operation hold in the backward pass."""
+        """Return the peak bytes of the calls of torch's flash operation in the backward pass."""
         return bytes_of_backward(inputs, value_dim)
 
     def pairs(self, inputs: AttentionInputs) -> int:
-        """Query-key pairs whose scores the calls compute."""
+        """Return the number of query-key pairs whose scores the fused calls compute."""
         return pairs_of(inputs)
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Output and lse."""
+        """Return the output and the lse by torch's flash operation, one call or one per tile."""
         value_dim = value.shape[3]
-        inputs, value = _ready(inputs, value)
+        inputs, value = _prepared_inputs(inputs, value)
         single = single_call(inputs)
         if single is None:
             out, lse = _forward_of_tiles(inputs, value)
         else:
             is_plain = inputs.bias is None and (single.causal or single.is_sure)
-            terms = NOTHING if is_plain else added(inputs, single)
+            terms = NOTHING if is_plain else added_terms(inputs, single)
             key = inputs.key
             if len(single.tile.columns[0].keys) != key.shape[2]:
-                key, value = _columns(inputs, value, single)
+                key, value = _keys_of_one_range(inputs, value, single)
             out, lse = aten_flash.forward(inputs.query, key, value, *terms, single.causal, inputs.scale)
         return (out if out.shape[3] == value_dim else out[..., :value_dim]), lse
 
@@ -101,31 +105,38 @@ class Fused(KernelWithBackward):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Gradients of query, key and value."""
+        """Return the gradients of query, key and value by torch's flash operation."""
         (width, value_dim), sign = (inputs.query.shape[3], value.shape[3]), _sign(inputs)
-        inputs, value = _ready(inputs, value)
-        out, grad_out = (_prepared(x, value.shape[3]) for x in (results.out, results.grad_out))
+        inputs, value = _prepared_inputs(inputs, value)
+        out, grad_out = (_padded(x, value.shape[3]) for x in (results.out, results.grad_out))
         of_query, of_key, of_value = _backward(inputs, value, results._replace(out=out, grad_out=grad_out))
         of_query = of_query if sign is None else of_query * sign
         others = (None,) * (len(wanted) - 3)
-        return (_narrow(of_query, width), _narrow(of_key, width), _narrow(of_value, value_dim), *others)
+        return (
+            _first_columns(of_query, width),
+            _first_columns(of_key, width),
+            _first_columns(of_value, value_dim),
+            *others,
+        )
 
 
-def _cost(plan: Plan, pair: float) -> float:
-    """Return the time of a plan, in pairs."""
+def _time_of_plan(plan: Plan, pair: float) -> float:
+    """Return the estimated time of a fused plan, in pairs."""
     return pair * plan.pairs + _TILE * len(plan)
 
 
-def _ready(inputs: AttentionInputs, value: Tensor) -> tuple[AttentionInputs, Tensor]:
-    """Return inputs of one width, with stride 1, and a scale above 0, as the operation requires."""
+def _prepared_inputs(inputs: AttentionInputs, value: Tensor) -> tuple[AttentionInputs, Tensor]:
+    """Return inputs with equal widths, stride 1 and a scale above 0, as torch's flash operation requires."""
     query, key = inputs.query, inputs.key
     if query.shape[3] == value.shape[3] and inputs.scale > 0.0:
-        is_whole = query.is_contiguous() and key.is_contiguous() and value.is_contiguous()  # told faster than strides
+        is_whole = (
+            query.is_contiguous() and key.is_contiguous() and value.is_contiguous()
+        )  # faster to test than strides
         if is_whole or query.stride(3) == key.stride(3) == value.stride(3) == 1:
             return inputs, value
-    # A few more zeros change no product.
+    # Zero columns change no product.
     width = max(value.shape[3], query.shape[3], 1)
-    query, key, value = _prepared(query, width), _prepared(key, width), _prepared(value, width)
+    query, key, value = _padded(query, width), _padded(key, width), _padded(value, width)
     sign = _sign(inputs)
     if sign is not None:
         # The operation multiplies hidden scores, already -inf, by the scale too; so the sign goes to the query.
@@ -135,18 +146,18 @@ def _ready(inputs: AttentionInputs, value: Tensor) -> tuple[AttentionInputs, Ten
     return inputs, value
 
 
-def _narrow(x: Tensor, width: int) -> Tensor:
+def _first_columns(x: Tensor, width: int) -> Tensor:
     return x if x.shape[3] == width else x[..., :width]
 
 
 def _sign(inputs: AttentionInputs) -> float | None:
-    """Return the factor of the query that replaces a scale not above 0."""
+    """Return the factor of the query that makes up for a scale of 0 or below; None for other scales."""
     return None if inputs.scale > 0.0 else -1.0 if inputs.scale < 0.0 else 0.0
 
 
-def _prepared(x: Tensor, width: int) -> Tensor:
+def _padded(x: Tensor, width: int) -> Tensor:
     if x.shape[3] != width:
-        x = F.pad(x, (0, width - x.shape[3]))  # where channels stand last in memory, they still do
+        x = F.pad(x, (0, width - x.shape[3]))  # keeps the memory order of the axes
     return x if x.stride(3) == 1 else x.contiguous()
 
 
@@ -162,8 +173,10 @@ def _forward_of_tiles(inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, T
         lse.fill_(-math.inf)
 
     def compute(call: Call) -> tuple[Tensor, Tensor]:
-        terms = added(inputs, call)  # made before keys are copied: less is held at a time
-        return aten_flash.forward(_rows(query, call), *_keys(inputs, value, call), *terms, call.causal, inputs.scale)
+        terms = added_terms(inputs, call)  # computed before keys are copied, to lower the peak memory
+        return aten_flash.forward(
+            _rows(query, call), *_keys_and_values(inputs, value, call), *terms, call.causal, inputs.scale
+        )
 
     def add(call: Call, part: tuple[Tensor, Tensor]) -> None:
         own_out, own_lse = _rows(out, call), _rows(lse, call)
@@ -177,22 +190,22 @@ def _forward_of_tiles(inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, T
 
 
 def _rows(x: Tensor, call: Call) -> Tensor:
-    """Return the part of ``x [batch, heads, q_len, ...]`` for the rows of a call, as a view."""
+    """Return the part of ``x [batch, heads, q_len, ...]`` for the rows of a fused call, as a view."""
     return at(x[call.tile.batch, call.tile.heads], call.tile.rows, 2)
 
 
-def _groups(inputs: AttentionInputs, call: Call) -> tuple[slice, slice]:
+def _key_heads(inputs: AttentionInputs, call: Call) -> tuple[slice, slice]:
     return call.tile.batch, groups_of(call.tile.heads, inputs.shape[1], inputs.key.shape[1])
 
 
-def _keys(inputs: AttentionInputs, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    """Keys and values of a call."""
-    groups, columns = _groups(inputs, call), call.columns
+def _keys_and_values(inputs: AttentionInputs, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    """Return the keys and values that a fused call reads."""
+    groups, columns = _key_heads(inputs, call), call.columns
     return take(inputs.key[groups], columns, 2), take(value[groups], columns, 2)
 
 
-def _columns(inputs: AttentionInputs, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    """Keys and values of a call that takes every row, and one range of columns."""
+def _keys_of_one_range(inputs: AttentionInputs, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    """Return the keys and values of a fused call that takes every row and one range of columns."""
     if call.tile.width == inputs.shape[3]:
         return inputs.key, value
     span = call.columns[0]
@@ -200,7 +213,7 @@ def _columns(inputs: AttentionInputs, value: Tensor, call: Call) -> tuple[Tensor
 
 
 def _merge(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Attention over two disjoint sets of keys from the attention over each."""
+    """Return attention over two disjoint sets of keys, from the output and lse over each."""
     (a, lse_a), (b, lse_b) = left, right
     lse = torch.logaddexp(lse_a, lse_b)
     share = (lse_b - lse.masked_fill(lse == -math.inf, 0.0)).exp()[..., None]
@@ -216,27 +229,29 @@ def _backward(inputs: AttentionInputs, value: Tensor, results: Backward) -> tupl
         inputs = inputs.replaced(query=query, key=key)
     single = single_call(inputs)
     if single is not None and single.tile.width == inputs.shape[3]:
-        terms = added(inputs, single).terms
+        terms = added_terms(inputs, single).terms
         grads = aten_flash.backward(grad_out, query, key, value, out, lse, terms, single.causal, scale)
     else:
         grads = _backward_of_tiles(inputs, value, Backward(out, lse, grad_out, None))
-    of_query, of_key, of_value = (_narrow(grad, width) for grad in grads)
+    of_query, of_key, of_value = (_first_columns(grad, width) for grad in grads)
     return of_query, of_key, of_value
 
 
 def _backward_of_tiles(inputs: AttentionInputs, value: Tensor, results: Backward) -> tuple[Tensor, Tensor, Tensor]:
     query, key, overlaps = inputs.query, inputs.key, inputs.plan.overlaps
     gq = torch.zeros_like(query, dtype=inputs.compute_dtype if overlaps else query.dtype)
-    # Many tiles add to one key: sums are kept in float32, and rounded once.
+    # Many tiles add to one key: sum in float32, and round once.
     gk, gv = (torch.zeros(x.shape, dtype=inputs.compute_dtype, device=x.device) for x in (key, value))
 
     def compute(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-        terms = added(inputs, call).terms
+        terms = added_terms(inputs, call).terms
         q, o, own_lse, go = (_rows(x, call) for x in (query, *results[:3]))
-        return aten_flash.backward(go, q, *_keys(inputs, value, call), o, own_lse, terms, call.causal, inputs.scale)
+        return aten_flash.backward(
+            go, q, *_keys_and_values(inputs, value, call), o, own_lse, terms, call.causal, inputs.scale
+        )
 
     def add(call: Call, parts: tuple[Tensor, Tensor, Tensor]) -> None:
-        groups, rows = _groups(inputs, call), _rows(gq, call)
+        groups, rows = _key_heads(inputs, call), _rows(gq, call)
         if overlaps or not call.is_first:
             rows += parts[0]
         else:
@@ -251,11 +266,12 @@ def _backward_of_tiles(inputs: AttentionInputs, value: Tensor, results: Backward
 def _with_lse(
     query: Tensor, key: Tensor, value: Tensor, out: Tensor, grad_out: Tensor, grad_lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """One more column through which the operation also propagates the gradient of the lse.
+    """Return the tensors of a fused backward pass with one more column, which adds the gradient of the lse.
 
-    It computes dS = P * (dP - rowsum(grad_out * out)); a column of 1 in grad_out and of -grad_lse in out adds
-    grad_lse to the bracket, and a column of 0 in query, key and value changes nothing else. All in the dtype of the
-    lse: the operation keeps dS in that of its inputs, where a half-precision type may not hold it.
+    The operation computes dS = P * (dP - rowsum(grad_out * out)). A column of 1 in grad_out and of -grad_lse in out
+    adds grad_lse to the bracket, and a column of 0 in query, key and value changes nothing else. All tensors are in
+    the dtype of
+    the lse: the operation stores dS in that of its inputs, and half precision may not hold it.
     """
     query, key, value = (F.pad(x.to(grad_lse.dtype), (0, 1)) for x in (query, key, value))
     out = torch.cat([out.to(grad_lse.dtype), -grad_lse[..., None]], 3)

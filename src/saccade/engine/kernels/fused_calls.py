@@ -1,4 +1,4 @@
-"""The calls of torch's flash operation for a product, and the terms that each adds to its scores."""
+"""The calls of torch's flash operation for a product, and the terms that each call adds to its scores."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from saccade.engine.tiles.tile_splitting import pieces
 from saccade.plan import ColumnRange, Ranges, Tile, Triangle
 from saccade.support.torch_modes import unobserved
 
-# A tile whose sure columns are many is run in two parts, which saves adding zeros to most of its scores.
+# Tiles with many columns that all rows see run in two calls, which saves adding zeros to most scores.
 _WIDE = 2048
-_FEW_ROWS, _LONG = 16, 256  # rows of a tile, and keys of a range, from which on a copy of the keys is dear
-_READ_ROWS, _READ_ENTRIES = 256, 1 << 22  # of a tile whose bias has to be read from a table: 16 MB in float32
+_FEW_ROWS, _LONG = 16, 256  # rows of a tile, and keys of a range, for which copying keys costs more than a call
+_READ_ROWS, _READ_ENTRIES = 256, 1 << 22  # of a tile whose bias is read from a table: 16 MB in float32
 
 
 class Call(NamedTuple):
-    """One call of the operation.
+    """One call of torch's flash operation.
 
     Attributes:
-        tile: the rows, and those columns of a tile that the call takes.
-        causal: whether the operation's own flag hides what is hidden of it; with a bias, the terms say it instead.
-        is_sure: whether every row has every column.
-        is_first: whether it is the first of its tile.
+        tile: the rows, and the columns of a tile that the call takes.
+        causal: whether the operation's causal flag hides pairs; with a bias, the added_terms terms do instead.
+        is_sure: whether every row sees every column.
+        is_first: whether it is the first call of its tile.
     """
 
     tile: Tile
@@ -42,27 +42,27 @@ class Call(NamedTuple):
 
     @property
     def columns(self) -> Ranges:
-        """The columns, neighbouring ranges joined, so that most calls read one view of the keys."""
+        """The columns with neighbouring ranges joined, so that most calls read one view of the keys."""
         return joined(self.tile.spans) or (range(0),)
 
     @property
     def pairs(self) -> int:
-        """Query-key pairs whose scores the operation computes, over batch items and heads."""
+        """The number of query-key pairs whose scores a fused call computes, over batch items and heads."""
         items, heads = (span.stop - span.start for span in (self.tile.batch, self.tile.heads))
         return items * heads * aten_flash.pairs(self.tile.height, self.tile.width, self.causal)
 
 
 def calls_of(inputs: AttentionInputs, tile: Tile) -> Iterator[Call]:
-    """Yield the calls of one tile, which together take each of its columns once."""
-    for number, (columns, is_triangle) in enumerate(_parts(tile)):
+    """Yield the fused calls of one tile, which together take each of its columns once."""
+    for number, (columns, is_triangle) in enumerate(_column_groups(tile)):
         causal, is_sure = is_triangle and inputs.bias is None, not is_triangle and _all_sure(columns)
         yield Call(tile._replace(columns=columns), causal, is_sure, number == 0)
 
 
 def single_call(inputs: AttentionInputs) -> Call | None:
-    """Return the one call that takes every row, whose result is the product's; None if there is none.
+    """Return the one fused call whose result is that of the product; None if there are several.
 
-    It takes all columns; without a bias, one range of them will do, whose keys are a view.
+    It takes every row and all columns; without a bias, one range of columns is enough, whose keys are a view.
     """
     plan, bias = inputs.plan, inputs.bias
     key = ("single call", bias is None, bias is None or bias.is_written_out)
@@ -83,7 +83,7 @@ def single_call(inputs: AttentionInputs) -> Call | None:
 
 
 def tiles_of(inputs: AttentionInputs) -> Iterable[Tile]:
-    """Return the tiles of the plan, cut where reading the bias of a whole one would take much memory."""
+    """Return the tiles of the plan, split if reading the bias of a whole tile would take much memory."""
     if inputs.bias is None or inputs.bias.is_written_out:
         return inputs.plan.tiles
     share = inputs.query.shape[1] // inputs.key.shape[1] if inputs.key.shape[1] else 1
@@ -91,8 +91,8 @@ def tiles_of(inputs: AttentionInputs) -> Iterable[Tile]:
     return itertools.chain.from_iterable(cut)
 
 
-def _parts(tile: Tile) -> Iterator[tuple[tuple[ColumnRange, ...], bool]]:
-    """Yield the columns of each call, and whether they are a causal square."""
+def _column_groups(tile: Tile) -> Iterator[tuple[tuple[ColumnRange, ...], bool]]:
+    """Yield the columns of each fused call of a tile, and whether they are a causal square."""
     if not tile.columns:
         yield (), False
         return
@@ -109,14 +109,14 @@ def _parts(tile: Tile) -> Iterator[tuple[tuple[ColumnRange, ...], bool]]:
         yield all_rows, False
         yield unsure, False
     elif tile.height <= _FEW_ROWS and not unsure:
-        for columns in _runs(all_rows):
+        for columns in _long_ranges(all_rows):
             yield columns, False
     else:
         yield tile.columns, False
 
 
-def _runs(all_rows: tuple[ColumnRange, ...]) -> Iterator[tuple[ColumnRange, ...]]:
-    """Long ranges one by one, as views: a few rows are computed faster than the keys of a range are copied."""
+def _long_ranges(all_rows: tuple[ColumnRange, ...]) -> Iterator[tuple[ColumnRange, ...]]:
+    """Yield long ranges of columns one by one, as views: computing a few rows costs less than copying their keys."""
     short = []
     for strip in all_rows:
         if len(strip.keys) >= _LONG:
@@ -131,18 +131,18 @@ def _all_sure(strips: tuple[ColumnRange, ...]) -> bool:
     return all(strip.partial is True for strip in strips)
 
 
-_MEMO_ENTRIES = 1 << 22  # entries of residual tensors that a plan may keep: 16 MB in float32
+_MEMO_ENTRIES = 1 << 22  # entries of residual tensors that a plan may cache: 16 MB in float32
 
 
 class Added(NamedTuple):
-    """Terms added to the scores of a call, and the rows that these leave without a key."""
+    """Terms added to the scores of a fused call, and the rows that they leave without a key."""
 
     terms: Tensor | None
     empty: Tensor | None
 
     @classmethod
     def of(cls, terms: Tensor) -> Added:
-        """Look for empty rows once, where the terms are made."""
+        """Return the terms with their empty rows, which are found once."""
         empty = (terms == -math.inf).all(-1)
         return cls(terms, empty if bool(empty.any()) else None)
 
@@ -150,25 +150,25 @@ class Added(NamedTuple):
 NOTHING = Added(None, None)
 
 
-def added(inputs: AttentionInputs, call: Call) -> Added:
-    """Bias, and -inf at hidden pairs, for the rows and columns of a call."""
-    hidden = NOTHING if call.causal or call.is_sure else _hidden(inputs, call)
+def added_terms(inputs: AttentionInputs, call: Call) -> Added:
+    """Return the terms that a fused call adds to its scores: the bias, and -inf at hidden pairs."""
+    hidden = NOTHING if call.causal or call.is_sure else _cached_hidden_terms(inputs, call)
     return hidden if inputs.bias is None or not call.tile.columns else with_bias(inputs, call.tile, hidden.terms)
 
 
 def with_bias(inputs: AttentionInputs, piece: Tile, hidden: Tensor | None) -> Added:
-    """Return the bias of a tile, and -inf where the other terms, if there are any, are -inf."""
-    assert inputs.bias is not None  # who calls has looked
+    """Return the bias of a tile with -inf at hidden pairs, as terms of a fused call."""
+    assert inputs.bias is not None  # callers have checked
     bias = inputs.bias.read(piece)
-    bias = bias if bias.dtype == torch.float32 else bias.to(inputs.query.dtype)  # the operation takes these two
+    bias = bias if bias.dtype == torch.float32 else bias.to(inputs.query.dtype)  # the operation takes these two dtypes
     bias = bias if bias.stride(3) in (0, 1) else bias.contiguous()  # the operation would do it in each call
-    # Filled, not added: a NaN in the bias at a hidden pair is hidden too.
+    # Fill instead of adding, so that a NaN of the bias at a hidden pair is hidden too.
     terms = bias if hidden is None else bias.masked_fill(hidden == -math.inf, -math.inf)
     return Added.of(terms.expand(*terms.shape[:2], piece.height, piece.width))
 
 
 def hidden_key(inputs: AttentionInputs, call: Call) -> Hashable:
-    """Return a key: calls with equal keys hide the same pairs."""
+    """Return a cache key of a fused call: calls with equal keys hide the same pairs."""
     piece = call.tile
     return (
         inputs.query.dtype,
@@ -180,31 +180,31 @@ def hidden_key(inputs: AttentionInputs, call: Call) -> Hashable:
     )
 
 
-def is_kept(entries: int, held: int) -> bool:
-    """Whether residual terms may stay with their plan, which holds so many entries of them already."""
+def fits_into_cache(entries: int, held: int) -> bool:
+    """Return whether terms with so many entries may be cached with their plan, beside those cached already."""
     return entries + held <= _MEMO_ENTRIES
 
 
-def _hidden(inputs: AttentionInputs, call: Call) -> Added:
-    """0 where allowed and -inf elsewhere, in the query's dtype; kept with the plan where the rule is a value."""
+def _cached_hidden_terms(inputs: AttentionInputs, call: Call) -> Added:
+    """Return terms of 0 at allowed and -inf at hidden pairs of a call; cached with the plan if the mask is a value."""
     key = hidden_key(inputs, call)
     memo = inputs.plan.memo if inputs.rule.is_value else {}
     kept = memo.get(key)
     if isinstance(kept, Added):
         return kept
     with unobserved() if inputs.rule.is_value else nullcontext():
-        found = made(inputs, call.tile)
+        found = hidden_terms(inputs, call.tile)
     held = sum(x.terms.numel() for x in list(memo.values()) if isinstance(x, Added) and x.terms is not None)
-    if found.terms is not None and is_kept(found.terms.numel(), held):
+    if found.terms is not None and fits_into_cache(found.terms.numel(), held):
         memo[key] = found
     return found
 
 
-def made(inputs: AttentionInputs, piece: Tile) -> Added:
-    """Compute the hidden pairs of a tile, without the cache."""
+def hidden_terms(inputs: AttentionInputs, piece: Tile) -> Added:
+    """Return terms of 0 at allowed and -inf at hidden pairs of a tile, computed without the cache."""
     seen = allowed(inputs, piece)
-    assert seen is not None  # some strip is unsure
-    if inputs.rule.is_value:  # what is kept is for all items and heads that the rule does not tell apart
+    assert seen is not None  # some column range is partial
+    if inputs.rule.is_value:  # the cache serves all items and heads that the mask does not distinguish
         items, heads = inputs.rule.shape
         seen = seen[: 1 if items == 1 else None, : 1 if heads == 1 else None]
     terms = torch.full(seen.shape, -math.inf, dtype=inputs.query.dtype, device=inputs.device)

@@ -1,4 +1,4 @@
-"""Cost of the calls of the fused kernel, computed before anything is run."""
+"""Cost of the fused kernel's calls, computed before anything runs."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from saccade.engine.kernels.fused_calls import (
     Added,
     Call,
     calls_of,
+    fits_into_cache,
     hidden_key,
-    is_kept,
-    made,
+    hidden_terms,
     single_call,
     tiles_of,
     with_bias,
 )
 from saccade.engine.kernels.fused_threads import threads_for
-from saccade.engine.kernels.memory_probe import Probe
-from saccade.engine.memory_accounting import Cost, Held, Ledger
+from saccade.engine.memory_accounting import Cost, Held, Ledger, Probe
 from saccade.engine.tiles.grouped_heads import groups_of
 from saccade.plan import Tile
 
 
 def pairs_of(inputs: AttentionInputs) -> int:
-    """Query-key pairs whose scores the calls compute, over batch and heads."""
+    """Return the number of query-key pairs whose scores the fused calls compute, over batch and heads."""
     single = single_call(inputs)
     if single is not None:
         return single.pairs
@@ -35,11 +34,11 @@ def pairs_of(inputs: AttentionInputs) -> int:
 
 
 def cost_of(inputs: AttentionInputs, value_dim: int) -> Cost:
-    """Return the cost of a forward product."""
+    """Return the cost of a forward product of the fused kernel."""
     batch, heads, q_len, _ = inputs.shape
-    copies, width = _prepared(inputs, value_dim)
+    copies, width = _bytes_of_copies(inputs, value_dim)
     rows, single = batch * heads * q_len, single_call(inputs)
-    run = _Run(inputs, width, threads_for(inputs) if single is None else 1)
+    run = _SimulatedRun(inputs, width, threads_for(inputs) if single is None else 1)
     run.ledger.touch(copies.most)
     with run.ledger.holding(copies.left):
         if single is not None:
@@ -53,7 +52,7 @@ def cost_of(inputs: AttentionInputs, value_dim: int) -> Cost:
 
 
 def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
-    """Most bytes that a backward pass holds, gradients included."""
+    """Return the peak bytes of a backward pass of the fused kernel, gradients included."""
     (batch, heads, q_len, kv_len), key, single = inputs.shape, inputs.key, single_call(inputs)
     width, item, wide = (
         max(inputs.query.shape[3], value_dim),
@@ -82,8 +81,8 @@ def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
     return rows * item + 2 * columns * wide + max(threads * most, rounded)
 
 
-def _prepared(inputs: AttentionInputs, value_dim: int) -> tuple[Held, int]:
-    """Return the bytes of the copies of query, key and value for the operation, and their width."""
+def _bytes_of_copies(inputs: AttentionInputs, value_dim: int) -> tuple[Held, int]:
+    """Return the bytes of the copies of query, key and value that the fused kernel makes, and their width."""
     (batch, heads, q_len, _), query, key = inputs.shape, inputs.query, inputs.key
     is_straight = query.stride(3) == key.stride(3) == 1
     if query.shape[3] == value_dim and inputs.scale > 0.0 and is_straight:
@@ -99,11 +98,11 @@ def _prepared(inputs: AttentionInputs, value_dim: int) -> tuple[Held, int]:
     return Held(copied + of_query, copied + (0 if is_copied else of_query)), width
 
 
-class _Run:
-    """Memory that `saccade.engine.kernels.fused` takes and releases, call by call.
+class _SimulatedRun:
+    """A simulated run of the fused kernel, which accounts for the memory of each call.
 
     Attributes:
-        ledger: of all threads; what is kept, and calls as a whole, each thread at work on one.
+        ledger: memory of all threads: results and caches, and the calls in progress, one per thread.
     """
 
     def __init__(self, inputs: AttentionInputs, width: int, threads: int):
@@ -115,7 +114,7 @@ class _Run:
         self._own = Ledger()  # of one call
 
     def call(self, call: Call) -> int:
-        """One call of the operation; bytes of its results, which are not on the ledger any more."""
+        """Account for one fused call; return the bytes of its results, which the ledger no longer includes."""
         inputs, tile, own = self._given, call.tile, Ledger()
         self._own = own
         items, heads = (span.stop - span.start for span in (tile.batch, tile.heads))
@@ -136,7 +135,7 @@ class _Run:
         return held.left
 
     def _added(self, call: Call) -> tuple[int, tuple[int, int] | None]:
-        """Bytes that the added terms hold until the call has been made, and the items and heads they tell apart."""
+        """Return the bytes of the terms added in a fused call, and the items and heads that they distinguish."""
         hidden, num_distinct = (0, None) if call.causal else self._hidden(call)
         bias = self._given.bias
         if bias is None:
@@ -155,19 +154,19 @@ class _Run:
         return held.left, (max(own[0], bias.source.shape[0]), max(own[1], bias.source.shape[1]))
 
     def _hidden(self, call: Call) -> tuple[int, tuple[int, int] | None]:
-        """Like `_added`, for -inf at hidden pairs alone; terms cached with the plan stay on the ledger."""
+        """Return the same for -inf at hidden pairs alone; terms cached with the plan stay on the ledger."""
         inputs, tile = self._given, call.tile
         if all(strip.partial is True for strip in tile.columns):
             return 0, None
         key = hidden_key(inputs, call)
         if key in self._kept:
             return 0, self._kept[key]
-        making = self._probe.held("hidden", tile, made)
+        making = self._probe.held("hidden", tile, hidden_terms)
         self.ledger.touch(self._threads * making.most)
         entries = making.left // inputs.query.dtype.itemsize
         items, heads = (span.stop - span.start for span in (tile.batch, tile.heads))
         num_distinct = _num_distinct(entries // (tile.height * tile.width), items, heads, inputs.rule.shape[1])
-        if inputs.rule.is_value and is_kept(entries, self._entries):
+        if inputs.rule.is_value and fits_into_cache(entries, self._entries):
             self._entries += entries
             self._kept[key] = num_distinct
             self.ledger.take(making.left)
@@ -176,6 +175,6 @@ class _Run:
 
 
 def _num_distinct(copies: int, items: int, heads: int, own_heads: int) -> tuple[int, int]:
-    """Batch items and heads that so many copies of the hidden pairs are for."""
+    """Return the batch items and heads that a number of copies of the hidden pairs stand for."""
     apart = heads if own_heads > 1 or copies > items else 1
     return max(1, copies // apart), apart

@@ -1,13 +1,13 @@
-"""Calls of torch's flash operation on several threads, each of which has one of torch's.
+"""Threads of the fused kernel: run the calls of torch's flash operation in parallel, one torch thread each.
 
 An operation that torch runs on all of its threads ends when the last of them does, so a product of many calls waits for
-all threads as often as it has calls. Beside other busy processes some thread is put aside at any time, and such a
-product takes many times as long as its share of the processors would let it. Where the system is seen to put threads
-aside, what is left of a product goes to threads that run calls of their own. What comes of them is added in one order,
-so that results are the same to the bit, whoever ran them.
+all threads once per call. Beside other busy processes, some thread is preempted at any time, and such a product takes
+many times as long as its share of the processors allows. When the system reports preemptions, the remaining calls of a
+product go to threads that each run whole calls. Their results are added in a fixed order, so results are the same to
+the bit, whichever thread ran them.
 
-They are not always the better ones: threads of OpenMP stay awake for some milliseconds after each operation, which
-others have to share a processor with.
+Such threads are not always better: OpenMP's threads stay awake for some milliseconds after each operation, and the
+others share the processor with them.
 """
 
 from __future__ import annotations
@@ -31,32 +31,34 @@ from saccade.support.torch_modes import is_plain
 
 try:
     import resource
-except ImportError:  # on Windows, which does not count what is asked for here
+except ImportError:  # Windows, which does not count preemptions
     resource = None  # type: ignore[assignment]
 
 _LEAST = 1 << 20  # pairs times width of a call: about as long as Python takes to make it
 _ENOUGH = 1 << 26  # pairs times width of all calls of a thread: less is over before the threads of OpenMP are asleep
-_AHEAD = 6  # calls that may be ready before one that is not, beside those that are being run
-_LOOK, _OFTEN = 0.02, 50  # seconds between two looks; times a second that a thread is put aside where others are busy
+_AHEAD = 6  # results that may wait for an earlier call, beside the calls in progress
+_LOOK, _OFTEN = 0.02, 50  # seconds between two measurements; preemptions per second and thread on a busy machine
 
-# Modes of torch, and its profiler, are of one thread. Where torch does not say whether there are any, none is assumed.
-_ASKED = (
+# Modes of torch and its profiler apply to one thread. If torch cannot report them, assume none.
+_MODE_PROBES = (
     (torch._C, "_len_torch_dispatch_stack"),
     (torch._C, "_len_torch_function_stack"),
     (torch.autograd, "_profiler_enabled"),
 )
-_LISTENERS = tuple(getattr(where, name, bool) for where, name in _ASKED)
-_OWN_NUMBERS = "backend: OpenMP" in torch.__config__.parallel_info()  # else torch has one number of threads for all
+_LISTENERS = tuple(getattr(where, name, bool) for where, name in _MODE_PROBES)
+_OWN_NUMBERS = (
+    "backend: OpenMP" in torch.__config__.parallel_info()
+)  # otherwise torch has one thread count for all threads
 
 Part = TypeVar("Part")
 
 
 def each_call(inputs: AttentionInputs, compute: Callable[[Call], Part], add: Callable[[Call, Part], None]) -> None:
-    """Compute a part for every call, on whatever thread, and add the parts one by one, in the order of the calls."""
+    """Compute the result of every fused call, possibly on several threads, and add the results in order."""
     tiles, threads = iter(tiles_of(inputs)), threads_for(inputs)
     for tile in tiles:
         if threads > 1 and _disturbance.is_seen(threads):
-            left = (part for whole in itertools.chain((tile,), tiles) for part in _cut(inputs, whole, threads))
+            left = (part for whole in itertools.chain((tile,), tiles) for part in _split_heads(inputs, whole, threads))
             _Queue(threads, (call for part in left for call in calls_of(inputs, part)), compute, add).run()
             return
         for call in calls_of(inputs, tile):
@@ -64,8 +66,8 @@ def each_call(inputs: AttentionInputs, compute: Callable[[Call], Part], add: Cal
 
 
 def threads_for(inputs: AttentionInputs) -> int:
-    """How many threads may share a product; one where they would gain nothing, or where it matters who computes it."""
-    # A mask that is a function of a user's may read what belongs to a thread. Modes and profilers listen to one.
+    """Return how many threads may share a fused product; 1 if threads do not help, or would change the result."""
+    # A user's mask function may read thread-local data. Modes and profilers observe one thread only.
     if inputs.rule.asks_functions or not _OWN_NUMBERS or any(ask() for ask in _LISTENERS):
         return 1
     threads, plan = torch.get_num_threads(), inputs.plan
@@ -73,41 +75,41 @@ def threads_for(inputs: AttentionInputs) -> int:
         return 1
     key = ("is shared", threads, inputs.key.shape[1], inputs.query.shape[3])
     if key not in plan.memo:
-        sizes = [_pairs(tile) for tile in plan.tiles]
+        sizes = [_pairs_of_tile(tile) for tile in plan.tiles]
         is_worth_it = sum(sizes) * inputs.query.shape[3] >= max(len(sizes) * _LEAST, threads * _ENOUGH)
-        parts = _parts(inputs, threads)
+        parts = _num_head_parts(inputs, threads)
         is_even = parts == threads or 2 * threads * max(sizes) <= parts * sum(sizes)
         plan.memo[key] = is_worth_it and is_even
     return threads if plan.memo[key] else 1
 
 
-def _cut(inputs: AttentionInputs, tile: Tile, threads: int) -> Iterator[Tile]:
-    """Cut a tile into parts of some heads each if it is a large part of the product."""
-    size = inputs.shape[1] // _parts(inputs, threads)
-    if 4 * threads * _pairs(tile) <= inputs.plan.pairs:
+def _split_heads(inputs: AttentionInputs, tile: Tile, threads: int) -> Iterator[Tile]:
+    """Yield parts of a tile with some heads each, if it is a large part of the product; else the tile."""
+    size = inputs.shape[1] // _num_head_parts(inputs, threads)
+    if 4 * threads * _pairs_of_tile(tile) <= inputs.plan.pairs:
         size = inputs.shape[1]
     for start in range(tile.heads.start, tile.heads.stop, size):
         yield tile._replace(heads=slice(start, min(start + size, tile.heads.stop)))
 
 
-def _parts(inputs: AttentionInputs, threads: int) -> int:
-    """Parts that the heads of a tile may fall into: what a mask hides is computed for each, where it is not kept."""
+def _num_head_parts(inputs: AttentionInputs, threads: int) -> int:
+    """Return into how many parts the heads of a tile may be split; hidden pairs are computed for each if not cached."""
     return math.gcd(inputs.key.shape[1], threads) if inputs.rule.is_value else 1
 
 
-def _pairs(tile: Tile) -> int:
+def _pairs_of_tile(tile: Tile) -> int:
     items, heads = (span.stop - span.start for span in (tile.batch, tile.heads))
     return items * heads * tile.height * tile.width
 
 
 class _Disturbance:
-    """Whether threads of this process are put aside for others, as the system counts it."""
+    """A monitor of how often the system preempts threads of this process."""
 
     def __init__(self) -> None:
         self._time, self._count, self._is_seen = -math.inf, 0, False
 
     def is_seen(self, threads: int) -> bool:
-        """Whether it has happened often since the last look."""
+        """Return whether threads have often been preempted since the last measurement."""
         now = time.monotonic()
         if resource is not None and now - self._time >= _LOOK:
             count = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
@@ -120,10 +122,10 @@ _disturbance = _Disturbance()
 
 
 class _Queue(Generic[Part]):
-    """Calls that threads take in their order and compute, and whose parts are added in their order.
+    """A queue of fused calls: threads take and compute them in order, and results are added in order.
 
-    A part that is ready before one in front of it is kept; whoever brings that one adds both. So nobody waits, unless
-    some thread is so far behind that too many would be kept.
+    A result that is ready before an earlier one is stored; the thread that brings the earlier one adds both. So no
+    thread waits, unless another is so far behind that too many results would be stored.
     """
 
     def __init__(
@@ -135,16 +137,16 @@ class _Queue(Generic[Part]):
     ):
         self._threads, self._calls, self._compute, self._add = threads, enumerate(calls), compute, add
         self._ready: dict[int, tuple[Call, Part]] = {}
-        self._count = 0  # of parts that have been added
+        self._count = 0  # results added so far
         self._is_adding = self._is_over = False
         self._changed = threading.Condition()
         self._is_inference = torch.is_inference_mode_enabled()
 
     def run(self) -> None:
-        """Until every part has been added; raises what is raised on any thread, once none of them is at work."""
+        """Run all calls of the queue; raise the error of any thread, once none is running."""
         jobs: list[Future[None]] = []
         try:
-            with contextlib.suppress(RuntimeError):  # Python is ending, and starts no thread any more
+            with contextlib.suppress(RuntimeError):  # the interpreter is shutting down and starts no threads
                 pool = _pool_of(self._threads)
                 for _ in range(self._threads):
                     jobs.append(pool.submit(self._work))
@@ -152,7 +154,7 @@ class _Queue(Generic[Part]):
                 self._work()
             wait(jobs, return_when=FIRST_COMPLETED)
             for job in jobs:
-                if not job.cancel():  # one that has not begun by now would find no call
+                if not job.cancel():  # a job that has not started by now would find no call
                     job.result()
         finally:
             self._end()
@@ -160,7 +162,7 @@ class _Queue(Generic[Part]):
 
     def _work(self) -> None:
         try:
-            # What a thread has switched on is its own; the rest of it changes nothing here.
+            # Set this thread's modes; its other settings make no difference here.
             with torch.inference_mode(self._is_inference), torch.no_grad():
                 while (taken := self._next()) is not None:
                     self._put(*taken, self._compute(taken[1]))
@@ -183,7 +185,7 @@ class _Queue(Generic[Part]):
     def _put(self, number: int, call: Call, part: Part) -> None:
         with self._changed:
             self._ready[number] = (call, part)
-            del part  # once it is added, nobody holds it
+            del part  # free its memory as soon as it is added
             if self._is_adding:
                 return
             self._is_adding = True
@@ -206,16 +208,16 @@ _size = 0
 
 
 def _pool_of(threads: int) -> ThreadPoolExecutor:
-    """So many threads that wait for work, or more."""
+    """Return the pool of waiting threads for fused calls, with at least ``threads`` of them."""
     global _pool, _size
     with _starting:
         if _pool is None or _size < threads:
-            _pool, _size = _started(threads), threads
+            _pool, _size = _start_pool(threads), threads
         return _pool
 
 
-def _started(threads: int) -> ThreadPoolExecutor:
-    pool, all_here = ThreadPoolExecutor(threads, "saccade", _leave_torch_one), threading.Barrier(threads)
+def _start_pool(threads: int) -> ThreadPoolExecutor:
+    pool, all_here = ThreadPoolExecutor(threads, "saccade", _use_one_torch_thread), threading.Barrier(threads)
     try:
         for job in [pool.submit(all_here.wait) for _ in range(threads)]:
             job.result()
@@ -223,21 +225,21 @@ def _started(threads: int) -> ThreadPoolExecutor:
         all_here.abort()
         raise
     finally:
-        # What any thread sets is also what threads that are still to come begin with, and they are not ours.
+        # A thread count set by any thread is the default of all later threads, so restore it.
         torch.set_num_threads(torch.get_num_threads())
     return pool
 
 
-def _leave_torch_one() -> None:
-    torch.get_num_threads()  # a thread takes over what others have set when it first asks, and would then forget this:
+def _use_one_torch_thread() -> None:
+    torch.get_num_threads()  # the first query copies the global setting, and would otherwise override the next line
     torch.set_num_threads(1)
 
 
-def _forget() -> None:
-    """Forget the threads: a forked process has none of them."""
+def _forget_threads() -> None:
+    """Drop the thread pool after a fork: the new process has none of its threads."""
     global _starting, _pool, _size
     _starting, _pool, _size = threading.Lock(), None, 0
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_forget_threads)

@@ -1,4 +1,4 @@
-"""Base classes of kernels. A kernel knows ingredients and plans, never masks or scores by class, nor NaN."""
+"""Base classes of kernels. A kernel knows checked inputs and plans, but no classes of masks or scores, and no NaN."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Tensors = tuple[Tensor | None, ...]
 
 
 class Request(NamedTuple):
-    """Options of one product, and what it must return.
+    """Options of one product, and which results it must return.
 
     Attributes:
         dropout_p: probability that a weight is dropped.
         impl: "auto", the name of a kernel, or a kernel.
         seed: of the dropout; drawn from torch's generator when None.
         needs_lse: whether the lse is used; a sink uses it.
-        needs_backward: whether only kernels with a backward pass of their own may run.
+        needs_backward: whether only kernels that compute their own gradients may run.
     """
 
     dropout_p: float = 0.0
@@ -39,7 +39,7 @@ class Request(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Answer of a kernel to a request.
+    """A kernel's answer to a request: whether it can run the inputs, and whether it should.
 
     Attributes:
         cannot: every reason why it cannot run these inputs exactly; empty if it can.
@@ -54,7 +54,10 @@ CAN_RUN = Verdict()
 
 
 class Backward(NamedTuple):
-    """Inputs of a backward pass; the lse of a row that sees nothing is +inf, so that its weights are 0."""
+    """Results and upstream gradients for a kernel's backward pass.
+
+    The lse of an empty row is +inf, so that its weights are 0.
+    """
 
     out: Tensor
     lse: Tensor
@@ -73,7 +76,7 @@ def reasons_of_dot_products(inputs: AttentionInputs) -> list[str]:
 
 
 def left_out(inputs: AttentionInputs) -> tuple[str, ...]:
-    """Return why ``impl="auto"`` passes over all kernels but `tiled` on a GPU: ``SACCADE_GPU=tiled`` says so.
+    """Return why ``impl="auto"`` skips a kernel on a GPU: ``SACCADE_GPU=tiled`` leaves only `tiled`.
 
     Raises:
         ValueError: the variable is neither "auto" nor "tiled".
@@ -85,7 +88,7 @@ def left_out(inputs: AttentionInputs) -> tuple[str, ...]:
 
 
 class Kernel(ABC):
-    """One way to run a product. `saccade.engine.dispatch` chooses a kernel, and contains NaN and inf.
+    """Base class of kernels: one way to run a product. `saccade.engine.dispatch` chooses one and contains NaN.
 
     A subclass must define `forward`. Autograd differentiates what it computes, unless it is a `KernelWithBackward`.
 
@@ -94,8 +97,8 @@ class Kernel(ABC):
         has_backward: whether it computes its gradients itself.
         has_second_derivatives: whether autograd can differentiate its backward pass. Otherwise, and for kernels with a
             backward pass of their own, `saccade.engine.second_order` computes second derivatives.
-        leaves_to: name of the kernel that is faster where this one's `verdict` says "rather not", if it is one in
-            particular: where that one cannot run, ``impl="auto"`` takes this one.
+        leaves_to: name of a kernel that is faster if this one's `verdict` says "rather not", if there is a particular
+            one: if that kernel cannot run, ``impl="auto"`` takes this one.
         supports_masked_rows: whether it leaves out queries and keys that a term of the bias masks. Where it does not,
             `tiled` runs instead if NaN or inf could spread. A kernel that may return no lse must set this to False.
         adds_to_masked: whether it computes the scores of masked pairs too and adds -inf to them. A score that
@@ -112,7 +115,7 @@ class Kernel(ABC):
     is_checked = False
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why it cannot run these inputs, and why ``impl="auto"`` should rather pass it over.
+        """Return why the kernel cannot run these inputs, and why ``impl="auto"`` should pass it over.
 
         Where ``request.impl`` is "auto" and a reason of either kind is known, the other reasons may be left out: they
         are requested once more, by the kernel's name, before it runs or an error names them. By default, it can run.
@@ -124,29 +127,29 @@ class Kernel(ABC):
         return inputs.plan.pairs
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return what the forward product computes and holds, without running it."""
+        """Return the cost of a forward product of the kernel, without running it."""
         reason = "it does not say what it costs: define Kernel.cost"
         raise unsupported(f'impl="{self.name}"', [reason])
 
     @abstractmethod
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
-        """Return the output ``[batch, heads, q_len, value_dim]`` and the lse ``[batch, heads, q_len]``.
+        """Run the kernel: return output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``.
 
         The lse may be None only if `verdict` refuses requests that need it, and `supports_masked_rows` is False.
         """
 
 
 class KernelWithBackward(Kernel):
-    """A kernel that computes its gradients itself."""
+    """Base class of kernels that compute their gradients themselves."""
 
     has_backward = True
 
     @abstractmethod
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Return the output ``[batch, heads, q_len, value_dim]`` and the lse ``[batch, heads, q_len]``."""
+        """Run the kernel: return output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``."""
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
-        """Return the most bytes that the backward pass holds beside what the forward pass keeps, gradients included."""
+        """Return the peak bytes of the kernel's backward pass beside saved tensors, gradients included."""
         reason = "it does not say what its backward pass holds: define KernelWithBackward.backward_bytes"
         raise unsupported(f'impl="{self.name}"', [reason])
 
@@ -159,4 +162,4 @@ class KernelWithBackward(Kernel):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Return gradients of query, key, value, the bias's source and the score's parameters; None if not wanted."""
+        """Return the gradients of query, key, value, the bias's source and parameters; None for unwanted ones."""

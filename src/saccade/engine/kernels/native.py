@@ -1,4 +1,4 @@
-"""The compiled kernel of saccade-cpu: one parallel region a product, forward and backward, for processors."""
+"""Native: the compiled kernel of saccade-cpu for CPUs; one parallel region per product, forward and backward."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from saccade.engine.kernels.native_arguments import (
 from saccade.engine.memory_accounting import Cost
 from saccade.support.torch_modes import has_forward_derivatives, unobserved, wants_gradient
 
-_FEW_KEYS = 40  # below which, and below so many pairs in all heads, other kernels start sooner
+_FEW_KEYS = 40  # with fewer keys, and fewer pairs in all heads, other kernels start sooner
 _FEW_PAIRS = {torch.float32: 8192, torch.bfloat16: 1024}
 _MANY_PRODUCTS, _MANY_BITS = 1 << 28, 1 << 25
 """Size from which masks with a step run faster on gathered keys: numbers multiplied per head in float32, pairs in
@@ -47,7 +47,7 @@ HALF = 3
 
 @cache
 def abilities() -> int | None:
-    """Return the kernel's level: 0 plain, 1 AVX2, 2 AVX-512, 3 its bfloat16, 4 AMX; None: not installed."""
+    """Return the compiled kernel's level: 0 plain, 1 AVX2, 2 AVX-512, 3 its bfloat16, 4 AMX; None: not installed."""
     try:
         library: Any = import_module("saccade_cpu")
     except ImportError:
@@ -58,12 +58,12 @@ def abilities() -> int | None:
 
 @cache
 def is_on() -> bool:
-    """Whether it is installed, and not left out by ``SACCADE_CPU=off``."""
+    """Return whether the compiled kernel is installed, and not disabled by ``SACCADE_CPU=off``."""
     return os.environ.get("SACCADE_CPU", "on") != "off" and abilities() is not None
 
 
 def reads(dtype: torch.dtype) -> bool:
-    """Whether it computes in a dtype on this processor."""
+    """Return whether the compiled kernel computes in a dtype on this processor."""
     return dtype is torch.float32 or (dtype is torch.bfloat16 and (abilities() or 0) >= HALF)
 
 
@@ -73,7 +73,7 @@ _STEPS = Verdict((), ("its mask has steps, and it would compute the pairs betwee
 
 
 class Native(KernelWithBackward):
-    """Exact attention by compiled code: a few rows and all keys that they see at a time.
+    """Exact attention by compiled code, which processes a few rows with all keys that they see.
 
     Cost: time grows with the pairs that the mask allows, dropout, softcaps and biases included; memory beside inputs
     and outputs is that of the keys and values packed, for each thread.
@@ -83,9 +83,10 @@ class Native(KernelWithBackward):
     leaves_to = "fused"
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why it cannot run these inputs, or why `fused` is faster: there are few keys, or the mask has a step.
+        """Return why the compiled kernel cannot run these inputs, or why `fused` is faster.
 
-        For a mask with a step this kernel reads all keys, with a bit per pair; `fused` gathers the keys of each step.
+        Few keys start sooner elsewhere. For a mask with a step, this kernel reads all keys, with a bit per pair,
+        whereas `fused` gathers the keys of each step.
         """
         if request.impl == "auto":
             if not is_on():
@@ -101,19 +102,19 @@ class Native(KernelWithBackward):
         return _MISSING if abilities() is None else _verdict_of_inputs(inputs)
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return what the blocks compute and hold, without running them."""
+        """Return the cost of the compiled kernel's forward product, without running it."""
         return cost_of(inputs, value_dim, dropout_p)
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
-        """Return the bytes of the backward pass: sums over the keys in parts, and the sum of the parts."""
+        """Return the peak bytes of the compiled kernel's backward pass: partial sums over keys, and their total."""
         return bytes_of_backward(inputs, value_dim)
 
     def pairs(self, inputs: AttentionInputs) -> int:
-        """Query-key pairs whose scores the blocks compute."""
+        """Return the number of query-key pairs whose scores the compiled kernel computes."""
         return known_plan(inputs).pairs(inputs)
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Output and lse."""
+        """Return the output and the lse of the compiled kernel."""
         call = Call.of(inputs, value, dropped)
         out, lse = torch.ops.saccade_cpu.forward(*call.arguments)
         out = out if out.shape[3] == value.shape[3] else out[..., : value.shape[3]]
@@ -130,7 +131,7 @@ class Native(KernelWithBackward):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Gradients of query, key, value and the bias's source."""
+        """Return the gradients of query, key, value and the bias's source by the compiled kernel."""
         call = Call.of(inputs, value, dropped)
         grad_out = prepared(results.grad_out)
         delta = (grad_out[..., : value.shape[3]].float() * results.out.float()).sum(-1)
@@ -154,7 +155,7 @@ class Native(KernelWithBackward):
 
 
 def _verdict_of_inputs(inputs: AttentionInputs) -> Verdict:
-    """Return why the kernel cannot run these inputs."""
+    """Return the compiled kernel's verdict on inputs, whatever the request."""
     query, why = inputs.query, []
     if not query.is_cpu:
         why.append(f"it runs on CPUs, not on {query.device.type}")
@@ -179,7 +180,7 @@ def _few_keys(count: int) -> Verdict:
 
 
 def _has_steps(inputs: AttentionInputs) -> bool:
-    """Return whether a mask has a step, over so many pairs that `fused` is faster."""
+    """Return whether the mask has a step, with so many pairs that `fused` is faster than the compiled kernel."""
     bits, width = inputs.shape[2] * inputs.shape[3], inputs.query.shape[3]
     is_half = inputs.query.dtype is torch.bfloat16
     is_few = bits < _MANY_BITS if is_half else bits * width < _MANY_PRODUCTS
@@ -187,7 +188,7 @@ def _has_steps(inputs: AttentionInputs) -> bool:
 
 
 def _reasons_of_bias(bias: Term, shape: tuple[int, int, int, int]) -> list[str]:
-    """Why a bias cannot be read row by row, or its gradient not be taken."""
+    """Return why the compiled kernel cannot read a bias row by row, or cannot compute its gradient."""
     if isinstance(bias, MaskedTerm):
         return [] if bias.term is None else _reasons_of_bias(bias.term, shape)
     source, wants_grad = bias.source, wants_gradient(bias.source)
@@ -204,8 +205,8 @@ def _reasons_of_bias(bias: Term, shape: tuple[int, int, int, int]) -> list[str]:
 
 
 def _grad_of_bias(bias: Term, found: Tensor, call: Call) -> Tensor:
-    """Gradient of a bias's source from that of its rows, or of the numbers that all rows share."""
-    if not found.numel() or not bias.source.numel():  # of no pairs
+    """Return the gradient of a bias's source, from that of its rows or of the numbers that all rows share."""
+    if not found.numel() or not bias.source.numel():  # there are no pairs
         return torch.zeros_like(bias.source)
     bias = bias.term if isinstance(bias, MaskedTerm) and bias.term is not None else bias
     if call.table:

@@ -1,4 +1,4 @@
-"""Arguments of the compiled operations: the plan of a mask, the tensors of a call, and how many bytes these take."""
+"""Arguments of the compiled kernel: the plan of a mask, the tensors of a call, and their bytes."""
 
 from __future__ import annotations
 
@@ -16,30 +16,29 @@ from saccade.engine.bias.relative import DistanceTerm
 from saccade.engine.bias.term import MaskedTerm, Term
 from saccade.engine.dropout import Dropped, Words
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.memory_probe import Probe
-from saccade.engine.memory_accounting import Cost, Held, Ledger
+from saccade.engine.memory_accounting import Cost, Held, Ledger, Probe
 from saccade.engine.tiles.tile_scores import allowed, index_of, positions
 from saccade.plan import ALL, ColumnRange, Groups, Tile
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.torch_modes import unobserved
 
-ROWS, PANEL = 24, 64  # rows of a block, and keys of a panel; the same stand in native/src/problem.h
-_MOST_BITS = 1 << 29  # of a rule that says nothing exact about its rows: 64 MB
-_PAIRS_ASKED = 1 << 20  # at a time
-_MOST_SPANS = 64  # ranges of a row: with more of them bits are smaller
+ROWS, PANEL = 24, 64  # rows of a block, and keys of a panel; as in the C++ sources
+_MOST_BITS = 1 << 29  # bits of a mask whose bounds are not exact: 64 MB
+_PAIRS_ASKED = 1 << 20  # evaluated at a time
+_MOST_SPANS = 64  # ranges of a row: with more of them, bits take less memory
 _WHOLE, _LIMITED, _RESIDUAL = range(3)
 
 
 class NativePlan(NamedTuple):
-    """The allowed pairs of a rule, in indices of queries and keys.
+    """The plan of the compiled kernel: the allowed pairs of a mask, in indices of queries and keys.
 
     Attributes:
-        starts: int32 ``[items * blocks + 1]``: where the runs of each block of `ROWS` rows begin; ``items`` is 1 where
+        starts: int32 ``[items * blocks + 1]``: index of the first run of each block of `ROWS` rows; ``items`` is 1 if
             all batch items are alike.
-        runs: int32 ``[runs, 3]``: first panel, panel behind the last, and kind: 0, every row sees every key; 1, each
-            row sees the keys of its spans; 2, those whose bits are set.
+        runs: int32 ``[runs, 3]``: first panel, last panel + 1, and kind: 0, every row sees every key; 1, each row sees
+            the keys of its spans; 2, each row sees the keys whose bits are set.
         spans: int32 ``[items, q_len, spans, 2]``: the keys of each row, as ranges.
-        is_exact: whether spans say everything, and there are no bits.
+        is_exact: whether spans describe all pairs, so that there are no bits.
     """
 
     starts: Tensor
@@ -49,24 +48,24 @@ class NativePlan(NamedTuple):
 
     @classmethod
     def of(cls, inputs: AttentionInputs) -> NativePlan | None:
-        """Return the plan of a rule; None if its rows say nothing exact, and bits for all pairs are too many."""
+        """Return the compiled kernel's plan of a mask; None if bounds are inexact and bits for all pairs too many."""
         rule, (batch, _, q_len, kv_len), (q_first, kv_first) = inputs.rule, inputs.shape, inputs.origin
         if 0 in inputs.shape:
             blocks = -(-q_len // ROWS)
             none = [torch.zeros(size, dtype=torch.int32) for size in ((blocks + 1,), (0, 3), (1, q_len, 0, 2))]
             return cls(none[0], none[1], none[2], True)
         if inputs.plan.is_full:
-            return _whole(q_len, kv_len)
+            return _full_plan(q_len, kv_len)
         items = [ALL] if rule.shape[0] == 1 or batch == 1 else list(range(batch))
         first = np.tile(np.arange(q_first, q_first + q_len, ROWS, dtype=np.int64), len(items))
         last = np.minimum(first + ROWS, q_first + q_len) - 1
         blocks = len(first) // len(items)
         groups = Groups(np.repeat(np.asarray(items, dtype=np.int64), blocks), first, last)
-        bounds = rule.bounds(groups, _keys(first, kv_first, kv_len))
-        starts, runs = _runs(inputs, bounds, first)
+        bounds = rule.bounds(groups, _key_domain(first, kv_first, kv_len))
+        starts, runs = _panel_runs(inputs, bounds, first)
         is_whole = not (runs[:, 2] == _LIMITED).any()
         few = bounds.any_row.starts.shape[1] <= _MOST_SPANS and not is_whole
-        exact = _spans(inputs, items) if few else None
+        exact = _exact_spans(inputs, items) if few else None
         is_exact = is_whole or exact is not None
         if not is_exact and math.prod(_num_distinct(inputs)) * q_len * kv_len > _MOST_BITS:
             return None
@@ -76,7 +75,7 @@ class NativePlan(NamedTuple):
         return cls(arrays[0], arrays[1], arrays[2], is_exact)
 
     def pairs(self, inputs: AttentionInputs) -> int:
-        """Query-key pairs whose scores are computed, over batch and heads: whole panels of each block."""
+        """Return the number of query-key pairs in the panels of all blocks, over batch and heads."""
         batch, heads, q_len, kv_len = inputs.shape
         blocks = -(-q_len // ROWS)
         block = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts.numpy())) % max(blocks, 1)
@@ -87,7 +86,7 @@ class NativePlan(NamedTuple):
 
 
 def cached_plan(inputs: AttentionInputs) -> NativePlan | None:
-    """Return `NativePlan.of`, cached with the plan of the rule."""
+    """Return the compiled kernel's plan (`NativePlan.of`), cached with the plan of the mask."""
     memo = inputs.plan.memo
     if "native" not in memo:
         with unobserved():
@@ -96,14 +95,14 @@ def cached_plan(inputs: AttentionInputs) -> NativePlan | None:
 
 
 def known_plan(inputs: AttentionInputs) -> NativePlan:
-    """Return `cached_plan` of a rule that has one, as `Native.verdict` checks."""
+    """Return the compiled kernel's plan of a mask that has one, as `Native.verdict` has checked."""
     plan = inputs.plan.memo.get("native") or cached_plan(inputs)
     assert plan is not None
     return cast("NativePlan", plan)
 
 
 def cached_bits(inputs: AttentionInputs) -> Tensor:
-    """One bit for each pair, int64 ``[batch | 1, heads | 1, q_len, panels]``, kept with the plan of the rule."""
+    """Return one bit per pair, int64 ``[batch | 1, heads | 1, q_len, panels]``, cached with the plan of the mask."""
     memo = inputs.plan.memo
     if "native bits" not in memo:
         with unobserved():
@@ -114,55 +113,55 @@ def cached_bits(inputs: AttentionInputs) -> Tensor:
 def _bits(inputs: AttentionInputs) -> Tensor:
     words = torch.zeros(_shape_of_bits(inputs), dtype=torch.int64, device=inputs.device)
     own = words.numpy().view(np.uint8)
-    for tile in _asked(inputs):
+    for tile in _row_tiles(inputs):
         bits = np.packbits(cast("Tensor", allowed(inputs, tile)).numpy(), axis=-1, bitorder="little")
         own[:, :, tile.rows.start : tile.rows.stop, : bits.shape[-1]] = bits
     return words
 
 
 def held_by_bits(inputs: AttentionInputs) -> Held:
-    """Bytes that `cached_bits` holds while it asks the rule, and those that are kept."""
+    """Return the peak bytes of `cached_bits` while it evaluates the mask, and the bytes of its result."""
     words = 8 * math.prod(_shape_of_bits(inputs))
-    asked = Probe(inputs).held("bits", next(_asked(inputs)), allowed)
+    asked = Probe(inputs).held("bits", next(_row_tiles(inputs)), allowed)
     return Held(words + asked.most, words)
 
 
 @lru_cache
-def _whole(q_len: int, kv_len: int) -> NativePlan:
-    """Return the plan of a mask that hides nothing."""
+def _full_plan(q_len: int, kv_len: int) -> NativePlan:
+    """Return the compiled kernel's plan of a mask that hides nothing."""
     blocks = -(-q_len // ROWS)
     runs = torch.tensor([[0, -(-kv_len // PANEL), _WHOLE]], dtype=torch.int32).repeat(blocks, 1)
     spans = torch.zeros((1, q_len, 0, 2), dtype=torch.int32)
     return NativePlan(torch.arange(blocks + 1, dtype=torch.int32), runs, spans, True)
 
 
-def packed(seen: Tensor) -> Tensor:
-    """Bools ``[..., keys]`` as bits of int64 words ``[..., panels]``."""
+def packed_bits(seen: Tensor) -> Tensor:
+    """Pack bools ``[..., keys]`` into the bits of int64 words ``[..., panels]``."""
     found = np.packbits(seen.numpy(force=True), axis=-1, bitorder="little")
     words = np.zeros((*seen.shape[:-1], -(-seen.shape[-1] // PANEL) * 8), dtype=np.uint8)
     words[..., : found.shape[-1]] = found
     return torch.from_numpy(words.view(np.int64))
 
 
-def _keys(groups: Ints, first: int, count: int) -> KeyDomain:
+def _key_domain(groups: Ints, first: int, count: int) -> KeyDomain:
     return KeyDomain(np.full_like(groups, first), np.full_like(groups, first + count))
 
 
-def _spans(inputs: AttentionInputs, items: list[int]) -> Ints | None:
-    """Return the keys of each row, ``[items, q_len, spans, 2]``; None if they are not exact, or too many ranges."""
+def _exact_spans(inputs: AttentionInputs, items: list[int]) -> Ints | None:
+    """Return the key ranges of each row, ``[items, q_len, spans, 2]``; None if they are not exact, or too many."""
     (_, _, q_len, kv_len), (q_first, kv_first) = inputs.shape, inputs.origin
     own = np.repeat(np.asarray(items, dtype=np.int64), q_len)
     rows = np.tile(np.arange(q_first, q_first + q_len, dtype=np.int64), len(items))
-    asked = inputs.rule.bounds(Groups(own, rows, rows), _keys(rows, kv_first, kv_len))
+    asked = inputs.rule.bounds(Groups(own, rows, rows), _key_domain(rows, kv_first, kv_len))
     is_exact = asked.is_exact or bool((asked.any_row.sizes() == asked.all_rows.sizes()).all())
     if not is_exact or asked.any_row.starts.shape[1] > _MOST_SPANS:
         return None
     return (np.stack([asked.any_row.starts, asked.any_row.ends], 2) - kv_first).reshape(len(items), q_len, -1, 2)
 
 
-def _runs(inputs: AttentionInputs, bounds: Bounds, first: Ints) -> tuple[Ints, Ints]:
-    """Return where the runs of each block begin, and the runs: of whole panels, and of limited ones."""
-    kv_first, panels = inputs.origin[1], _keys(first, 0, -(-inputs.shape[3] // PANEL))
+def _panel_runs(inputs: AttentionInputs, bounds: Bounds, first: Ints) -> tuple[Ints, Ints]:
+    """Return the index of each block's first run, and the runs of panels: of whole panels, and of limited ones."""
+    kv_first, panels = inputs.origin[1], _key_domain(first, 0, -(-inputs.shape[3] // PANEL))
     touched = _in_panels(bounds.any_row, kv_first, panels, out=True)
     whole = _in_panels(bounds.all_rows, kv_first, panels, kv_len=inputs.shape[3])
     found = []
@@ -176,9 +175,9 @@ def _runs(inputs: AttentionInputs, bounds: Bounds, first: Ints) -> tuple[Ints, I
 
 
 def _in_panels(keys: Spans, first: int, panels: KeyDomain, *, out: bool = False, kv_len: int = 0) -> Spans:
-    """Panels that lie in some ranges of keys or, counted outwards, that hold one of their keys.
+    """Return the panels of keys that lie within ranges of keys or, with ``out``, that contain any of their keys.
 
-    The last panel may hold fewer keys than it has room for, and lies in a range that goes to the end.
+    The last panel may be incomplete; it lies within a range that reaches the last key.
     """
     starts, ends = keys.starts - first, keys.ends - first
     if not out:
@@ -188,7 +187,7 @@ def _in_panels(keys: Spans, first: int, panels: KeyDomain, *, out: bool = False,
 
 
 def _num_distinct(inputs: AttentionInputs) -> tuple[int, int]:
-    """How many batch items and heads have bits of their own."""
+    """Return how many batch items and heads have bits of their own."""
     return min(inputs.rule.shape[0], inputs.shape[0]), min(inputs.rule.shape[1], inputs.shape[1])
 
 
@@ -196,8 +195,8 @@ def _shape_of_bits(inputs: AttentionInputs) -> tuple[int, int, int, int]:
     return (*_num_distinct(inputs), inputs.shape[2], -(-inputs.shape[3] // PANEL))
 
 
-def _asked(inputs: AttentionInputs) -> Iterator[Tile]:
-    """Yield some rows at a time, of all batch items and heads that the mask distinguishes."""
+def _row_tiles(inputs: AttentionInputs) -> Iterator[Tile]:
+    """Yield tiles of some rows each, for all batch items and heads that the mask distinguishes."""
     (items, heads), (q_len, kv_len) = _num_distinct(inputs), inputs.shape[2:]
     rows = max(1, _PAIRS_ASKED // (items * heads * kv_len))
     for first in range(0, q_len, rows):
@@ -206,16 +205,17 @@ def _asked(inputs: AttentionInputs) -> Iterator[Tile]:
 
 
 _LANES = 16  # widths that are multiples of it need no copies
-_TASKS = 16  # sums over rows are taken in at least so many parts, where heads alone are fewer
+_TASKS = 16  # parts of sums over rows, if there are fewer heads
 
 
 class Call(NamedTuple):
-    """Arguments of the operations, and what the gradient of a bias is read from.
+    """Arguments of one call of the compiled kernel, and how its bias was read.
 
     Attributes:
         arguments: those that forward and backward share.
-        places: where each distance stands in the bias's source, from the last query's first key on; None by rows.
-        table: how many numbers of a bias all rows share; 0 for a row of its own, -1 without a bias.
+        places: index of each distance in the bias's source, from the last query's first key on; None for a bias by
+            rows.
+        table: how many numbers of a bias all rows share; 0 if each row has its own, -1 without a bias.
     """
 
     arguments: tuple[Any, ...]
@@ -224,18 +224,18 @@ class Call(NamedTuple):
 
     @property
     def of_scores(self) -> tuple[Any, ...]:
-        """The arguments without the value and what belongs to dropout."""
+        """The arguments that determine the scores: all but the value and the dropout."""
         return (*self.arguments[:2], *self.arguments[3:-4])
 
     @classmethod
     def of(cls, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> Call:
-        """Tensors as the operations read them."""
+        """Return the arguments of the compiled kernel for checked inputs."""
         plan, term = known_plan(inputs), inputs.bias
         bits = None if plan.is_exact else cached_bits(inputs)
         visible = None
         if isinstance(term, MaskedTerm):
-            visible, term = packed(~term.keys), term.term
-        bias, index, table = (None, None, -1) if term is None else _rows_of(term, inputs.shape)
+            visible, term = packed_bits(~term.keys), term.term
+        bias, index, table = (None, None, -1) if term is None else _bias_rows(term, inputs.shape)
         rows, columns, threshold, kept = None, None, 0, 1.0
         if dropped is not None:
             b, h, _ = index_of(inputs, inputs.everything)
@@ -251,17 +251,17 @@ class Call(NamedTuple):
 
 
 def prepared(x: Tensor) -> Tensor:
-    """Return a tensor with a full width, stride 1 in it, and rows at which a pair of numbers can be read at once."""
+    """Return a tensor with padded width, stride 1 in it, and aligned rows, as the compiled kernel requires."""
     return x if _is_ready(x) else _padded(x)
 
 
 def _padded(x: Tensor) -> Tensor:
-    missing = _filled(x.shape[3]) - x.shape[3]
+    missing = _padded_width(x.shape[3]) - x.shape[3]
     return F.pad(x, (0, missing)) if missing else x.clone(memory_format=torch.contiguous_format)
 
 
 def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-    """Return the cost of a forward product: copies for the call, results, and packed keys of each thread."""
+    """Return the cost of a forward product of the compiled kernel: copies, results and packed keys."""
     (batch, heads, q_len, kv_len), query, key = inputs.shape, inputs.query, inputs.key
     plan, ledger, rows = known_plan(inputs), Ledger(), batch * heads * q_len
     if not plan.is_exact:
@@ -271,7 +271,7 @@ def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
         ledger.step(_held_by_bias(inputs.bias, q_len + kv_len - 1))
     if dropout_p:
         ledger.step(Held(32 * max(rows, kv_len), 4 * (rows + kv_len)))
-    widths, item = (_filled(query.shape[3]), _filled(value_dim)), query.dtype.itemsize
+    widths, item = (_padded_width(query.shape[3]), _padded_width(value_dim)), query.dtype.itemsize
     ledger.take(sum(0 if _is_ready(x) else math.prod(x.shape[:3]) * widths[0] * item for x in (query, key)))
     ledger.take(0 if value_dim == widths[1] else math.prod(key.shape[:3]) * widths[1] * item)
     results = rows * (widths[1] * item + 4)
@@ -282,35 +282,35 @@ def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
 
 
 def chunks_of(inputs: AttentionInputs) -> int:
-    """Parts in which the backward pass sums over rows, where heads alone are fewer than its tasks."""
+    """Return into how many parts the compiled backward pass splits sums over rows, so that each thread has work."""
     batch, _, q_len, _ = inputs.shape
     return max(1, min(-(-_TASKS // max(1, batch * inputs.key.shape[1])), -(-q_len // ROWS)))
 
 
 def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
-    """Most bytes that a backward pass holds, gradients included."""
+    """Return the peak bytes of the compiled kernel's backward pass, gradients included."""
     (batch, heads, q_len, kv_len), kv_heads = inputs.shape, inputs.key.shape[1]
-    rows, widths = batch * heads * q_len, (_filled(inputs.query.shape[3]), _filled(value_dim))
+    rows, widths = batch * heads * q_len, (_padded_width(inputs.query.shape[3]), _padded_width(value_dim))
     of_keys = 4 * batch * kv_heads * kv_len * sum(widths)
     narrow = inputs.query.dtype.itemsize
     rounded = 0 if narrow == 4 else narrow * (rows * widths[0] + batch * kv_heads * kv_len * sum(widths))
     return 4 * rows * (widths[0] + 1) + max((chunks_of(inputs) + 1) * of_keys, of_keys + rounded)
 
 
-def _filled(width: int) -> int:
-    """Return the next width that vectors fill."""
+def _padded_width(width: int) -> int:
+    """Return the width padded to a multiple of the vector width."""
     return -(-max(1, width) // _LANES) * _LANES
 
 
 def _is_ready(x: Tensor) -> bool:
-    """Whether `prepared` has nothing to do."""
+    """Return whether the compiled kernel can read a tensor as it is: padded width, stride 1, aligned rows."""
     if x.shape[3] % _LANES or not x.shape[3] or x.stride(3) != 1 or x.data_ptr() % 4:
         return False
     return x.dtype == torch.float32 or not any(step % 2 for step in x.stride()[:3])
 
 
-def _rows_of(bias: Term, shape: tuple[int, int, int, int]) -> tuple[Tensor | None, Tensor | None, int]:
-    """Return a bias as float32 rows, the places of distances in its source, and how many numbers all rows share."""
+def _bias_rows(bias: Term, shape: tuple[int, int, int, int]) -> tuple[Tensor | None, Tensor | None, int]:
+    """Return a bias as float32 rows, the index of distances in its source, and how many numbers all rows share."""
     source = bias.source
     if isinstance(bias, DistanceTerm):
         q_len, kv_len = shape[2:]
@@ -324,7 +324,7 @@ def _rows_of(bias: Term, shape: tuple[int, int, int, int]) -> tuple[Tensor | Non
 
 
 def _held_by_bias(bias: Term, distances: int) -> Held:
-    """Bytes that `_rows_of` holds, and those that it returns."""
+    """Return the peak bytes of `_bias_rows`, and the bytes of its result."""
     source = bias.source
     if isinstance(bias, DistanceTerm):
         read = (8 + 4 * source.shape[0] * source.shape[1]) * distances

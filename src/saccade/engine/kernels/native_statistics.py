@@ -1,4 +1,4 @@
-"""Numbers of the rows and columns of a softmax, found by the compiled kernel in one sweep."""
+"""Statistics of softmax rows and columns, computed by the compiled kernel in one sweep."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FAR = 1 << 30
 
 
 class Band(NamedTuple):
-    """Keys from ``first`` to ``stop``, counted from the row's own index if they follow it."""
+    """A range of keys from ``first`` to ``stop``, counted from the row's own index if it follows the rows."""
 
     follows: bool
     first: int
@@ -29,11 +29,12 @@ class Band(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """Results of a sweep.
+    """The results of a compiled sweep: statistics of rows, and column sums.
 
     Attributes:
-        rows: float32 ``[NUMBERS and bands, batch, heads, q_len]``: of each row the numbers, and its sums in the bands.
-        received: sums of the columns, float64 ``[batch, heads, kv_len]``.
+        rows: float32 ``[NUMBERS and bands, batch, heads, q_len]``: statistics of each row, then its sums over the
+            bands.
+        received: column sums, float64 ``[batch, heads, kv_len]``.
     """
 
     rows: Tensor
@@ -41,7 +42,7 @@ class Sweep(NamedTuple):
 
 
 def can_sweep(inputs: AttentionInputs, impl: str | Kernel) -> bool:
-    """Whether the compiled kernel is asked for, or allowed, and can look at these ingredients."""
+    """Return whether the compiled kernel may and can compute the statistics of these inputs."""
     is_named = impl == "native" or isinstance(impl, Native)
     if not is_named and not (impl == "auto" and is_on()):
         return False
@@ -56,15 +57,15 @@ def can_sweep(inputs: AttentionInputs, impl: str | Kernel) -> bool:
 
 
 def sweep_statistics(inputs: AttentionInputs, bands: list[Band], ahead: int) -> Sweep:
-    """One sweep.
+    """Compute statistics of all softmax rows and columns by the compiled kernel, in one sweep.
 
     Args:
-        inputs: what `can_sweep` has said yes to.
-        bands: whose sums are wanted.
-        ahead: by how many positions query i stands before key i, for distances.
+        inputs: inputs that `can_sweep` accepts.
+        bands: ranges of keys whose weights are summed.
+        ahead: how far the position of query i is ahead of key i, for distances.
 
-    Cost: time as for one product with as many pairs, or less; for each thread the scores of `ROWS` rows, and
-    O(kv_len) for each of some parts whose column sums are added up, in one order on any number of threads.
+    Cost: time as for one product with as many pairs, or less; memory per thread is the scores of `ROWS` rows, and
+    O(kv_len) for each part of the column sums, which are added in one order on any number of threads.
     """
     wide = _readable(inputs)
     told = [[band.follows, *(min(max(edge, -_FAR), _FAR) for edge in band[1:])] for band in bands]
@@ -77,7 +78,7 @@ def sweep_statistics(inputs: AttentionInputs, bands: list[Band], ahead: int) -> 
 
 
 def _readable(inputs: AttentionInputs) -> AttentionInputs:
-    """In float32 where the processor has no products of the dtype: statistics are computed in it anyway."""
+    """Return the inputs in a dtype that the compiled kernel computes in; statistics are float32 anyway."""
     dtype = inputs.query.dtype
     if dtype is torch.float16 or (dtype is torch.bfloat16 and (abilities() or 0) < HALF):
         return inputs.replaced(query=inputs.query.float(), key=inputs.key.float())

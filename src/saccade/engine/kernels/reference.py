@@ -1,4 +1,4 @@
-"""The definition, dense: what every other kernel must equal."""
+"""Reference: the definition of attention with dense weights, which every other kernel must equal."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from saccade.engine import dropout
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel
-from saccade.engine.kernels.memory_probe import Probe
-from saccade.engine.memory_accounting import Cost, Held
+from saccade.engine.memory_accounting import Cost, Held, Probe
 from saccade.engine.tiles.grouped_heads import product
 from saccade.engine.tiles.tile_scores import index_of, normalised, positions, scores_of
 from saccade.plan import Tile
 
 
 class Reference(Kernel):
-    """Softmax of the whole score matrix times the values, in plain torch operations.
+    """The reference kernel: softmax of the whole score matrix times the values, in plain torch operations.
 
     Cost: O(q_len * kv_len) memory per head. Runs everything, on any device, in any float type.
     """
@@ -26,7 +25,7 @@ class Reference(Kernel):
     name = "reference"
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """All pairs, and the few tensors of them that are held at once."""
+        """Return the cost of the dense product: all pairs, and the tensors of them that exist at once."""
         batch, heads, q_len, _ = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.dtype.itemsize + inputs.compute_dtype.itemsize)
         dropped = Dropped(dropout_p, 0) if dropout_p else None
@@ -38,18 +37,18 @@ class Reference(Kernel):
         return Cost(1, self.pairs(inputs), Held(held.most + results, results))
 
     def pairs(self, inputs: AttentionInputs) -> int:
-        """All of them."""
+        """Return the number of all query-key pairs."""
         return math.prod(inputs.shape)
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Output and lse."""
+        """Return the output and the lse of dense attention."""
         return weighted(inputs, inputs.everything, scores_of(inputs, inputs.everything), value, dropped)
 
 
 def weighted(
     inputs: AttentionInputs, tile: Tile, scores: Tensor, value: Tensor, dropped: Dropped | None
 ) -> tuple[Tensor, Tensor]:
-    """Return output and lse of the complete rows of a tile, from its scores and the values of its columns."""
+    """Return the output and the lse of a tile's complete rows, from its scores and the values of its columns."""
     weights, lse = normalised(scores)
     if dropped is not None:
         b, h, _ = index_of(inputs, tile)
@@ -59,5 +58,5 @@ def weighted(
             / (1.0 - dropped.p)
         )
     out = product(weights, value.to(weights.dtype))
-    # They are 0 already: what flows back to rows that see nothing, a NaN even, ends here.
+    # Empty rows are 0 already; masking them again stops gradients (even NaN) from flowing into them.
     return out.masked_fill((lse == -math.inf)[..., None], 0.0).to(value.dtype), lse

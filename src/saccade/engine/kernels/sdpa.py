@@ -1,4 +1,4 @@
-"""Torch's own ``scaled_dot_product_attention``, for what it does exactly."""
+"""Sdpa: torch's ``scaled_dot_product_attention``, for full and causal masks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from saccade.support.torch_modes import is_transformed
 
 
 class Sdpa(Kernel):
-    """Exact attention by torch's public operation, where every key may be seen, or all up to the query's own.
+    """Exact attention by torch's ``scaled_dot_product_attention``, for full and causal masks.
 
-    Torch picks a kernel of the device behind it. With fewer rows than keys its causal flag begins at the first key, and
-    ours at the last; so causal rows must be as many as keys, or a single one, which sees all. It gives no lse.
+    Torch picks a kernel of the device. With fewer rows than keys, its causal flag starts at the first key and ours at
+    the last; so causal rows must be as many as keys, or a single one, which sees all. It returns no lse.
 
     Cost: that of torch's kernel on the device; most take memory beside inputs and outputs that grows with the length
-    alone.
+    only.
     """
 
     name = "sdpa"
@@ -29,7 +29,7 @@ class Sdpa(Kernel):
     is_checked = True
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why it cannot run these inputs, or why ``impl="auto"`` should rather pass it over."""
+        """Return why torch's operation cannot run these inputs, or why ``impl="auto"`` should pass it over."""
         if request.impl == "auto" and inputs.device.type in ("cpu", "meta"):
             return Verdict((), ("on CPUs the other kernels are faster",))
         why = []
@@ -53,18 +53,18 @@ class Sdpa(Kernel):
         return Verdict(tuple(why), left_out(inputs))
 
     def pairs(self, inputs: AttentionInputs) -> int:
-        """All of them, or a little more than half."""
+        """Return the number of visible query-key pairs: all, or a little more than half if causal."""
         batch, heads, q_len, kv_len = inputs.shape
         return batch * heads * (q_len * (q_len + 1) // 2 if _shape_of_mask(inputs) == "causal" else q_len * kv_len)
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Pairs and results; what torch's kernel holds besides is not known here."""
+        """Return the pairs and the bytes of the results; the memory of torch's own kernel is not known."""
         batch, heads, q_len, _ = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + inputs.compute_dtype.itemsize)
         return Cost(1, self.pairs(inputs), Held(results, results))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
-        """Output, and None."""
+        """Return the output of torch's operation, and None for the lse."""
         is_causal = _shape_of_mask(inputs) == "causal"
         is_grouped = inputs.query.shape[1] != inputs.key.shape[1]
         return F.scaled_dot_product_attention(
@@ -73,7 +73,7 @@ class Sdpa(Kernel):
 
 
 def _shape_of_mask(inputs: AttentionInputs) -> str | None:
-    """Return "full" or "causal" for these masks; None for any other."""
+    """Return "full" or "causal" for such a mask, as torch's operation supports; None for any other."""
     if inputs.plan.is_full:
         return "full"
     (_, _, q_len, kv_len), (q_first, kv_first) = inputs.shape, inputs.origin

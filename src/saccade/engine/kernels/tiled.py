@@ -1,4 +1,4 @@
-"""Complete rows, a block at a time, in torch operations: exact, linear memory, forward and backward, any device."""
+"""Tiled: complete rows, a block at a time, in torch operations; exact, linear memory, any device."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from saccade.engine.tiles.tile_scores import biased, capped, compared, index_of,
 from saccade.plan import Tile
 from saccade.support.torch_modes import has_forward_derivatives
 
-_LARGEST = 40.0  # of scores whose exponentials are summed as they are: e^40 times a million keys is far from overflow
+_LARGEST = 40.0  # largest score without a shift: e^40 times a million keys is far from overflow
 
 
 class Tiled(KernelWithBackward):
-    """Softmax of complete rows, a block at a time; the backward pass computes the weights again.
+    """Softmax of complete rows, a block at a time; the backward pass recomputes the weights.
 
-    It runs what torch's own operation does not: dropout, gradients of the bias, softcaps, scores other than dot
+    It supports what torch's own operation does not: dropout, gradients of the bias, softcaps, and scores other than dot
     products.
 
     Cost: memory beside inputs and outputs is that of a few blocks of scores, 4 or 8 MB each.
@@ -43,23 +43,23 @@ class Tiled(KernelWithBackward):
     name = "tiled"
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why it cannot run these inputs."""
+        """Return why the tiled kernel cannot run these inputs."""
         return Verdict((NO_FORWARD_DERIVATIVES,)) if has_forward_derivatives() else CAN_RUN
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return what the blocks compute and hold, without running them."""
+        """Return the cost of the tiled kernel's blocks, without running them."""
         return cost_of(inputs, value_dim, dropout_p)
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
-        """Return the bytes that the blocks hold in the backward pass."""
+        """Return the peak bytes of the tiled kernel's blocks in the backward pass."""
         return bytes_of_backward(inputs, value_dim)
 
     def pairs(self, inputs: AttentionInputs) -> int:
-        """Query-key pairs whose scores the blocks hold."""
+        """Return the number of query-key pairs in the tiled kernel's blocks."""
         return pairs_of(inputs)
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Output and lse."""
+        """Return the output and the lse of attention, computed block by block."""
         return _forward(inputs, value, dropped)
 
     def backward(
@@ -70,7 +70,7 @@ class Tiled(KernelWithBackward):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Gradients of query, key, value, the bias's source, parameters and what is captured, where wanted."""
+        """Return the wanted gradients of query, key, value, the bias's source, parameters and captured tensors."""
         return _backward(inputs, value, dropped, results, wanted)
 
 
@@ -79,10 +79,10 @@ def _forward(inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) ->
     # [batch, len, heads, width] in memory, so that heads merge without a copy.
     out = value.new_zeros(batch, q_len, heads, value.shape[3]).transpose(1, 2)
     lse = torch.full((batch, heads, q_len), -math.inf, dtype=inputs.compute_dtype, device=value.device)
-    scratch, of_all = _Scratch(inputs), _words(inputs, dropped)
+    scratch, of_all = _Scratch(inputs), _dropout_words(inputs, dropped)
     is_small = _is_small(inputs)
     for piece in blocks_of(inputs):
-        block = _made(inputs, value, piece, scratch)
+        block = _compute_block(inputs, value, piece, scratch)
         weights = block.scores
         if is_small:
             total = weights.exp_().sum(-1, keepdim=True)
@@ -91,13 +91,13 @@ def _forward(inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) ->
             peak = weights.amax(-1, keepdim=True)
             total = weights.sub_(peak.masked_fill(peak == -math.inf, 0.0)).exp_().sum(-1, keepdim=True)
             block.rows(lse).copy_((total.log() + peak)[..., 0])
-        total = total.masked_fill_(total == 0.0, 1.0)  # nothing is allowed: weights 0, lse -inf
+        total = total.masked_fill_(total == 0.0, 1.0)  # empty rows: weights 0, lse -inf
         words = block.words(of_all, scratch)
         if words is not None and dropped is not None:
             dropout.drop_(weights, words)
             total = total * (1.0 - dropped.p)
         block.rows(out).copy_(product(weights, block.value) / total)
-        del block, weights, words  # or they would be held while the next ones are made
+        del block, weights, words  # free them before the next block is computed
     return out, lse
 
 
@@ -111,18 +111,18 @@ def _backward(
     ]
     gq, gk, gv, gb, *gp = grads
     grad_out, lse = results.grad_out, results.lse
-    # What softmax takes off each gradient. From an output in half precision it would be as coarse as that is, and the
-    # sum of many rows would show it; rows are complete here, so that a block can tell it too, by one more pass.
+    # The row sums that softmax subtracts from each gradient. An output in half precision would make them too coarse for
+    # sums over many rows; since rows are complete, a block can compute them itself, by one more pass.
     is_exact = results.out.dtype == wide
     delta = (grad_out * results.out).sum(-1) if is_exact else torch.zeros_like(lse)
     if results.grad_lse is not None:
         delta = delta - results.grad_lse.to(wide)
-    scratch, of_all = _Scratch(inputs), _words(inputs, dropped)
-    # Where exponentials need no shift, what they are divided by goes to the rows of what they are multiplied with.
+    scratch, of_all = _Scratch(inputs), _dropout_words(inputs, dropped)
+    # If exponentials need no shift, divide the rows that they are multiplied with by the denominator instead.
     share = (-lse).exp() if _is_small(inputs) else None
     delta = delta if share is None else delta * share
     for piece in blocks_of(inputs):
-        block = _made(inputs, value, piece, scratch, slopes=True)
+        block = _compute_block(inputs, value, piece, scratch, slopes=True)
         weights = block.scores if share is not None else block.scores.sub_(block.rows(lse)[..., None])
         weights = weights.exp_()
         go = block.rows(grad_out).to(wide)
@@ -146,14 +146,14 @@ def _backward(
         if block.slopes is not None:
             grad_scores *= block.slopes
         _backward_of_scores(inputs, block, grad_scores, gq, gk, gp)
-        del block, weights, words, grad_weights, grad_scores  # or they would be held while the next ones are made
+        del block, weights, words, grad_weights, grad_scores  # free them before the next block is computed
     return tuple(grads)
 
 
 def _backward_of_modification(
     inputs: AttentionInputs, block: _Block, grad_scores: Tensor, gp: list[Tensor | None]
 ) -> Tensor:
-    """From the gradient of a block's modified scores to that of the capped ones, and to what is captured."""
+    """Return the gradient of a block's capped scores from that of the modified ones; add those of captured tensors."""
     if inputs.modification is None or block.capped is None:
         return grad_scores
     place = place_of(inputs, block.tile)
@@ -172,7 +172,7 @@ def _backward_of_scores(
     gk: Tensor | None,
     gp: list[Tensor | None],
 ) -> None:
-    """From the gradient of a block's scores to those of query, key and parameters."""
+    """Add the gradients of query, key and parameters from that of a block's scores."""
     if inputs.tile_function is None:
         if gq is not None:
             block.rows(gq).add_(product(grad_scores, block.key), alpha=inputs.scale)
@@ -184,15 +184,15 @@ def _backward_of_scores(
         block.rows(gq).add_(of_query)
     if gk is not None and of_key is not None:
         block.add_columns(gk, of_key)
-    for total, part in zip(gp, others, strict=False):  # what is captured stands behind the parameters
+    for total, part in zip(gp, others, strict=False):  # captured tensors follow the parameters
         if total is not None and part is not None:
             total.add_(part)
 
 
 def _gradients_of_tile(inputs: AttentionInputs, block: _Block, grad: Tensor) -> Sequence[Tensor | None]:
-    """Return gradients of a block's query, key and parameters, by the score's own rule or else by autograd."""
+    """Return the gradients of a block's query, key and parameters, by the score's own rule or by autograd."""
     function, groups = inputs.tile_function, block.key.shape[1]
-    assert function is not None  # who calls has looked
+    assert function is not None  # callers have checked
     q, grad = folded(block.query, groups), folded(grad, groups)
     gradients = getattr(function, "gradients", None)
     if gradients is not None:
@@ -206,7 +206,7 @@ def _gradients_of_tile(inputs: AttentionInputs, block: _Block, grad: Tensor) -> 
 
 
 class _Block(NamedTuple):
-    """Complete rows of the score matrix, and what made them, in the compute dtype."""
+    """A block of complete rows of scores, with the query, key and value that it was computed from."""
 
     tile: Tile
     query: Tensor
@@ -227,16 +227,16 @@ class _Block(NamedTuple):
         if len(left) > 1 or len(columns) > 1:
             self.add_columns(total, transposed_product(left, right, groups))
             return
-        # One product that adds to what is there: a sum of its own would pass over all keys once more.
+        # Add within the product: a separate sum would pass over all keys once more.
         own = at(total[self.tile.batch, self.groups], columns[0].keys, 2)[0]
         own.baddbmm_(folded(left, groups)[0].mT, folded(right, groups)[0])
 
     def add_columns(self, total: Tensor, part: Tensor) -> None:
-        """Add ``[batch, groups, columns, width]`` to the columns of ``[batch, kv_heads, kv_len, width]``."""
+        """Add ``[batch, groups, columns, width]`` to the block's columns of ``[batch, kv_heads, kv_len, width]``."""
         add_at(total[self.tile.batch, self.groups], part, self.tile.spans, 2)
 
     def words(self, of_all: dropout.Words | None, scratch: _Scratch) -> Tensor | None:
-        """Words for `dropout.drop_`, in the shape of the scores; None without dropout."""
+        """Return the block's dropout words for `dropout.drop_`, in the shape of the scores; None without dropout."""
         if of_all is None:
             return None
         batch, heads, rows, columns, _ = self.tile
@@ -245,7 +245,7 @@ class _Block(NamedTuple):
 
 
 def _is_small(inputs: AttentionInputs) -> bool:
-    """Whether no score can be so large that its exponential, or a sum of them, leaves float32: no shift is needed."""
+    """Return whether all scores are so small that exponentials and their sums fit into float32 without a shift."""
     if not inputs.is_plain or inputs.query.numel() * inputs.key.numel() == 0:
         return False
     longest = [
@@ -255,15 +255,17 @@ def _is_small(inputs: AttentionInputs) -> bool:
     return float(longest[0] * longest[1]) * abs(inputs.scale) <= _LARGEST
 
 
-def _words(inputs: AttentionInputs, dropped: Dropped | None) -> dropout.Words | None:
+def _dropout_words(inputs: AttentionInputs, dropped: Dropped | None) -> dropout.Words | None:
     if dropped is None:
         return None
     b, h, _ = index_of(inputs, inputs.everything)
     return dropout.Words(dropped.seed, dropped.items(b), h, *positions(inputs, inputs.everything), dropped.p)
 
 
-def _made(inputs: AttentionInputs, value: Tensor, piece: Tile, scratch: _Scratch, *, slopes: bool = False) -> _Block:
-    """Compute a block of scores, -inf where not allowed; its memory is used again for the next one."""
+def _compute_block(
+    inputs: AttentionInputs, value: Tensor, piece: Tile, scratch: _Scratch, *, slopes: bool = False
+) -> _Block:
+    """Return a block of scores, -inf at hidden pairs; the next block reuses its memory."""
     groups = groups_of(piece.heads, inputs.shape[1], inputs.key.shape[1])
     columns = joined(piece.spans)
     wide = inputs.compute_dtype
@@ -280,18 +282,18 @@ def _made(inputs: AttentionInputs, value: Tensor, piece: Tile, scratch: _Scratch
 
 
 class _Scratch:
-    """Memory for the blocks of one pass, used again for each: fresh memory costs as much as the product in it."""
+    """Reusable memory for the blocks of one pass: allocating it anew costs as much as the product."""
 
     def __init__(self, inputs: AttentionInputs):
         self._wide, self._device = inputs.compute_dtype, inputs.device
         self._buffers: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def like(self, x: Tensor, number: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Uninitialised, in the shape of ``x``; each number is a buffer of its own."""
+        """Return uninitialised scratch memory in the shape of ``x``; each number has a buffer of its own."""
         return self._shaped(x.shape, number, self._wide if dtype is None else dtype)
 
     def product(self, left: Tensor, right: Tensor, number: int) -> Tensor:
-        """``left [B, H, R, D] @ right [B, G, D, C]``, each head with its group, in buffer ``number``."""
+        """Return ``left [B, H, R, D] @ right [B, G, D, C]``, each head with its group, in buffer ``number``."""
         batch, heads, rows, _ = left.shape
         out = self._shaped((batch, heads, rows, right.shape[3]), number, self._wide)
         left = folded(left, right.shape[1])
@@ -302,7 +304,7 @@ class _Scratch:
         size = math.prod(shape)
         buffer = self._buffers.pop((number, dtype), None)
         if buffer is None or buffer.numel() < size:
-            buffer = None  # given back before a larger one is taken
+            buffer = None  # free it before a larger one is allocated
             buffer = torch.empty(size, dtype=dtype, device=self._device)
         self._buffers[number, dtype] = buffer
         return buffer[:size].view(shape)

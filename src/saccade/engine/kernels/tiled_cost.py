@@ -1,4 +1,4 @@
-"""The blocks of rows that the tiled kernel works through, and what they compute and hold."""
+"""The blocks of rows that the tiled kernel processes, and their cost."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.memory_probe import Probe
-from saccade.engine.memory_accounting import Cost, Held, Ledger, bytes_widened
+from saccade.engine.memory_accounting import Cost, Held, Ledger, Probe, bytes_widened
 from saccade.engine.tiles.grouped_heads import at, groups_of, joined, take
-from saccade.engine.tiles.tile_scores import ROOM_FOR_HIDDEN, compared, hidden, keeps_hidden, key_of_hidden, modified
+from saccade.engine.tiles.tile_scores import ROOM_FOR_HIDDEN, caches_hidden, compared, hidden, key_of_hidden, modified
 from saccade.engine.tiles.tile_splitting import Cut, cut, few_rows
 from saccade.plan import Tile
 
@@ -21,7 +20,7 @@ _NARROW = 2048  # keys
 
 
 class Blocks(NamedTuple):
-    """A tile and how it is cut."""
+    """A tile, and how the tiled kernel splits it into blocks."""
 
     tile: Tile
     cut: Cut
@@ -30,28 +29,28 @@ class Blocks(NamedTuple):
         """Yield the blocks of all batch items and heads at once, from the first rows to the last."""
         for start, stop in self.cut.rows:
             piece = few_rows(self.tile, start, stop)
-            if piece.width:  # the first rows of a triangle may see nothing
+            if piece.width:  # the first rows of a triangle may be empty
                 yield piece
 
     @property
     def pairs(self) -> int:
-        """Query-key pairs of all blocks."""
+        """The number of query-key pairs of a tile's blocks."""
         items, heads = (span.stop - span.start for span in (self.tile.batch, self.tile.heads))
         return items * heads * sum(piece.height * piece.width for piece in self.rows())
 
 
 def cuts_of(inputs: AttentionInputs) -> Iterator[Blocks]:
-    """Yield the tiles that have columns, each with its cut."""
+    """Yield the tiles that have columns, each with its split into blocks."""
     share = inputs.shape[1] // inputs.key.shape[1] if inputs.key.shape[1] else 1
     for tile in inputs.row_plan.tiles:
         if tile.width:
-            # Long rows are taken twice as many at a time: products of more rows are faster, and caches are left anyway.
+            # Take twice as many long rows at a time: larger products are faster, and caches are exceeded anyway.
             times = 1 if tile.width <= _NARROW else 2
             yield Blocks(tile, cut(tile, share=share, rows=times * _ROWS, entries=times * _ENTRIES))
 
 
 def blocks_of(inputs: AttentionInputs) -> Iterator[Tile]:
-    """Yield the blocks, one by one."""
+    """Yield the blocks of the tiled kernel, one by one."""
     for blocks in cuts_of(inputs):
         for batch in blocks.cut.batch:
             for heads in blocks.cut.heads:
@@ -60,16 +59,16 @@ def blocks_of(inputs: AttentionInputs) -> Iterator[Tile]:
 
 
 def pairs_of(inputs: AttentionInputs) -> int:
-    """Query-key pairs of all blocks, over batch and heads."""
+    """Return the number of query-key pairs in the tiled kernel's blocks, over batch and heads."""
     return sum(blocks.pairs for blocks in cuts_of(inputs))
 
 
 def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-    """Return the cost of a forward product."""
-    run = _Run(inputs, value_dim, has_dropout=dropout_p > 0.0)
+    """Return the cost of a forward product of the tiled kernel."""
+    run = _SimulatedRun(inputs, value_dim, has_dropout=dropout_p > 0.0)
     run.start()
     for blocks in cuts_of(inputs):
-        # Of batch items and heads those that come first are most; others hold the same for the same rows, or less.
+        # The first slices of batch items and heads are the largest; the others need the same memory, or less.
         for piece in blocks.rows():
             run.block(piece._replace(batch=blocks.cut.batch[0], heads=blocks.cut.heads[0]))
     run.ledger.give(sum(run.buffers.values()))
@@ -77,7 +76,7 @@ def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
 
 
 def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
-    """Most bytes that a backward pass holds, gradients included."""
+    """Return the peak bytes of a backward pass of the tiled kernel, gradients included."""
     (batch, heads, q_len, kv_len), item, wide = inputs.shape, inputs.query.dtype.itemsize, inputs.compute_dtype.itemsize
     widths = inputs.query.shape[3] + value_dim
     of_query = batch * heads * q_len * inputs.query.shape[3]
@@ -89,29 +88,31 @@ def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
             columns = items * len(range(*groups_of(blocks.cut.heads[0], heads, inputs.key.shape[1]).indices(heads)))
             is_copied = item < wide or len(joined(piece.spans)) > 1
             entries, sides = items * own * piece.height, columns * piece.width * widths
-            extra = _times(inputs) * entries * piece.width + entries * widths + (2 if is_copied else 1) * sides
-            extra += _of_function(inputs, entries * piece.width)
+            extra = (
+                _num_score_blocks(inputs) * entries * piece.width + entries * widths + (2 if is_copied else 1) * sides
+            )
+            extra += _numbers_of_score_function(inputs, entries * piece.width)
             most = max(most, extra)
     rounded = 0 if item == wide else (of_query + of_keys) * item
-    looked = rows * value_dim * wide  # the products that are summed to what softmax takes off each gradient
+    looked = rows * value_dim * wide  # the products that are summed to the row sums of softmax's gradient
     return (of_query + of_keys) * wide + max(most * wide, rounded, looked) + 2 * rows * wide
 
 
-def _times(inputs: AttentionInputs) -> int:
-    """Blocks of scores that are held at once: weights and their gradients, and what slopes and functions keep."""
+def _num_score_blocks(inputs: AttentionInputs) -> int:
+    """Return how many blocks of scores the tiled kernel's backward pass holds at once, with those of functions."""
     return 2 + (inputs.softcap is not None) + 2 * (inputs.modification is not None)
 
 
-def _of_function(inputs: AttentionInputs, pairs: int) -> int:
-    """Numbers that a score's own function holds on the way back: a gradient that is scaled, and what it makes of it."""
+def _numbers_of_score_function(inputs: AttentionInputs, pairs: int) -> int:
+    """Return how many numbers autograd saves for a score function's backward pass, beside its scaled gradient."""
     if inputs.tile_function is None:
         return 0
     told = getattr(inputs.tile_function, "held_bytes", None)
-    return pairs + (2 * pairs if told is None else 2 * told(1))  # what is told is held, and its product with a gradient
+    return pairs + (2 * pairs if told is None else 2 * told(1))  # its result, and the product with a gradient
 
 
-class _Run:
-    """Memory that `saccade.engine.kernels.tiled` takes and releases, block by block."""
+class _SimulatedRun:
+    """A simulated run of the tiled kernel, which accounts for the memory of each block."""
 
     def __init__(self, inputs: AttentionInputs, value_dim: int, *, has_dropout: bool):
         self.ledger = Ledger()
@@ -123,19 +124,19 @@ class _Run:
         self.buffers = {0: 0, 3: 0}
 
     def start(self) -> None:
-        """Results, a word of dropout for each row and column, and a look at how large scores may be."""
+        """Account for the results, the dropout words of rows and columns, and the test for large scores."""
         (batch, heads, q_len, kv_len), inputs = self._given.shape, self._given
         rows = batch * heads * q_len
         self.ledger.take(rows * (self._value_dim * self._item + self._wide))
         if self._has_dropout:
-            self.ledger.touch(32 * max(rows, kv_len))  # four numbers of 64 bits are held while one of 32 is made
+            self.ledger.touch(32 * max(rows, kv_len))  # four 64-bit numbers exist while one 32-bit word is computed
             self.ledger.take(4 * (rows + kv_len))
         if inputs.is_plain:
             entries = max(rows * inputs.query.shape[3], inputs.key.numel())
             self.ledger.touch(bytes_widened(entries, inputs.query.dtype))
 
     def block(self, piece: Tile) -> None:
-        """One block."""
+        """Account for the memory of one block."""
         inputs, ledger, wide = self._given, self.ledger, self._wide
         items, heads = (span.stop - span.start for span in (piece.batch, piece.heads))
         groups = groups_of(piece.heads, inputs.shape[1], inputs.key.shape[1])
@@ -151,7 +152,7 @@ class _Run:
             if inputs.tile_function is None:
                 with ledger.holding(query):
                     self._buffer(0, entries * wide)
-                    if not is_gathered and not is_half and not _merges(inputs.key, items):
+                    if not is_gathered and not is_half and not _is_one_axis(inputs.key, items):
                         ledger.touch(columns * widths[0] * wide)
                 made = 0
             else:
@@ -162,7 +163,7 @@ class _Run:
                     changed = self._probe.held("modified", piece, _modified).most
                     ledger.touch(max(changed, 0))
                 if inputs.bias is not None:
-                    ledger.touch(self._probe.held("bias", piece, _bias).most)
+                    ledger.touch(self._probe.held("bias", piece, _read_bias).most)
                 for strip in piece.columns:
                     if strip.partial is not True:
                         self._hide(piece._replace(columns=(strip,)))
@@ -171,20 +172,20 @@ class _Run:
                 ledger.touch(2 * items * heads * piece.height * self._value_dim * wide)
 
     def _compared(self, piece: Tile, made: int) -> int:
-        """Bytes that the score's own function holds, and what is made of its answer, which is scaled by a copy."""
+        """Return the bytes that a score function allocates for a block, and those of the scaled copy of its result."""
         told = getattr(self._given.tile_function, "held_bytes", None)
         if told is None:
             return max(made, self._probe.held("compared", piece, _compared).most)
         return max(2 * made, made + told(self._wide))
 
     def _hide(self, piece: Tile) -> None:
-        """-inf where one strip is not allowed; what is kept with the plan stays on the ledger."""
+        """Account for masking the hidden pairs of one column range; cached ones stay on the ledger."""
         key = key_of_hidden(self._given, piece)
         if key in self._kept:
             return
         held = self._probe.held("hidden", piece, hidden)
         self.ledger.touch(held.most)
-        if keeps_hidden(self._given) and held.left <= self._room:
+        if caches_hidden(self._given) and held.left <= self._room:
             self._room -= held.left
             self._kept.add(key)
             self.ledger.take(held.left)
@@ -196,8 +197,8 @@ class _Run:
             self.buffers[number] = size
 
 
-def _merges(x: Tensor, items: int) -> bool:
-    """Whether batch items and heads of some keys are one axis to a product of matrices, which else copies them."""
+def _is_one_axis(x: Tensor, items: int) -> bool:
+    """Return whether batch items and heads of keys form one axis for a matrix product, which otherwise copies them."""
     return items == 1 or x.shape[1] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
 
 
@@ -214,6 +215,6 @@ def _modified(inputs: AttentionInputs, tile: Tile) -> Tensor:
     return modified(inputs, scores, tile)
 
 
-def _bias(inputs: AttentionInputs, tile: Tile) -> Tensor:
+def _read_bias(inputs: AttentionInputs, tile: Tile) -> Tensor:
     assert inputs.bias is not None
     return inputs.bias.read(tile).to(inputs.compute_dtype)

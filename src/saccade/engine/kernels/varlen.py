@@ -1,4 +1,4 @@
-"""Torch's ``varlen_attn``: packed texts with plain windows, by the flash kernels of a GPU, without compiling."""
+"""Varlen: torch's ``varlen_attn`` for packed sequences with windows, by flash kernels of a GPU, not compiled."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from saccade.masks.convert.patterns import Packed
 
 _DTYPES = (torch.bfloat16, torch.float16)
-_WIDEST, _EVEN = 256, 8  # head width that flash kernels take, and of what they are a multiple
+_WIDEST, _EVEN = 256, 8  # largest head width of flash kernels, and the factor of all widths
 
 
 class Varlen(Kernel):
-    """Exact attention over texts one behind the other, each with a window: causal, sliding, or all of the text.
+    """Exact attention over packed sequences, each with a window: causal, sliding, or the whole sequence.
 
-    Cost: time grows with the pairs in the windows, memory beside inputs and outputs with the length. Where some
-    positions belong to no text, the others are copied first.
+    Cost: time grows with the pairs in the windows, memory beside inputs and outputs with the length. If some positions
+    belong to no sequence, the others are copied first.
     """
 
     name = "varlen"
@@ -38,7 +38,7 @@ class Varlen(Kernel):
     devices: tuple[str, ...] = ("cuda",)
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why it cannot run these inputs, or why ``impl="auto"`` should rather pass it over."""
+        """Return why torch's ``varlen_attn`` cannot run these inputs, or why ``impl="auto"`` should pass it over."""
         why = []
         if inputs.device.type not in self.devices:
             why.append(f"it runs on {' and '.join(self.devices)}, not on {inputs.device.type}")
@@ -48,7 +48,7 @@ class Varlen(Kernel):
             why.append(f"it has no {str(inputs.query.dtype).removeprefix('torch.')}")
         if 0 in inputs.shape or inputs.query.shape[3] > _WIDEST:
             why.append(f"it takes heads at most {_WIDEST} wide, and no empty inputs")
-        elif _packed(inputs) is None:
+        elif _packed_mask(inputs) is None:
             why.append("it takes windows of whole texts, in Documents or alone, over as many rows as keys")
         if not inputs.scale > 0.0:
             why.append("it takes scales above 0")
@@ -64,23 +64,23 @@ class Varlen(Kernel):
         return Verdict(tuple(why), left_out(inputs))
 
     def pairs(self, inputs: AttentionInputs) -> int:
-        """Return the number of pairs in the windows."""
-        packed, heads = _packed(inputs), inputs.shape[1]
-        assert packed is not None  # `reasons` has looked
+        """Return the number of query-key pairs in the windows of all sequences."""
+        packed, heads = _packed_mask(inputs), inputs.shape[1]
+        assert packed is not None  # `verdict` has checked
         items = packed.lengths * (inputs.shape[0] if len(packed.lengths) == 1 else 1)
-        return heads * sum(_pairs(length, packed.left, packed.right) for item in items for length in item)
+        return heads * sum(_pairs_in_window(length, packed.left, packed.right) for item in items for length in item)
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Pairs and results; what torch's kernel holds besides is not known here."""
+        """Return the pairs and the bytes of the results; the memory of torch's own kernel is not known."""
         batch, heads, q_len, _ = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + 4)
         return Cost(1, self.pairs(inputs), Held(results, results))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
-        """Output and lse."""
-        from torch.nn.attention.varlen import AuxRequest, varlen_attn  # noqa: PLC0415  of later versions of torch
+        """Return the output and the lse of torch's ``varlen_attn``."""
+        from torch.nn.attention.varlen import AuxRequest, varlen_attn  # noqa: PLC0415  only in later versions of torch
 
-        texts, width = _texts(inputs), value.shape[3]
+        texts, width = _cached_sequences(inputs), value.shape[3]
         batch, heads, length, _ = inputs.shape
         wide = -(-max(inputs.query.shape[3], width) // _EVEN) * _EVEN
         q, k, v = (texts.rows_of(F.pad(x, (0, wide - x.shape[3]))) for x in (inputs.query, inputs.key, value))
@@ -96,28 +96,28 @@ class Varlen(Kernel):
             return_aux=AuxRequest(lse=True),
             scale=inputs.scale,
             window_size=cast("tuple[int, int]", window),
-            **_grouped(varlen_attn, heads != inputs.key.shape[1]),
+            **_gqa_option(varlen_attn, heads != inputs.key.shape[1]),
         )
         out = texts.put_back(found, 0.0, batch * length).view(batch, length, heads, wide).transpose(1, 2)
-        # In memory it lies as [heads, rows], whatever its documentation says.
+        # Its memory layout is [heads, rows], contrary to its documentation.
         of_rows = texts.put_back(lse.reshape(heads, -1).T, -torch.inf, batch * length).view(batch, length, heads)
         return out if wide == width else out[..., :width], of_rows.transpose(1, 2)
 
 
 @cache
-def _grouped(function: Callable[..., Any], is_grouped: bool) -> dict[str, Any]:
-    """Return the option that allows fewer key heads; torch 2.11 allows them without one."""
+def _gqa_option(function: Callable[..., Any], is_grouped: bool) -> dict[str, Any]:
+    """Return the option of ``varlen_attn`` that allows fewer key heads; torch 2.11 allows them without one."""
     return {"enable_gqa": is_grouped} if "enable_gqa" in inspect.signature(function).parameters else {}
 
 
-class _Texts(NamedTuple):
-    """Texts as the operation counts them.
+class _Sequences(NamedTuple):
+    """Packed sequences in the form that ``varlen_attn`` reads.
 
     Attributes:
         packed: their lengths and windows.
-        ends: where they begin and end among the rows of all batch items, int32 ``[texts + 1]``.
-        longest: tokens of the longest one.
-        places: the rows that belong to a text, int64; None for all.
+        ends: bounds of the sequences among the rows of all batch items, int32 ``[sequences + 1]``.
+        longest: tokens of the longest sequence.
+        places: the rows that belong to a sequence, int64; None for all.
     """
 
     packed: Packed
@@ -126,18 +126,18 @@ class _Texts(NamedTuple):
     places: Tensor | None
 
     def rows_of(self, x: Tensor) -> Tensor:
-        """``[B, H, L, D] -> [rows, H, D]``."""
+        """Return the rows of all sequences, ``[B, H, L, D] -> [rows, H, D]``."""
         rows = x.transpose(1, 2).flatten(0, 1)
         return rows if self.places is None else rows.index_select(0, self.places)
 
     def put_back(self, rows: Tensor, else_: float, count: int) -> Tensor:
-        """``[rows, ...]`` of the texts among all rows."""
+        """Return the rows ``[rows, ...]`` of the sequences among all rows."""
         if self.places is None:
             return rows
         return rows.new_full((count, *rows.shape[1:]), else_).index_copy(0, self.places, rows)
 
 
-def _packed(inputs: AttentionInputs) -> Packed | None:
+def _packed_mask(inputs: AttentionInputs) -> Packed | None:
     """Return the lengths and the window of a mask of packed sequences; None for any other mask."""
     from saccade.masks.convert.patterns import packed_of  # noqa: PLC0415  knows masks that a product need not
 
@@ -146,28 +146,28 @@ def _packed(inputs: AttentionInputs) -> Packed | None:
     return packed_of(inputs.rule, q_len) if is_square else None
 
 
-def _texts(inputs: AttentionInputs) -> _Texts:
-    """Return the sequences on the device, cached with the plan."""
+def _cached_sequences(inputs: AttentionInputs) -> _Sequences:
+    """Return the packed sequences on the device, cached with the plan."""
     key, memo = ("texts of varlen", inputs.device), inputs.plan.memo
     if key not in memo:
-        packed = _packed(inputs)
-        assert packed is not None  # `reasons` has looked
+        packed = _packed_mask(inputs)
+        assert packed is not None  # `verdict` has checked
         with unobserved():
-            memo[key] = _made(packed, inputs.shape[0], inputs.shape[2], inputs.device)
-    return cast("_Texts", memo[key])
+            memo[key] = _sequences_of(packed, inputs.shape[0], inputs.shape[2], inputs.device)
+    return cast("_Sequences", memo[key])
 
 
-def _made(packed: Packed, batch: int, length: int, device: torch.device) -> _Texts:
+def _sequences_of(packed: Packed, batch: int, length: int, device: torch.device) -> _Sequences:
     items = packed.lengths * (batch if len(packed.lengths) == 1 else 1)
     sizes = torch.tensor([0, *(size for item in items for size in item)])
     places = None
     if any(sum(item) < length for item in items):
         parts = [torch.arange(sum(item)) + number * length for number, item in enumerate(items)]
         places = torch.cat(parts).to(device)
-    return _Texts(packed, sizes.cumsum(0).to(device, torch.int32), int(sizes.max()), places)
+    return _Sequences(packed, sizes.cumsum(0).to(device, torch.int32), int(sizes.max()), places)
 
 
-def _pairs(length: int, left: int | None, right: int | None) -> int:
-    """Pairs of a text in which a query sees so many keys on either side of its own."""
+def _pairs_in_window(length: int, left: int | None, right: int | None) -> int:
+    """Return the number of pairs of a sequence whose queries see ``left`` and ``right`` further keys."""
     sides = (min(length - 1 if side is None else side, length - 1) for side in (left, right))
     return length + sum(side * length - side * (side + 1) // 2 for side in sides)

@@ -1,3 +1,3 @@
-"""Positions of queries and keys as kernels read them."""
+"""Positions of queries and keys, as masks and kernels read them."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""TokenOrder: an index of a table of positions, from rows to positions and from positions to columns."""
+"""TokenOrder: an index of a table of positions, which finds the columns of the tokens at given positions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_RUNS = 16  # most runs of neighbouring tokens in an item for which every h
 
 
 class Among(NamedTuple):
-    """The range of positions among the tokens of each group of rows; all of shape ``[groups]``.
+    """The range of positions among the tokens of each group of rows, ``[groups]`` each.
 
     Attributes:
         first, last: positions of the first and the last token; 0 without tokens.
@@ -31,7 +31,7 @@ class Among(NamedTuple):
 
 
 class TokenOrder:
-    """The tokens of all batch items in one sequence; in each item, positions never decrease from row to row.
+    """An index of token positions that never decrease from row to row of a batch item.
 
     Padding may be anywhere, positions may repeat and leave gaps. The tokens at positions ``start`` to ``stop`` are then
     neighbours, and bisection finds them.
@@ -55,7 +55,7 @@ class TokenOrder:
 
     @classmethod
     def of(cls, table: Tensor) -> TokenOrder | None:
-        """Return the order of a table; None if positions decrease or the table is on another device."""
+        """Return the index of a table of positions; None if positions decrease or are on another device."""
         if table.device.type != "cpu":
             return None
         rows = table.detach().numpy()
@@ -75,13 +75,13 @@ class TokenOrder:
         return KeyDomain(*self._ends(low, high, 1))
 
     def among(self, item: Ints, first: Ints, last: Ints) -> Among:
-        """Describe the tokens in the rows ``first`` to ``last`` (inclusive)."""
+        """Return the range of positions of the tokens in the rows ``first`` to ``last`` (inclusive)."""
         offset = item * self._len
         low, high = np.searchsorted(self._seats, (offset + first, offset + last + 1))
         return Among(*self._ends(low, high, 0), low < high, high - low == last - first + 1)
 
     def columns(self, item: Ints, positions: Spans, keys: KeyDomain) -> Bounds:
-        """Return the columns of the tokens at these positions; exact unless tokens and padding alternate too often."""
+        """Return the columns of the tokens at some positions; inexact if tokens and padding alternate too often."""
         if not len(self._seats):
             return Bounds.exactly(Spans.nothing(keys))
         place, offset = (item * self._step)[:, None], (item * self._len)[:, None]
@@ -99,7 +99,7 @@ class TokenOrder:
         return Bounds.exactly(hull.intersection(Spans.of(run_starts[item], run_ends[item], keys), keys))
 
     def one_by_one(self, item: int, indices: range) -> range | None:
-        """Return the positions of the tokens with these indices if they are consecutive without padding, else None."""
+        """Return the positions of the tokens with some indices if consecutive and without padding, else None."""
         offset = item * self._len
         low, high = np.searchsorted(self._seats, (offset + indices.start, offset + indices.stop)).tolist()
         if high - low != len(indices) or indices.step != 1:
@@ -115,7 +115,7 @@ class TokenOrder:
         return range(int(first[0]), int(stop[0]))
 
     def edges(self, item: int, cuts: Ints) -> Ints:
-        """Return indices at which runs of tokens begin and end, and those of the first tokens at or after `cuts`."""
+        """Return the indices at which runs of tokens begin and end, and of the first tokens at or after `cuts`."""
         low, high = self._begins[item : item + 2].tolist()
         at_cuts = low + np.searchsorted(self._positions[low:high], cuts)
         inner = self._seats[at_cuts[at_cuts < high]] - item * self._len
@@ -123,7 +123,7 @@ class TokenOrder:
 
     @cached_property
     def _runs(self) -> tuple[Ints, Ints] | None:
-        """First and last + 1 indices of neighbouring tokens, ``[items, runs]``; None if an item has too many."""
+        """Return first and last + 1 indices of adjacent tokens, ``[items, runs]``; None for items with too many."""
         item = np.repeat(np.arange(self.items), np.diff(self._begins))
         is_new = np.ones(len(self._seats), dtype=bool)
         is_new[1:] = (np.diff(self._seats) != 1) | (np.diff(item) != 0)

@@ -55,7 +55,7 @@ def resolve_positions(
 def checked_positions(
     q_given: GivenPositions, kv_given: GivenPositions, shape: tuple[int, int, int, int]
 ) -> tuple[Positions, Positions | None]:
-    """Return the positions of queries and keys, of which at least one is not None; raise unless they fit the matrix."""
+    """Return checked positions of queries and keys, of which at least one is not None."""
     batch, _, q_len, kv_len = shape
     if q_given is None:
         hint = "without it the last query stands at the last key's index, which kv_positions may contradict"
@@ -67,7 +67,7 @@ def checked_positions(
 
 
 def check_domain(mask: Mask, q: Positions | None, kv: Positions | None, q_len: int, kv_len: int) -> None:
-    """Raise unless the mask covers the positions of all queries and keys; padding does not count."""
+    """Raise an error unless the mask covers the positions of all queries and keys; padding does not count."""
     domain = mask.domain
     if domain == EVERYWHERE:
         return
@@ -90,7 +90,7 @@ def check_domain(mask: Mask, q: Positions | None, kv: Positions | None, q_len: i
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PositionedMask(Mask):
-    """A mask on *indices*: a mask on positions, with the positions of the tokens.
+    """A mask on the *indices* of a matrix: a mask on positions, with the positions of the tokens.
 
     If positions never decrease from token to token of an item (padding may lie between them), the bounds of the mask
     tell which keys a row needs. For other tables every pair is evaluated.
@@ -107,7 +107,7 @@ class PositionedMask(Mask):
 
     @classmethod
     def of(cls, mask: Mask, q: Positions, kv: Positions, device: torch.device) -> PositionedMask:
-        """Build one from copied tables: the plan is made from their values now, and products may come later."""
+        """Return a positioned mask with copies of the position tables, since products may run later."""
         return cls(mask, *(x.on(device) if x.table is None else x.on(device).clone() for x in (q, kv)))
 
     @property
@@ -143,7 +143,7 @@ class PositionedMask(Mask):
             return Bounds.unknown(keys)
         if self._items == 1 or not is_shared.any():
             return self._bounds(groups, keys)
-        # Needed: the keys that any item needs. Sure: the keys that all items are sure of.
+        # any_row: the keys that any item needs; all_rows: the keys that all items see.
         count, items = len(groups.first), self._items
         first, last, *universe = (edge.repeat(items) for edge in (groups.first, groups.last, *keys))
         each = KeyDomain(*universe)
@@ -191,7 +191,7 @@ class PositionedMask(Mask):
 
     @cached_property
     def _orders(self) -> tuple[TokenOrder, TokenOrder] | None:
-        """The token orders of queries and keys; None if one is unordered or unreadable, or planning does not pay."""
+        """Position indexes of queries and keys; None if unordered or unreadable, or if planning does not pay."""
         if self._items * self.kv_positions.shape[1] * (self.q_positions.shape[1] + 256) < _FEWEST:
             return None
         q = TokenOrder.of(self.q_positions)

@@ -1,4 +1,4 @@
-"""Permute the rows of a product if the mask prefers another order and that makes the kernel cheaper."""
+"""Row permutation: reorder the rows of a product if its mask is then cheaper to compute."""
 
 from __future__ import annotations
 

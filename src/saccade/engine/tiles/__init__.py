@@ -1,3 +1,3 @@
-"""Scores of one tile, and how tiles are split."""
+"""Scores of one tile, the splitting of tiles, and products of grouped heads."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Products in which several query heads share one group of keys, without expanding the keys.
+"""Grouped-query attention: products in which several query heads share one key head, without expanding the keys.
 
 Head h reads group ``h // (heads // kv_heads)``: the heads of one group are neighbours, so they fold into the rows.
 Axis legend: batch B · heads H · kv_heads G · rows R · columns C · width D.
@@ -13,12 +13,12 @@ from saccade.plan import Ranges
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """``left [B, H, R, C] @ right [B, G, C, D] -> [B, H, R, D]``, each head with its group."""
+    """Return ``left [B, H, R, C] @ right [B, G, C, D] -> [B, H, R, D]``, each query head with its group."""
     return grouped(torch.matmul, left, right)
 
 
 def grouped(function: Callable[[Tensor, Tensor], Tensor], left: Tensor, right: Tensor) -> Tensor:
-    """``function(left [B, G, R', C], right [B, G, ...])`` with the heads of a group folded into the rows R'."""
+    """Return ``function(left [B, G, R', C], right [B, G, ...])``, query heads of a group folded into the rows R'."""
     if left.shape[1] == right.shape[1]:
         return function(left, right)
     out = function(folded(left, right.shape[1]), right)
@@ -26,48 +26,48 @@ def grouped(function: Callable[[Tensor, Tensor], Tensor], left: Tensor, right: T
 
 
 def transposed_product(left: Tensor, right: Tensor, groups: int) -> Tensor:
-    """``left.mT [B, H, C, R] @ right [B, H, R, D] -> [B, G, C, D]``, summed over the heads of each group."""
+    """Return ``left.mT [B, H, C, R] @ right [B, H, R, D] -> [B, G, C, D]``, summed over the heads of each group."""
     return folded(left, groups).mT @ folded(right, groups)
 
 
 def folded(x: Tensor, groups: int) -> Tensor:
-    """``[B, H, R, D] -> [B, G, H // G * R, D]``."""
+    """Fold the query heads of each group into the rows, ``[B, H, R, D] -> [B, G, H // G * R, D]``."""
     batch, heads, rows, width = x.shape
     return x if heads == groups else x.reshape(batch, groups, heads // groups * rows, width)
 
 
 def groups_of(heads: slice, num_heads: int, num_kv_heads: int) -> slice:
-    """Return the groups that a slice of heads reads; the slice holds one head, or whole groups."""
+    """Return the slice of key heads that a slice of query heads reads: one query head, or whole groups."""
     if num_kv_heads == 0:
         return slice(0, 0)
     share = num_heads // num_kv_heads
     return slice(heads.start // share, (heads.stop - 1) // share + 1)
 
 
-_SEVERAL = 4  # ranges from which on it pays to look for regularity
+_SEVERAL = 4  # from this number of ranges on, testing for regularity pays off
 
 
 def at(x: Tensor, span: range, dim: int) -> Tensor:
-    """Return the part of ``x`` at one range along ``dim``, as a view."""
+    """Return a range of ``x`` along ``dim``, as a view."""
     if span.step == 1:
         return x.narrow(dim, span.start, len(span))
     return x[(slice(None),) * dim + (slice(span.start, span.stop, span.step),)]
 
 
 def take(x: Tensor, ranges: Ranges, dim: int) -> Tensor:
-    """Return the part of ``x`` at ``ranges`` along ``dim``: a view if there is one range, else a copy."""
+    """Return several ranges of ``x`` along ``dim``: a view for one range, else a copy."""
     if len(ranges) == 1:
         return at(x, ranges[0], dim)
     if len(ranges) >= _SEVERAL and _is_regular(ranges):
         first, width, gap = ranges[0].start, len(ranges[0]), ranges[1].start - ranges[0].start
-        # One copy of windows that stand equally far apart is twice as fast as joining them one by one.
+        # One copy of equally spaced windows is twice as fast as concatenating them.
         windows = x.narrow(dim, first, gap * (len(ranges) - 1) + width).unfold(dim, width, gap)
         return windows.movedim(-1, dim + 1).flatten(dim, dim + 1)
     return torch.cat([at(x, span, dim) for span in ranges], dim)
 
 
 def add_at(total: Tensor, part: Tensor, ranges: Ranges, dim: int) -> None:
-    """Add to ``total`` at ``ranges`` along ``dim``, in place: the transpose of `take`."""
+    """Add to ``total`` at ranges along ``dim``, in place: the transpose of `take`."""
     start = 0
     for span in ranges:
         at(total, span, dim).add_(part.narrow(dim, start, len(span)))
@@ -75,7 +75,7 @@ def add_at(total: Tensor, part: Tensor, ranges: Ranges, dim: int) -> None:
 
 
 def joined(columns: Ranges) -> Ranges:
-    """Join columns into as few ranges as possible: one range of keys is a view, several are a copy."""
+    """Join ranges of columns into as few as possible: one range of keys is a view, several are a copy."""
     spans: list[range] = []
     for span in columns:
         last = spans[-1] if spans else None
@@ -87,7 +87,7 @@ def joined(columns: Ranges) -> Ranges:
 
 
 def _is_regular(ranges: Ranges) -> bool:
-    """Whether ranges without steps are equally long and equally far apart."""
+    """Return whether ranges without steps have equal lengths and equal gaps."""
     gap = ranges[1].start - ranges[0].start
     return all(
         span.step == 1 and len(span) == len(ranges[0]) and span.start == ranges[0].start + number * gap

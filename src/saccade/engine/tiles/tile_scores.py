@@ -1,6 +1,6 @@
-"""Scores of a tile, and the softmax of complete rows of them.
+"""Scores of one tile, and the softmax of its complete rows.
 
-Their order is this: scale, softcap, a function of the user's, bias, mask.
+The order of operations: scale, softcap, the user's score function, bias, mask.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from saccade.plan import Ranges, Tile
 from saccade.support.called_function import called_function
 from saccade.support.torch_modes import is_transformed, unobserved
 
-ROOM_FOR_HIDDEN = 1 << 23  # entries of hidden pairs that a plan may keep: 8 MB
-_NEVER = -1000.0  # exp of it is 0 in every dtype, and 0 times it is 0: unlike -inf, it needs no special case
+ROOM_FOR_HIDDEN = 1 << 23  # entries of hidden pairs that a plan may cache: 8 MB
+_NEVER = -1000.0  # its exp is 0 in every dtype, and 0 times it is 0: unlike -inf, it needs no special case
 
 
 def scores_of(inputs: AttentionInputs, tile: Tile) -> Tensor:
-    """Scores of a tile, ``[batch, heads, rows, columns]`` in the compute dtype; -inf where not allowed."""
+    """Return the scores of a tile, ``[batch, heads, rows, columns]`` in the compute dtype; -inf at hidden pairs."""
     groups = groups_of(tile.heads, inputs.shape[1], inputs.key.shape[1])
     q = take(inputs.query[tile.batch, tile.heads], (tile.rows,), 2).to(inputs.compute_dtype)
     k = take(inputs.key[tile.batch, groups], joined(tile.spans), 2).to(inputs.compute_dtype)
@@ -43,19 +43,19 @@ def visible_scores(inputs: AttentionInputs, q: Tensor, k: Tensor, bias: Tensor |
 
 
 def _can_write(scores: Tensor) -> bool:
-    """Whether scores may be changed in place: neither autograd nor a transform has to see every step."""
+    """Return whether scores may be changed in place: neither autograd nor a transform records each step."""
     return not (scores.requires_grad or is_transformed())
 
 
 def compared(inputs: AttentionInputs, q: Tensor, k: Tensor) -> Tensor:
-    """Scores of a few queries and keys by the score's own function, scaled: ``[batch, heads, rows, columns]``."""
+    """Return the scaled scores of a tile by the score's own function: ``[batch, heads, rows, columns]``."""
     function, parameters = inputs.tile_function, inputs.parameters
-    assert function is not None  # who calls has looked
+    assert function is not None  # callers have checked
     return grouped(lambda left, right: function(left, right, *parameters), q, k) * inputs.scale
 
 
 def capped(inputs: AttentionInputs, scores: Tensor) -> Tensor:
-    """Scaled scores after the softcap; in place where no gradient is recorded."""
+    """Return the scaled scores of a tile after the softcap; in place if no gradient is recorded."""
     if inputs.softcap is None:
         return scores
     if not _can_write(scores):
@@ -64,21 +64,21 @@ def capped(inputs: AttentionInputs, scores: Tensor) -> Tensor:
 
 
 def modified(inputs: AttentionInputs, scores: Tensor, tile: Tile) -> Tensor:
-    """Capped scores as the user's function changes them; it may write into what it is given."""
+    """Return the capped scores of a tile after the user's score function, which may change its argument."""
     if inputs.modification is None:
         return scores
     return inputs.modification(scores, place_of(inputs, tile))
 
 
 def place_of(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the arguments of a function of scores for a tile: batch items, heads, positions; 0 for padding."""
+    """Return the arguments of a score function for a tile: batch items, heads, and positions (0 for padding)."""
     b, h, _ = index_of(inputs, tile)
     q, kv = positions(inputs, tile)
     return (b, h, q, kv) if at_positions(inputs.rule) is None else (b, h, q.clamp_min(0), kv.clamp_min(0))
 
 
 def biased(inputs: AttentionInputs, scores: Tensor, bias: Tensor | None) -> Tensor:
-    """Capped scores with a tile's part of the bias; in place where no gradient is recorded."""
+    """Return the capped scores of a tile plus its part of the bias; in place if no gradient is recorded."""
     if bias is None:
         return scores
     bias = bias.to(inputs.compute_dtype)
@@ -86,31 +86,31 @@ def biased(inputs: AttentionInputs, scores: Tensor, bias: Tensor | None) -> Tens
 
 
 def mask_(inputs: AttentionInputs, scores: Tensor, tile: Tile) -> Tensor:
-    """-inf where not allowed, in place: most strips have nothing to hide, and to mask them all is dear."""
+    """Write -inf into the scores of hidden pairs in place, only in the column ranges that have any."""
     start = 0
     for strip in tile.columns:
         stop = start + len(strip.keys)
         if strip.partial is not True:
-            own = _kept_hidden(inputs, tile._replace(columns=(strip,)))
+            own = _cached_hidden(inputs, tile._replace(columns=(strip,)))
             scores[..., start:stop].masked_fill_(own, -math.inf)
         start = stop
     return scores
 
 
-def keeps_hidden(inputs: AttentionInputs) -> bool:
-    """Whether the pairs that a strip hides are kept with the plan."""
+def caches_hidden(inputs: AttentionInputs) -> bool:
+    """Return whether the hidden pairs of a tile are cached with the plan."""
     return inputs.rule.is_value and inputs.rule.shape == (1, 1)
 
 
 def key_of_hidden(inputs: AttentionInputs, tile: Tile) -> Hashable:
-    """Return a key for a tile of one column range: equal keys hide the same pairs."""
+    """Return a cache key for a tile with one column range: equal keys hide the same pairs."""
     (strip,) = tile.columns
     return ("hidden", inputs.device, tile.height, len(strip.keys), strip.partial)
 
 
-def _kept_hidden(inputs: AttentionInputs, tile: Tile) -> Tensor:
-    """Return the pairs of one column range that are not allowed; cached with the plan if the rule is a value."""
-    if not keeps_hidden(inputs):
+def _cached_hidden(inputs: AttentionInputs, tile: Tile) -> Tensor:
+    """Return the hidden pairs of one column range of a tile, cached with the plan if the mask is a value."""
+    if not caches_hidden(inputs):
         return hidden(inputs, tile)
     key, memo = key_of_hidden(inputs, tile), inputs.plan.memo
     kept = memo.get(key)
@@ -125,10 +125,11 @@ def _kept_hidden(inputs: AttentionInputs, tile: Tile) -> Tensor:
 
 
 def hidden(inputs: AttentionInputs, tile: Tile) -> Tensor:
-    """Return the pairs of unsure column ranges that are not allowed, bool ``[batch | 1, heads | 1, rows, columns]``."""
+    """Return the hidden pairs of a tile's partial column ranges, bool ``[batch | 1, heads | 1, rows, columns]``."""
     seen = allowed(inputs, tile)
-    assert seen is not None  # a strip is unsure
-    return ~(seen[:1, :1] if keeps_hidden(inputs) else seen)  # a rule that tells none apart may answer for each
+    assert seen is not None  # some column range is partial
+    # A mask that distinguishes no batch items may still return a result for each.
+    return ~(seen[:1, :1] if caches_hidden(inputs) else seen)
 
 
 def allowed(inputs: AttentionInputs, tile: Tile) -> Tensor | None:
@@ -151,19 +152,19 @@ def allowed(inputs: AttentionInputs, tile: Tile) -> Tensor | None:
 
 
 def index_of(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
-    """Return batch items, heads and rows of a tile as the rule counts them: int64, each along its own axis."""
+    """Return the batch items, heads and rows of a tile as the mask counts them: int64, each along its own axis."""
     b, h = (torch.arange(own.start, own.stop, device=inputs.device) for own in (tile.batch, tile.heads))
-    q = _counted((tile.rows,), inputs.origin[0], inputs.device)
+    q = _index_tensor((tile.rows,), inputs.origin[0], inputs.device)
     return b[:, None, None, None], h[None, :, None, None], q[None, None, :, None]
 
 
 def _columns_of(inputs: AttentionInputs, spans: Ranges) -> Tensor:
-    """Return some columns as the rule counts them, int64 ``[1, 1, 1, columns]``."""
-    return _counted(spans, inputs.origin[1], inputs.device)[None, None, None, :]
+    """Return some columns of a tile as the mask counts them, int64 ``[1, 1, 1, columns]``."""
+    return _index_tensor(spans, inputs.origin[1], inputs.device)[None, None, None, :]
 
 
 def positions(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor]:
-    """Return positions of a tile, int64 ``[batch | 1, 1, rows, 1]`` and ``[batch | 1, 1, 1, columns]``."""
+    """Return a tile's positions, int64 ``[batch | 1, 1, rows, 1]`` and ``[batch | 1, 1, 1, columns]``."""
     b, _, q = index_of(inputs, tile)
     kv = _columns_of(inputs, tile.spans)
     placed = at_positions(inputs.rule)
@@ -172,13 +173,13 @@ def positions(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor]:
     return (q if inputs.row_positions is None else inputs.row_positions[q]), kv
 
 
-def _counted(spans: Ranges, first: int, device: torch.device) -> Tensor:
+def _index_tensor(spans: Ranges, first: int, device: torch.device) -> Tensor:
     parts = [torch.arange(span.start + first, span.stop + first, span.step, device=device) for span in spans]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _check_answer(inputs: AttentionInputs, tile: Tile, seen: Tensor) -> None:
-    """Raise if a rule that calls functions answers otherwise than it did before, for the same pairs."""
+    """Raise an error if a mask that calls functions returns another result than before for the same pairs."""
     rows = torch.arange(seen.shape[2], device=inputs.device) * 1_000_003
     columns = torch.arange(seen.shape[3], device=inputs.device) * 7_919
     marks = (rows[:, None] + columns + 12_345) % 2_147_483_647
@@ -191,12 +192,12 @@ def _check_answer(inputs: AttentionInputs, tile: Tile, seen: Tensor) -> None:
 
 
 def normalised(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax over complete rows and its log-sum-exp; a row of nothing but -inf gives weights 0 and lse -inf."""
+    """Return the softmax of complete rows, and their lse; rows of nothing but -inf get weights 0 and lse -inf."""
     if scores.shape[-1] == 0:
         return scores, scores.new_full(scores.shape[:-1], -math.inf)
     peak = scores.detach().amax(-1, keepdim=True)
     empty = peak == -math.inf
-    # Where nothing is allowed, exp(0 - 0) stands in until the end, so that no NaN arises in the backward pass.
+    # Use exp(0 - 0) for empty rows until the end, so that no NaN arises in the backward pass.
     shifted = (scores - peak.masked_fill(empty, 0.0)).masked_fill(empty, 0.0)
     exponentials = shifted.exp()
     total = exponentials.sum(-1, keepdim=True)
@@ -221,7 +222,7 @@ class Rows(NamedTuple):
 
 
 def softmax_rows(inputs: AttentionInputs, tile: Tile, *, differentiable: bool) -> Rows:
-    """Softmax of a tile that holds complete rows, for those who read weights rather than multiply by them."""
+    """Return the softmax of a tile of complete rows, for code that reads weights rather than multiplying by them."""
     scores = scores_of(inputs, tile)
     sink = None if inputs.sink_logit is None else inputs.sink_logit[tile.heads]
     if differentiable:

@@ -1,4 +1,4 @@
-"""Tiles in pieces of a size that suits the caches."""
+"""Splitting of tiles into pieces that fit into the caches."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from saccade.plan import ColumnRange, Tile, Triangle
 
-_BLOCK_ENTRIES = 1 << 18  # of weights that are read: about a megabyte, which stays in a core's L2 cache
-_FEWEST_ROWS = 16  # of a piece that is cut: fewer make a poor matrix product
+_BLOCK_ENTRIES = 1 << 18  # weights that are read at a time: about a megabyte, which stays in a core's L2 cache
+_FEWEST_ROWS = 16  # rows of a piece: products of fewer rows are slow
 
 
 class Cut(NamedTuple):
-    """How a tile is cut: every one of the batch items with every one of the heads and of the rows is a piece.
+    """The split of a tile: each combination of batch items, heads and rows is one piece.
 
     Attributes:
         batch, heads: slices of both, largest first.
@@ -27,7 +27,7 @@ class Cut(NamedTuple):
 
 
 def pieces(tile: Tile, *, share: int, rows: int, entries: int) -> Iterator[Tile]:
-    """Cut a tile, all columns wide, into pieces of complete rows; see `cut`."""
+    """Yield pieces of a tile: complete rows over all its columns; see `cut`."""
     made = cut(tile, share=share, rows=rows, entries=entries)
     for batch in made.batch:
         for heads in made.heads:
@@ -36,7 +36,7 @@ def pieces(tile: Tile, *, share: int, rows: int, entries: int) -> Iterator[Tile]
 
 
 def cut(tile: Tile, *, share: int, rows: int, entries: int) -> Cut:
-    """Places where a tile is cut.
+    """Return where to split a tile.
 
     Args:
         tile: any tile.
@@ -59,17 +59,17 @@ def cut(tile: Tile, *, share: int, rows: int, entries: int) -> Cut:
 
 
 def few_rows(tile: Tile, start: int, stop: int) -> Tile:
-    """Return some rows of a tile, by their place in it, with the columns of a triangle that they need."""
+    """Return some rows of a tile, by their index in it, with the columns of a triangle that they need."""
     if stop - start == tile.height:
         return tile
     columns: list[ColumnRange] = []
     for strip in tile.columns:
-        columns.extend(_cut(strip, start, stop))
+        columns.extend(_cut_columns(strip, start, stop))
     return tile._replace(rows=tile.rows[start:stop], columns=tuple(columns))
 
 
-def _cut(strip: ColumnRange, start: int, stop: int) -> Iterator[ColumnRange]:
-    """Cut a column range to some rows of its tile: a residual key describes the rows of the whole tile."""
+def _cut_columns(strip: ColumnRange, start: int, stop: int) -> Iterator[ColumnRange]:
+    """Yield a column range reduced to some rows of its tile; a residual key describes the rows of the whole tile."""
     partial = strip.partial
     if partial is True:
         yield strip

@@ -1,4 +1,4 @@
-"""as_mask(): a `Mask` from the mask argument of a user."""
+"""as_mask: convert the mask argument of a user to a `Mask`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FULL = Full()
 
 
 def as_mask(mask: object, shape: tuple[int, int, int, int]) -> Mask:
-    """Return a `Mask` for any accepted value.
+    """Return a `Mask` for any accepted mask argument.
 
     Args:
         mask: None, a `Mask`, a bool tensor, a function ``(b, h, q, kv) -> bool``, or torch's ``causal_lower_right``
@@ -52,7 +52,7 @@ def as_mask(mask: object, shape: tuple[int, int, int, int]) -> Mask:
 
 
 def _hint_for_words(mask: object) -> str | None:
-    """Return a hint for a mask's text or class."""
+    """Return a hint for text or a class passed as a mask."""
     if isinstance(mask, str):
         return "masks.parse(...) reads one: masks.parse('causal & window(4, 0)')"
     if isinstance(mask, type) and issubclass(mask, Mask):
@@ -61,7 +61,7 @@ def _hint_for_words(mask: object) -> str | None:
 
 
 def check_told_apart(mask: Mask, shape: tuple[int, int, int, int]) -> None:
-    """Raise unless a mask distinguishes all batch items and heads, or none."""
+    """Raise an error unless a mask distinguishes all batch items and heads, or none."""
     if mask.shape == (1, 1):
         return
     for count, size, name in zip(mask.shape, shape, ("batch items", "heads"), strict=False):
@@ -85,7 +85,7 @@ def _from_tensor(mask: Tensor, shape: tuple[int, int, int, int]) -> Mask:
 
 
 def _hint_for_keys(mask: Tensor, shape: tuple[int, int, int, int], cast: str = "") -> str | None:
-    """Return a hint for a mask of keys, ``[batch, kv_len]``, or None for other shapes."""
+    """Return a hint for a tensor mask of keys, ``[batch, kv_len]``; None for other shapes."""
     batch, _, _, kv_len = shape
     if mask.shape != (batch, kv_len) or mask.is_floating_point():
         return None
@@ -93,7 +93,7 @@ def _hint_for_keys(mask: Tensor, shape: tuple[int, int, int, int], cast: str = "
 
 
 def starts_at_first_key(bias: Any) -> bool:
-    """Return whether query 0 sees key 0 and no other key, as with ``is_causal=True``."""
+    """Return whether torch's ``CausalBias`` aligns query 0 with key 0, as ``is_causal=True`` does."""
     return bias.seq_len_q == bias.seq_len_kv or bias.variant.name == "UPPER_LEFT"
 
 

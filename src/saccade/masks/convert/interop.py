@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.masks.mask import Mask
+from saccade.masks.mask_fields import check_readable
 from saccade.masks.rules.blocks import Blocks
 from saccade.masks.rules.causal import Causal
 from saccade.masks.rules.dense import Dense
@@ -16,7 +17,6 @@ from saccade.masks.rules.full import Full
 from saccade.masks.rules.padding import Padding
 from saccade.masks.rules.predicate import Predicate
 from saccade.masks.rules.window import Window
-from saccade.masks.validation import check_readable
 from saccade.support.errors import kind, shown, type_error, value_error
 from saccade.support.validation import check_int, check_type, is_integer
 
@@ -76,7 +76,7 @@ def from_attention_mask(attention_mask: Tensor) -> Mask:
     if mask.dim() == 2:
         if not bool(((mask == 0) | (mask == 1)).all()):
             hint = "terms that are added to scores go to bias="
-            raise value_error(name, "hold 1 at tokens and 0 at padding", _odd(mask, (0, 1)), hint=hint)
+            raise value_error(name, "hold 1 at tokens and 0 at padding", _unexpected_value(mask, (0, 1)), hint=hint)
         return _of_tokens(mask.bool())
     if mask.is_floating_point():
         hidden = mask <= torch.finfo(mask.dtype).min / 2
@@ -110,7 +110,7 @@ def from_cu_seqlens(cu_seqlens: Tensor, rule: Mask | None = None) -> Documents:
     if ends.dim() != 1 or not len(ends) or int(ends[0]) != 0 or bool((ends.diff() < 0).any()):
         got = shown(ends.tolist()) if ends.dim() == 1 else list(ends.shape)
         raise value_error(name, "begin with 0 and never fall, [texts + 1]", got)
-    return Documents(ends.diff().tolist(), _checked(rule))
+    return Documents(ends.diff().tolist(), _checked_rule(rule))
 
 
 def from_position_ids(position_ids: Tensor, rule: Mask | None = None) -> Documents:
@@ -140,7 +140,7 @@ def from_position_ids(position_ids: Tensor, rule: Mask | None = None) -> Documen
         raise value_error(name, "count 0, 1, 2, … from the start of each text", "other positions", hint=hint)
     starts = [row.nonzero()[:, 0].tolist() for row in begins]
     lengths = [[b - a for a, b in zip(row, [*row[1:], table.shape[1]], strict=True)] for row in starts]
-    return Documents(lengths, _checked(rule))
+    return Documents(lengths, _checked_rule(rule))
 
 
 def from_sliding_window(sliding_window: int | tuple[int, int] | None) -> Mask:
@@ -198,12 +198,12 @@ def from_block_mask(block_mask: Any) -> Mask:
     return Blocks(blocks[0], rows) & mask
 
 
-def _checked(rule: Mask | None) -> Mask | None:
+def _checked_rule(rule: Mask | None) -> Mask | None:
     return check_type("rule", rule, (Mask, type(None)), "be a mask or None")
 
 
 def _of_tokens(is_token: Tensor) -> Mask:
-    """Return the mask that hides all keys except tokens, bool ``[batch, kv_len]``."""
+    """Return the padding mask that hides all keys except tokens, bool ``[batch, kv_len]``."""
     kv_len = is_token.shape[1]
     lengths = is_token.sum(1)
     index = torch.arange(kv_len, device=is_token.device)
@@ -215,7 +215,7 @@ def _of_tokens(is_token: Tensor) -> Mask:
 
 
 def _whole_numbers(name: str, given: object) -> Tensor:
-    """Return a readable tensor of whole numbers, from a tensor or a list."""
+    """Return a readable tensor of whole numbers (lengths or ids), from a tensor or a list."""
     numbers = given
     if isinstance(given, list | tuple) and all(is_integer(x) and abs(int(x)) < 1 << 62 for x in given):
         numbers = torch.tensor([int(x) for x in given], device="cpu")
@@ -227,6 +227,6 @@ def _whole_numbers(name: str, given: object) -> Tensor:
     return numbers.long()
 
 
-def _odd(mask: Tensor, known: tuple[int, ...]) -> str:
+def _unexpected_value(mask: Tensor, known: tuple[int, ...]) -> str:
     other = mask[~torch.isin(mask, torch.tensor(known, dtype=mask.dtype, device=mask.device))]
     return str(other[0].item())

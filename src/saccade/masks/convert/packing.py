@@ -1,4 +1,4 @@
-"""Packing of sequences of different lengths, without padding, and unpacking of results."""
+"""Packing of sequences of different lengths into one batch item, without padding, and unpacking of results."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Packed(NamedTuple):
 
     @property
     def cu_seqlens(self) -> Tensor:
-        """0, then the end of each sequence, int32 ``[sequences + 1]``, as FlashAttention takes them."""
+        """Bounds of the packed sequences: 0, then each end, int32 ``[sequences + 1]``, as in FlashAttention."""
         ends = torch.tensor((0, *self.lengths)).cumsum(0)
         return ends.to(self.tokens.device, torch.int32)
 
     @property
     def position_ids(self) -> Tensor:
-        """Positions within each sequence, int64 ``[1, total]``, for position tables; masks count on their own."""
+        """Positions within each packed sequence, int64 ``[1, total]``, for position tables."""
         return torch.cat([torch.arange(length) for length in self.lengths])[None].to(self.tokens.device)
 
     def mask(self, rule: Mask | None = None) -> Documents:

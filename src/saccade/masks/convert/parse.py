@@ -1,4 +1,4 @@
-"""Masks parsed from text, as on a command line: ``causal & window(128, 0)``."""
+"""Parser of masks from text, as on a command line: ``causal & window(128, 0)``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SHOWN = 32  # characters on either side of the place of an error
 
 
 class _Name(NamedTuple):
-    """A name of the grammar: its form, and the function that makes a mask from its numbers."""
+    """A mask name of the grammar: its form, and the function that makes a mask from its numbers."""
 
     form: str
     of: Callable[..., Mask]
@@ -58,7 +58,7 @@ _NAMES: Mapping[str, _Name] = {
 
 
 def parse(text: str) -> Mask:
-    """Return the mask that a text describes; the text is not executed.
+    """Return the mask that a text describes; the text is never executed as code.
 
     Names are joined by ``&`` (both), ``|`` (either) and ``~`` (not) and grouped by brackets; ``~`` binds closest, then
     ``&``, then ``|``, as in Python. Numbers are whole, and mean the same as in the constructors of the masks:
@@ -95,7 +95,7 @@ def parse(text: str) -> Mask:
 
 
 class _Reader:
-    """A recursive-descent parser with one method for each level of binding."""
+    """A recursive-descent parser of masks with one method for each level of binding."""
 
     def __init__(self, text: str):
         self.text = text
@@ -114,7 +114,7 @@ class _Reader:
         return self.tokens[self.at][0]
 
     def takes(self, word: str) -> bool:
-        """Consume the next word if it equals ``word``; return whether it did."""
+        """Consume the next word of the text if it equals ``word``; return whether it did."""
         is_next = self.word == word
         self.at += is_next
         return is_next
@@ -171,7 +171,7 @@ class _Reader:
             ) from error
 
     def numbers(self) -> list[int]:
-        """Read the numbers in brackets; the opening bracket is already consumed."""
+        """Read the numbers in brackets after a mask's name; the opening bracket is already consumed."""
         numbers: list[int] = []
         if self.takes(")"):
             return numbers
@@ -190,7 +190,7 @@ class _Reader:
     def refused(
         self, rule: str, place: int | None = None, *, cause: Exception | None = None, hint: str | None = None
     ) -> ValueError:
-        """Return the error, with the text around a token (the next one when None) and a mark below it."""
+        """Return the parse error, with the text around a token (the next one when None) and a mark below it."""
         word, start = self.tokens[self.at if place is None else place]
         before = ("..." if start > _SHOWN else "") + escaped(self.text[max(start - _SHOWN, 0) : start])
         behind = self.text[start : start + _SHOWN] + ("..." if len(self.text) > start + _SHOWN else "")

@@ -102,7 +102,7 @@ def window_size(mask: Mask) -> int | None:
 
 
 class Packed(NamedTuple):
-    """Sequences packed one after another, in each of which a query attends to a window.
+    """Packed sequences, one after another, in each of which a query attends to a window.
 
     Attributes:
         lengths: of the sequences of each batch item; one item holds for all.
@@ -115,7 +115,7 @@ class Packed(NamedTuple):
 
 
 def packed_of(mask: Mask, length: int) -> Packed | None:
-    """Return the sequences and the window that ``mask`` says of positions 0 to ``length``, or None for other masks.
+    """Return the packed sequences and the window of a mask over positions 0 to ``length``; None for other masks.
 
     Example:
         >>> packed_of(Documents([2, 3], rule=Causal()), 5)
@@ -132,7 +132,7 @@ def packed_of(mask: Mask, length: int) -> Packed | None:
 
 
 def transposed(mask: Mask) -> Mask | None:
-    """Return the mask that allows (kv, q) where ``mask`` allows (q, kv), or None if it is not known.
+    """Return the transposed mask, which allows (kv, q) where ``mask`` allows (q, kv); None if it is not known.
 
     Example:
         >>> transposed(Causal() & Global([0], sees=False))
@@ -159,7 +159,7 @@ def transposed(mask: Mask) -> Mask | None:
 
 
 class RowRanges(NamedTuple):
-    """One range of keys for each row.
+    """One visible range of keys for each row, from which a pattern is recognised.
 
     Attributes:
         starts, ends: int64 ``[items, rows]``; a row without keys starts at ``columns`` and ends at 0.
@@ -172,13 +172,13 @@ class RowRanges(NamedTuple):
 
     @property
     def position(self) -> Ints:
-        """Position of each row."""
+        """Position of each row of the ranges."""
         rows = self.starts.shape[1]
         return np.arange(self.columns - rows, self.columns)
 
 
 def describe_ranges(ranges: RowRanges) -> Mask | None:
-    """Return the standard pattern, with or without padding, that allows exactly these keys, or None.
+    """Return the standard pattern, with or without padding, that allows exactly these key ranges, or None.
 
     The pattern is guessed from the ends of the ranges and then compared with every row. Cost: O(items * rows).
     """
@@ -196,7 +196,7 @@ def describe_ranges(ranges: RowRanges) -> Mask | None:
 
 
 def _window_of_rows(ranges: RowRanges, first: Ints | int, stop: Ints | int) -> Mask | None:
-    """Return the window through which each row sees its keys among those from ``first`` to ``stop``, or None."""
+    """Return the window by which each row sees its keys among those from ``first`` to ``stop``, or None."""
     (starts, ends, _), position = ranges, ranges.position
     some = starts < ends
     distances = (position - starts)[some & (starts > first)], (ends - 1 - position)[some & (ends < stop)]

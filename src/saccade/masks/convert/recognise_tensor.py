@@ -1,4 +1,4 @@
-"""Patterns in bool tensors: each tensor is read once, and again only after torch has counted a write to it."""
+"""Recognition of patterns in bool mask tensors: each tensor is read once, and again only after a write to it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from saccade.masks.rules.key_ranges import KeyRanges
 from saccade.plan.key_ranges import Ints
 from saccade.support.torch_modes import is_plain
 
-_MIN_PAIRS = 1 << 20  # of a product, over batch and heads; below this, reading a tensor takes longer than it saves
-_MAX_RANGES = 16  # in a row; with more of them the bits are smaller
-_SAMPLE = 16  # rows that are read before all others
+_MIN_PAIRS = 1 << 20  # pairs of a product; with fewer, reading a tensor takes longer than it saves
+_MAX_RANGES = 16  # ranges in a row; with more of them, bits take less memory
+_SAMPLE = 16  # rows that are read first, as a sample
 _CHUNK = 1 << 22  # entries: 4 MB
 _MAX_VIEWS = 8  # cached views of one tensor
 
@@ -58,13 +58,13 @@ def recognise_tensors(
 
 
 def _fits(mask: Dense, shape: tuple[int, int, int, int], origin: tuple[int, int]) -> bool:
-    """Return whether a product has exactly the rows and columns of a tensor, outside of which the tensor hides all."""
+    """Return whether a product has exactly the rows and columns of a mask tensor, which hides everything outside."""
     _, _, rows, columns = mask.allowed.shape
     return columns == shape[3] and origin[1] == 0 and (rows == 1 or (rows, columns - rows) == (shape[2], origin[0]))
 
 
-class _Cached(NamedTuple):
-    """Patterns of a tensor's views, with the memory and the number of writes at the time of reading."""
+class _CachedPatterns(NamedTuple):
+    """Cached patterns of a tensor's views, with its memory and number of writes at the time of reading."""
 
     memory: StorageWeakRef
     version: int
@@ -75,16 +75,16 @@ _cache = WeakTensorKeyDictionary()
 
 
 def _cached_pattern(allowed: Tensor, *, may_cache: bool) -> Mask | None:
-    """Return the pattern of a tensor, read now or cached from the same memory."""
+    """Return the pattern of a mask tensor, read now or cached from the same memory."""
     if not is_plain(allowed) or not allowed.is_cpu:
         return None
     owner = allowed if allowed._base is None else allowed._base  # views share its count of writes
     if not (may_cache and _counts_writes(owner)):
         return _recognise(allowed)
     memory, version = StorageWeakRef(owner.untyped_storage()), owner._version
-    cached = cast("_Cached | None", _cache.get(owner))
+    cached = cast("_CachedPatterns | None", _cache.get(owner))
     if cached is None or cached.version != version or cached.memory != memory:
-        cached = _Cached(memory, version, {})
+        cached = _CachedPatterns(memory, version, {})
     view = (allowed.data_ptr(), allowed.shape, allowed.stride())
     if view not in cached.patterns:
         others = cached.patterns if len(cached.patterns) < _MAX_VIEWS else {}
@@ -101,7 +101,7 @@ def _counts_writes(owner: Tensor) -> bool:
 
 
 def _recognise(allowed: Tensor) -> Mask | None:
-    """Return the pattern of a tensor ``[batch, heads, q, kv]``, or None if heads differ or a row has many ranges."""
+    """Return the pattern of a mask ``[batch, heads, q, kv]``, or None if heads differ or a row has many ranges."""
     if 0 in allowed.shape:
         return None
     for axis in range(3):
@@ -125,7 +125,7 @@ def _recognise(allowed: Tensor) -> Mask | None:
 
 
 def _ranges_of(allowed: Tensor) -> Ints | None:
-    """Return the ranges of each row as in `KeyRanges`, int64 ``[2, batch, heads, q, ranges]``; None if too many."""
+    """Return visible ranges of rows as in `KeyRanges`, int64 ``[2, batch, heads, q, ranges]``; None if too many."""
     batch, heads, rows, columns = allowed.shape
     items, visible = batch * heads, _as_array(allowed).reshape(batch * heads, rows, columns)
     if _changes(visible[:, np.linspace(0, rows - 1, min(rows, _SAMPLE), dtype=np.int64)]) is None:
@@ -148,7 +148,7 @@ def _ranges_of(allowed: Tensor) -> Ints | None:
 
 
 def _as_array(allowed: Tensor) -> Bools:
-    """Return a tensor as an array; `Tensor.numpy` would mark its memory as shared with NumPy, see `_counts_writes`."""
+    """Return a mask tensor as an array; `Tensor.numpy` would mark its memory as shared, see `_counts_writes`."""
     memory = {"data": (allowed.data_ptr(), True), "shape": tuple(allowed.shape), "strides": allowed.stride()}
     return np.asarray(SimpleNamespace(__array_interface__={"version": 3, "typestr": "|b1", **memory}))
 

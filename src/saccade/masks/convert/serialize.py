@@ -44,7 +44,7 @@ def encode(thing: object) -> tuple[list[int], list[Tensor]] | None:
 
 
 def decode(program: Sequence[int], tensors: Sequence[Tensor]) -> Any:
-    """Return the value of a program.
+    """Return the mask or function that a program encodes.
 
     Raises:
         UnsupportedError: a class or function that is not defined in this process.
@@ -103,7 +103,7 @@ def _read(program: Iterator[int], tensors: Sequence[Tensor]) -> Any:
 
 
 def _address(thing: Any) -> tuple[str, ...] | None:
-    """Return a name for a class or a function, and the fields of a class; None if it cannot be created from a name."""
+    """Return the name of a class or function, and a class's fields; None if it cannot be created from a name."""
     fields = _fields(thing)
     if fields is None:
         return None
@@ -119,7 +119,7 @@ _address._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _fields(thing: Any) -> tuple[str, ...] | None:
-    """Return the fields of a frozen dataclass, none for a function, and None for anything else."""
+    """Return the field names of a frozen dataclass, none for a function, and None for anything else."""
     if isinstance(thing, FunctionType):
         return ()
     parameters = getattr(thing, "__dataclass_params__", None)
@@ -128,7 +128,7 @@ def _fields(thing: Any) -> tuple[str, ...] | None:
 
 
 def _lookup(name: str) -> tuple[Any, ...]:
-    """Return the class of a name and its fields, or the function."""
+    """Return the class of a name with its fields, or the function."""
     module, _, path = name.rpartition(":")
     thing = _written.get(name)
     if thing is None:
@@ -142,7 +142,7 @@ def _lookup(name: str) -> tuple[Any, ...]:
 
 
 def _packed(text: str) -> list[int]:
-    """Return the number of integers, and a string in them."""
+    """Return a string as integers, preceded by their number."""
     letters = text.encode()
     parts = [letters[start : start + _LETTERS] for start in range(0, len(letters), _LETTERS)]
     # A leading 1 preserves zeros in front.
@@ -150,6 +150,6 @@ def _packed(text: str) -> list[int]:
 
 
 def _unpacked(program: Iterator[int]) -> str:
-    """Read the string that `_packed` wrote."""
+    """Read the string that `_packed` has written."""
     parts = [next(program) for _ in range(next(program))]
     return b"".join(part.to_bytes(8, "big").lstrip(b"\x00")[1:] for part in parts).decode()

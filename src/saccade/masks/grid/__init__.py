@@ -1,3 +1,3 @@
-"""Masks on tokens in a grid: windows, rows and columns, neighbourhoods."""
+"""Masks on tokens in a grid: windows, rows and columns, neighborhoods."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Axial: the row and the column of a cell in a grid."""
+"""Axial: a mask by which a cell of a grid sees its row and its column."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from saccade.support.validation import check_choice
 
 @dataclasses.dataclass(frozen=True)
 class Axial(Grid):
-    r"""A cell of a grid sees its row, its column, or both.
+    r"""A mask on a grid: a cell sees its row, its column, or both.
 
     Position p is the cell in row ``p // width`` and column ``p % width``, for queries and keys; positions outside of
     the grid neither see nor are seen. The cells that the middle of 3 rows of 5 sees:

@@ -1,4 +1,4 @@
-"""Grid: masks on the cells of a grid, whose positions number the cells row by row."""
+"""Grid: base class of masks on the cells of a grid, whose positions number the cells row by row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from saccade.masks.mask import Domain, Mask
-from saccade.masks.validation import SIZE_BITS, check_field
+from saccade.masks.mask_fields import SIZE_BITS, check_field
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.errors import value_error
@@ -20,7 +20,7 @@ _MOST_RANGES = 1 << 22  # over all groups; with more, the keys of each group are
 
 
 class Rectangle(NamedTuple):
-    """Cells of rows ``top <= y < bottom`` and columns ``left <= x < right``: ints, arrays or tensors."""
+    """Cells of a grid in rows ``top <= y < bottom`` and columns ``left <= x < right``: ints, arrays or tensors."""
 
     top: Any
     bottom: Any
@@ -29,14 +29,14 @@ class Rectangle(NamedTuple):
 
 
 class Hulls(NamedTuple):
-    """Smallest and largest rows and columns of groups of cells, int64 ``[groups]``, both ends included.
+    """Smallest and largest grid rows and columns of groups of cells, int64 ``[groups]``, both ends included.
 
     ``some`` marks groups with at least one cell of the grid, ``all`` groups with cells of the grid only.
     """
 
     @property
     def first_ends(self) -> tuple[int, int, int, int] | None:
-        """Top, bottom, left and right of the first group, as ints; None if it has no cell."""
+        """Return top, bottom, left and right of the first group's hull, as ints; None if it has no cell."""
         if not self.some[0]:
             return None
         return int(self.top[0]), int(self.bottom[0]), int(self.left[0]), int(self.right[0])
@@ -50,7 +50,7 @@ class Hulls(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """The rows of one box.
+    """The grid cells of the rows of one box.
 
     Attributes:
         ends: top, bottom, left and right of the cells on the grid, both ends included; None if there are none.
@@ -77,7 +77,7 @@ class Squares(NamedTuple):
 
 
 class Grid(Mask):
-    """A mask on cells: position p is the cell in row ``p // width`` and column ``p % width``.
+    """Base class of masks on a grid: position p is the cell in row ``p // width`` and column ``p % width``.
 
     A subclass defines in `_sight` the rectangles of keys that a cell sees; everything else follows. Queries and keys
     are on the same grid; positions outside of it neither see nor are seen.
@@ -88,7 +88,7 @@ class Grid(Mask):
 
     @abstractmethod
     def _sight(self, y: Any, x: Any) -> Sequence[Rectangle]:
-        """Return the rectangles that the cell (y, x) sees; for ints, arrays and tensors.
+        """Return the rectangles of the grid that the cell (y, x) sees; for ints, arrays and tensors.
 
         They may reach beyond the grid. Each edge must be nondecreasing in y and x.
         """
@@ -96,11 +96,11 @@ class Grid(Mask):
     @property
     @abstractmethod
     def depends_on_displacement(self) -> bool:
-        """True if one cell sees another depending on their displacement alone."""
+        """True if it depends on the displacement of two cells alone whether one sees the other."""
 
     @property
     def squares(self) -> Squares | None:
-        """Rectangles whose cells see nearly the same keys, unless adjacent rows do so anyway."""
+        """Rectangles of the grid whose cells see nearly the same keys, unless adjacent rows do so anyway."""
         return None
 
     @property
@@ -120,7 +120,7 @@ class Grid(Mask):
         return self.bounds_of(self._hulls(groups.first, groups.last), keys)
 
     def bounds_of(self, hulls: Hulls, keys: KeyDomain) -> Bounds:
-        """Return the `bounds` of groups of any cells."""
+        """Return the `bounds` of groups of any grid cells."""
         bounds = Bounds.exactly(Spans.nothing(keys))
         on_or_off = bool((hulls.all | ~hulls.some).all())
         for low, high in self._ends(hulls):
@@ -146,7 +146,7 @@ class Grid(Mask):
         return self.residual_of(Cells(hull.first_ends, bool(hull.all[0]), (y, x), pattern, rows), box.keys)
 
     def residual_of(self, cells: Cells, keys: range) -> bool | Hashable:
-        """Return the `partial` of any cells."""
+        """Return the `partial` of any grid cells."""
         least, most = max(keys[0], 0), min(keys[-1], self.height * self.width - 1)
         if least > most or cells.ends is None:
             return False
@@ -169,7 +169,7 @@ class Grid(Mask):
         return (self, cells.pattern, displacement, keys.step, len(keys), goes_on)
 
     def _ends(self, hulls: Hulls) -> list[tuple[Rectangle, Rectangle]]:
-        """Return the rectangles of the first and the last corner of each hull, cut to the grid."""
+        """Return the rectangles that the first and the last corner of each hull see, restricted to the grid."""
         firsts, lasts = self._sight(hulls.top, hulls.left), self._sight(hulls.bottom, hulls.right)
         return [(self._clipped(low), self._clipped(high)) for low, high in zip(firsts, lasts, strict=True)]
 
@@ -191,7 +191,7 @@ class Grid(Mask):
         return Hulls(top, bottom, left, right, some, (first >= 0) & (last < cells))
 
     def _spans(self, r: Rectangle, which: npt.NDArray[np.bool_], keys: KeyDomain) -> Spans | None:
-        """Return the keys of a rectangle per group, a range for each row of it, if ``which``; None if too many."""
+        """Return the keys of a rectangle for each group with ``which``, a range per grid row; None if too many."""
         count = np.where(which & (r.left < r.right), np.maximum(r.bottom - r.top, 0), 0)
         is_wide = (r.left == 0) & (r.right == self.width)
         ranges = np.where(is_wide, np.minimum(count, 1), count)
@@ -204,13 +204,13 @@ class Grid(Mask):
         return Spans.of(starts, np.where(np.arange(max(most, 1)) < ranges[:, None], ends, starts), keys)
 
     def _one_range(self, r: Rectangle, which: npt.NDArray[np.bool_], keys: KeyDomain) -> Spans:
-        """Return the range from the first to the last key of a rectangle per group, if ``which``."""
+        """Return the range from the first to the last key of a rectangle for each group with ``which``."""
         start, stop = r.top * self.width + r.left, (r.bottom - 1) * self.width + r.right
         return Spans.within(keys, start, np.where(which & (r.left < r.right) & (r.top < r.bottom), stop, 0))
 
 
 def check_grid(grid: Grid) -> None:
-    """Accept only a height and a width of at least 1 that make fewer than 2**40 cells.
+    """Raise an error unless a grid's height and width are at least 1 and make fewer than 2**40 cells.
 
     Raises:
         ValueError: anything else.

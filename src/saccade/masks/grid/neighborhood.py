@@ -1,4 +1,4 @@
-"""Neighborhood: cells near the query."""
+"""Neighborhood: a mask by which a cell of a grid sees nearby cells."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from saccade.masks.grid.grid import Grid, Rectangle, Squares, check_grid
-from saccade.masks.validation import SIZE_BITS
+from saccade.masks.mask_fields import SIZE_BITS
 from saccade.support.errors import shown, value_error
 from saccade.support.validation import check_int
 
@@ -16,7 +16,7 @@ _UNLIMITED = 1 << SIZE_BITS  # wider than any grid: sums of coordinates and radi
 
 @dataclasses.dataclass(frozen=True)
 class Neighborhood(Grid):
-    r"""A cell of a grid sees the cells at most ``radius`` rows and columns away, itself included.
+    r"""A mask on a grid: a cell sees the cells at most ``radius`` rows and columns away, itself included.
 
     Position p is the cell in row ``p // width`` and column ``p % width``, for queries and keys. Positions outside of
     the grid neither see nor are seen: ``Neighborhood(...).after(1)`` leaves room for a class token.
@@ -68,7 +68,7 @@ class Neighborhood(Grid):
 
 
 def radii_of(radius: int | tuple[int, int]) -> tuple[int, int]:
-    """Return the checked numbers of rows and columns on each side."""
+    """Return the checked numbers of rows and columns of a neighborhood on each side."""
     both = radius if isinstance(radius, tuple | list) else (radius, radius)
     if len(both) != 2:
         raise value_error("radius", "be one int, or (vertical, horizontal)", shown(radius))

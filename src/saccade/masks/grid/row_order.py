@@ -1,4 +1,4 @@
-"""RowOrder: rows square by square instead of one after another; and any mask on rows in that order."""
+"""RowOrder: grid rows in squares of cells instead of one after another, and any mask on rows in that order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Grounds(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RowOrder:
-    """An order of rows in which the cells of a square are adjacent; rows outside of the grid stay at the ends.
+    """An order of rows in which the grid cells of a square are adjacent; rows outside of the grid stay at the ends.
 
     Args:
         grounds: the grid.
@@ -44,17 +44,17 @@ class RowOrder:
 
     @property
     def rows(self) -> Ints:
-        """The row at each place, int64 ``[q_len]``."""
+        """The row at each place of the order, int64 ``[q_len]``."""
         return _tables(self).rows
 
     @property
     def places(self) -> Ints:
-        """The place of each row, int64 ``[q_len]``."""
+        """The place of each row in the order, int64 ``[q_len]``."""
         return _tables(self).places
 
 
 class _Tables(NamedTuple):
-    """Tables of an order, by place."""
+    """Tables of a row order, by place."""
 
     positions: Ints
     rows: Ints
@@ -73,7 +73,7 @@ class _Tables(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _tables(order: RowOrder) -> _Tables:
-    """Return the tables of an order."""
+    """Return the tables of a row order."""
     (height, width, before), squares = order.grounds, order.squares
     positions = np.arange(order.q_first, order.q_first + order.q_len)
     cell = positions - before
@@ -108,7 +108,7 @@ def _tables(order: RowOrder) -> _Tables:
 
 @dataclasses.dataclass(frozen=True)
 class InOrder(Mask):
-    """A mask whose queries are numbered in another order, from 0; keys are at their positions.
+    """A mask whose queries are numbered in a row order, from 0; keys are at their positions.
 
     Args:
         mask: the mask on positions.
@@ -130,8 +130,8 @@ class InOrder(Mask):
         tables = _tables(self.order)
         grid = self._grid()
         if grid is None:
-            first = _reduced(np.minimum, tables.positions, groups.first, groups.last)
-            last = _reduced(np.maximum, tables.positions, groups.first, groups.last)
+            first = _extreme_per_group(np.minimum, tables.positions, groups.first, groups.last)
+            last = _extreme_per_group(np.maximum, tables.positions, groups.first, groups.last)
             return self.mask.bounds(Groups(groups.batch, first, last), keys)
         before = self.order.grounds.before
         local = KeyDomain(*(np.maximum(edge - before, 0) for edge in keys))
@@ -164,24 +164,24 @@ class InOrder(Mask):
         return str(self.mask)
 
     def _grid(self) -> Grid | None:
-        """Return the mask if it is on the grid of the order, else None."""
+        """Return the mask as a `Grid` if it is on the grid of the row order, else None."""
         grid, grounds = _grid_of(self.mask)
         return grid if grounds == self.order.grounds else None
 
 
 def _hulls(tables: _Tables, first: Ints, last: Ints) -> Hulls:
-    """Return the hulls of the rows at places ``first`` to ``last``."""
-    top, left = (_reduced(np.minimum, edge, first, last) for edge in (tables.top, tables.left))
-    bottom, right = (_reduced(np.maximum, edge, first, last) for edge in (tables.bottom, tables.right))
+    """Return the hulls of the grid cells at places ``first`` to ``last`` of a row order."""
+    top, left = (_extreme_per_group(np.minimum, edge, first, last) for edge in (tables.top, tables.left))
+    bottom, right = (_extreme_per_group(np.maximum, edge, first, last) for edge in (tables.bottom, tables.right))
     some = bottom >= 0
-    every = _reduced(np.minimum, tables.bottom, first, last) >= 0
+    every = _extreme_per_group(np.minimum, tables.bottom, first, last) >= 0
     top, bottom, left, right = (np.where(some, edge, 0) for edge in (top, bottom, left, right))
     return Hulls(top, bottom, left, right, some, every)
 
 
 @lru_cache(maxsize=256)
 def _cells(order: RowOrder, rows: range) -> Cells:
-    """Return the cells of the rows of one tile; cached, since a tile has several ranges of keys."""
+    """Return the grid cells of the rows of one tile; cached, since a tile has several ranges of keys."""
     tables = _tables(order)
     hull = _hulls(tables, np.asarray([rows[0]]), np.asarray([rows[-1]]))
     square = int(np.searchsorted(tables.edges, rows[0], side="right")) - 1
@@ -194,7 +194,7 @@ def _cells(order: RowOrder, rows: range) -> Cells:
 
 
 def in_order(mask: Mask, order: RowOrder) -> Mask:
-    """Return the mask on rows in that order; each part of a join is ordered and preserves its structure."""
+    """Return the mask with its rows in a row order; each part of a join is ordered and keeps its structure."""
     return mask.with_atoms(lambda atom: InOrder(atom, order))
 
 
@@ -211,12 +211,12 @@ def wanted_order(mask: Mask, q_first: int, q_len: int) -> RowOrder | None:
 
 
 def _grid_of(mask: Mask) -> tuple[Grid, Grounds] | tuple[None, None]:
-    """Return the grid of a mask, and its place."""
+    """Return the grid in a mask, and its place."""
     grid, before = (mask.rule, mask.length) if isinstance(mask, After) else (mask, 0)
     return (grid, Grounds(grid.height, grid.width, before)) if isinstance(grid, Grid) else (None, None)
 
 
-def _reduced(function: np.ufunc, values: Ints, first: Ints, last: Ints) -> Ints:
+def _extreme_per_group(function: np.ufunc, values: Ints, first: Ints, last: Ints) -> Ints:
     """Return the minimum or maximum from ``first`` to ``last``, both included, per group."""
     edges = np.stack([first, last + 1], axis=-1).ravel()
     padded = np.append(values, values[-1:])  # an end may be after the last row

@@ -1,4 +1,4 @@
-"""ShiftedWindows: a grid divided into windows."""
+"""ShiftedWindows: a mask by which a grid is divided into windows, as in Swin."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from saccade.masks.grid.grid import Grid, Rectangle, Squares, check_grid
-from saccade.masks.validation import SIZE_BITS, check_field
+from saccade.masks.mask_fields import SIZE_BITS, check_field
 from saccade.plan.key_ranges import Ints
 from saccade.support.errors import value_error
 
 
 @dataclasses.dataclass(frozen=True)
 class ShiftedWindows(Grid):
-    r"""A grid is divided into windows; a cell sees the cells of its window.
+    r"""A mask on a grid divided into windows: a cell sees the cells of its window.
 
     Position p is the cell in row ``p // width`` and column ``p % width``, for queries and keys; positions outside of
     the grid neither see nor are seen.

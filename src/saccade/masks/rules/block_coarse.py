@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from saccade.masks.mask import Domain, Mask
-from saccade.masks.validation import SIZE_BITS, check_field
+from saccade.masks.mask_fields import SIZE_BITS, check_field
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.validation import check_type
@@ -17,7 +17,7 @@ from saccade.support.validation import check_type
 
 @dataclasses.dataclass(frozen=True)
 class Coarse(Mask):
-    """Positions are rounded down to blocks of ``block_size``; ``rule`` is the mask between blocks.
+    """A mask between blocks: positions are rounded down to blocks of ``block_size``, which ``rule`` masks.
 
     >>> from saccade.masks import Causal
     >>> print(Coarse(Causal(), 2).picture(4))

@@ -1,4 +1,4 @@
-"""Blocks: a mask defined block by block, one layout for all heads or one per head."""
+"""Blocks: a block-sparse mask, with one layout for all heads or one per head."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from saccade.masks.device_constant import Table
 from saccade.masks.mask import Domain, Mask
-from saccade.masks.validation import SIZE_BITS, check_readable
+from saccade.masks.mask_fields import SIZE_BITS, Table, check_readable
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints
@@ -26,7 +25,7 @@ Layout = tuple[tuple[tuple[bool, ...], ...], ...]
 @argument_hints()
 @dataclasses.dataclass(frozen=True)
 class Blocks(Mask):
-    """Pairs are allowed in squares of ``block_size`` positions: block i sees block j if ``layout[i][j]``.
+    """A block-sparse mask of squares of ``block_size`` positions: block i sees block j if ``layout[i][j]``.
 
     >>> print(Blocks([[True, False], [True, True]], 2).picture(4))
     1 1 . .
@@ -53,7 +52,7 @@ class Blocks(Mask):
     _table: ClassVar[Table]
 
     def __init__(self, layout: Tensor | Sequence[Sequence[bool]] | Sequence[Sequence[Sequence[bool]]], block_size: int):
-        array = _array(layout)
+        array = _layout_array(layout)
         block_size = check_int("block_size", block_size, below=1 << SIZE_BITS)
         nested = array.reshape(-1, *array.shape[-2:]).tolist()
         object.__setattr__(self, "layout", tuple(tuple(tuple(row) for row in head) for head in nested))
@@ -110,8 +109,8 @@ class Blocks(Mask):
         return f"Blocks({layouts if len(layouts) > 1 else layouts[0]}, {self.block_size})"
 
 
-def _array(layout: object) -> npt.NDArray[np.bool_]:
-    """Return a layout of two or three dimensions as an array."""
+def _layout_array(layout: object) -> npt.NDArray[np.bool_]:
+    """Return a block layout of two or three dimensions as an array."""
     if isinstance(layout, Tensor):
         check_readable("layout", layout)
         layout = layout.detach().cpu()

@@ -1,4 +1,4 @@
-"""Causal: no query sees a later key."""
+"""Causal: the mask by which no query sees a later key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from saccade.support.argument_hints import argument_hints
 @argument_hints(more="a mask is a rule on positions and has no length: Causal() fits any")
 @dataclasses.dataclass(frozen=True)
 class Causal(Mask):
-    """A query sees its position and everything before it.
+    """The causal mask: a query sees its position and everything before it.
 
     The last query is at the position of the last key (bottom-right): fewer queries are the end of the sequence:
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.masks.mask import EVERYWHERE, Domain, Mask
-from saccade.masks.validation import check_readable
+from saccade.masks.mask_fields import check_readable
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, type_error, value_error
 from saccade.support.torch_modes import is_plain, is_tracing
@@ -22,7 +22,7 @@ NO_BOOL = "a 0/1 mask becomes one with mask.bool(); terms that are added to the 
 @argument_hints()
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dense(Mask):
-    """The matrix as a bool tensor; True = may attend.
+    """A mask as a bool tensor; True = may attend.
 
     Row r of a tensor with L rows and S columns is at position S - L + r (bottom-right), column c at c. Positions
     outside neither see nor are seen, and attention over them is refused. A size of 1 holds for every batch item and
@@ -80,7 +80,7 @@ class Dense(Mask):
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         allowed = self.allowed.to(q.device)
         batch, heads, rows, columns = allowed.shape
-        part = _part(allowed, (b, h, q - (columns - rows), kv)) if rows > 1 else None
+        part = _consecutive_part(allowed, (b, h, q - (columns - rows), kv)) if rows > 1 else None
         if part is not None:
             return part
         if 0 in allowed.shape:
@@ -105,22 +105,24 @@ class Dense(Mask):
         return f"Dense(shape={list(self.allowed.shape)})"
 
 
-def _part(allowed: Tensor, index: tuple[Tensor, ...]) -> Tensor | None:
-    """Return a copy of the entries at consecutive indices, ten times as fast as indexing; None otherwise."""
+def _consecutive_part(allowed: Tensor, index: tuple[Tensor, ...]) -> Tensor | None:
+    """Return a copy of a tensor's entries at consecutive indices, ten times as fast as indexing; None otherwise."""
     if is_tracing() or math.prod([x.numel() for x in index]) < _MANY:
         return None
     if not (allowed.is_cpu and all(map(is_plain, (allowed, *index)))):
         return None
     spans = []
     for axis, size in enumerate(allowed.shape):
-        span = slice(0, 1) if size == 1 and axis < 2 else _span(index[axis], axis)  # one item or head applies to all
+        span = (
+            slice(0, 1) if size == 1 and axis < 2 else _consecutive_range(index[axis], axis)
+        )  # one item or head applies to all
         if span is None or span.start < 0 or span.stop > size:
             return None
         spans.append(span)
     return allowed[tuple(spans)].clone()
 
 
-def _span(x: Tensor, axis: int) -> slice | None:
+def _consecutive_range(x: Tensor, axis: int) -> slice | None:
     """Return the range of a tensor of consecutive numbers along one of four axes; None for other tensors."""
     numbers = x.reshape(-1)
     first, stop = int(numbers[0]), int(numbers[-1]) + 1

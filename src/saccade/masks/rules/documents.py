@@ -1,4 +1,4 @@
-"""Documents: several documents packed into one sequence, which do not see one another."""
+"""Documents: a mask for several documents packed into one sequence, which do not see one another."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from saccade.masks.algebra import And
-from saccade.masks.device_constant import Table
 from saccade.masks.mask import Domain, Mask
+from saccade.masks.mask_fields import Table, ints_of, items_of
 from saccade.masks.rules.full import Full
-from saccade.masks.validation import ints_of, items_of
 from saccade.plan import ALL, Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints
@@ -30,7 +29,7 @@ _TOTAL_BITS = 31  # 16 bytes for each position: 32 GB
 @argument_hints(lengths="Documents([3, 5]): tokens of each document; from_cu_seqlens takes where they end")
 @dataclasses.dataclass(frozen=True)
 class Documents(Mask):
-    """Tokens attend within their own document; ``rule`` counts positions from each document's start.
+    """A mask of packed documents: tokens attend within their own; ``rule`` counts from each document's start.
 
     With ``rule``, packed, padded and separate sequences give equal results: write ``Documents(lengths, rule=Causal() &
     ...)``, since a mask joined with ``&`` counts positions from the start of the whole sequence.
@@ -68,14 +67,14 @@ class Documents(Mask):
     is_fact_of_batch = True
 
     def __init__(self, lengths: Sequence[int] | Sequence[Sequence[int]] | Tensor, rule: Mask | None = None):
-        items = _items(lengths)
+        items = _lengths_per_item(lengths)
         check_type("rule", rule, (Mask, NoneType), "be a mask or None")
         if rule is not None and rule.shape[0] not in (1, len(items)) and len(items) != 1:
             expected = f"tell apart 1 or {len(items)} batch items"
             raise value_error("rule", expected, rule.shape[0])
         object.__setattr__(self, "lengths", items)
         object.__setattr__(self, "rule", rule)
-        object.__setattr__(self, "_places", Table(_table(items)))
+        object.__setattr__(self, "_places", Table(_document_table(items)))
         object.__setattr__(self, "_documents", tuple(_lengths_and_ends(item) for item in items))
 
     @property
@@ -182,7 +181,7 @@ class Documents(Mask):
         return np.concatenate(edges)
 
     def _around(self, item: int, span: range) -> tuple[int, int, bool]:
-        """Return the result of `_spans` for a single group, faster."""
+        """Return the result of `_spans` for a single group of rows, faster."""
         lengths, ends = self._documents[item]
         total = int(ends[-1]) if len(ends) else 0
         if not total or span[0] >= total or span[-1] < 0:
@@ -191,7 +190,7 @@ class Documents(Mask):
         return int(ends[low] - lengths[low]), int(ends[high]), low == high and span[0] >= 0 and span[-1] < total
 
     def _spans(self, groups: Groups) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
-        """Return, per group, the start of its first document, the end of its last, and whether it lies in just one."""
+        """Return each group's first document start, last document end, and whether both are of one document."""
         start, stop = np.zeros_like(groups.first), np.zeros_like(groups.first)
         one = np.zeros(groups.first.shape, dtype=bool)
         items = np.zeros_like(groups.batch) if len(self.lengths) == 1 else groups.batch
@@ -212,7 +211,7 @@ class Documents(Mask):
 
 
 def with_facts(pattern: Mask, batch_mask: Mask) -> Mask:
-    """Join a layer's pattern and the mask of a batch: the pattern restarts with each document of the batch."""
+    """Return a layer's pattern joined with a batch's mask: the pattern restarts with each document of the batch."""
     parts = batch_mask.parts if isinstance(batch_mask, And) else (batch_mask,)
     index = next((i for i, part in enumerate(parts) if isinstance(part, Documents)), None)
     if index is None:
@@ -223,7 +222,7 @@ def with_facts(pattern: Mask, batch_mask: Mask) -> Mask:
     return joined if len(parts) == 1 else And((*parts[:index], joined, *parts[index + 1 :]))
 
 
-def _items(lengths: object) -> tuple[tuple[int, ...], ...]:
+def _lengths_per_item(lengths: object) -> tuple[tuple[int, ...], ...]:
     """Return the lengths of documents per batch item; one item if all are alike."""
     hint = "lengths in a list hold for all batch items; or one such list per item"
     values = items_of("lengths", lengths, "be ints of at least 0", hint=hint)
@@ -242,8 +241,8 @@ def _lengths_and_ends(item: tuple[int, ...]) -> tuple[Ints, Ints]:
     return lengths, np.cumsum(lengths)
 
 
-def _table(lengths: tuple[tuple[int, ...], ...]) -> Tensor:
-    """Return int64 [2, items, 1 + positions + 1]: document and its start, by position + 1; document -1 outside."""
+def _document_table(lengths: tuple[tuple[int, ...], ...]) -> Tensor:
+    """Return each position's document and its start, int64 [2, items, 1 + positions + 1]; document -1 outside."""
     longest = max(sum(item) for item in lengths)
     table = np.full((2, len(lengths), longest + 2), -1, dtype=np.int64)
     table[1] = 0

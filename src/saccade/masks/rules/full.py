@@ -1,4 +1,4 @@
-"""Full: every query may attend to every key."""
+"""Full: the mask by which every query may attend to every key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from saccade.support.argument_hints import argument_hints
 @argument_hints(more="a mask is a rule on positions and has no length: Full() fits any")
 @dataclasses.dataclass(frozen=True)
 class Full(Mask):
-    """Every query may attend to every key; the meaning of ``mask=None``.
+    """The full mask: every query may attend to every key; the meaning of ``mask=None``.
 
     >>> print(Full().picture(2, 3))
     1 1 1

@@ -1,4 +1,4 @@
-"""Global: a few tokens that see all keys, and that all queries see."""
+"""Global: a mask of a few tokens that see all keys, and that all queries see."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.masks.device_constant import Table
 from saccade.masks.mask import Mask
-from saccade.masks.validation import ints_of
+from saccade.masks.mask_fields import Table, ints_of
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints
@@ -23,7 +22,7 @@ from saccade.support.validation import check_bool
 @argument_hints(positions="Global([0]): the tokens that see all and are seen by all")
 @dataclasses.dataclass(frozen=True)
 class Global(Mask):
-    """Tokens at ``positions`` see all keys, and all queries see them. Meant to be joined: ``window | Global([0])``.
+    """A mask of global tokens, which see all keys and which all queries see; join it: ``window | Global([0])``.
 
     >>> print(Global([1]).picture(4))
     . 1 . .
@@ -109,7 +108,7 @@ class Global(Mask):
         return tokens[low] == x
 
     def _runs(self) -> Ints:
-        """Return the start and end of runs of adjacent positions, ``[2, runs]``: better cuts than single positions."""
+        """Start and end of runs of adjacent global positions, ``[2, runs]``: better cuts than single positions."""
         where = np.asarray(self.positions, dtype=np.int64)
         is_new = np.diff(where, prepend=-2) != 1
         return np.stack([where[is_new], where[np.roll(is_new, -1)] + 1])

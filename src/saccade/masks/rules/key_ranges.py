@@ -1,4 +1,4 @@
-"""KeyRanges: a few ranges of keys for each query."""
+"""KeyRanges: a mask with a few ranges of keys for each query."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.masks.device_constant import Table
 from saccade.masks.mask import EVERYWHERE, Domain, Mask
+from saccade.masks.mask_fields import Table
 from saccade.plan import ALL, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class KeyRanges(Mask):
-    """Each query sees a few ranges of keys: the content of a bool tensor that equals no standard pattern.
+    """A mask with a few key ranges for each query, for bool tensors that equal no standard pattern.
 
     Row r of L is at position ``columns - L + r``, as in `Dense`; one row applies to every query.
 
@@ -102,7 +102,7 @@ class KeyRanges(Mask):
                 return Bounds.exactly(Spans.of(starts[low], ends[low], keys).where(some, nothing))
             tables = (starts, ends, starts, ends)
         sides = (np.minimum, np.maximum, np.maximum, np.minimum)
-        first, stop, sure_first, sure_stop = (_among(*x, low, high) for x in zip(sides, tables, strict=True))
+        first, stop, sure_first, sure_stop = (_extreme_in_rows(*x, low, high) for x in zip(sides, tables, strict=True))
         any_row = Spans.of(first, stop, keys).where(some, nothing)
         return Bounds(any_row, Spans.of(sure_first, sure_stop, keys).where(every, nothing))
 
@@ -111,8 +111,8 @@ class KeyRanges(Mask):
         return f"KeyRanges(items={items}, rows={rows}, columns={self.columns}, at_most={ranges})"
 
 
-def _among(reduction: np.ufunc, numbers: Ints, low: Ints, high: Ints) -> Ints:
-    """Return the minimum or maximum of the rows ``low`` to ``high`` (inclusive) of numbers ``[rows, ranges]``."""
+def _extreme_in_rows(reduction: np.ufunc, numbers: Ints, low: Ints, high: Ints) -> Ints:
+    """Return the minimum or maximum of the range ends ``[rows, ranges]`` over rows ``low`` to ``high`` (inclusive)."""
     pairs = np.stack([low, high + 1], 1).ravel()
     # Every second result lies between two groups; `reduceat` needs a row after the last one.
     reduced: Ints = reduction.reduceat(np.concatenate([numbers, numbers[-1:]]), pairs)[::2]

@@ -1,4 +1,4 @@
-"""Padding: hides the keys that are not tokens."""
+"""Padding: a mask that hides the keys that are not tokens."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.masks.device_constant import Table
 from saccade.masks.mask import Mask
-from saccade.masks.validation import POSITION_BITS, ints_of
+from saccade.masks.mask_fields import POSITION_BITS, Table, ints_of
 from saccade.plan import ALL, Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints
@@ -23,7 +22,7 @@ from saccade.support.validation import check_choice, check_int
 @argument_hints(lengths="Padding([3, 5]): how many tokens each item has; from_attention_mask takes a tensor of 0 and 1")
 @dataclasses.dataclass(frozen=True)
 class Padding(Mask):
-    """Only tokens may be attended to: batch item b has ``lengths[b]`` of them.
+    """A mask that hides padding: only the ``lengths[b]`` tokens of batch item b may be attended to.
 
     Pass it with the call, to be joined with the pattern of a module: ``mha(x, mask=Padding(lengths))``. It hides keys
     only; the caller ignores the rows of padding.

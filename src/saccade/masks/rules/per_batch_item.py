@@ -21,7 +21,7 @@ from saccade.support.validation import check_type
 @argument_hints(rules="PerItem([Global([0]), Global([0, 7])]): one mask for each batch item")
 @dataclasses.dataclass(frozen=True)
 class PerItem(Mask):
-    """Batch item b follows ``rules[b]``, for example with other global tokens.
+    """A mask per batch item: item b follows ``rules[b]``, for example with other global tokens.
 
     >>> from saccade.masks import Causal, Window
     >>> mask = PerItem([Causal(), Window(0, 0)])

@@ -15,7 +15,7 @@ from saccade.support.errors import kind, type_error
 
 @dataclasses.dataclass(frozen=True)
 class Predicate(Mask):
-    """A function ``(b, h, q, kv) -> bool`` of tensors that broadcast (FlexAttention's ``mask_mod``).
+    """A mask by a function ``(b, h, q, kv) -> bool`` of tensors that broadcast (FlexAttention's ``mask_mod``).
 
     It is exact, but its structure is unknown: all pairs are computed, a few rows at a time.
 

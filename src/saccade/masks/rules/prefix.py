@@ -1,4 +1,4 @@
-"""Prefix: every query sees the first positions."""
+"""Prefix: a mask by which every query sees the first positions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from torch import Tensor
 
 from saccade.masks.mask import Mask
-from saccade.masks.validation import check_field
+from saccade.masks.mask_fields import check_field
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints
@@ -17,8 +17,9 @@ from saccade.support.argument_hints import argument_hints
 @argument_hints()
 @dataclasses.dataclass(frozen=True)
 class Prefix(Mask):
-    """Every query sees the first ``length`` positions. Join it with other masks: ``Causal() | Prefix(n)`` is a prefix
-    LM.
+    """A mask of a prefix: every query sees the first ``length`` positions.
+
+    Join it with other masks: ``Causal() | Prefix(n)`` is a prefix LM.
 
     >>> from saccade.masks import Causal
     >>> print((Causal() | Prefix(3)).picture(5))

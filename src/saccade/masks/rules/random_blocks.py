@@ -1,4 +1,4 @@
-"""Random: a few random blocks of keys for each block of queries."""
+"""Random: a mask with a few random blocks of keys for each block of queries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from saccade.masks.mask import Mask
-from saccade.masks.validation import SIZE_BITS, check_field
+from saccade.masks.mask_fields import SIZE_BITS, check_field
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
@@ -22,7 +22,7 @@ _MOST_ROWS = 64  # with more blocks of queries in a group, nearly all keys are v
 
 @dataclasses.dataclass(frozen=True)
 class Random(Mask):
-    """Each block of queries sees ``blocks_per_row`` blocks of keys, drawn at random.
+    """A mask of random blocks: each block of queries sees ``blocks_per_row`` blocks of keys, drawn at random.
 
     Block i draws different blocks from the first ``2 * max(i + 1, blocks_per_row)``: half of the candidates are before
     it, half after. The draw depends on the seed and on i alone: it is the same in training and evaluation and for every
@@ -61,7 +61,7 @@ class Random(Mask):
         check_field(self, "seed", 0, bits=SEED_BITS)
 
     def drawn(self, rows: Ints) -> Ints:
-        """Return the blocks of keys of blocks of queries, int64 ``[rows, blocks_per_row]``, sorted in each row."""
+        """Return the random key blocks of blocks of queries, int64 ``[rows, blocks_per_row]``, sorted in each row."""
         return np.sort(np.stack(list(self._draws(np.asarray(rows, dtype=np.int64))), axis=-1), axis=-1)
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class Random(Mask):
         return allowed & (row >= 0)
 
     def _draws(self, row: Any) -> Iterator[Any]:
-        """Yield the random blocks of each block, one after another; for arrays and tensors.
+        """Yield each draw of a random block for all rows, one after another; for arrays and tensors.
 
         Floyd's sampling without repetition: each draw has one more candidate than the draw before, and a repeated draw
         takes the last candidate.
@@ -82,7 +82,7 @@ class Random(Mask):
         candidates = 2 * (row + 1 + (draws - row - 1) * (row + 1 < draws))
         for number in range(draws):
             most = candidates - draws + number
-            pick = _word(self.seed, row, number) % (most + 1)
+            pick = _random_word(self.seed, row, number) % (most + 1)
             for other in before:
                 pick = pick + (most - pick) * (other == pick)
             before.append(pick)
@@ -119,7 +119,7 @@ class Random(Mask):
         return np.arange(max(rows.start, 0) // self.block_size * self.block_size, rows.stop, self.block_size)
 
 
-def _word(seed: int, row: Any, number: int) -> Any:
+def _random_word(seed: int, row: Any, number: int) -> Any:
     """Return 32 random bits for each row: Murmur3's finaliser, with operators of arrays and tensors."""
     x = (row & _WORD) ^ (seed * 0x9E3779B1 + number * 0x85EBCA77 + 0x27D4EB2F) & _WORD
     for _ in range(2):

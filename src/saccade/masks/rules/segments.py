@@ -1,4 +1,4 @@
-"""Segments: causal, up to some tokens before the segment of the query."""
+"""Segments: a causal mask that reaches some tokens before the segment of the query (Transformer-XL)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from saccade.masks.mask import Mask
+from saccade.masks.mask_fields import SIZE_BITS, check_field
 from saccade.masks.rules.causal import Causal
-from saccade.masks.validation import SIZE_BITS, check_field
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints
@@ -21,7 +21,7 @@ from saccade.support.argument_hints import argument_hints
 )
 @dataclasses.dataclass(frozen=True)
 class Segments(Mask):
-    """A query sees the earlier tokens of its segment, and the last ``memory`` tokens before that segment.
+    """A mask of segments: a query sees earlier tokens of its segment, and the ``memory`` tokens before it.
 
     Segments are ``segment`` positions long and begin at 0. The number of visible keys grows from token to token and
     drops at the next segment, whereas a window moves with the query.

@@ -1,4 +1,4 @@
-"""Strided: every step-th position."""
+"""Strided: a mask of every step-th position."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from torch import Tensor
 
 from saccade.masks.mask import Mask
-from saccade.masks.validation import check_field
+from saccade.masks.mask_fields import check_field
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints
@@ -17,7 +17,7 @@ from saccade.support.argument_hints import argument_hints
 @argument_hints()
 @dataclasses.dataclass(frozen=True)
 class Strided(Mask):
-    """A query sees the positions whose distance from it is a multiple of ``step``, itself included.
+    """A strided mask: a query sees the positions whose distance is a multiple of ``step``, itself included.
 
     >>> print(Strided(2).picture(4))
     1 . 1 .

@@ -1,4 +1,4 @@
-"""Window: keys near the query."""
+"""Window: a mask of the keys near the query."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from torch import Tensor
 
 from saccade.masks.mask import Mask
-from saccade.masks.validation import POSITION_BITS
+from saccade.masks.mask_fields import POSITION_BITS
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints
@@ -23,7 +23,7 @@ _UNLIMITED = 1 << POSITION_BITS  # wider than any sequence: sums of positions an
 )
 @dataclasses.dataclass(frozen=True)
 class Window(Mask):
-    """A query sees its position, ``left`` keys before it and ``right`` keys after it.
+    """A window: a query sees its position, ``left`` keys before it and ``right`` keys after it.
 
     >>> print(Window(2, 0).picture(5))
     1 . . . .

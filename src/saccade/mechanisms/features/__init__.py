@@ -1,3 +1,3 @@
-"""Sums over features of keys, never computed pair by pair: shared by Linear and Performer."""
+"""Linear attention as sums over features of keys, without computing pairs: shared by Linear and Performer."""
 
 __all__: list[str] = []

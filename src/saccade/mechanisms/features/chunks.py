@@ -1,4 +1,4 @@
-"""Sums over all earlier keys in linear time: pairs within a chunk of tokens, and one state for all before it."""
+"""Chunked prefix sums in linear time: pairs within a chunk of tokens, and one state for all tokens before it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FLOOR = -1e30  # below every logarithm of a weight, and finite: a difference of
 
 
 class Line(NamedTuple):
-    r"""The share of an earlier key that a row takes, :math:`w_{ij} = e^{s_j - r_i} \le 1`, and the segments of rows.
+    r"""The weight of each earlier key in a row's sum, :math:`w_{ij} = e^{s_j - r_i} \le 1`, and the segments of rows.
 
     Attributes:
         row_logs: r, ``[batch, groups, len]``, at least every s that the row may take; None for 0 with ``key_logs``.
@@ -29,18 +29,18 @@ class Line(NamedTuple):
     segments: Tensor | None = None
 
     def turned(self) -> Line:
-        """Return the line of the transposed product: rows and keys exchanged, in the other direction."""
+        """Return the weights for the transposed sum: rows and keys exchanged, in the other direction."""
         if self.row_logs is None or self.key_logs is None:
             return self
         return Line(-self.key_logs, -self.row_logs, self.segments)
 
     def at(self, part: slice) -> Line:
-        """Return the line of some tokens."""
+        """Return the weights of some of the tokens."""
         return Line(*(None if x is None else x[..., part] for x in self))
 
 
 class Summed(NamedTuple):
-    """Sums, and the state from which later tokens continue.
+    """The result of chunked sums, and the state from which later tokens continue.
 
     Attributes:
         out: the sums.
@@ -56,7 +56,7 @@ class Summed(NamedTuple):
 def chunked_sums(
     a: Tensor, b: Tensor, c: Tensor, line: Line, *, reverse: bool = False, before: Summed | None = None
 ) -> Summed:
-    """Return `saccade.mechanisms.features.prefix_sums` after those of earlier tokens, without derivatives."""
+    """Return `prefix_sums` computed chunk by chunk, after those of earlier tokens; without derivatives."""
     batch, heads, length, width = a.shape
     groups = min(heads, b.shape[1])
     out = a.new_empty(batch, heads, length, c.shape[3])
@@ -83,7 +83,7 @@ def chunked_sums(
 
 
 class Carried(NamedTuple):
-    """The meaning of a state: it sums ``exp(s_j - peak)`` times the value of key j, over one segment.
+    """The scale of the state between chunks: it sums ``exp(s_j - peak)`` times the value of key j, over one segment.
 
     Attributes:
         peak: ``[batch, groups]``, at least every s in the state.
@@ -95,11 +95,11 @@ class Carried(NamedTuple):
 
     @classmethod
     def nothing(cls, batch: int, groups: int, like: Tensor) -> Carried:
-        """Return the value before the first key."""
+        """Return the scale of the empty state before the first chunk."""
         return cls(like.new_full((batch, groups), _FLOOR), None)
 
     def share_of(self, line: Line) -> Tensor:
-        """Return the share of the state that each of the next rows takes, ``[batch | 1, groups | 1, len]``."""
+        """Return the weight of the state for each row of the next chunk, ``[batch | 1, groups | 1, len]``."""
         logs = torch.zeros_like(self.peak)[..., None]
         if line.row_logs is not None:
             logs = self.peak[..., None] - line.row_logs
@@ -111,7 +111,7 @@ class Carried(NamedTuple):
     def advanced(
         self, state: Tensor, keys: Tensor, brought: Tensor, line: Line, *, last: int
     ) -> tuple[Tensor, Carried]:
-        """Return the state with more keys, whose last one (in the direction of the sum) is at ``last``."""
+        """Return the state after one more chunk of keys, whose last key (in the sum's direction) is at ``last``."""
         segment, peak, take, keep = self.segment, self.peak, torch.ones_like(self.peak)[..., None], None
         logs = line.key_logs
         if line.segments is not None:
@@ -131,6 +131,7 @@ class Carried(NamedTuple):
 
 
 def _triangle_of(scores: Tensor, size: int, reverse: bool) -> Tensor:
+    """Keep the scores of a chunk's rows with earlier keys, and set the others to 0."""
     if scores.shape[2:] == (size, size):
         return scores.triu_() if reverse else scores.tril_()
     pairs = scores.new_ones(size, size)
@@ -138,7 +139,7 @@ def _triangle_of(scores: Tensor, size: int, reverse: bool) -> Tensor:
 
 
 def _pair_weights(line: Line, reverse: bool) -> Tensor:
-    """Return the share of a key that a row takes, ``[batch | 1, groups | 1, len, len]``; 0 for later keys."""
+    """Return each key's weight for each row of a chunk, ``[batch | 1, groups | 1, len, len]``; 0 for later keys."""
     weights: Tensor | int = 1
     if line.row_logs is not None and line.key_logs is not None:
         weights = (line.key_logs[:, :, None] - line.row_logs[..., None]).clamp_(max=0.0).exp_()
@@ -149,7 +150,7 @@ def _pair_weights(line: Line, reverse: bool) -> Tensor:
 
 
 def _spread(scores: Tensor, size: int, weights: Tensor) -> Tensor:
-    """Multiply scores of several heads, ``[batch, groups, heads * size, others * size]``, by shared weights."""
+    """Multiply scores of several heads, ``[batch, groups, heads * size, others * size]``, by shared pair weights."""
     batch, groups, rows, columns = scores.shape
     pairs = scores.view(batch, groups, rows // size, size, columns // size, size)
     return (pairs * weights).view(scores.shape)

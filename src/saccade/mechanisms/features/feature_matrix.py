@@ -1,4 +1,4 @@
-"""FeatureMatrix: a matrix from features of queries and keys, never computed pair by pair."""
+"""FeatureMatrix: the lazy matrix of linear attention, from features of queries and keys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PIECE = 1 << 20  # numbers that are summed and divided together: 4 MB, which fi
 
 
 class Features(NamedTuple):
-    """The features of queries or keys, ``exp(logs) * values``.
+    """The features of queries or keys, stored as ``exp(logs) * values``.
 
     Attributes:
         values: ``[batch, heads, len, features]``, float32 or wider.
@@ -40,7 +40,7 @@ class Features(NamedTuple):
 
 
 class FeatureMatrix(LinearTimeMatrix):
-    r"""A matrix whose rows are proportional to products of features; O(n) memory, and O(n) time for products.
+    r"""A linear attention matrix: rows proportional to products of features, O(n) memory and time for products.
 
     .. math:: A_{ij} = \frac{\phi(q_i) \cdot \phi(k_j)}{\epsilon + \sum_{j' \in V(i)} \phi(q_i) \cdot \phi(k_{j'})},
               \quad j \in V(i)
@@ -52,7 +52,7 @@ class FeatureMatrix(LinearTimeMatrix):
             cancel and are not read.
         key: features of the keys, ``[batch, kv_heads, kv_len, features]``; 0 where a key was not finite.
         visible: the mask.
-        dtype: of the inputs and of the products.
+        dtype: dtype of the inputs and of the products.
         eps: added to the denominator; rows then sum to a little less than 1.
         tainted: bool ``[batch, kv_heads, kv_len]``, non-finite keys: a row that may attend to one is NaN; None for
             none.
@@ -108,7 +108,7 @@ class FeatureMatrix(LinearTimeMatrix):
             value = value.masked_fill(worthless[..., None], 0.0)
             bad = worthless if bad is None else bad | worthless
         value, nan = value.to(self._key.dtype), self._nan_rows(bad)
-        size = self._piece(value)
+        size = self._piece_len(value)
         out = self._normalised(self._gather(_with_ones(value))) if size is None else self._in_pieces(value, size)
         return out if nan is None else out.masked_fill(nan[..., None], math.nan)
 
@@ -116,14 +116,14 @@ class FeatureMatrix(LinearTimeMatrix):
         """Return ``A.mT @ x`` in linear time; see `Matrix.rmatmul`. Grouped keys are repeated for every head."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         if not (self._tainted is self._nonfinite_queries is None and is_surely_finite(x)):
-            return super().rmatmul(x)  # who is touched by what is found pair by pair
+            return super().rmatmul(x)  # find the affected rows pair by pair
         with without_autocast(self.device):
             total = self._gather(torch.ones_like(self._key[..., :1]))
             rows = divide_rows(x.to(total.dtype), total, self.eps)
             return self._scatter(self._without_hidden(rows)).to(x.dtype)
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """Return the product for new tokens after a ``memory`` of all earlier ones, and the memory after them.
+        """Return the output for new tokens after a recurrent ``memory`` of all earlier ones, and the new memory.
 
         Raises:
             ValueError: a mask that is not causal, or a memory of other features or another mask.
@@ -182,7 +182,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return rows if hidden is None else rows.masked_fill(hidden[:, None, :, None], 0.0)
 
     def _nan_rows(self, bad: Tensor | None) -> Tensor | None:
-        """Return rows that see a bad key, or are non-finite and see anything: bool ``[batch, heads, q_len]``."""
+        """Return rows that must be NaN, bool ``[batch, heads, q_len]``: they see a bad key, or are non-finite."""
         nan = None if bad is None else self._rows_that_see(bad)
         if self._nonfinite_queries is None:
             return nan
@@ -192,13 +192,11 @@ class FeatureMatrix(LinearTimeMatrix):
         return nonfinite_queries if nan is None else nan | nonfinite_queries
 
     def _rows_that_see(self, keys: Tensor) -> Tensor:
-        """Return rows, bool ``[batch, heads, q_len]``, that may attend to some keys, bool ``[batch, kv_heads,
-        kv_len]``.
-        """
+        """Return the rows, bool ``[batch, heads, q_len]``, that see any marked key ``[batch, kv_heads, kv_len]``."""
         return rows_that_see(self, self._order, self.visible, keys)
 
     def _line_after(self, memory: Memory | None) -> Line:
-        """Return weights and segments of tokens that follow a memory."""
+        """Return the weights and segments of tokens that follow a recurrent memory."""
         segments, floor = self.visible.kv_documents, None
         if memory is not None and segments is not None and memory.segment is not None:
             segments = torch.maximum(segments, memory.segment[:, None])  # no token, no new document
@@ -209,7 +207,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return line_of(self._logs, segments, floor)
 
     def _tainted_by(self, bad: Tensor, line: Line, memory: Memory | None) -> tuple[Tensor, Tensor]:
-        """Return the rows that may attend to a bad key, old or new, and where the memory holds one now."""
+        """Return the rows that see a non-finite key, old or new, and where the memory now contains one."""
         line, marks = Line(segments=line.segments), bad[..., None].to(self._key.dtype)
         before = memory
         if memory is not None:
@@ -228,8 +226,8 @@ class FeatureMatrix(LinearTimeMatrix):
         a, b, c = order.with_rows(self._query), order.with_keys(self._key), order.with_keys(c)
         return order.rows_of(prefix_sums(a, b, c, order.line(self._logs)))
 
-    def _piece(self, value: Tensor) -> int | None:
-        """Return how many tokens to sum and divide at a time, whole chunks of them; None for all.
+    def _piece_len(self, value: Tensor) -> int | None:
+        """Return how many tokens to process at a time, whole chunks of them; None for all.
 
         Fresh memory for the sums of a long sequence costs as much as they do.
         """
@@ -241,8 +239,8 @@ class FeatureMatrix(LinearTimeMatrix):
         return None if needs and torch.is_grad_enabled() else size
 
     def _in_pieces(self, value: Tensor, size: int) -> Tensor:
-        """Return the normalised sums of a long sequence, without a graph."""
-        assert self._order is not None  # checked by `_piece`
+        """Return the normalised sums of a long sequence piece by piece, without a graph."""
+        assert self._order is not None  # checked by `_piece_len`
         line, summed = self._order.line(self._logs), None
         out = value.new_empty(*self.shape[:3], value.shape[3])
         for start in range(0, self.shape[2], size):
@@ -265,12 +263,12 @@ class FeatureMatrix(LinearTimeMatrix):
 
 
 def _with_ones(value: Tensor) -> Tensor:
-    """Append a column of ones, which sums to the denominator."""
+    """Append a column of ones to values, whose sum is the denominator of linear attention."""
     return torch.cat([value, value.new_ones(*value.shape[:3], 1)], -1)
 
 
 def _relative(logs: Tensor) -> Tensor:
-    """Return ``exp(logs)`` up to a common factor along the last axis; the largest is 1."""
+    """Return ``exp(logs)`` divided by its maximum along the last axis."""
     if not logs.shape[-1]:
         return logs
     peak = logs.amax(-1, keepdim=True)
@@ -278,14 +276,13 @@ def _relative(logs: Tensor) -> Tensor:
 
 
 class FeatureMechanism(Approximate):
-    """A mechanism that returns a `FeatureMatrix`."""
+    """The base of mechanisms that return a `FeatureMatrix`."""
 
     eps: float = 0.0
 
     @abstractmethod
     def features(self, query: Tensor, key: Tensor) -> tuple[Features, Features, Hashable]:
-        """Return features of queries and keys, ``[batch, heads, len, head_dim]`` in float32 or wider, all of them
-        finite.
+        """Return finite features of queries and keys, ``[batch, heads, len, features]``, and their source.
 
         The third value is equal for features that may be summed together.
         """
@@ -298,7 +295,9 @@ class FeatureMechanism(Approximate):
         return RecurrentCache(max_len)
 
     def _matrix_of(self, inputs: Inputs) -> FeatureMatrix:
-        (query, nonfinite_queries), (key, tainted) = (_finite(x, inputs.wide) for x in (inputs.query, inputs.key))
+        (query, nonfinite_queries), (key, tainted) = (
+            _zero_nonfinite(x, inputs.wide) for x in (inputs.query, inputs.key)
+        )
         of_query, of_key, source = self.features(query, key)
         dtype, visible = inputs.query.dtype, Visible.of(inputs)
         return FeatureMatrix(
@@ -313,7 +312,7 @@ class FeatureMechanism(Approximate):
         )
 
 
-def _finite(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Return tokens with 0 in place of non-finite ones, and which these are; None if there are certainly none."""
+def _zero_nonfinite(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Return tokens with non-finite ones set to 0, and which these are; None if there are certainly none."""
     bad = nonfinite_tokens(x)
     return (x if bad is None else x.masked_fill(bad[..., None], 0.0)).to(dtype), bad

@@ -1,4 +1,4 @@
-"""Visible: the keys that each query sees, under a mask that a sum over keys can implement."""
+"""The masks that linear attention supports: those that a sum over keys can implement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BECAUSE = "a sum over keys is all that is kept of them"
 
 
 def why_no_sum(mask: Mask) -> tuple[str, ...]:
-    """Return why no sum over keys can implement this mask.
+    """Return the reasons why linear attention cannot implement this mask, since no sum over keys does.
 
     Empty for Causal, Documents, masks that hide keys and do nothing else (Padding), and what ``&`` joins of them.
     """
@@ -24,7 +24,7 @@ def why_no_sum(mask: Mask) -> tuple[str, ...]:
         if isinstance(part, Documents):
             reasons += [
                 f"{type(rule).__name__} inside Documents is not Causal: {_BECAUSE}"
-                for rule in _inner(part)
+                for rule in _masks_in_documents(part)
                 if not isinstance(rule, Causal | Full)
             ]
         elif not (isinstance(part, Causal) or part.hides_keys_only):
@@ -37,7 +37,7 @@ def why_no_sum(mask: Mask) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Visible:
-    """A mask for which `why_no_sum` has no reasons, read at positions.
+    """A supported mask of linear attention, evaluated at the positions of queries and keys.
 
     Attributes:
         rule: the mask itself.
@@ -64,11 +64,11 @@ class Visible:
 
     @classmethod
     def of(cls, inputs: Inputs) -> Visible:
-        """Read the mask at the positions of the tokens."""
+        """Evaluate a mask of linear attention at the positions of the tokens."""
         parts = [part for part in parts_of(inputs.rule) if not isinstance(part, Full)]
         packs = [part for part in parts if isinstance(part, Documents)]
         q, kv = inputs.position_tables()
-        causal = any(isinstance(rule, Causal) for part in parts for rule in (part, *_inner(part)))
+        causal = any(isinstance(rule, Causal) for part in parts for rule in (part, *_masks_in_documents(part)))
         # Default positions mark no padding. If there are more queries than keys, the first rows lie before position 0.
         lost_rows = [q < 0] if inputs.q_positions is not None and inputs.q_positions.run is None else []
         lost_keys = [kv < 0] if inputs.kv_positions is not None and inputs.kv_positions.run is None else []
@@ -85,7 +85,7 @@ class Visible:
         offset = _offset(inputs, q, kv, causal)
         if documents and offset is not None:
             documents = [x.cummax(1).values for x in documents]
-        hidden = (_any(lost_rows), _any(lost_keys))
+        hidden = (_union(lost_rows), _union(lost_keys))
         return cls(inputs.rule, inputs.is_placed, causal, offset, q, kv, *hidden, *(documents or (None, None)))
 
     @property
@@ -94,7 +94,7 @@ class Visible:
         return not self.causal and self.hidden_rows is self.hidden_keys is self.q_documents is None
 
     def allowed(self, batch: slice, rows: range, columns: range) -> Tensor:
-        """Return the pairs that the mask allows, by its own definition: bool ``[batch, 1, rows, columns]``."""
+        """Return the pairs that the mask allows, evaluated pair by pair: bool ``[batch, 1, rows, columns]``."""
         items = torch.arange(batch.start, batch.stop, device=self.q_positions.device)
         q = self.q_positions if len(self.q_positions) == 1 else self.q_positions[batch]
         kv = self.kv_positions if len(self.kv_positions) == 1 else self.kv_positions[batch]
@@ -106,13 +106,13 @@ class Visible:
         return allowed.expand(len(items), 1, len(rows), len(columns))
 
 
-def _inner(part: Mask) -> tuple[Mask, ...]:
-    """Return the masks inside documents."""
+def _masks_in_documents(part: Mask) -> tuple[Mask, ...]:
+    """Return the masks that apply within documents."""
     return parts_of(part.rule) if isinstance(part, Documents) and part.rule is not None else ()
 
 
-def _any(marks: list[Tensor]) -> Tensor | None:
-    """Return the union of marks; None if nothing is certainly marked."""
+def _union(marks: list[Tensor]) -> Tensor | None:
+    """Return the union of bool marks; None if nothing is certainly marked."""
     if not marks:
         return None
     union = marks[0]
@@ -134,7 +134,7 @@ def _documents(mask: Documents, positions: Tensor) -> Tensor:
 
 
 def _offset(inputs: Inputs, q: Tensor, kv: Tensor, causal: bool) -> int | None:
-    """Return the number of keys before the first query's own one, if all follow one another; else None."""
+    """Return the number of keys before the first query's own key if all positions are consecutive, else None."""
     q_len, kv_len = inputs.shape[2:]
     q_start, kv_start = inputs.starts
     if q_start is not None and kv_start is not None:

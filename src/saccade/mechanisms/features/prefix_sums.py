@@ -1,4 +1,4 @@
-"""Sums over all earlier keys, which make causal linear attention linear."""
+"""Prefix sums: sums over all earlier keys, which make causal linear attention linear."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, re
 
 
 def continued(a: Tensor, b: Tensor, c: Tensor, line: Line, memory: Memory | None) -> tuple[Tensor, Tensor, Carried]:
-    """Return `prefix_sums` that begin with a memory, the state after the last key, and the meaning of its weights."""
+    """Return `prefix_sums` that continue from a memory, the state after the last key, and the state's scale."""
     out = prefix_sums(a, b, c, line)
     if memory is None:
         carried = Carried.nothing(len(a), b.shape[1], a.detach())
@@ -57,7 +57,7 @@ def continued(a: Tensor, b: Tensor, c: Tensor, line: Line, memory: Memory | None
     return out, state, carried
 
 
-def _swept(
+def _run_prefix_sums(
     a: Tensor,
     b: Tensor,
     c: Tensor,
@@ -75,7 +75,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _derivatives(ctx: Any, grad: Tensor, run: Callable[..., Tensor]) -> tuple[Tensor | None, ...]:
-    """Sum again, forwards or backwards, with the gradient in place of the values."""
+    """Return the gradients of the prefix sums, which are prefix sums again, forwards or backwards."""
     a, b, c, *line_tensors = ctx.saved_tensors
     line, reverse, needs_grad = Line(*line_tensors), ctx.reverse, ctx.needs_input_grad
     turned = line.turned()
@@ -88,7 +88,7 @@ def _derivatives(ctx: Any, grad: Tensor, run: Callable[..., Tensor]) -> tuple[Te
 
 
 def _mapped(info: Any, in_dims: tuple[int | None, ...], run: Callable[..., Tensor], *args: Any) -> tuple[Tensor, int]:
-    """Return the result under ``torch.func.vmap``: the mapped axis becomes part of the batch."""
+    """Run the prefix sums under ``torch.func.vmap``: the mapped axis becomes part of the batch."""
     *tensors, reverse = args
     size, dim = info.batch_size, in_dims[0]
     batch = tensors[0].shape[0 if dim is None or dim else 1]
@@ -100,12 +100,15 @@ def _mapped(info: Any, in_dims: tuple[int | None, ...], run: Callable[..., Tenso
 
 
 def _into_batch(x: Tensor, dim: int | None, size: int, batch: int) -> Tensor:
+    """Move a mapped axis of ``torch.func.vmap`` into the batch."""
     x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
     return x.expand(size, batch, *x.shape[2:]).flatten(0, 1)  # segments may be the same for the whole batch
 
 
 class _PrefixSums(torch.autograd.Function):
-    forward = staticmethod(_swept)
+    """The prefix sums as an autograd function."""
+
+    forward = staticmethod(_run_prefix_sums)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -118,7 +121,7 @@ class _PrefixSums(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, da: Tensor | None, db: Tensor | None, dc: Tensor | None, *_: None) -> Tensor:
-        """Sum again, once for each argument in which the sums are linear; at least one of the three changes."""
+        """Return the forward-mode derivative of the prefix sums: one sum for each argument that changes."""
         a, b, c, *line = ctx.saved_tensors
         threes = ((da, b, c), (a, db, c), (a, b, dc))
         changed = [three for three in threes if all(x is not None for x in three)]
@@ -131,7 +134,7 @@ class _PrefixSums(torch.autograd.Function):
 
 
 # A custom op, so that a compiler sees one node instead of the steps of every chunk.
-_operation = torch.library.custom_op("saccade::prefix_sums", _swept, mutates_args=())
+_operation = torch.library.custom_op("saccade::prefix_sums", _run_prefix_sums, mutates_args=())
 _operation.register_fake(lambda a, b, c, *_: a.new_empty(*a.shape[:3], c.shape[3]))
 _operation.register_autograd(lambda ctx, grad: _derivatives(ctx, grad, _operation), setup_context=_keep)
 _operation.register_vmap(lambda info, in_dims, *args: _mapped(info, in_dims, _operation, *args))

@@ -1,4 +1,4 @@
-"""Random features, whose products are the softmax kernel on average."""
+"""Random features, whose products equal the softmax kernel on average."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS: tuple[Kind, ...] = ("positive", "hyperbolic", "trigonometric")
 
 
 def directions(num_features: int, head_dim: int, *, orthogonal: bool, generator: torch.Generator) -> Tensor:
-    """Draw ω, each normal with variance 1 in every direction.
+    """Draw the random directions ω, each normal with variance 1 in every direction.
 
     Orthogonal ones are drawn in blocks of ``head_dim`` rows that are perpendicular to one another. Their lengths are
     drawn separately, as those of independent normal vectors: each row alone is normal, which keeps the kernel unbiased.
@@ -39,7 +39,7 @@ def directions(num_features: int, head_dim: int, *, orthogonal: bool, generator:
 
 
 def random_features(x: Tensor, projection: Tensor, kind: Kind) -> Features:
-    r"""Return φ(x), with :math:`E[\phi(x) \cdot \phi(y)] = e^{x \cdot y}` over the draws of the projection.
+    r"""Return random features φ(x), with :math:`E[\phi(x) \cdot \phi(y)] = e^{x \cdot y}` over draws of the projection.
 
     positive: :math:`e^{\omega x - |x|^2/2}` · hyperbolic: that of ω and -ω · trigonometric: :math:`e^{|x|^2/2}` times
     sine and cosine of ωx.
@@ -74,14 +74,14 @@ def random_features(x: Tensor, projection: Tensor, kind: Kind) -> Features:
 
 
 def drawn(seed: int, number: int, num_features: int, head_dim: int, *, orthogonal: bool) -> Tensor:
-    """Return the directions of a draw, float64 ``[num_features, head_dim]``: a function of seed, number and width."""
+    """Return the random directions of a draw, float64 ``[num_features, head_dim]``, from seed, number and width."""
     entropy = np.random.SeedSequence([seed, number, head_dim])
     generator = torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0]) >> 1)
     return directions(num_features, head_dim, orthogonal=orthogonal, generator=generator)
 
 
-def drawn_unread(seed: int, number: Tensor, num_features: int, head_dim: int, *, orthogonal: bool) -> Tensor:
-    """Return the directions of a draw whose number cannot be read yet: an operation reads it at run time."""
+def drawn_at_run_time(seed: int, number: Tensor, num_features: int, head_dim: int, *, orthogonal: bool) -> Tensor:
+    """Return the random directions of a draw whose number is known at run time only, through a custom operation."""
     return _operation(number, str(seed), num_features, head_dim, orthogonal)  # a seed may exceed 64 bits
 
 

@@ -1,4 +1,4 @@
-"""Order: queries and keys in one line, in which a row sums the keys before it."""
+"""The order of queries and keys in one sequence, in which prefix sums run over the keys before each row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from saccade.support.errors import value_error
 
 
 class Order(NamedTuple):
-    """The places of queries and keys in the line that `prefix_sums` sums over.
+    """The places of queries and keys in the sequence that `prefix_sums` sums over.
 
     Most masks need no order: query i is at the place of key ``i + past``. Otherwise queries and keys have separate
     places, sorted by document, by position if the mask is causal, and keys before queries.
@@ -44,7 +44,7 @@ class Order(NamedTuple):
 
     @classmethod
     def of(cls, visible: Visible, q_len: int, kv_len: int) -> Order:
-        """Return the shortest line for a causal mask, or for one with documents."""
+        """Return the shortest order for a causal mask, or for one with documents."""
         past = visible.offset
         if visible.causal and past is not None and 0 <= past <= kv_len - q_len:
             length, documents = past + q_len, visible.kv_documents
@@ -65,13 +65,13 @@ class Order(NamedTuple):
         return cls(0, kv_len, q_len + kv_len, segments, order)
 
     def with_rows(self, x: Tensor) -> Tensor:
-        """Return ``[batch, heads, q_len, width]`` in line, 0 at places that only keys have."""
+        """Return ``[batch, heads, q_len, width]`` in sequence order, 0 at places that only keys have."""
         if self.order is None:
             return F.pad(x, (0, 0, self.past, 0)) if self.past else x
         return take_rows(F.pad(x, (0, 0, self.kv_len, 0)), self.order)
 
     def with_keys(self, x: Tensor) -> Tensor:
-        """Return ``[batch, groups, kv_len, width]`` in line, 0 at places that only queries have."""
+        """Return ``[batch, groups, kv_len, width]`` in sequence order, 0 at places that only queries have."""
         if self.order is None:
             return x if self.length == self.kv_len else x[:, :, : self.length]
         return take_rows(F.pad(x, (0, 0, 0, self.length - self.kv_len)), self.order)
@@ -89,7 +89,7 @@ class Order(NamedTuple):
         return take_rows(x, self.order.argsort(1)[:, : self.kv_len])
 
     def rows_after(self, marks: Tensor) -> Tensor:
-        """Return rows that take a marked key: bool ``[batch, groups, q_len]`` of bool ``[batch, groups, kv_len]``."""
+        """Return the rows that follow a marked key in the order: bool ``[batch, groups, q_len]``."""
         places = torch.arange(self.length, device=marks.device)
         marked = self.with_keys(marks[..., None])[..., 0]
         last = torch.where(marked, places, -1).cummax(-1).values
@@ -100,7 +100,7 @@ class Order(NamedTuple):
         return self.rows_of((last >= first)[..., None])[..., 0]
 
     def line(self, logs: Tensor | None) -> Line:
-        """Return weights and segments for logs of the keys, ``[batch, groups, kv_len]``."""
+        """Return the sum weights and segments in sequence order for logs of the keys, ``[batch, groups, kv_len]``."""
         if logs is not None and self.order is None:
             logs = logs[..., : self.length]
         elif logs is not None and self.order is not None:
@@ -110,7 +110,7 @@ class Order(NamedTuple):
 
 
 def line_of(logs: Tensor | None, segments: Tensor | None, floor: Tensor | None = None) -> Line:
-    """Return a line whose rows divide by the largest weight so far: later keys do not affect it, not even by rounding.
+    """Return sum weights whose rows divide by the largest weight so far, so that later keys change no rounding.
 
     Args:
         logs: ``[batch, groups, len]``; -inf for a key that no row takes.
@@ -136,9 +136,7 @@ def line_of(logs: Tensor | None, segments: Tensor | None, floor: Tensor | None =
 
 
 def rows_that_see(matrix: Matrix, order: Order | None, visible: Visible, keys: Tensor) -> Tensor:
-    """Return rows, bool ``[batch, heads, q_len]``, that may attend to some keys, bool ``[batch, kv_heads | 1,
-    kv_len]``.
-    """
+    """Return the rows, bool ``[batch, heads, q_len]``, that may attend to some marked keys."""
     if visible.hidden_keys is not None:
         keys = keys & ~visible.hidden_keys[:, None]
     rows = keys.any(-1, keepdim=True).expand(-1, -1, matrix.shape[2]) if order is None else order.rows_after(keys)
@@ -147,7 +145,7 @@ def rows_that_see(matrix: Matrix, order: Order | None, visible: Visible, keys: T
 
 
 class Continued(Protocol):
-    """A matrix that can continue from a memory."""
+    """The interface of a matrix that can continue from a recurrent memory."""
 
     shape: tuple[int, int, int, int]
     source: Hashable
@@ -156,7 +154,7 @@ class Continued(Protocol):
 def check_memory(
     matrix: Continued, order: Order | None, visible: Visible, memory: Memory | None, sizes: tuple[int, int]
 ) -> None:
-    """Raise unless new tokens can go on where a memory ends; ``sizes`` are those of its state for one head."""
+    """Raise unless new tokens can continue a memory; ``sizes`` are those of its state for one head."""
     if not visible.causal:
         hint = "join masks.Causal(), or use a KVCache, which keeps the tokens themselves"
         rule = "be causal: a state sums over what came before"

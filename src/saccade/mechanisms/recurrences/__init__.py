@@ -1,3 +1,3 @@
-"""Recurrences: their rule, its chunks, the products, and the matrix."""
+"""Recurrences of linear attention: their definition, chunks, products, and lazy matrix."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Group: everything that several chunks of a recurrence need, except the incoming state."""
+"""A group of chunks of a recurrence, with everything precomputed that does not need the incoming state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from saccade.mechanisms.recurrences.recurrence_spec import CHUNK, Rule, cut
 
 
 class Group(NamedTuple):
-    """Chunks of a rule, ``[chunks, lines, CHUNK, width]`` each.
+    """Several chunks of a recurrence, ``[chunks, lines, CHUNK, width]`` each, and their precomputed factors.
 
     Within a chunk, where S comes in, b are log decays summed from its start, and b_C all of them:
 
@@ -27,10 +27,10 @@ class Group(NamedTuple):
             rule.
         inverse: T, of 1 + beta * recalled; None without the delta rule.
         reads: Q~, queries with the decay since the start of the chunk.
-        recalls: ``-beta K~``, likewise keys; None without the delta rule.
+        recalls: ``-beta K~``, keys with the same decay; None without the delta rule.
         writes: K^, keys with the decay up to the end of the chunk.
         keeps: e, the share of the incoming state that is left: ``[chunks, lines, 1 | head_dim, 1]``.
-        first, last: tokens that read the state that comes in, and that write to the one that goes out,
+        first, last: tokens that read the incoming state, and that write to the outgoing one,
             ``[chunks, lines, CHUNK, 1]`` of 0 and 1; None for all.
     """
 
@@ -50,10 +50,10 @@ class Group(NamedTuple):
 
     @classmethod
     def of(cls, rule: Rule, span: slice, segment: Tensor | None) -> Group:
-        """Prepare some tokens.
+        """Precompute the chunks of some tokens.
 
         Args:
-            rule: of the whole line.
+            rule: recurrence of the whole line.
             span: the tokens.
             segment: int64 ``[lines]``, of the state that comes in; None where there are no segments.
         """
@@ -64,7 +64,7 @@ class Group(NamedTuple):
         allowed = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=key.device).tril_()
         first = last = None
         if rule.segments is not None and segment is not None:
-            allowed, first, last, is_one = _apart(rule.segments[:, span], segment, allowed, dtype)
+            allowed, first, last, is_one = _split_segments(rule.segments[:, span], segment, allowed, dtype)
         decays = Decays.of(None if rule.decay is None else cut(rule.decay, span, torch.float64), allowed, dtype)
         keeps = decays.kept(key)
         keeps = keeps if first is None else keeps * is_one
@@ -72,7 +72,7 @@ class Group(NamedTuple):
         if not rule.is_delta:
             weights = decays.products(query, key)
             return cls(query, key, beta, decays, weights, None, None, reads, None, writes, keeps, first, last)
-        weights, recalled = _both(decays, query, key)
+        weights, recalled = _pair_weights(decays, query, key)
         inverse = recalled if beta is None else recalled * beta
         eye = torch.eye(CHUNK, dtype=dtype, device=key.device).expand_as(inverse)
         inverse = torch.linalg.solve_triangular(inverse, eye, upper=False, unitriangular=True)
@@ -87,13 +87,13 @@ class Group(NamedTuple):
 
 
 def scaled(x: Tensor, factor: Tensor | None, marks: Tensor | None) -> Tensor:
-    """Multiply by two factors; None for 1."""
+    """Multiply a tensor by two optional factors; None counts as 1."""
     x = x if factor is None else x * factor
     return x if marks is None else x * marks
 
 
-def _both(decays: Decays, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what queries read of keys, and what keys recall of those before them."""
+def _pair_weights(decays: Decays, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weights of earlier keys for queries, and for keys (which the delta rule needs)."""
     if decays.table is None and decays.sums is not None:
         return decays.products(query, key), decays.products(key, key).tril_(-1)
     both = decays.products(torch.cat([query, key], 2), key)
@@ -101,7 +101,7 @@ def _both(decays: Decays, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def forwards(group: Group, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return outputs like the value, ``[chunks, lines, CHUNK, value_dim]``, and the state after them.
+    """Run a group of chunks: return outputs like the value, ``[chunks, lines, CHUNK, value_dim]``, and the next state.
 
     Args:
         group: the chunks.
@@ -109,11 +109,11 @@ def forwards(group: Group, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor
         state: ``[lines, head_dim, value_dim]``, that comes in.
     """
     new, states = written_by(group, value, state)
-    return _times(group.weights, new).add_(_times(group.reads, states[:-1])), states[-1]
+    return _chunk_product(group.weights, new).add_(_chunk_product(group.reads, states[:-1])), states[-1]
 
 
 def written_by(group: Group, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what tokens write, u, like the value, and the states: ``[chunks + 1, lines, head_dim, value_dim]``.
+    """Return what each token writes to the state, u, like the value, and the state before each chunk and at the end.
 
     The states are those before each chunk and after the last.
     """
@@ -121,7 +121,7 @@ def written_by(group: Group, value: Tensor, state: Tensor) -> tuple[Tensor, Tens
     states = state.new_empty(group.chunks + 1, *state.shape)
     states[0] = state
     if group.inverse is None or group.recalls is None:
-        products = _times(group.writes.mT, new)
+        products = _chunk_product(group.writes.mT, new)
         for i in range(group.chunks):
             torch.addcmul(products[i], states[i], group.keeps[i].expand_as(state), out=states[i + 1])
         return new, states
@@ -133,7 +133,7 @@ def written_by(group: Group, value: Tensor, state: Tensor) -> tuple[Tensor, Tens
 
 
 def backwards(group: Group, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the transposed product: the gradient of what each token writes, and the transposed states.
+    """Run a group of chunks backwards: return the gradient of what each token writes, and the transposed states.
 
     Args:
         group: the chunks.
@@ -145,11 +145,11 @@ def backwards(group: Group, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """
     states = state.new_empty(group.chunks + 1, *state.shape)
     states[group.chunks] = state
-    reached, products = _times(group.weights.mT, x), _times(group.reads.mT, x)
+    reached, products = _chunk_product(group.weights.mT, x), _chunk_product(group.reads.mT, x)
     if group.inverse is None or group.recalls is None:
         for i in reversed(range(group.chunks)):
             torch.addcmul(products[i], states[i + 1], group.keeps[i].expand_as(state), out=states[i])
-        return reached.add_(_times(group.writes, states[1:])), states
+        return reached.add_(_chunk_product(group.writes, states[1:])), states
     for i in reversed(range(group.chunks)):
         new = torch.baddbmm(reached[i], group.writes[i], states[i + 1])
         torch.bmm(group.inverse[i].mT, new, out=reached[i])
@@ -159,16 +159,16 @@ def backwards(group: Group, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def after(rule: Rule, span: slice, segment: Tensor | None) -> Tensor | None:
-    """Return the segment of the state before some tokens, if the line begins with that of ``segment``."""
+    """Return the segment of the state before some tokens, if the sequence begins within ``segment``."""
     if rule.segments is None or span.start == 0:
         return segment
     return rule.segments[:, span.start - 1]
 
 
-def _apart(
+def _split_segments(
     segments: Tensor, segment: Tensor, allowed: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return pairs of one segment, tokens of a chunk's first and last segment, and whether it has just one."""
+    """Return a chunk's pairs within one segment, the tokens of its first and last segment, and if it has only one."""
     missing = -segments.shape[1] % CHUNK
     whole = torch.cat([segments, segments[:, -1:].expand(-1, missing)], 1) if missing else segments
     before = torch.cat([segment[:, None], whole], 1)[:, :-1:CHUNK].mT  # [chunks, lines]
@@ -179,6 +179,6 @@ def _apart(
     return pairs, first[..., None].to(dtype), last[..., None].to(dtype), keeps[..., None, None].to(dtype)
 
 
-def _times(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply chunk by chunk, in one call for all of them."""
+def _chunk_product(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply matrices chunk by chunk, in one call for all of them."""
     return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])

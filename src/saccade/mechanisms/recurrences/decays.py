@@ -1,4 +1,4 @@
-"""Decays: the share of one token that is left at another of its chunk, without exponents that overflow."""
+"""Decays between the tokens of a chunk of a recurrence, computed without exponents that overflow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SAFE = -60.0  # exp(60), times queries, keys and gradients, is finite in float3
 
 
 class _Step(NamedTuple):
-    """Rows along the diagonal of a chunk; pairs left of them are computed through the first row."""
+    """Some rows along the diagonal of a chunk; decays left of them are computed through the first row."""
 
     rows: slice
     before: slice
@@ -25,7 +25,7 @@ class _Step(NamedTuple):
 
 
 class Decays(NamedTuple):
-    """The decays of several chunks, from log decays summed within each.
+    """The decays between tokens of several chunks, from log decays summed within each.
 
     Attributes:
         sums: float64 ``[chunks, lines, CHUNK, 1 | head_dim]``; two large sums in float32 would differ by rounding
@@ -44,7 +44,7 @@ class Decays(NamedTuple):
 
     @classmethod
     def of(cls, decay: Tensor | None, allowed: Tensor, dtype: torch.dtype) -> Decays:
-        """Return the decays for log decays, float64 ``[chunks, lines, CHUNK, 1 | head_dim]``."""
+        """Return the decays of chunks for log decays, float64 ``[chunks, lines, CHUNK, 1 | head_dim]``."""
         if decay is None:
             return cls(None, allowed, None, None, None)
         sums, table = decay.cumsum(2), None
@@ -53,13 +53,13 @@ class Decays(NamedTuple):
         return cls(sums, allowed, table, sums.exp().to(dtype), (sums[:, :, -1:] - sums).exp_().to(dtype))
 
     def kept(self, like: Tensor) -> Tensor:
-        """Return the share of a state that is left at the end of its chunk, ``[chunks, lines, 1 | head_dim, 1]``."""
+        """Return the decay of a state over a whole chunk, ``[chunks, lines, 1 | head_dim, 1]``."""
         if self.from_start is None:
             return like.new_ones(len(like), 1, 1, 1)
         return self.from_start[:, :, -1, :, None]
 
     def products(self, a: Tensor, k: Tensor) -> Tensor:
-        """Return ``sum_c a_ic k_jc exp(sums_ic - sums_jc)`` where allowed, 0 elsewhere; ``[..., rows, CHUNK]``.
+        """Return decayed dot products ``sum_c a_ic k_jc exp(sums_ic - sums_jc)`` where allowed, 0 elsewhere.
 
         Args:
             a: ``[chunks, lines, CHUNK, head_dim]``, or several stacked ones for decays of one number.
@@ -81,8 +81,7 @@ class Decays(NamedTuple):
         return self._hidden(out[:, :, None])[:, :, 0]
 
     def gradients(self, grad: Tensor, a: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients of `products` with respect to ``a`` and ``k``; that of the sums is ``a * da`` and ``-k *
-        dk``.
+        """Return the gradients of `products` for ``a`` and ``k``; those of the sums are ``a * da`` and ``-k * dk``.
 
         Several ``a`` may be stacked.
         """
@@ -114,12 +113,12 @@ class Decays(NamedTuple):
 
     @property
     def _is_mild(self) -> bool:
-        """True if a decay can be written as a quotient; False if its values cannot be read."""
+        """True if a decay can be computed as a quotient; False if its values cannot be read."""
         sums = self.sums
         return sums is not None and is_readable(sums) and sums.numel() > 0 and bool(sums.amin() > _SAFE)
 
     def _hidden(self, pairs: Tensor) -> Tensor:
-        """Set pairs to 0 where not allowed; they are ``[chunks, lines, several, CHUNK, CHUNK]``."""
+        """Set pairs that are not allowed to 0; pairs are ``[chunks, lines, several, CHUNK, CHUNK]``."""
         allowed = self.allowed if self.allowed.dim() == 2 else self.allowed[:, :, None]
         return pairs.masked_fill(~allowed, 0.0)
 

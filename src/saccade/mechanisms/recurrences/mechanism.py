@@ -1,4 +1,4 @@
-"""Recurrence: a mechanism whose matrix is that of a recurrence, and the checks of its gates."""
+"""Recurrence: the base of mechanisms whose matrix is a recurrence, and the checks of their gates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Recurrence(Approximate):
     """The base of mechanisms whose matrix is that of a recurrence.
 
     Args:
-        scale: of the outputs; ``head_dim ** -0.5`` when None.
+        scale: scale of the outputs; ``head_dim ** -0.5`` when None.
     """
 
     is_delta: ClassVar[bool] = False
@@ -41,7 +41,7 @@ class Recurrence(Approximate):
         return (*why_no_sum(mask), f"{name} is not causal: a token reads what those before it have written")
 
     def new_cache(self, max_len: int | None = None) -> RecurrentCache:
-        """Return an empty `saccade.caches.RecurrentCache`: the state, of constant size."""
+        """Return an empty `saccade.caches.RecurrentCache`: the recurrence's state, of constant size."""
         return RecurrentCache(max_len)
 
     def _matrix_of(self, inputs: Inputs) -> RecurrenceMatrix:
@@ -57,8 +57,8 @@ class Recurrence(Approximate):
         if Order.of(visible, inputs.shape[2], inputs.shape[3]).is_sorted:
             reason = "a state is read in the order in which it was written: keys stand in order, and queries last"
             raise unsupported("positions", [reason], hint="sort the tokens, or use a mechanism without a state")
-        bad = [_bad(x) for x in (inputs.key, decay, beta) if x is not None]
-        tainted, nonfinite_queries = _any(bad), _bad(inputs.query)
+        bad = [_nonfinite(x) for x in (inputs.key, decay, beta) if x is not None]
+        tainted, nonfinite_queries = _union(bad), _nonfinite(inputs.query)
         if decay is not None:
             decay = decay.clamp(min=_LEAST)  # -inf empties the state
         query, key, decay, beta = (_clean(x, inputs.wide) for x in (inputs.query, inputs.key, decay, beta))
@@ -82,7 +82,7 @@ class Recurrence(Approximate):
 
 
 class GatedRecurrence(Recurrence):
-    """A recurrence whose gates come with each call."""
+    """The base of recurrences whose gates are arguments of each call."""
 
     def forward(
         self,
@@ -95,7 +95,7 @@ class GatedRecurrence(Recurrence):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> RecurrenceMatrix:
-        """Return the matrix.
+        """Return the recurrence's matrix for one call, with its gates.
 
         Args:
             query: ``[batch, heads, q_len, head_dim]``.
@@ -106,7 +106,7 @@ class GatedRecurrence(Recurrence):
                 float32 or wider.
             mask: causal; with `saccade.masks.Documents` the state is reset at each document, and tokens that
                 `saccade.masks.Padding` hides write nothing, and let nothing decay.
-            q_positions, kv_positions: of the tokens, in order; -1 for padding.
+            q_positions, kv_positions: positions of the tokens, in order; -1 for padding.
 
         Raises:
             ValueError: gates of another shape, or a decay above 0.
@@ -117,7 +117,7 @@ class GatedRecurrence(Recurrence):
 
 
 def _gate(name: str, x: Tensor, inputs: Inputs) -> Tensor:
-    """Return a checked gate as ``[batch, heads, kv_len, width]``."""
+    """Return a checked gate of a recurrence as ``[batch, heads, kv_len, width]``."""
     check_type(name, x, Tensor, "be a tensor")
     (batch, kv_len), head_dim = (inputs.shape[0], inputs.shape[3]), inputs.key.shape[3]
     shapes = f"[{batch}, heads, {kv_len}]" + (f" or [{batch}, heads, {kv_len}, {head_dim}]" if name == "decay" else "")
@@ -134,7 +134,7 @@ def _gate(name: str, x: Tensor, inputs: Inputs) -> Tensor:
 
 
 def _check_heads(inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> None:
-    """Raise unless heads of queries, keys and gates are multiples of one another."""
+    """Raise unless the numbers of heads of queries, keys and gates are multiples of one another."""
     counts = {"query": inputs.shape[1], "key": inputs.key.shape[1]}
     counts |= {name: x.shape[1] for name, x in (("decay", decay), ("beta", beta)) if x is not None}
     most_inputs = max([count for name, count in counts.items() if name != "query"])
@@ -145,14 +145,15 @@ def _check_heads(inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> N
         raise value_error("heads", "divide one another: keys the gates, and these the queries", text)
 
 
-def _bad(x: Tensor) -> Tensor | None:
-    """Return tokens with NaN or inf, bool ``[batch, heads, len]``, or None if there are none; -inf is a decay."""
+def _nonfinite(x: Tensor) -> Tensor | None:
+    """Return tokens with NaN or inf, bool ``[batch, heads, len]``, or None if there are none; -inf is a valid decay."""
     if is_surely_finite(x):
         return None
     return (x.detach().isnan() | (x.detach() == torch.inf)).any(-1) if x.shape[3] else None
 
 
-def _any(marks: list[Tensor | None]) -> Tensor | None:
+def _union(marks: list[Tensor | None]) -> Tensor | None:
+    """Return the union of bool marks; None if all are None."""
     present = [x for x in marks if x is not None]
     heads = max([1, *[x.shape[1] for x in present]])
     whole = None
@@ -163,7 +164,7 @@ def _any(marks: list[Tensor | None]) -> Tensor | None:
 
 
 def _clean(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return a tensor in a wide dtype, with 0 for non-finite tokens."""
+    """Return a gate in a wide dtype, with non-finite tokens set to 0."""
     if x is None:
         return None
     return x.to(dtype) if is_surely_finite(x) else torch.where(x.isfinite(), x, 0.0).to(dtype)

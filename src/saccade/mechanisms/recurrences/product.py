@@ -1,4 +1,4 @@
-"""The products of a recurrence: A @ v with states in and out, A.mT @ x, and their gradients."""
+"""Products of a recurrence: A @ v with states in and out, A.mT @ x, and their gradients."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from saccade.support.torch_modes import is_tracing
 
 
 def product(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the outputs of the tokens, and the state after the last one. Differentiable in all but the segments.
+    """Return the outputs of a recurrence, and its state after the last token. Differentiable in all but the segments.
 
     Args:
-        rule: of the tokens.
+        rule: recurrence of the tokens.
         value: ``[lines, len, value_dim]``, in the dtype of the rule.
         state: ``[lines, head_dim, value_dim]``, before the first token.
         segment: int64 ``[lines]``, the one that the state belongs to; None where there are no segments.
@@ -36,10 +36,10 @@ def product(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) ->
 
 
 def transposed(rule: Rule, x: Tensor, segment: Tensor | None) -> Tensor:
-    """Return ``A.mT @ x``: the same sweep from the last token to the first.
+    """Return the transposed product ``A.mT @ x``: the same recurrence from the last token to the first.
 
     Args:
-        rule: of the tokens.
+        rule: recurrence of the tokens.
         x: ``[lines, rows, width]``, for the last rows; rows before these count as 0.
         segment: as in `product`.
     """
@@ -61,7 +61,7 @@ def transposed(rule: Rule, x: Tensor, segment: Tensor | None) -> Tensor:
     return out
 
 
-def _swept(
+def _run_groups(
     query: Tensor,
     key: Tensor,
     decay: Tensor | None,
@@ -73,7 +73,7 @@ def _swept(
     scale: float,
     is_delta: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output, the last state, and the states before each group, ``[groups, lines, head_dim, value_dim]``."""
+    """Return the outputs of a recurrence, its last state, and the states before each group of chunks."""
     rule, spans = Rule(query, key, decay, beta, segments, scale, is_delta), list(groups_of(key.shape[1]))
     out, states = torch.empty_like(value), state.new_empty(len(spans), *state.shape)
     for i, span in enumerate(spans):
@@ -97,7 +97,7 @@ def _gradients(
     grad: Tensor,
     grad_state: Tensor,
 ) -> list[Tensor]:
-    """Return the gradients of query, key, decay, beta, value and state; empty ones for None."""
+    """Return the gradients of the product: query, key, decay, beta, value and state; empty ones for None."""
     rule = Rule(query, key, decay, beta, segments, scale, is_delta)
     given = (query, key, decay, beta, value)
     grads = [query.new_empty(0) if x is None else torch.empty_like(x) for x in given]
@@ -116,7 +116,7 @@ def _gradients(
 def _gradients_of(
     group: Group, value: Tensor, state: Tensor, grad: Tensor, grad_state: Tensor
 ) -> tuple[tuple[Tensor | None, ...], Tensor]:
-    """Return the gradients of query, key, decay, beta and value in a group, and of the state that comes in.
+    """Return the gradients of one group of chunks: query, key, decay, beta, value and the incoming state.
 
     No exponential is differentiated: the gradient of the summed log decays is ``query * grad_query`` of each reader,
     minus ``key * grad_key`` of each writer.
@@ -149,7 +149,7 @@ def _gradients_of(
 
 
 def _unweighted(group: Group, value: Tensor, new: Tensor, before: Tensor) -> Tensor:
-    """Return what tokens write, divided by beta."""
+    """Return what tokens write to the state, divided by beta."""
     if group.recalled is None or group.beta is None:
         return value
     if is_readable(group.beta) and bool((group.beta != 0).all()):
@@ -183,7 +183,7 @@ def _derivatives(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _differentiable(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the gradients in differentiable form: step by step, storing every state."""
+    """Return the product's gradients in differentiable form: step by step, storing every state."""
     query, key, decay, beta, segments, value, _, segment, state = ctx.saved_tensors
     rule = Rule(query, key, decay, beta, segments, ctx.scale, ctx.is_delta)
     given = (query, key, decay, beta, value, state)
@@ -211,7 +211,9 @@ def _mark_nan(
 
 
 class _Product(torch.autograd.Function):
-    forward = staticmethod(_swept)
+    """The product of a recurrence as an autograd function."""
+
+    forward = staticmethod(_run_groups)
     setup_context = staticmethod(_keep)
 
     @staticmethod
@@ -224,7 +226,7 @@ def _like(x: Tensor | None, other: Tensor) -> Tensor:
 
 
 # A custom op, so that a compiler sees one node.
-_operation = torch.library.custom_op("saccade::recurrence", _swept, mutates_args=())
+_operation = torch.library.custom_op("saccade::recurrence", _run_groups, mutates_args=())
 _gradient_operation = torch.library.custom_op("saccade::recurrence_gradients", _gradients, mutates_args=())
 
 

@@ -1,4 +1,4 @@
-"""RecurrenceMatrix: the lower-triangular matrix that a recurrence multiplies by."""
+"""RecurrenceMatrix: the lower-triangular lazy matrix that a recurrence multiplies by."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         visible: the mask, causal.
         scale: s.
         is_delta: whether a token writes only the part that its key does not recall.
-        dtype: of the inputs and of the products.
+        dtype: dtype of the inputs and of the products.
         tainted, nonfinite_queries, source: as in `saccade.mechanisms.features.feature_matrix.FeatureMatrix`.
 
     Cost: `matmul` and `rmatmul` take O(n * head_dim * value_dim); memory is O(n * head_dim), and a state. Rows take one
@@ -93,7 +93,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return None if self._order.is_sorted else self._rule.key.unflatten(0, self.shape[:2])
 
     def of_heads(self, heads: Sequence[int]) -> RecurrenceMatrix:
-        """Return the matrix of some heads, counted from 0, in the order listed; their lines are copied."""
+        """Return the recurrence matrix of some heads, counted from 0, in this order."""
         part, (batch, there, q_len, kv_len) = copy.copy(self), self.shape
         part.shape, part.kv_heads = (batch, len(heads), q_len, kv_len), len(heads)
         lines = [item * there + head for item in range(batch) for head in heads]
@@ -104,7 +104,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return part
 
     def below(self, earlier: RecurrenceMatrix) -> RecurrenceMatrix | None:
-        """Return one matrix with the rows of an earlier call on the first of these tokens above these rows.
+        """Return one matrix with the rows of an earlier call above these rows, over the same tokens.
 
         None where the calls have masks, or rows between them are missing.
         """
@@ -131,14 +131,14 @@ class RecurrenceMatrix(LinearTimeMatrix):
         """Return ``A.mT @ x`` in linear time, the same sweep from the last token to the first; see `Matrix.rmatmul`."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         if not (self._tainted is self._nonfinite_queries is None and is_surely_finite(x)):
-            return super().rmatmul(x)  # who is touched by what is found pair by pair
+            return super().rmatmul(x)  # find the affected rows pair by pair
         with without_autocast(self.device):
             sums = self._transposed(self._rule, x.to(self._rule.key.dtype).flatten(0, 1))
         sums = sums.unflatten(0, self.shape[:2])
         return F.pad(sums, (0, 0, 0, self.shape[3] - sums.shape[2])).to(x.dtype)
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """Return the product for new tokens after a ``memory`` of all earlier ones, and the memory after them.
+        """Return the output for new tokens after a recurrent ``memory`` of all earlier ones, and the new memory.
 
         Args:
             value: ``[batch, kv_heads, kv_len, value_dim]``.
@@ -161,11 +161,11 @@ class RecurrenceMatrix(LinearTimeMatrix):
             before, (rule, segment) = memory.taints, self._after(memory)
         # With a memory, a row that sees none of these keys sees those before them.
         hidden = self.visible.hidden_rows
-        blind = self._blind if memory is None else None if hidden is None else hidden[:, None]
+        blind = self._empty_rows if memory is None else None if hidden is None else hidden[:, None]
         clean = value.masked_fill(bad[..., None], 0.0)
         with without_autocast(self.device):
             out, state = self._product(rule, clean, None if memory is None else memory.state, segment, blind)
-        touched, tainted = self._touched(bad, rule.segments, before, segment)
+        touched, tainted = self._rows_after_bad(bad, rule.segments, before, segment)
         touched = touched if blind is None else touched & ~blind
         if not is_readable(touched) or bool(touched.any()):
             out = out.masked_fill(touched[..., None], math.nan)
@@ -193,7 +193,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
                 yield Block(slice(b, b + 1), heads, span, (range(length),), weights)
 
     def _compute_by_sweep(self, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo) -> dict[int, Any]:
-        """Column sums are one product."""
+        """Compute column sums by one product; sweep over the matrix for other statistics."""
         places = [place for place, statistic in enumerate(statistics) if type(statistic) is Received]
         if not places:
             return {}
@@ -207,7 +207,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
             worthless = ~torch.isfinite(value.detach()).all(-1)
             value = value.masked_fill(worthless[..., None], 0.0)
             bad = worthless if bad is None else bad | worthless
-        out, nan = self._product(self._rule, value, None, self._segment, self._blind)[0], self._nan_rows(bad)
+        out, nan = self._product(self._rule, value, None, self._segment, self._empty_rows)[0], self._nan_rows(bad)
         return out if nan is None else out.masked_fill(nan[..., None], math.nan)
 
     def _product(
@@ -228,7 +228,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return out if blind is None else out.masked_fill(blind[..., None], 0.0), last
 
     def _transposed(self, rule: Rule, x: Tensor) -> Tensor:
-        """Return ``A.mT @ x`` for some lines, where x belongs to their last rows."""
+        """Return ``A.mT @ x`` of the recurrence, where x belongs to the last rows."""
         leaves = [one for one in (*rule.tensors, x) if one is not None and one.requires_grad]
         if not is_transformed() and not (torch.is_grad_enabled() and leaves):
             return transposed(rule, x, None if rule.segments is None else rule.segments[:, 0])
@@ -241,7 +241,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return grad
 
     def _lines(self, x: Tensor) -> Tensor:
-        """Return ``[batch, heads | fewer, len, width]`` as lines, one for every head."""
+        """Return ``[batch, heads | fewer, len, width]`` as one sequence for every head of every item."""
         heads = self.shape[1]
         return (x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)).flatten(0, 1)
 
@@ -252,7 +252,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return None if segments is None or not segments.shape[1] else segments[:, 0]
 
     def _after(self, memory: Memory) -> tuple[Rule, Tensor | None]:
-        """Return the rule of tokens that follow a memory, and the memory's segment for every line."""
+        """Return the recurrence of tokens that follow a memory, and the memory's segment for every head."""
         rule = self._rule
         if rule.segments is None or memory.segment is None:
             return rule, self._segment
@@ -261,26 +261,26 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return rule._replace(segments=torch.maximum(rule.segments, segment[:, None])), segment
 
     def _nan_rows(self, bad: Tensor | None) -> Tensor | None:
-        """Return rows that follow a bad token, or are non-finite and see anything: bool ``[batch, heads, q_len]``."""
+        """Return rows that must be NaN, bool ``[batch, heads, q_len]``: they follow a bad token, or are non-finite."""
         nan = None if bad is None else rows_that_see(self, self._order, self.visible, bad)
         if self._nonfinite_queries is None:
             return nan
-        blind = self._blind
+        blind = self._empty_rows
         nonfinite_queries = self._nonfinite_queries if blind is None else self._nonfinite_queries & ~blind
         return nonfinite_queries if nan is None else nan | nonfinite_queries
 
     @property
-    def _blind(self) -> Tensor | None:
-        """Rows that see nothing, bool ``[batch | 1, heads, q_len]``; None if there are certainly none."""
+    def _empty_rows(self) -> Tensor | None:
+        """The rows that see nothing, bool ``[batch | 1, heads, q_len]``; None if there are certainly none."""
         if self.visible.hidden_rows is self.visible.hidden_keys is None:
             return None
         anything = torch.ones(self.shape[0], 1, self.shape[3], dtype=torch.bool, device=self.device)
         return ~rows_that_see(self, self._order, self.visible, anything)
 
-    def _touched(
+    def _rows_after_bad(
         self, bad: Tensor, segments: Tensor | None, before: Tensor, segment: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the rows that follow a bad token, old or new, and whether the state holds one now."""
+        """Return the rows that follow a bad token, old or new, and whether the state now contains one."""
         groups, heads = bad.shape[1], self.shape[1]
         whole = torch.cat([before[..., None], bad], 2).to(torch.int64)
         if segments is None or segment is None:

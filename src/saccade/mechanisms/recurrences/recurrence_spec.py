@@ -14,7 +14,7 @@ GROUP = 256  # tokens, several chunks, that are prepared together; the backward 
 
 
 class Rule(NamedTuple):
-    r"""A recurrence over the tokens of a line, with a state S ``[head_dim, value_dim]``.
+    r"""The tensors that define a recurrence over a sequence, with a state S ``[head_dim, value_dim]``.
 
     .. math:: S_t = D_t S_{t-1} + k_t u_t^T, \qquad o_t = s\, S_t^T q_t, \qquad D_t = \mathrm{diag}(\exp g_t)
 
@@ -39,25 +39,24 @@ class Rule(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """All tensors of the rule."""
+        """All tensors of the recurrence."""
         return self[:5]
 
     def of(self, lines: slice | list[int], length: int) -> Rule:
-        """Return the first tokens of some lines."""
+        """Return the recurrence of the first tokens of some sequences."""
         decay, beta, segments = (None if x is None else x[lines, :length] for x in self[2:5])
         query, key = self.query[lines, :length], self.key[lines, :length]
         return Rule(query, key, decay, beta, segments, self.scale, self.is_delta)
 
 
 def groups_of(length: int) -> Iterator[slice]:
-    """Yield the tokens of each group, in order."""
+    """Yield the token range of each group of chunks, in order."""
     for start in range(0, length, GROUP):
         yield slice(start, min(start + GROUP, length))
 
 
 def cut(x: Tensor, span: slice, dtype: torch.dtype | None = None) -> Tensor:
-    """Cut tokens ``[lines, len, width]`` into chunks, ``[chunks, lines, CHUNK, width]``, with zeros behind the last
-    one.
+    """Cut tokens ``[lines, len, width]`` into chunks, ``[chunks, lines, CHUNK, width]``, padded with zeros at the end.
 
     Chunks lead, so that each is contiguous: products read it as it lies.
     """
@@ -68,7 +67,7 @@ def cut(x: Tensor, span: slice, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def joined(chunks: Tensor, length: int) -> Tensor:
-    """Join the tokens of chunks, ``[lines, length, width]``."""
+    """Join the tokens of chunks into ``[lines, length, width]``: the inverse of `cut`."""
     return chunks.transpose(0, 1).flatten(1, 2)[:, :length]
 
 
@@ -76,7 +75,7 @@ FEW = 2  # tokens up to which a chunk costs more than its steps
 
 
 def stepped(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the result of `product` by definition; differentiable any number of times, in both directions.
+    """Return `product` of a recurrence step by step, by definition; differentiable any number of times.
 
     Cost: a few passes over the state for each token; with gradients, every state is stored.
     """

@@ -20,7 +20,7 @@ from saccade.support.validation import check_int, check_number
 
 
 class Hypothesis(NamedTuple):
-    """A continuation and its score.
+    """A continuation found by beam search, and its score.
 
     Args:
         tokens: the new tokens, without the prompt and the stop token.
@@ -43,7 +43,7 @@ def beam_search(
     cache: Cache | LayerCache | None = None,
     stop: int | Collection[int] | None = None,
 ) -> list[list[Hypothesis]]:
-    r"""Continue texts so that each continuation as a whole is likely, not only each token.
+    r"""Continue texts by beam search, so that each continuation as a whole is likely, not only each token.
 
     .. math:: \mathrm{score}(y) = \frac{\sum_t \ln p(y_t \mid y_{<t})}{|y|^{\mathrm{length\_penalty}}}
 
@@ -120,7 +120,7 @@ class _Search:
     done: list[Hypothesis] = dataclasses.field(default_factory=list)
 
     def extend(self, log_probs: Tensor) -> list[tuple[int, int]]:
-        """Add one token; return (parent, token) of the open beams, none if the search is over.
+        """Add one token to all beams; return (parent, token) of the open ones, none if the search is over.
 
         Args:
             log_probs: ``[open beams, vocab]``.

@@ -1,4 +1,4 @@
-"""Continue texts token by token."""
+"""Text generation: continue texts token by token."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Tokens = Tensor | Sequence[int] | Sequence[Sequence[int]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """A step of generation.
+    """One step of text generation: the chosen tokens, and the work it took.
 
     Args:
         phase: "prefill" if the model read the prompt, "decode" if it read the last chosen tokens.
@@ -54,7 +54,7 @@ def generate(
     stop: int | Collection[int] | None = None,
     seed: int | None = None,
 ) -> list[list[int]]:
-    """Continue texts.
+    """Continue texts, one token at a time; return the new tokens.
 
     Args:
         model: ``model(tokens, cache=cache, positions=positions) -> logits [batch, len, vocab]`` with ``new_cache()``,
@@ -128,7 +128,7 @@ def _prepare(
     stop: int | Collection[int] | None,
     seed: int | None,
 ) -> tuple[list[list[int]], frozenset[int], Iterator[Step]]:
-    """Check all arguments; return the prompts, the tokens that end a text, and the steps."""
+    """Check all arguments of a generation; return the prompts, the end tokens, and the steps."""
     prompts = as_prompts(tokens)
     check_int("max_new_tokens", max_new_tokens, 0)
     hint = "for instance saccade.models.Sampler(temperature=0.8, top_p=0.95)"

@@ -1,4 +1,4 @@
-"""Prompts: checks, and conversion to a left-padded batch."""
+"""Prompts of text generation: checks, and conversion to a left-padded batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOREIGN_NAMES: Mapping[str, str] = {
 
 
 def as_prompts(tokens: Tensor | Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return a list of ints for each prompt.
+    """Return each prompt as a list of ints.
 
     Args:
         tokens: int ``[batch, len]``, or a list of lists of ints, which may differ in length.
@@ -58,11 +58,11 @@ def _as_prompt(rule: str, number: int, given: object) -> list[int]:
 
 
 def left_padded(prompts: list[list[int]], starts: list[int], device: torch.device) -> tuple[Tensor, range | Tensor]:
-    """Return left-padded tokens ``[batch, len]`` and their positions; -1 marks padding.
+    """Return prompts as left-padded tokens ``[batch, len]``, and their positions; -1 marks padding.
 
     Args:
         prompts: the tokens, none for a text that has ended.
-        starts: position of the first token of each.
+        starts: position of the first token of each prompt.
     """
     longest = max(map(len, prompts))
     tokens = torch.tensor([[0] * (longest - len(one)) + one for one in prompts], device=device)
@@ -76,7 +76,7 @@ def left_padded(prompts: list[list[int]], starts: list[int], device: torch.devic
 
 
 def stop_tokens(stop: int | Collection[int] | None) -> frozenset[int]:
-    """Return the set of tokens that end a text."""
+    """Return the tokens that end a text as a set of ints."""
     tokens = () if stop is None else (stop,) if is_integer(stop) else stop
     if isinstance(tokens, str) or not isinstance(tokens, Collection):
         raise type_error("stop", "be a token, several tokens or None", type(stop).__name__)

@@ -48,7 +48,7 @@ class Sampler:
             raise value_error("top_p", "be above 0 and at most 1", self.top_p)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Return the distribution that tokens are drawn from: ``[batch, vocab]``, rows sum to 1."""
+        """Return the distribution that tokens are sampled from: ``[batch, vocab]``, rows sum to 1."""
         dtype = logits.dtype if logits.is_floating_point() else torch.get_default_dtype()
         # Divide differences to the largest logit: they may become -inf, but never inf, at any temperature.
         differences = logits.double() - logits.double().amax(-1, keepdim=True)
@@ -66,7 +66,7 @@ class Sampler:
         return torch.zeros_like(top).scatter_(-1, index, top / top.sum(-1, keepdim=True))
 
     def draw(self, logits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return tokens, int64 ``[batch]``, and their log-probabilities, ``[batch]``.
+        """Sample tokens: return int64 ``[batch]``, and their log-probabilities, ``[batch]``.
 
         One number is taken from the generator for each row, so that the draws do not depend on the lengths of others.
         """

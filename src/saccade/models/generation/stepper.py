@@ -1,4 +1,4 @@
-"""Reader: passes new tokens to a model, with a cache or without."""
+"""Reader: feeds new tokens to a language model step by step, with a cache or without."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class LanguageModel(Protocol):
 
 
 class Reader(Protocol):
-    """A model together with the state of its texts.
+    """A language model together with the texts that it has read so far.
 
     Attributes:
-        processed: number of tokens that the model read in the last `read`.
+        processed: number of tokens that the model read in the last call of `read`.
         traffic: bytes that its caches moved; None without a cache.
     """
 
@@ -40,12 +40,12 @@ class Reader(Protocol):
         ...
 
     def reorder(self, rows: list[int]) -> None:
-        """Keep these texts, in this order; they may repeat."""
+        """Keep only these texts of the batch, in this order; they may repeat (beams)."""
         ...
 
 
 def new_reader(model: LanguageModel, cache: Cache | LayerCache | None) -> Reader:
-    """Return the reader that fits the model."""
+    """Return the reader for a model: one with a cache if the model has caches."""
     if not callable(model):
         raise type_error("model", "be a model, model(tokens, ...) -> logits", type(model).__name__)
     check_type("cache", cache, (Cache, LayerCache, NoneType), "be what model.new_cache() gives, or None")

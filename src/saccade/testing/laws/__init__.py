@@ -1,4 +1,4 @@
-"""Laws that hold for every attention: each is a sentence and a function that tries to break it."""
+"""The laws that hold for every attention: each is a statement, and a function that looks for a counter-example."""
 
 from saccade.testing.laws import conduct, declarations, definition, invariance, locality
 from saccade.testing.laws.expect import LawBroken

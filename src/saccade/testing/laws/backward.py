@@ -1,4 +1,4 @@
-"""Gradients of a random weighting of the answer, by a subject or by the definition."""
+"""Backward pass for laws: gradients of a randomly weighted answer, of the subject or of the definition."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -16,7 +16,7 @@ _SEED = 1
 
 
 def random_like(x: Tensor) -> Tensor:
-    """Return normal random numbers with the shape, dtype and device of a tensor, the same on every call."""
+    """Return random weights for a backward pass, like a tensor in shape and dtype, the same on every call."""
     generator = torch.Generator().manual_seed(_SEED)
     return torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device, x.dtype)
 
@@ -30,15 +30,15 @@ def gradients(
     bias: bool = False,
     parameters: bool = False,
 ) -> Gradients:
-    """Compute gradients of a random weighting of the subject's answer, by name of the input.
+    """Run the subject backward: gradients of its randomly weighted answer, by name of the input.
 
     Args:
         subject: the function under test.
         problem: its inputs.
         rows: bool ``[batch, heads, q_len]``, the weighted rows; None means all.
-        through: the output, or the lse of rows that see something.
+        through: the output, or the lse of rows with a visible key.
         bias: include the bias.
-        parameters: include those of sink, score and relative bias.
+        parameters: include the parameters of sink, score and relative bias.
     """
     leaves = problem.leaves(bias=bias, parameters=parameters)
     if through == "out":
@@ -49,7 +49,7 @@ def gradients(
 def truth_gradients(
     problem: Problem, *, through: Through = "out", bias: bool = False, parameters: bool = False
 ) -> Gradients:
-    """Compute the same gradients by definition, in float64."""
+    """Run the definition backward in float64: the gradients that `gradients` must equal."""
     leaves = problem.leaves(bias=bias, parameters=parameters)
     if through == "out":
         return _pull_back(leaves, lambda p: p.truth()[0], None)
@@ -61,13 +61,13 @@ def _pull_back(leaves: Problem, answer: Callable[[Problem], Tensor], rows: Tenso
     if leaves.bias is not None:
         named["bias"] = leaves.bias
     named = {name: tensor for name, tensor in (named | leaves.parameters()).items() if tensor.requires_grad}
-    found = answer(leaves)
-    holds(found.requires_grad, "the answer does not depend differentiably on the inputs")
+    result = answer(leaves)
+    holds(result.requires_grad, "the answer does not depend differentiably on the inputs")
     # Round to the dtype of the inputs, so that definition and subject use equal weights.
-    weights = random_like(found).to(leaves.query.dtype)
+    weights = random_like(result).to(leaves.query.dtype)
     if rows is not None:
         # Select instead of multiplying by zero: unweighted rows may be infinite.
-        found, weights = found[rows], weights[rows]
-    total = (found.double() * weights.double()).sum()
-    found_gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True, materialize_grads=True)
-    return dict(zip(named, found_gradients, strict=True))
+        result, weights = result[rows], weights[rows]
+    total = (result.double() * weights.double()).sum()
+    by_input = torch.autograd.grad(total, list(named.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(named, by_input, strict=True))

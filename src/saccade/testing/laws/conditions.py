@@ -1,4 +1,4 @@
-"""Conditions of laws: each returns the reason why a law does not apply, or None."""
+"""Conditions of laws: each returns the reason why a law does not apply to a case, or None."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from saccade.testing.subject import Subject
 
 
 def _unless(reason: str, holds: Callable[[Case], bool]) -> Callable[[Subject, Case], str | None]:
-    """Make a condition from a property of cases and the reason for cases without it."""
+    """Build a condition of laws from a property of cases and the reason for cases without it."""
 
     def condition(subject: Subject, case: Case) -> str | None:
-        """Return None, or why the law does not apply."""
+        """Return the reason why a law does not apply to the case, or None if it does."""
         return None if holds(case) else reason
 
     return condition
@@ -20,7 +20,7 @@ def _unless(reason: str, holds: Callable[[Case], bool]) -> Callable[[Subject, Ca
 
 is_causal = _unless("a query may see the future", lambda case: case.is_causal)
 is_full = _unless("some key may not be seen", lambda case: bool(case.allowed.all()))
-is_small = _unless("too long to ask for every derivative", lambda case: case.q_len * case.kv_len <= 400)
+is_small = _unless("too long to check every derivative", lambda case: case.q_len * case.kv_len <= 400)
 has_empty_rows = _unless("every row sees something", lambda case: not bool(case.allowed.any(-1).all()))
 has_no_sink = _unless("a sink would count once in each part", lambda case: not case.sink)
 has_queries_and_keys = _unless("nothing to attend to", lambda case: bool(case.allowed.numel()))
@@ -33,11 +33,11 @@ has_several_items = _unless("a single batch item", lambda case: case.batch > 1)
 
 
 def claims_memory(subject: Subject, case: Case) -> str | None:
-    """Require a claim about memory."""
+    """Require, as a condition of a law, that the subject claims a growth of memory."""
     return None if subject.claims.memory_exponent is not None else "no growth of memory is claimed"
 
 
 def trains_parameters(subject: Subject, case: Case) -> str | None:
-    """Require an option that has parameters."""
+    """Require, as a condition of a law, that the subject takes an option with parameters."""
     takes = subject.offers.intersection({"score", "relative", "sink_logit"})
     return None if takes else "nothing that it takes has parameters"

@@ -1,4 +1,4 @@
-"""Laws about a function as a program: side effects, accepted inputs, cost."""
+"""Laws about the conduct of a function as a program: side effects, strides, empty inputs, memory."""
 
 import dataclasses
 import math
@@ -48,11 +48,11 @@ def determinism(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 def strides(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """Transposed, sliced and expanded inputs and gradients give the same results as contiguous copies."""
     problem = case.problem(dtype, subject.device)
-    given = {"query": problem.query, "key": problem.key, "value": problem.value, "allowed": problem.allowed}
-    given |= {} if problem.bias is None else {"bias": problem.bias}
+    tensors = {"query": problem.query, "key": problem.key, "value": problem.value, "allowed": problem.allowed}
+    tensors |= {} if problem.bias is None else {"bias": problem.bias}
     for how, layout in _LAYOUTS.items():
-        laid = problem.but(**{name: layout(tensor) for name, tensor in given.items()})
-        plain = problem.but(**{name: getattr(laid, name).contiguous() for name in given})
+        laid = problem.but(**{name: layout(tensor) for name, tensor in tensors.items()})
+        plain = problem.but(**{name: getattr(laid, name).contiguous() for name in tensors})
         if problem.sink_logit is not None:
             laid = laid.but(sink_logit=_sliced(problem.sink_logit))
         same(f"the output for {how} inputs", subject.output(laid), subject.output(plain), dtype)
@@ -116,33 +116,33 @@ def cost(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 
 def _pull_back(subject: Subject, problem: Problem, upstream: Tensor) -> dict[str, Tensor]:
-    """Compute gradients of the inputs themselves, not of contiguous copies."""
+    """Return the gradients by the inputs themselves, not by contiguous copies of them."""
     names = ("query", "key", "value")
     roots = {name: getattr(problem, name).detach().requires_grad_() for name in names}
     out = subject.output(problem.but(**roots))
-    found = torch.autograd.grad(out, list(roots.values()), upstream, allow_unused=True, materialize_grads=True)
-    return dict(zip(names, found, strict=True))
+    by_input = torch.autograd.grad(out, list(roots.values()), upstream, allow_unused=True, materialize_grads=True)
+    return dict(zip(names, by_input, strict=True))
 
 
 def _transposed(x: Tensor) -> Tensor:
-    """Store a tensor as ``[batch, len, heads, dim]``, like the output of a projection."""
+    """Return a tensor with the strides of ``[batch, len, heads, dim]``, like the output of a projection."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _last_transposed(x: Tensor) -> Tensor:
-    """Store a tensor so that its last axis is not contiguous."""
+    """Return a tensor with strides whose last axis is not contiguous."""
     return x.transpose(2, 3).contiguous().transpose(2, 3)
 
 
 def _sliced(x: Tensor) -> Tensor:
-    """Store a tensor in every other element of a larger one, from an odd offset."""
+    """Return a tensor with the strides of every other element of a larger one, from an odd offset."""
     larger = x.new_zeros(tuple(2 * size + 3 for size in x.shape))
     view = larger[tuple(slice(3, None, 2) for _ in x.shape)]
     return view.copy_(x)
 
 
 def _expanded(x: Tensor) -> Tensor:
-    """Expand the first batch item to the whole batch."""
+    """Return the first batch item expanded to the whole batch, with a stride of 0."""
     return x[:1].expand_as(x)
 
 

@@ -1,4 +1,4 @@
-"""Laws that compare an answer, or its derivatives, with the definition."""
+"""Laws that compare the output, the lse and their derivatives with the definition."""
 
 import math
 from collections.abc import Callable
@@ -33,8 +33,8 @@ def oracle(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 def lse(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """The lse of a row is the natural logarithm of the sum of the exponentials of its scores."""
     problem = case.problem(dtype, subject.device)
-    out, found = subject.output_and_lse(problem)
-    close("the lse", found, problem.truth()[1], dtype, "lse")
+    out, lse = subject.output_and_lse(problem)
+    close("the lse", lse, problem.truth()[1], dtype, "lse")
     close("the output that comes with the lse", out, problem.truth()[0], dtype)
 
 
@@ -67,9 +67,9 @@ def gradients_of_parameters(subject: Subject, case: Case, dtype: torch.dtype) ->
             continue
         if option == "relative" and problem.bias is not None:
             continue
-        asked = problem if option in problem.in_use else problem.but(**{option: SOME[option](problem)})
-        want = truth_gradients(asked, parameters=True)
-        for name, got in gradients(subject, asked, parameters=True).items():
+        with_option = problem if option in problem.in_use else problem.but(**{option: SOME[option](problem)})
+        want = truth_gradients(with_option, parameters=True)
+        for name, got in gradients(subject, with_option, parameters=True).items():
             holds(got.dtype == dtype, f"the gradient of {name} is {got.dtype}, not {dtype}")
             close(f"the gradient of {name}, with some {option}", got, want[name], dtype, "gradient")
 
@@ -93,15 +93,15 @@ def gradcheck(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     def answer(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return subject.output(problem.but(query=query, key=key, value=value))
 
-    _has_derivative(answer, leaves.query, leaves.key, leaves.value)
+    _expect_derivative(answer, leaves.query, leaves.key, leaves.value)
     trained = problem.leaves(parameters=True)
     parameters = [x for x in trained.parameters().values() if x.requires_grad]
     if parameters:
         # Parameters are perturbed in place, in their modules.
-        _has_derivative(lambda *_: subject.output(trained), *parameters)
+        _expect_derivative(lambda *_: subject.output(trained), *parameters)
 
 
-def _has_derivative(answer: Callable[..., Tensor], *inputs: Tensor) -> None:
+def _expect_derivative(answer: Callable[..., Tensor], *inputs: Tensor) -> None:
     try:
         torch.autograd.gradcheck(answer, inputs, fast_mode=True)
     except GradcheckError as reason:
@@ -142,9 +142,9 @@ def score(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     problem = case.problem(dtype, subject.device)
     network = some_score(problem)
     alike = problem.key.shape[3] == problem.query.shape[3]
-    for made in (network, Cosine()) if alike else (network,):
-        compared = problem.but(score=made)
-        what = f"the output with the score {type(made).__name__}"
+    for compare in (network, Cosine()) if alike else (network,):
+        compared = problem.but(score=compare)
+        what = f"the output with the score {type(compare).__name__}"
         close(what, subject.output(compared), compared.truth()[0], dtype)
     for option, number in (("scale", 1.7), ("softcap", 0.8)):
         if option in subject.offers:
@@ -156,9 +156,9 @@ def score(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 def relative(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """A relative bias is added like any other, read at the query's position minus the key's."""
     problem = case.problem(dtype, subject.device).but(bias=None)
-    for made in (some_relative(problem), ALiBi(case.num_heads)):
-        biased = problem.but(relative=made)
-        close(f"the output with {type(made).__name__}", subject.output(biased), biased.truth()[0], dtype)
+    for distance_bias in (some_relative(problem), ALiBi(case.num_heads)):
+        biased = problem.but(relative=distance_bias)
+        close(f"the output with {type(distance_bias).__name__}", subject.output(biased), biased.truth()[0], dtype)
 
 
 @law(needs=("sink_logit",))
@@ -170,7 +170,7 @@ def sink(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     close("the output with a sink", subject.output(sunk), out, dtype)
     if "lse" in subject.offers:
         close("the lse with a sink", subject.output_and_lse(sunk)[1], lse, dtype, "lse")
-    # A very low sink changes nothing, a very high one takes everything.
+    # A very low sink logit changes nothing; a very high one takes all the weight.
     for logit, factor in ((-1e4, 1.0), (1e4, 0.0)):
         extreme = problem.but(sink_logit=torch.full_like(some_sink(problem), logit))
         want = factor * problem.but(sink_logit=None).truth()[0]
@@ -190,11 +190,11 @@ def dtypes(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """The output has the query's dtype and the value's width; the lse is float32, or float64 for float64."""
     problem = case.problem(dtype, subject.device)
     shape = [*problem.query.shape[:3], problem.value.shape[3]]
-    _described("the output", subject.output(problem), dtype, shape, problem)
+    _expect_form("the output", subject.output(problem), dtype, shape, problem)
     if "lse" in subject.offers:
-        out, found = subject.output_and_lse(problem)
-        _described("the output that comes with the lse", out, dtype, shape, problem)
-        _described("the lse", found, wide_dtype(dtype), shape[:3], problem)
+        out, lse = subject.output_and_lse(problem)
+        _expect_form("the output that comes with the lse", out, dtype, shape, problem)
+        _expect_form("the lse", lse, wide_dtype(dtype), shape[:3], problem)
 
 
 @law(
@@ -204,7 +204,7 @@ def dtypes(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 def half_precision(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """For half-precision inputs, scores and softmax are computed in float32 or wider."""
     problem = case.problem(dtype, subject.device)
-    # Every number below is exact in half precision except the second score: 0.5 * (64 * 64 + 2) = 2049.
+    # All numbers below are exact in half precision except the second score: 0.5 * (64 * 64 + 2) = 2049.
     query = torch.zeros_like(problem.query)
     key, value = torch.zeros_like(problem.key), torch.zeros_like(problem.value)
     query[..., 0], query[..., 1] = 64.0, 1.0
@@ -215,7 +215,7 @@ def half_precision(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     close("the weight of a score of 2049 beside one of 2048", got, want, dtype)
 
 
-def _described(what: str, got: Tensor, dtype: torch.dtype, shape: list[int], problem: Problem) -> None:
+def _expect_form(what: str, got: Tensor, dtype: torch.dtype, shape: list[int], problem: Problem) -> None:
     holds(got.dtype == dtype, f"{what} is {got.dtype}, not {dtype}")
     holds(list(got.shape) == shape, f"{what} has shape {list(got.shape)}, not {shape}")
     holds(got.device == problem.query.device, f"{what} is on {got.device}, not on {problem.query.device}")

@@ -1,4 +1,4 @@
-"""A seeded example of each option, for problems without it."""
+"""Example options for laws: a seeded value of each option, for problems without it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saccade.testing.problem import Problem
 
 
 def some_bias(problem: Problem) -> Tensor:
-    """Return a normal random bias for every head, row and column."""
+    """Return an example of the option bias: normal random numbers for every head, row and column."""
     rows, columns = problem.allowed.shape[2:]
     heads = problem.query.shape[1]
     generator = torch.Generator().manual_seed(2)
@@ -22,19 +22,19 @@ def some_bias(problem: Problem) -> Tensor:
 
 
 def some_sink(problem: Problem) -> Tensor:
-    """Return a logit for each head, some above and some below most scores."""
+    """Return an example of the option sink_logit: a logit for each head, above or below most scores."""
     generator = torch.Generator().manual_seed(3)
     return torch.randn(problem.query.shape[1], generator=generator, dtype=torch.float64).to(problem.query)
 
 
 def some_score(problem: Problem) -> Score:
-    """Return a score with parameters that is no dot product."""
+    """Return an example of the option score: one with parameters that is not a dot product."""
     score = seeded(lambda: Additive(problem.query.shape[3], problem.key.shape[3], 3))
     return score.to(problem.query).requires_grad_(False)
 
 
 def some_relative(problem: Problem) -> Bias:
-    """Return a relative bias with one value for each near distance, on both sides."""
+    """Return an example of a relative bias: one value for each small distance, before and after."""
     relative = seeded(lambda: Clipped(problem.query.shape[1], 3))
     return relative.to(problem.query).requires_grad_(False)
 

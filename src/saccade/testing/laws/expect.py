@@ -1,4 +1,4 @@
-"""Comparisons for laws: the error names what was compared, and where and how much it differs."""
+"""Expectations of laws: comparisons whose error names the quantity, the index and the difference."""
 
 import torch
 from torch import Tensor
@@ -7,17 +7,17 @@ from saccade.testing.tolerances import Quantity, difference, error, tolerance
 
 
 class LawBroken(AssertionError):  # noqa: N818 - a verdict, not a fault of the program
-    """A law does not hold; the message is a counter-example."""
+    """Error of a law that does not hold; the message is a counter-example."""
 
 
 def holds(fact: bool | Tensor, sentence: str) -> None:
-    """Break the law with a message unless the fact holds."""
+    """Raise `LawBroken` with a message unless a fact holds."""
     if not fact:
         raise LawBroken(sentence)
 
 
 def close(what: str, got: Tensor, want: Tensor, dtype: torch.dtype, quantity: Quantity = "output") -> None:
-    """Break the law unless two tensors agree within the tolerance of the inputs' dtype."""
+    """Raise `LawBroken` unless two tensors agree within the tolerance of the inputs' dtype."""
     _same_shape(what, got, want)
     wrong, limit = error(got, want), tolerance(dtype, quantity)
     if not wrong <= limit:
@@ -25,9 +25,9 @@ def close(what: str, got: Tensor, want: Tensor, dtype: torch.dtype, quantity: Qu
 
 
 def same(what: str, got: Tensor, want: Tensor, dtype: torch.dtype, quantity: Quantity = "output") -> None:
-    """Break the law unless two answers *of the same function* agree, where NaN equals NaN.
+    """Raise `LawBroken` unless two answers *of the same function* agree; NaN equals NaN.
 
-    The law of the definition reports a wrong NaN, so other laws need not.
+    The law ``oracle`` reports a wrong NaN, so other laws need not.
     """
     _same_shape(what, got, want)
     never = got.isnan() & want.isnan()
@@ -35,7 +35,7 @@ def same(what: str, got: Tensor, want: Tensor, dtype: torch.dtype, quantity: Qua
 
 
 def identical(what: str, got: Tensor, want: Tensor) -> None:
-    """Break the law unless two tensors are equal bit by bit (up to the sign of zero)."""
+    """Raise `LawBroken` unless two tensors are equal bit by bit (up to the sign of zero)."""
     _same_shape(what, got, want)
     if not torch.equal(got, want):
         raise LawBroken(f"{what} {_worst(got, want)}; not a bit may differ")
@@ -46,9 +46,9 @@ def _same_shape(what: str, got: Tensor, want: Tensor) -> None:
 
 
 def _worst(got: Tensor, want: Tensor) -> str:
-    apart = difference(got, want)
-    # The first of about equal differences: which is the largest may depend on the machine.
-    first = (apart >= apart.max() * (1.0 - 1e-5)).to(torch.uint8).argmax()
+    differences = difference(got, want)
+    # Take the first of nearly equal differences, since the largest one may depend on the machine.
+    first = (differences >= differences.max() * (1.0 - 1e-5)).to(torch.uint8).argmax()
     place = torch.unravel_index(first, want.shape)
     at = [int(index) for index in place]
     return f"at {at} is {got[place].item():.6g}, not {want[place].item():.6g}"

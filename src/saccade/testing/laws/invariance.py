@@ -1,4 +1,4 @@
-"""Laws that compare a function with itself on related inputs."""
+"""Laws of invariance: they compare a function with itself on related inputs."""
 
 import torch
 
@@ -71,12 +71,12 @@ def key_order(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 @law(needs=("bias",))
 def shift(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """A constant added to all scores, including the sink, changes no output; the lse grows by the constant."""
-    # In float64 its exponential is infinite; in float32 so large a constant would round the scores away.
+    # The exponential of 1000 overflows in float64; in float32 such a constant would round the scores away.
     constant = 1000.0 if dtype == torch.float64 else 16.0
     problem = case.problem(dtype, subject.device).but(bias=None, relative=None)
     shifted = problem.but(
         bias=problem.query.new_full((1, 1, *problem.allowed.shape[2:]), constant),
-        # In half precision the sum would round the sink, not the scores.
+        # In half precision the sum would round the sink, but not the scores.
         sink_logit=None if problem.sink_logit is None else problem.sink_logit.to(wide_dtype(dtype)) + constant,
     )
     same("the output with raised scores", subject.output(shifted), subject.output(problem), dtype)

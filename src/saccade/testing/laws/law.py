@@ -1,4 +1,4 @@
-"""A law: a sentence, and a function that tries to break it."""
+"""The `Law` class: a statement about attention, and a function that looks for a counter-example."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Condition = Callable[[Subject, Case], str | None]
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """A statement about attention that a function keeps or breaks.
+    """A law: a statement about attention that a function keeps or breaks.
 
-    ``law(subject, case, dtype)`` tries it, and raises `LawBroken` with a counter-example if it is broken.
+    ``law(subject, case, dtype)`` tries the law, and raises `LawBroken` with a counter-example if it is broken.
 
     Attributes:
-        name: one word or two.
+        name: the name in reports.
         statement: the law in one sentence.
-        trial: the function behind it.
+        trial: the function that looks for a counter-example.
         needs: options that a function must offer, besides those of the case: names, "lse" or "gqa"; None for a law
             that tries options that are not offered.
         where: conditions on the case; each returns the reason why the law does not apply, or None.
-        cases: cases of a law that is not about masks; None means those of the suite.
-        dtypes: dtypes of the law; None means those of the suite.
+        cases: the cases of a law that is not about masks; None means those of `check`.
+        dtypes: the dtypes of the law; None means those of `check`.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Law:
     dtypes: tuple[torch.dtype, ...] | None = None
 
     def __call__(self, subject: Subject, case: Case, dtype: torch.dtype) -> None:
-        """Return if the law holds, raise `LawBroken` if not."""
+        """Return if the law holds; raise `LawBroken` if not."""
         self.trial(subject, case, dtype)
 
     def __str__(self) -> str:
@@ -48,8 +48,8 @@ class Law:
 
     def reasons(self, subject: Subject, case: Case) -> tuple[str, ...]:
         """Return why the law does not apply to a case; empty if it does."""
-        found = (condition(subject, case) for condition in self.where)
-        return tuple(reason for reason in found if reason is not None)
+        reasons = (condition(subject, case) for condition in self.where)
+        return tuple(reason for reason in reasons if reason is not None)
 
 
 def law(
@@ -59,7 +59,7 @@ def law(
     cases: tuple[Case, ...] | None = None,
     dtypes: tuple[torch.dtype, ...] | None = None,
 ) -> Callable[[Trial], Law]:
-    """Make a law of a function: its name is the name, the first paragraph of its docstring the statement."""
+    """Turn a function into a `Law`, named like the function; its docstring's first paragraph is the statement."""
 
     def make(trial: Trial) -> Law:
         statement = " ".join((trial.__doc__ or "").split("\n\n")[0].split())

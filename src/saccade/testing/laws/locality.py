@@ -1,4 +1,4 @@
-"""Laws about the mask: hidden pairs must not matter, and allowed pairs must."""
+"""Laws of locality: hidden pairs must not matter to an output or gradient, and allowed pairs must."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from saccade.testing.problem import Problem
 from saccade.testing.subject import Subject
 
 _NOT_FINITE = {"NaN": torch.nan, "inf": torch.inf, "-inf": -torch.inf}
-_LEAST = 1e-7  # of weights that every dtype can represent
+_LEAST = 1e-7  # every dtype can represent weights above this
 
 
 @law(where=(conditions.has_queries_and_keys,))
@@ -33,10 +33,12 @@ def sensitivity(subject: Subject, case: Case, dtype: torch.dtype) -> None:
             )
             got, want = reached.ne(0).any(-1), problem.allowed[:, heads, row]
             (true,) = torch.autograd.grad(truth, problem.value, upstream.double(), retain_graph=True)
-            # A weight that underflows (in float16 below 6e-8) may be 0.
+            # A weight that underflows (below 6e-8 in float16) may be 0.
             vanishes = want & ~got & (true.abs().amax(-1) < _LEAST)
-            sentence = f"row {row} of head {head} reaches keys {_ones(got)}, but may attend to {_ones(want)}"
-            holds(torch.equal(got | vanishes, want), sentence)
+            holds(
+                torch.equal(got | vanishes, want),
+                f"row {row} of head {head} reaches keys {_indices(got)}, but may attend to {_indices(want)}",
+            )
 
 
 @law(where=(conditions.hides_something,))
@@ -59,10 +61,10 @@ def causality(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """Under a causal mask, changing the future changes nothing before it."""
     problem = case.problem(dtype, subject.device)
     before = subject.output(problem)
-    standing = [case.standing(b) for b in range(case.batch)]
-    for now in _spread(sorted({q for queries, _ in standing for q in queries if q is not None}), 4):
-        past = _table([[q is None or q <= now for q in queries] for queries, _ in standing], problem)[:, None]
-        future = _table([[kv is None or kv > now for kv in keys] for _, keys in standing], problem)[:, None]
+    positions = [case.positions_of_item(b) for b in range(case.batch)]
+    for now in _spread(sorted({q for queries, _ in positions for q in queries if q is not None}), 4):
+        past = _bool_tensor([[q is None or q <= now for q in queries] for queries, _ in positions], problem)[:, None]
+        future = _bool_tensor([[kv is None or kv > now for kv in keys] for _, keys in positions], problem)[:, None]
         moved = 7.0 * future[..., None].to(problem.key)
         changed = problem.but(key=problem.key + moved, value=problem.value + moved)
         rows = past.expand(problem.query.shape[:3])
@@ -75,11 +77,11 @@ def empty_rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """A row that may attend to nothing gives exactly 0, its lse is -inf, and its gradients are 0."""
     problem = case.problem(dtype, subject.device)
     empty = ~problem.sees_something
-    found = subject.output(problem)[empty]
-    holds((found == 0).all(), f"a row that sees nothing gives {found.flatten()[:3].tolist()}, not 0")
+    out = subject.output(problem)[empty]
+    holds((out == 0).all(), f"a row that sees nothing gives {out.flatten()[:3].tolist()}, not 0")
     if "lse" in subject.offers:
-        found = subject.output_and_lse(problem)[1][empty]
-        holds(found.isneginf().all(), f"the lse of a row that sees nothing is {found[:3].tolist()}, not -inf")
+        lse = subject.output_and_lse(problem)[1][empty]
+        holds(lse.isneginf().all(), f"the lse of a row that sees nothing is {lse[:3].tolist()}, not -inf")
     if "sink_logit" in subject.offers:
         sunk = problem.but(sink_logit=torch.full_like(some_sink(problem), torch.nan))
         holds((subject.output(sunk)[empty] == 0).all(), "with a sink of NaN, a row that sees nothing is not 0")
@@ -117,16 +119,16 @@ def rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     for query in _spread(range(problem.query.shape[2]), 2):
         others = torch.arange(problem.query.shape[2], device=problem.query.device) != query
         for kind in ("NaN", "inf"):
-            found = subject.output(_poisoned(problem, "query", query, kind))
-            same(f"with {kind} in query {query}, another row", found[:, :, others], before[:, :, others], dtype)
+            out = subject.output(_poisoned(problem, "query", query, kind))
+            same(f"with {kind} in query {query}, another row", out[:, :, others], before[:, :, others], dtype)
 
 
 @law(where=(conditions.hides_something, conditions.has_queries_and_keys))
 def blindness(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """NaN or inf in a query, or in the gradient of its row, reaches no gradient of a key that it may not attend to.
 
-    The row of a query that sees nothing is 0 and its lse -inf, whatever stands in it. No other row's gradients change,
-    nor those of keys and values that it may not attend to.
+    The row of a query without visible keys is 0 and its lse -inf, whatever the query contains. No other row's
+    gradients change, nor those of keys and values that it may not attend to.
     """
     problem = case.problem(dtype, subject.device)
     sees = problem.sees_something
@@ -143,8 +145,8 @@ def blindness(subject: Subject, case: Case, dtype: torch.dtype) -> None:
             out = subject.output(dirty)
             holds((out[~sees] == 0).all(), f"{what}, a row that sees nothing is not 0")
             if "lse" in subject.offers:
-                found = subject.output_and_lse(dirty)[1][~sees]
-                holds(found.isneginf().all(), f"{what}, the lse of a row that sees nothing is not -inf")
+                lse = subject.output_and_lse(dirty)[1][~sees]
+                holds(lse.isneginf().all(), f"{what}, the lse of a row that sees nothing is not -inf")
             got = gradients(subject, dirty, counts)
             for of, rows in (("query", counts), ("key", ~reached), ("value", ~reached)):
                 same(f"{what}, the gradient of {of}", got[of][rows], want[of][rows], dtype, "gradient")
@@ -152,8 +154,8 @@ def blindness(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     out = subject.output(leaves)
     upstream = torch.where(sees[..., None], torch.ones_like(out), torch.nan)
     named = {"query": leaves.query, "key": leaves.key, "value": leaves.value}
-    flown = torch.autograd.grad(out, list(named.values()), upstream, allow_unused=True, materialize_grads=True)
-    for of, gradient in zip(named, flown, strict=True):
+    by_input = torch.autograd.grad(out, list(named.values()), upstream, allow_unused=True, materialize_grads=True)
+    for of, gradient in zip(named, by_input, strict=True):
         what = f"where NaN flows back to rows that see nothing, the gradient of {of} is not finite"
         holds(torch.isfinite(gradient).all(), what)
 
@@ -165,22 +167,23 @@ def honesty(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     for key in _spread(range(problem.key.shape[2]), 2):
         sees = problem.allowed[..., key]
         for name in ("key", "value"):
-            _shows(subject, _poisoned(problem, name, key, "NaN"), sees, f"with NaN in {name} {key}, a row that sees it")
+            what = f"with NaN in {name} {key}, a row that sees it"
+            _expect_nan(subject, _poisoned(problem, name, key, "NaN"), sees, what)
     for query in _spread(range(problem.query.shape[2]), 2):
-        own = torch.zeros_like(problem.sees_something)
-        own[:, :, query] = problem.sees_something[:, :, query]
+        its_row = torch.zeros_like(problem.sees_something)
+        its_row[:, :, query] = problem.sees_something[:, :, query]
         what = f"with NaN in query {query}, its row"
-        _shows(subject, _poisoned(problem, "query", query, "NaN"), own, what)
+        _expect_nan(subject, _poisoned(problem, "query", query, "NaN"), its_row, what)
     everything = problem.but(key=torch.full_like(problem.key, torch.nan))
-    _shows(subject, everything, problem.sees_something, "with NaN in every key, a row that sees any")
+    _expect_nan(subject, everything, problem.sees_something, "with NaN in every key, a row that sees any")
 
 
-def _shows(subject: Subject, poisoned: Problem, rows: Tensor, what: str) -> None:
-    found = subject.output(poisoned)[rows]
-    holds(not torch.isfinite(found).any(), f"{what} is finite")
+def _expect_nan(subject: Subject, poisoned: Problem, rows: Tensor, what: str) -> None:
+    out = subject.output(poisoned)[rows]
+    holds(not torch.isfinite(out).any(), f"{what} is finite")
     if "lse" in subject.offers and torch.isfinite(poisoned.value).all():
-        found = subject.output_and_lse(poisoned)[1][rows]
-        holds(found.isnan().all(), f"{what} has an lse that is not NaN")
+        lse = subject.output_and_lse(poisoned)[1][rows]
+        holds(lse.isnan().all(), f"{what} has an lse that is not NaN")
 
 
 def _poisoned(problem: Problem, name: str, key: int, kind: str) -> Problem:
@@ -190,23 +193,23 @@ def _poisoned(problem: Problem, name: str, key: int, kind: str) -> Problem:
 
 
 def _blind_keys(problem: Problem) -> list[int]:
-    """Return keys that some query may not attend to."""
+    """Return the indices of keys that are hidden from some query."""
     return torch.nonzero(~problem.allowed.flatten(0, 2).all(0))[:, 0].tolist()
 
 
 def _spread(items: list[int] | range, at_most: int) -> list[int]:
-    """Return some of the items, evenly spread, including the first and last."""
+    """Return at most ``at_most`` of the indices to try, evenly spread, including the first and last."""
     if len(items) <= at_most or at_most == 1:
         return list(items[:at_most])
     return [items[round(n * (len(items) - 1) / (at_most - 1))] for n in range(at_most)]
 
 
-def _ones(row: Tensor) -> list[list[int]]:
-    """Mark keys by batch item and group, among the first few."""
+def _indices(row: Tensor) -> list[list[int]]:
+    """Return the indices of marked keys, for the first two batch items and groups, for a message."""
     return [torch.nonzero(keys)[:, 0].tolist() for keys in row.flatten(0, 1)[:2]]
 
 
-def _table(rows: list[list[bool]], problem: Problem) -> Tensor:
+def _bool_tensor(rows: list[list[bool]], problem: Problem) -> Tensor:
     return torch.tensor(rows, device=problem.query.device)
 
 

@@ -1,4 +1,4 @@
-"""The size of the largest tensor that a computation creates."""
+"""Memory of a computation for laws: the size of the largest tensor that it creates."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch.utils._pytree import tree_leaves
 
 
 def largest_tensor(compute: Callable[[], object]) -> int:
-    """Return the bytes of the largest result of any operation, forward and backward.
+    """Return the bytes of memory of the largest tensor that any operation creates, forward and backward.
 
-    Buffers that an operation allocates and frees inside compiled code are not seen.
+    Buffers that an operation allocates and frees inside compiled code are not counted.
     """
     compute()  # a first call creates tensors that later calls reuse
-    with _Watch() as watch:
+    with _LargestTensor() as watch:
         compute()
     return watch.largest
 
 
-class _Watch(TorchDispatchMode):
-    """A mode that records the size of every result, also inside custom operations."""
+class _LargestTensor(TorchDispatchMode):
+    """A mode that records the memory of the largest result, also inside custom operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,18 +31,18 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        if given and func.namespace not in _BUILT_IN:
-            # A mode sees a custom operation but not the operations inside, so run its kernel with the mode on.
-            kernel = torch._C._dispatch_key_parse(given[0].device.type.upper())
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if tensors and func.namespace not in _BUILT_IN:
+            # The mode sees a custom operation but not the operations inside, so run its kernel with the mode on.
+            kernel = torch._C._dispatch_key_parse(tensors[0].device.type.upper())
             with self:
-                made = func.redispatch(torch._C.DispatchKeySet(kernel), *args, **kwargs)
+                result = func.redispatch(torch._C.DispatchKeySet(kernel), *args, **kwargs)
         else:
-            made = func(*args, **kwargs)
-        views = {x.untyped_storage().data_ptr() for x in given}
-        fresh = (x.untyped_storage() for x in tree_leaves(made) if isinstance(x, Tensor))
+            result = func(*args, **kwargs)
+        views = {x.untyped_storage().data_ptr() for x in tensors}
+        fresh = (x.untyped_storage() for x in tree_leaves(result) if isinstance(x, Tensor))
         self.largest = max([self.largest, *(x.nbytes() for x in fresh if x.data_ptr() not in views)])
-        return made
+        return result
 
 
 _BUILT_IN = ("aten", "prim", "prims")

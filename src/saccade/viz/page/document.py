@@ -1,4 +1,4 @@
-"""Write a page as one file: code, style and data, and a policy that forbids everything else."""
+"""The HTML document of a page in one file: code, style, data, and a policy that forbids everything else."""
 
 import base64
 import hashlib
@@ -14,10 +14,10 @@ _EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
 
 
 def document(title: str, parts: Mapping[str, str]) -> str:
-    """Return the page.
+    """Return the HTML document of a page.
 
     Args:
-        title: of the window.
+        title: title of the window.
         parts: packed data by name, in base64, which cannot contain markup.
     """
     script, look = code("file"), style()
@@ -46,7 +46,7 @@ def document(title: str, parts: Mapping[str, str]) -> str:
 
 @cache
 def code(name: str) -> str:
-    """Return a module with all that it imports as one script; top-level names must be unique across files."""
+    """Return a JavaScript module with all that it imports as one script for the document."""
     done: dict[str, str] = {}
 
     def add(module: str) -> None:
@@ -65,7 +65,7 @@ def code(name: str) -> str:
 
 @cache
 def style() -> str:
-    """Return the style sheet of the page."""
+    """Return the style sheet of the document."""
     return _BROWSER.joinpath("page.css").read_text("utf-8")
 
 

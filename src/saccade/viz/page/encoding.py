@@ -1,4 +1,4 @@
-"""Encode numbers in few bytes, and bytes as text that a browser can read without libraries."""
+"""Encoding of numbers in few bytes, and of bytes as text that a browser can decode without libraries."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ def tops_of(cells: Array) -> list[float]:
 
 
 def levels(cells: Array, top: float, *, is_signed: bool) -> npt.NDArray[np.uint8]:
-    """Encode a map as one byte a cell, on a log scale of six decades: 6 % apart, 12 % with both signs.
+    """Encode a map of weights as one byte a cell, on a log scale of six decades: steps of 6 %, or 12 % with signs.
 
     Weights are rounded away from 0, so that no weight is larger than its level. Level 0 is a hidden cell. Without
     signs, 255 is ``top`` and 1 is close to 0; with signs, 255 is ``top``, 128 is 0 and 1 is ``-top``.
@@ -42,18 +42,18 @@ def levels(cells: Array, top: float, *, is_signed: bool) -> npt.NDArray[np.uint8
 
 
 def halves(numbers: Array, top: float) -> bytes:
-    """Encode numbers as float16 shares of the largest: 0.05 % apart at any size."""
+    """Encode numbers as float16 fractions of the largest, within 0.05 %."""
     parts = numbers / top if top > 0 else np.zeros_like(numbers)
     return np.clip(np.nan_to_num(parts), -1.0, 1.0).astype("<f2").tobytes()
 
 
 def packed(data: bytes) -> str:
-    """Deflate bytes and encode them in base64."""
+    """Compress bytes and encode them in base64."""
     return base64.b64encode(zlib.compress(data, 6)).decode("ascii")
 
 
 def as_json(value: Any) -> bytes:
-    """Encode a value as JSON; numbers with six digits, null if not finite."""
+    """Encode a value as JSON; numbers have six digits, and are null if not finite."""
     return json.dumps(_plain(value), ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
 
 

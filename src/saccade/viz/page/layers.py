@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from saccade.matrix import AttentionMatrix, Matrix
+from saccade.matrix import AttentionMatrix, Block, Matrix
 from saccade.statistics import Measure, Pooled, Statistic, Summary, TopK
 from saccade.statistics.pooled import How
 from saccade.statistics.summary import plain_statistics
 from saccade.support.errors import UnsupportedError, kind, type_error, value_error
 from saccade.viz.arrays import Array
-from saccade.viz.page.dense_weights import WrittenOut
 from saccade.viz.page.statistics import BothWays, Strong, Without
-from saccade.viz.pooled_maps import swept
+from saccade.viz.pooled_maps import sweep_maps
 
 Columns = tuple[tuple[int, ...], ...]
 """For some columns of a map, the keys that are pooled again, without the others."""
 
 
 class Map(NamedTuple):
-    """Small maps of heads, and some of their columns without the keys that receive most.
+    """Small maps of a layer's heads, and columns of these maps without the keys that receive most attention.
 
     Attributes:
         cells: ``[heads, rows, columns]``, NaN where hidden.
         beside: ``[heads, rows, chosen columns]``.
-        answers: results of other statistics.
-        how: the reduction of a cell, as of `saccade.statistics.Pooled`.
+        answers: results of the additional statistics.
+        how: the reduction of a cell, as in `saccade.statistics.Pooled`.
     """
 
     cells: Array
@@ -42,46 +42,46 @@ class Map(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The details of one head: a larger map and its strongest weights; None if unknown."""
+    """The details of one head of a layer: a larger map and its strongest weights; None if unknown."""
 
     map: Map | None
     strong: Strong | None
 
 
 class Source(Protocol):
-    """The data of a layer; each method returns that of one batch item."""
+    """The data source of a layer on a page; each method returns the data of one batch item."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(batch, heads, q_len, kv_len)."""
+        """The shape of the layer's attention, (batch, heads, q_len, kv_len)."""
 
     @property
     def is_signed(self) -> bool:
         """True if weights may be below 0."""
 
     def measures(self, item: int) -> list[Measure]:
-        """Return numbers of heads, ``[1, heads]`` each."""
+        """Return statistics of the layer's heads, ``[1, heads]`` each."""
 
     def received(self, item: int) -> Tensor | None:
-        """Return the attention that each key receives, ``[heads, kv_len]``."""
+        """Return the attention that each key of the layer receives, ``[heads, kv_len]``."""
 
     def map(self, item: int, bins: int, columns: Columns, statistics: Sequence[Statistic[Any, Any]]) -> Map | None:
-        """Return maps of all heads, and more statistics; None if unknown, and no `beside` if that is unknown."""
+        """Return small maps of the layer's heads, and more statistics; None if unknown."""
 
     def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
-        """Return the details of one head."""
+        """Return the details of one head of the layer."""
 
 
 class Recorded(Protocol):
-    """A recorded layer; `saccade.recording.layer_record.Run` is one."""
+    """The interface of a recorded layer; `saccade.recording.layer_record.Run` is one."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(batch, heads, q_len, kv_len)."""
+        """The shape of the recorded attention, (batch, heads, q_len, kv_len)."""
 
     @property
     def matrix(self) -> Matrix:
-        """The matrix, if queries and keys were kept."""
+        """The matrix of the recorded layer, if queries and keys were recorded."""
 
     @property
     def kept(self) -> tuple[Statistic[Any, Any], ...]:
@@ -89,30 +89,30 @@ class Recorded(Protocol):
 
     @property
     def statistics(self) -> dict[str, Tensor]:
-        """Statistics of queries and keys, by name."""
+        """The recorded statistics of queries and keys, by name."""
 
     def summary(self) -> Summary:
-        """Return statistics of heads."""
+        """Return the recorded statistics of heads."""
 
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
-        """Compute statistics."""
+        """Compute statistics of the recorded layer."""
 
 
-def layers_of(given: object) -> dict[str, Source]:
-    """Return the layers of the user's argument, by name.
+def layers_of(data: object) -> dict[str, Source]:
+    """Return the layers in the user's argument, by name.
 
     Raises:
-        TypeError: neither matrices nor weights nor a recording.
+        TypeError: an argument that is neither matrices nor weights nor a recording.
         ValueError: no layer, or one without queries, keys or heads.
     """
-    if isinstance(given, Matrix | Tensor | np.ndarray):
-        named: dict[str, object] = {"attention": given}
-    elif isinstance(given, Mapping):
-        named = {str(name): given[name] for name in given}
-    elif isinstance(given, Sequence) and not isinstance(given, str):
-        named = {str(number): one for number, one in enumerate(given)}
+    if isinstance(data, Matrix | Tensor | np.ndarray):
+        named: dict[str, object] = {"attention": data}
+    elif isinstance(data, Mapping):
+        named = {str(name): data[name] for name in data}
+    elif isinstance(data, Sequence) and not isinstance(data, str):
+        named = {str(number): one for number, one in enumerate(data)}
     else:
-        raise type_error("given", _RULE, kind(given))
+        raise type_error("given", _RULE, kind(data))
     found = {name: _source_of(name, one) for name, one in named.items()}
     if not found:
         hint = "record(model) keeps the layers that run within its block"
@@ -126,37 +126,37 @@ def layers_of(given: object) -> dict[str, Source]:
 _RULE = "be a matrix, weights [batch, heads, q_len, kv_len], a list or a dict of them, or a recording"
 
 
-def _source_of(name: str, given: object) -> Source:
-    if isinstance(given, Matrix):
-        if given.hidden != 0:
-            raise type_error("given", _RULE, f"{kind(given)}, which holds scores, in layer {name}")
-        return OfMatrix(given)
-    if isinstance(given, Tensor | np.ndarray):
-        is_real = given.dtype.kind in "fiu" if isinstance(given, np.ndarray) else _is_real(given.dtype)
-        if given.ndim != 4 or not is_real:
-            got = f"shape {list(given.shape)}, {given.dtype} in layer {name}"
+def _source_of(name: str, data: object) -> Source:
+    if isinstance(data, Matrix):
+        if data.hidden != 0:
+            raise type_error("given", _RULE, f"{kind(data)}, which holds scores, in layer {name}")
+        return OfMatrix(data)
+    if isinstance(data, Tensor | np.ndarray):
+        is_real = data.dtype.kind in "fiu" if isinstance(data, np.ndarray) else _is_real(data.dtype)
+        if data.ndim != 4 or not is_real:
+            got = f"shape {list(data.shape)}, {data.dtype} in layer {name}"
             raise value_error("weights", "be real numbers [batch, heads, q_len, kv_len]", got)
-        return OfMatrix(WrittenOut(given))
-    if _is_recorded(given):
+        return OfMatrix(WrittenOut(data))
+    if _is_recorded(data):
         try:
-            return OfMatrix(given.matrix)
+            return OfMatrix(data.matrix)
         except UnsupportedError:  # queries and keys were not recorded, but results were
-            return Kept(given)
-    raise type_error("given", _RULE, f"{kind(given)} in layer {name}")
+            return Kept(data)
+    raise type_error("given", _RULE, f"{kind(data)} in layer {name}")
 
 
 def _is_real(dtype: torch.dtype) -> bool:
     return not (dtype.is_complex or dtype == torch.bool)
 
 
-def _is_recorded(given: object) -> TypeGuard[Recorded]:
-    """Return whether this is a recorded layer, by its type: reading its properties may cost a sweep, or raise."""
+def _is_recorded(layer: object) -> TypeGuard[Recorded]:
+    """Return whether an object is a recorded layer, by its type, since reading properties may cost a sweep."""
     names = ("shape", "matrix", "kept", "statistics", "summary", "compute")
-    return all(hasattr(type(given), name) for name in names)
+    return all(hasattr(type(layer), name) for name in names)
 
 
 class OfMatrix(Source):
-    """A layer with a matrix, which can compute everything."""
+    """A layer on a page that has a matrix, from which everything can be computed."""
 
     def __init__(self, matrix: Matrix):
         self._matrix = matrix
@@ -199,12 +199,12 @@ class OfMatrix(Source):
     def _map(
         self, item: int, heads: range, bins: int, columns: Columns, statistics: Sequence[Statistic[Any, Any]]
     ) -> Map:
-        cells, answers = swept(self._matrix, item, heads, bins, [Without(bins, columns), *statistics])
+        cells, answers = sweep_maps(self._matrix, item, heads, bins, [Without(bins, columns), *statistics])
         return Map(cells, answers[0][0].cpu().numpy(), answers[1:])
 
 
 class Kept(Source):
-    """A layer with recorded results, without queries and keys."""
+    """A layer of a page with recorded results, without queries and keys."""
 
     def __init__(self, run: Recorded):
         self._run = copy.copy(run)  # another thread may still add to it
@@ -250,13 +250,13 @@ class Kept(Source):
 
     @property
     def _best(self) -> Pooled | None:
-        """The most detailed recorded map, if there is one."""
+        """The most detailed recorded map, or None."""
         kept = [statistic for statistic in self._run.kept if isinstance(statistic, Pooled)]
         return max(kept, key=lambda statistic: (statistic.how == "max", statistic.bins), default=None)
 
     @cached_property
     def _pooled(self) -> Tensor | None:
-        """Its cells, ``[batch, heads, rows, columns]``."""
+        """The cells of the most detailed recorded map, ``[batch, heads, rows, columns]``."""
         try:
             return None if self._best is None else self._run.compute(self._best)[0]
         except UnsupportedError:  # maps of several calls cannot be joined
@@ -271,7 +271,7 @@ class Kept(Source):
 
 
 def _measures(summary: Summary | None, plain: Mapping[str, Tensor], item: int) -> list[Measure]:
-    """Return the measures of one item; for weights without a summary, means over queries."""
+    """Return the statistics of one batch item; for weights without a summary, means over queries."""
     if summary is not None:
         cut = slice(item, item + 1)
         return [one._replace(values=one.values[cut], uniform=one.uniform[cut]) for one in summary.measures]
@@ -283,3 +283,51 @@ def _measures(summary: Summary | None, plain: Mapping[str, Tensor], item: int) -
             total, meaning = (own.amax(-1), "of all scores") if is_peak else (own.mean(-1), "mean over queries")
             found.append(Measure(name, "", meaning, total, torch.full_like(total, torch.nan)))
     return found
+
+
+class WrittenOut(Matrix):
+    """A matrix of dense weights, ``[batch, heads, q_len, kv_len]``; NaN marks unknown weights."""
+
+    def __init__(self, weights: Tensor | npt.NDArray[Any]):
+        if isinstance(weights, np.ndarray):  # a copy that torch can read, of any byte order and width
+            is_known = weights.dtype in (np.float16, np.float32, np.float64)
+            weights = torch.from_numpy(weights.astype(weights.dtype if is_known else np.float32, order="C"))
+        self._weights = weights.detach() if weights.is_floating_point() else weights.float()
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        batch, heads, q_len, kv_len = self._weights.shape
+        return (batch, heads, q_len, kv_len)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._weights.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._weights.device
+
+    @property
+    def kv_heads(self) -> int:
+        return self.shape[1]
+
+    @cached_property
+    def is_signed(self) -> bool:
+        """True if some weight is below 0."""
+        return bool((self._weights < 0).any())
+
+    @cached_property
+    def is_stochastic(self) -> bool:
+        sums = self._weights.float().sum(-1)
+        tolerance = 0.01 if self._weights.dtype in (torch.float16, torch.bfloat16) else 1e-4
+        is_sum = ((sums - 1).abs() < tolerance) | (sums == 0) | sums.isnan()
+        return not self.is_signed and bool(is_sum.all())
+
+    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        items, heads, q_len, kv_len = self.shape
+        lines = range(q_len) if rows is None else rows
+        for item in range(items) if batch is None else (batch,):
+            for own in range(heads) if head is None else (head,):
+                weights = self._weights[item, own, lines.start : lines.stop]
+                wide = weights.to(torch.promote_types(weights.dtype, torch.float32))[None, None]
+                yield Block(slice(item, item + 1), slice(own, own + 1), lines, (range(kv_len),), wide)

@@ -1,4 +1,4 @@
-"""live_report(): a page that is rewritten while a recording goes on."""
+"""live_report(): a live page that is rewritten while a recording goes on."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Self
 
 from saccade.support.argument_hints import argument_hints
 from saccade.support.validation import check_number, check_type
+from saccade.viz.page.html_report import Language, checked_options, checked_path, write
 from saccade.viz.page.layers import Recorded
-from saccade.viz.page.report import Language, checked_options, checked_path, write
 from saccade.viz.page.texts import Tokens, check_tokens
 
 _SHARE = 0.1  # most of the time that writing may take
@@ -20,24 +20,23 @@ _SHARE = 0.1  # most of the time that writing may take
 
 @argument_hints({})
 class live_report:  # noqa: N801  it is used as a function is: with live_report(...)
-    """Keep a page up to date while a model is recorded; until the end, the page reloads itself.
+    """A context manager that keeps a page up to date while a model is recorded; the page reloads itself.
 
-    Within the ``with`` block the page is written every so often by a thread of its own, from what the recording holds
-    by then; at the end it is written once more, and no longer reads itself anew. What is looked at stays: it is in the
-    page's address.
+    Within the ``with`` block a thread writes the page at intervals, from everything that is recorded so far. At the end
+    the page is written once more, and no longer reloads. Reloading keeps the view, which is part of the page's address.
 
     Args:
-        recording: that `saccade.record` fills, best with ``keep="qk"`` for generations; before its first layer speaks,
-            nothing is written.
-        path: where to.
-        every: seconds between two pages; more where writing one would take more than a tenth of the time.
-        tokens: as of `report`; or a function that gives them when a page is written, for a text that grows, and gives a
-            list that may be longer than what was read by then. A page whose tokens do not fit yet has numbers; if those
-            of the last page do not, it has numbers too, and the error is raised.
-        title, batch, heads, language, size: as of `report`.
+        recording: the recording that `saccade.record` fills, best with ``keep="qk"`` for generations; nothing is
+            written before its first layer has run.
+        path: path of the HTML file.
+        every: seconds between two pages; more if writing one takes more than a tenth of the time.
+        tokens: as for `report`; or a function that returns them when a page is written, for a text that grows; the list
+            may be longer than the text read so far. If the tokens do not fit yet, the page shows numbers; if those of
+            the last page do not fit, it shows numbers too, and the error is raised.
+        title, batch, heads, language, size: as for `report`.
 
     Raises:
-        TypeError, ValueError: as `report` does; what is only found out while a page is written, at the end.
+        TypeError, ValueError: as `report` does; errors of writing a page are raised at the end.
 
     Cost: that of `report` for each page, at most a tenth of the time.
 
@@ -98,7 +97,7 @@ class live_report:  # noqa: N801  it is used as a function is: with live_report(
             wait = max(self._every, (time.monotonic() - began) * (1 / _SHARE - 1))
 
     def _write(self, live: float) -> None:
-        """Write a page if there is something to show; store the first error until the end."""
+        """Write a live page if there is something to show; store the first error until the end."""
         layers = dict(self._recording)
         try:
             if layers:

@@ -1,4 +1,4 @@
-"""The data of one side of a page, that of one recording, as numbers and bytes."""
+"""The data of one recording on a page, as numbers and packed bytes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _TELLING = ("position_information", "previous_mass", "induction_mass", "first_ma
 
 
 class Side(NamedTuple):
-    """The data that a page shows of one recording.
+    """The page data of one recording.
 
     Attributes:
-        told: descriptions of texts, layers and heads.
-        parts: packed bytes, by names that the index does not repeat: maps of each layer, heads closely.
+        descriptions: names and settings of texts, layers and heads.
+        parts: packed bytes by name: maps of each layer, and details of heads.
     """
 
-    told: dict[str, Any]
+    descriptions: dict[str, Any]
     parts: dict[str, str]
 
 
@@ -52,7 +52,7 @@ class _Layer(NamedTuple):
 def checked_labels(
     layers: dict[str, Source], tokens: Tokens, item: int, heads: Sequence[tuple[int, int]] | None
 ) -> dict[str, Labels]:
-    """Check the tokens of all layers, the batch item and the chosen heads.
+    """Return the tokens of all layers on the page; raise unless they, the batch item and the heads exist.
 
     Raises:
         TypeError, ValueError: tokens, a batch item or heads that do not fit the layers.
@@ -76,24 +76,24 @@ def read_side(
     heads: Sequence[tuple[int, int]] | None,
     size: int,
 ) -> Side:
-    """Compute the data of a page from all layers.
+    """Compute the page data of one recording from all its layers.
 
     Args:
-        name: of this side.
-        layers: by name.
-        labels: their tokens, checked.
-        item: which batch item.
+        name: name of the recording.
+        layers: layers by name.
+        labels: checked tokens of the layers.
+        item: the batch item to show.
         heads: (layer, head) of those with details; the most informative ones when None.
-        size: bytes that the page may take, about.
+        size: approximate number of bytes that the page may take.
 
     Cost: about three sweeps over each matrix and one over each head with details.
     """
     read = [_layer(one, layer, labels[one], item) for one, layer in layers.items()]
     texts: dict[tuple[str, ...], int] = {}
-    index: dict[str, Any] = {"name": visible(name), "measures": _named(read), "layers": []}
+    index: dict[str, Any] = {"name": visible(name), "measures": _describe_measures(read), "layers": []}
     parts: dict[str, str] = {}
     for place, own in enumerate(read):
-        index["layers"].append(_described(own, texts))
+        index["layers"].append(_describe_layer(own, texts))
         if own.map is not None:
             tops, signed = tops_of(own.map.cells), own.source.is_signed
             both = (own.map.cells, own.map.beside)
@@ -108,15 +108,15 @@ def read_side(
     index["texts"] = [shown_tokens(text) for text in texts]
     left = size - sum(map(len, [packed(as_json(index)), *parts.values()]))
     cells = [_cell_bytes(layer, parts.get(f"maps-{place}", "")) for place, layer in enumerate(read)]
-    order, k, is_sure = _closely(read, cells, heads, left)
+    order, k, is_sure = _choose_details(read, cells, heads, left)
     for place, head in order:
-        described, part = _close(read[place], item, head, k)
+        described, part = _head_details(read[place], item, head, k)
         left -= len(part)
         if left < 0 and not is_sure:
             break
         index["layers"][place]["close"][head] = described
         parts[f"head-{place}-{head}"] = part
-    index["start"] = next(iter(heads or _most_telling(read)))
+    index["start"] = next(iter(heads or _most_informative(read)))
     return Side(index, parts)
 
 
@@ -129,42 +129,44 @@ def _layer(name: str, source: Source, labels: Labels, item: int) -> _Layer:
     numbers = {token: number for number, token in enumerate(dict.fromkeys(labels.keys))}
     if labels.is_one_text and len(numbers) < kv_len:  # else no token repeats, or tokens are unknown
         statistics = [InductionMass(tuple(numbers[token] for token in labels.keys))]
-    found = source.map(item, _BINS, _left_in(columns, sinks, kv_len, _BINS), statistics)
+    maps = source.map(item, _BINS, _keys_without_sinks(columns, sinks, kv_len, _BINS), statistics)
     measures = source.measures(item)
-    if found is not None and found.answers:
-        mass = found.answers[0][0].cpu().double().mean(-1)[None]
+    if maps is not None and maps.answers:
+        mass = maps.answers[0][0].cpu().double().mean(-1)[None]
         meaning = "given to what followed the same token before"
         measures.append(Measure("induction_mass", "share", meaning, mass, torch.full_like(mass, torch.nan)))
-    known = columns if found is not None and found.beside.shape[2] else []
-    return _Layer(name, source, labels, measures, received, sinks, known, found)
+    known = columns if maps is not None and maps.beside.shape[2] else []
+    return _Layer(name, source, labels, measures, received, sinks, known, maps)
 
 
 def _sinks(received: Tensor) -> list[int]:
-    """Return keys with at least 5 % of a layer's attention and four times their even share, strongest first."""
+    """Return attention sinks: keys with at least 5 % of a layer's attention and four times their equal share."""
     shares = received / received.sum().clamp_min(1e-30)
     least = max(_SINK_SHARE, _SINK_TIMES / len(shares))
     best = shares.topk(min(_SINKS, len(shares)))
     return [int(key) for share, key in zip(best.values, best.indices, strict=True) if share >= least]
 
 
-def _left_in(columns: Sequence[int], sinks: Sequence[int], kv_len: int, bins: int) -> tuple[tuple[int, ...], ...]:
-    """Return the keys of columns of cells, without the sinks."""
+def _keys_without_sinks(
+    columns: Sequence[int], sinks: Sequence[int], kv_len: int, bins: int
+) -> tuple[tuple[int, ...], ...]:
+    """Return the keys of some columns of a map, without the sinks."""
     count = min(bins, kv_len)
-    spans = [range(-(-own * kv_len // count), -(-(own + 1) * kv_len // count)) for own in columns]
+    spans = [range(-(-column * kv_len // count), -(-(column + 1) * kv_len // count)) for column in columns]
     return tuple(tuple(key for key in span if key not in sinks) for span in spans)
 
 
-def _named(layers: Sequence[_Layer]) -> list[dict[str, str]]:
-    """Return names, units and meanings of all measures."""
-    found: dict[str, Measure] = {}
+def _describe_measures(layers: Sequence[_Layer]) -> list[dict[str, str]]:
+    """Return names, units and meanings of all statistics on the page."""
+    measures: dict[str, Measure] = {}
     for layer in layers:
         for measure in layer.measures:
-            found.setdefault(measure.name, measure)
-    return [{"name": one.name, "unit": one.unit, "meaning": one.meaning} for one in found.values()]
+            measures.setdefault(measure.name, measure)
+    return [{"name": one.name, "unit": one.unit, "meaning": one.meaning} for one in measures.values()]
 
 
-def _described(layer: _Layer, texts: dict[tuple[str, ...], int]) -> dict[str, Any]:
-    """Describe a layer for the index; add its texts to the others."""
+def _describe_layer(layer: _Layer, texts: dict[tuple[str, ...], int]) -> dict[str, Any]:
+    """Describe a layer for the page's index; add its texts to the others."""
     _, heads, q_len, kv_len = layer.source.shape
     keys = texts.setdefault(layer.labels.keys, len(texts))
     queries = keys if layer.labels.is_one_text else texts.setdefault(layer.labels.queries, len(texts))
@@ -185,25 +187,25 @@ def _described(layer: _Layer, texts: dict[tuple[str, ...], int]) -> dict[str, An
     }
 
 
-def _closely(
+def _choose_details(
     layers: Sequence[_Layer], cells: Sequence[float], heads: Sequence[tuple[int, int]] | None, left: int
 ) -> tuple[Iterable[tuple[int, int]], int, bool]:
-    """Return the heads with details, the number of strongest weights of each token, and whether all fit.
+    """Return the heads to show in detail, the number of strongest weights of each token, and whether all fit.
 
-    Where all weights of all heads find room they are shown; else as many of each token as find room, and at last the
-    fewest, of as many heads as find room.
+    All weights of all heads are shown if they fit; else the most per token that fit; at last the fewest, for as many
+    heads as fit.
     """
     every = [(place, head) for place, layer in enumerate(layers) for head in range(layer.source.shape[1])]
-    wanted = every if heads is None else list(dict.fromkeys((int(layer), int(head)) for layer, head in heads))
+    chosen = every if heads is None else list(dict.fromkeys((int(layer), int(head)) for layer, head in heads))
     longest = max(layer.source.shape[3] for layer in layers)
     for k in (longest, _MOST, 32, 16, _FEWEST):
-        if k <= longest and sum(_close_bytes(layers[place], cells[place], k) for place, _ in wanted) <= left:
-            return wanted, k, True
-    return (_most_telling(layers) if heads is None else wanted), min(_FEWEST, longest), heads is not None
+        if k <= longest and sum(_detail_bytes(layers[place], cells[place], k) for place, _ in chosen) <= left:
+            return chosen, k, True
+    return (_most_informative(layers) if heads is None else chosen), min(_FEWEST, longest), heads is not None
 
 
-def _most_telling(layers: Sequence[_Layer]) -> Iterator[tuple[int, int]]:
-    """Order all heads: the first of each kind, then the second of each, and so on."""
+def _most_informative(layers: Sequence[_Layer]) -> Iterator[tuple[int, int]]:
+    """Order all heads by how informative they are: the first of each kind, then the second of each, and so on."""
     orders = []
     for name in _TELLING:
         values = {
@@ -215,34 +217,34 @@ def _most_telling(layers: Sequence[_Layer]) -> Iterator[tuple[int, int]]:
         }
         orders.append(sorted(values, key=lambda head: -np.nan_to_num(values[head], nan=-np.inf)))
     every = [(place, head) for place, layer in enumerate(layers) for head in range(layer.source.shape[1])]
-    told = (order[rank] for rank in range(len(every)) for order in [*orders, every] if rank < len(order))
-    yield from dict.fromkeys(told)
+    heads = (order[rank] for rank in range(len(every)) for order in [*orders, every] if rank < len(order))
+    yield from dict.fromkeys(heads)
 
 
-def _close(layer: _Layer, item: int, head: int, k: int) -> tuple[dict[str, Any], str]:
-    """Return the details of one head: its entry in the index, and its packed bytes."""
+def _head_details(layer: _Layer, item: int, head: int, k: int) -> tuple[dict[str, Any], str]:
+    """Return the details of one head for the page: its entry in the index, and its packed bytes."""
     _, _, q_len, kv_len = layer.source.shape
     bins = min(_FINE, max(q_len, kv_len))
     columns = sorted({sink * min(bins, kv_len) // kv_len for sink in layer.sinks})
     k = min(k, kv_len)
-    found: Head = layer.source.head(item, head, bins, _left_in(columns, layer.sinks, kv_len, bins), k)
+    details: Head = layer.source.head(item, head, bins, _keys_without_sinks(columns, layer.sinks, kv_len, bins), k)
     described: dict[str, Any] = {"k": 0, "top": 0.0}
     pieces: list[bytes] = []
-    if found.map is not None and max(q_len, kv_len) > _BINS:
-        top = tops_of(found.map.cells)[0]
-        described |= {"cells": found.map.cells.shape[1:], "fineTop": top, "sinkColumns": columns}
+    if details.map is not None and max(q_len, kv_len) > _BINS:
+        top = tops_of(details.map.cells)[0]
+        described |= {"cells": details.map.cells.shape[1:], "fineTop": top, "sinkColumns": columns}
         pieces += [
             levels(cells[0], top, is_signed=layer.source.is_signed).tobytes()
-            for cells in (found.map.cells, found.map.beside)
+            for cells in (details.map.cells, details.map.beside)
         ]
-    if found.strong is not None:
-        strong = found.strong
+    if details.strong is not None:
+        strong = details.strong
         top = max(float(torch.nan_to_num(strong.weights).abs().max()), 0.0)
         described |= {"k": strong.weights.shape[-1], "back": strong.received.shape[-1], "top": top}
         # Recorded results may lack weights below 0, which they count as missing.
         described["whole"] = kv_len <= described["k"] == described["back"]
         for weights, names in ((strong.weights, strong.keys), (strong.received, strong.queries)):
-            pieces += [halves(weights[0, 0].cpu().numpy(), top), _names(names[0, 0])]
+            pieces += [halves(weights[0, 0].cpu().numpy(), top), _encode_indices(names[0, 0])]
     if layer.received is not None:
         received = layer.received[head].float().cpu().numpy()
         described["mostReceived"] = float(np.abs(np.nan_to_num(received)).max())
@@ -250,8 +252,8 @@ def _close(layer: _Layer, item: int, head: int, k: int) -> tuple[dict[str, Any],
     return described, packed(b"".join(pieces))
 
 
-def _names(indices: Tensor) -> bytes:
-    """Encode indices as uint32, plus one: 0 for none."""
+def _encode_indices(indices: Tensor) -> bytes:
+    """Encode key indices as uint32, plus one; 0 means none."""
     return (indices + 1).cpu().numpy().astype("<u4").tobytes()
 
 
@@ -260,7 +262,7 @@ def _cell_bytes(layer: _Layer, maps: str) -> float:
     return 0.0 if layer.map is None else _FINER * len(maps) / layer.map.cells.size
 
 
-def _close_bytes(layer: _Layer, cell: float, k: int) -> int:
+def _detail_bytes(layer: _Layer, cell: float, k: int) -> int:
     _, _, q_len, kv_len = layer.source.shape
     fine = 0 if max(q_len, kv_len) <= _BINS else min(_FINE, q_len) * min(_FINE, kv_len) * cell
     return int(fine + _A_WEIGHT * (q_len + kv_len) * min(k, kv_len) + 2.5 * kv_len)

@@ -16,8 +16,8 @@ class Strong(NamedTuple):
     """The weights farthest from 0 of every query and of every key; index -1 if there are fewer.
 
     Attributes:
-        weights, keys: of each query, ``[batch, heads, q_len, k]``.
-        received, queries: of each key, ``[batch, heads, kv_len, k]``.
+        weights, keys: the strongest weights of each query and their keys, ``[batch, heads, q_len, k]``.
+        received, queries: the strongest weights of each key and their queries, ``[batch, heads, kv_len, k]``.
     """
 
     weights: Tensor
@@ -31,7 +31,7 @@ class BothWays(Statistic[Strong, Strong]):
     """The strongest keys of each query and the strongest queries of each key, as `Strong`.
 
     Args:
-        k: number of each.
+        k: number of weights of each query and key.
 
     Cost: two selections from the weights; O((q_len + kv_len) * k) memory.
     """
@@ -78,12 +78,12 @@ class _Cells(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Without(Statistic[_Cells, Tensor]):
-    """Columns of a pooled map without some of their keys, ``[batch, heads, rows, columns]``.
+    """A statistic: columns of a pooled map without some of their keys, ``[batch, heads, rows, columns]``.
 
     If many keys share a cell, one that receives most of the attention hides its neighbours.
 
     Args:
-        bins: most cells on either side, as of `saccade.statistics.Pooled`.
+        bins: most cells on either side, as in `saccade.statistics.Pooled`.
         columns: for each column of the result, the keys that are pooled.
     """
 

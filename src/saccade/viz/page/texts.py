@@ -17,7 +17,7 @@ Tokens = Text | tuple[Text, Text] | Mapping[str, Text | tuple[Text, Text]] | Non
 
 
 class Labels(NamedTuple):
-    """Tokens of a layer's queries and keys; of one text if both are the same."""
+    """The tokens of a layer's queries and keys on a page, of one text or two."""
 
     queries: tuple[str, ...]
     keys: tuple[str, ...]
@@ -25,30 +25,30 @@ class Labels(NamedTuple):
 
 
 def check_tokens(tokens: Tokens) -> None:
-    """Raise unless these are tokens, of any layers.
+    """Raise unless the ``tokens`` argument of a page is valid, for whatever layers.
 
     Raises:
-        TypeError: a bare string, or something else than strings.
+        TypeError: a bare string, or entries that are not strings.
     """
-    for given in tokens.values() if isinstance(tokens, Mapping) else [] if tokens is None else [tokens]:
-        for text in given if _is_pair(given) else [given]:
-            _checked(text)
+    for entry in tokens.values() if isinstance(tokens, Mapping) else [] if tokens is None else [tokens]:
+        for text in entry if _is_pair(entry) else [entry]:
+            _checked_text(text)
 
 
 def labels_of(tokens: Tokens, name: str, q_len: int, kv_len: int) -> Labels:
-    """Return the tokens of one layer; if queries end with the keys, one sequence suffices.
+    """Return the tokens of one layer of a page; if the queries are the last keys, one sequence suffices.
 
     Raises:
-        TypeError: something that is no tokens.
-        ValueError: not as many as there are queries and keys, or no name that fits the layer.
+        TypeError: tokens that are not strings.
+        ValueError: another number of tokens than queries and keys, or no name that fits the layer.
     """
-    given = _given(tokens, name)
-    if given is None:
+    entry = _tokens_of_layer(tokens, name)
+    if entry is None:
         numbers = tuple(map(str, range(kv_len)))
         if q_len <= kv_len:
             return Labels(numbers[kv_len - q_len :], numbers, True)
         return Labels(tuple(map(str, range(q_len))), numbers, False)
-    queries, keys = (_checked(text) for text in (given if _is_pair(given) else (given, given)))
+    queries, keys = (_checked_text(text) for text in (entry if _is_pair(entry) else (entry, entry)))
     is_one = queries == keys
     if is_one and q_len < kv_len == len(keys):  # the last ones, with a cache
         queries = queries[kv_len - q_len :]
@@ -68,7 +68,7 @@ def shown_tokens(text: Sequence[str]) -> dict[str, object]:
     }
 
 
-def _given(tokens: Tokens, name: str) -> Any:
+def _tokens_of_layer(tokens: Tokens, name: str) -> Any:
     if not isinstance(tokens, Mapping):
         return tokens
     for pattern, text in tokens.items():
@@ -78,12 +78,12 @@ def _given(tokens: Tokens, name: str) -> Any:
     raise value_error("tokens", f"have a name that fits layer {name}", names, hint="'*' fits all")
 
 
-def _is_pair(given: object) -> bool:
-    """Return whether these are two sequences, not one of two tokens."""
-    return isinstance(given, tuple) and len(given) == 2 and not any(isinstance(text, str) for text in given)
+def _is_pair(entry: object) -> bool:
+    """Return whether an argument is a pair of token sequences, not one sequence of two tokens."""
+    return isinstance(entry, tuple) and len(entry) == 2 and not any(isinstance(text, str) for text in entry)
 
 
-def _checked(text: object) -> tuple[str, ...]:
+def _checked_text(text: object) -> tuple[str, ...]:
     if isinstance(text, str) or not isinstance(text, Sequence):
         raise type_error("tokens", "be a list of strings", kind(text), hint="tokenizer.convert_ids_to_tokens")
     for token in text:

@@ -1,4 +1,4 @@
-"""report_widget(): the page in a notebook."""
+"""report_widget(): the page as a notebook widget."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import missing_extra
 from saccade.support.validation import check_int
 from saccade.viz.page.document import code, style
-from saccade.viz.page.report import Language, checked_options, page_parts
+from saccade.viz.page.html_report import Language, checked_options, page_parts
 from saccade.viz.page.texts import Tokens
 
 
@@ -31,8 +31,8 @@ def report_widget(
     """Return the page that `report` writes as a widget for Jupyter, VS Code, Colab and marimo.
 
     Args:
-        given, tokens, other, other_tokens, names, title, batch, heads, language, size: as of `report`.
-        height: in pixels.
+        given, tokens, other, other_tokens, names, title, batch, heads, language, size: as for `report`.
+        height: height in pixels.
 
     Returns:
         An ``anywidget.AnyWidget``, which a notebook shows.

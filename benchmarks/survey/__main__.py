@@ -1,0 +1,75 @@
+"""``python -m benchmarks.survey [NAME ...]``: check the language models of transformers against all claims."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.generated_part import with_generated
+from benchmarks.survey.table import written
+from saccade.caches.files.tensor_files import write_whole
+from saccade.support.errors import missing_extra
+
+COMMAND = "python -m benchmarks.survey"
+IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Audit every language model of the installed transformers, small and random, and write the results."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description=main.__doc__)
+    parser.add_argument("name", nargs="*", help="kinds of models, such as llama; all when none")
+    parser.add_argument("--by", nargs="*", choices=IMPLEMENTATIONS, default=IMPLEMENTATIONS, help="implementations")
+    parser.add_argument("--results", type=Path, default=Path("survey.json"), help="the file of the results")
+    parser.add_argument("--page", nargs="*", type=Path, help="measure nothing: update the table of these pages")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of parallel processes")
+    options = parser.parse_args(arguments)
+    if options.page is None:
+        survey = _survey(options.name, options.by, options.jobs)
+        write_whole(options.results, memoryview((json.dumps(survey, indent=0, ensure_ascii=False) + "\n").encode()))
+        return
+    results = json.loads(options.results.read_text("utf-8"))
+    for page in options.page:
+        text = page.read_text("utf-8")
+        page.write_text(with_generated(text, COMMAND, written(results, page.parent.name)), "utf-8")
+
+
+def _survey(names: Sequence[str], implementations: Sequence[str], jobs: int) -> dict[str, Any]:
+    import torch  # noqa: PLC0415
+
+    try:
+        import transformers  # noqa: PLC0415  # an extra
+    except ModuleNotFoundError:
+        raise missing_extra("transformers", "transformers") from None
+
+    from benchmarks.survey.architectures import architectures  # noqa: PLC0415
+    from benchmarks.survey.result import Cell, measure  # noqa: PLC0415
+    from benchmarks.survey.subprocess_pool import each_alone  # noqa: PLC0415
+
+    def uncompiled(*cell: Any) -> Cell:
+        # Flex runs uncompiled in this process, because compilation takes a minute for each length.
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"
+        return measure(*cell)
+
+    transformers.logging.set_verbosity_error()
+    chosen = [one for one in architectures() if not names or one.name in names]
+    measure(chosen[0], "eager")  # imports the packages before the processes fork
+    cells = [(one, implementation) for one in chosen for implementation in implementations]
+    results: dict[str, dict[str, Any]] = {one.key: {} for one in chosen}
+    for done, (place, answer) in enumerate(each_alone([partial(uncompiled, *cell) for cell in cells], jobs=jobs), 1):
+        one, implementation = cells[place]
+        results[one.key][implementation] = answer if isinstance(answer, str) else dataclasses.asdict(answer)
+        sys.stderr.write(f"\r{done} of {len(cells)}  {one.key:40}")
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    ordered = {key: {name: by[name] for name in implementations} for key, by in results.items()}
+    return {"versions": versions, "cells": ordered}
+
+
+if __name__ == "__main__":
+    main()

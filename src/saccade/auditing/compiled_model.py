@@ -1,0 +1,106 @@
+"""A compiled model under test: compiled code ignores hooks, so the model gets vectors instead of tokens."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from saccade.auditing.inputs import InputFormat
+from saccade.auditing.model_under_test import ModelUnderTest, rows_of
+from saccade.support.errors import value_error
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+def uncompiled(model: Callable[..., Any]) -> Any:
+    """Return the module that ``torch.compile`` was called with; other models unchanged."""
+    return getattr(model, "_orig_mod", model)
+
+
+def is_compiled(model: object) -> bool:
+    """Return whether a module, or one in it, was compiled by ``torch.compile(module)`` or ``module.compile()``."""
+    return isinstance(model, nn.Module) and any(map(_is_compiled, model.modules()))
+
+
+def run_eagerly() -> Any:
+    """Return a context manager in which compiled code runs eagerly."""
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled, and its import takes seconds
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")
+
+
+class CompiledModelUnderTest(ModelUnderTest):
+    """A model that is compiled as a whole or in part.
+
+    End to end, the compiled code runs. Modules are tested in `as_written`.
+
+    Args:
+        model, inputs, outputs, group, form: see `ModelUnderTest`. A model whose embedding table is compiled must take
+            vectors as ``inputs_embeds``.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        inputs: Tensor | Mapping[str, Any],
+        outputs: Callable[[Any], Tensor] = rows_of,
+        group: ProcessGroup | None = None,
+        form: InputFormat | None = None,
+    ):
+        self._written = _Written(uncompiled(model), inputs, outputs, group, form)
+        fed = _fed(model, self._written)
+        form = self._written.form
+        super().__init__(model, fed, outputs, group, form if fed is inputs else form._replace(tokens=None))
+
+    def run(self, vectors: Tensor | None = None) -> Tensor:
+        return super().run(vectors).clone()  # a CUDA graph writes the next outputs into the same memory
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        return self._written.modules
+
+    @property
+    def as_written(self) -> ModelUnderTest:
+        return self._written
+
+    @property
+    def in_float64(self) -> tuple[ModelUnderTest | None, str]:
+        return self._written.in_float64
+
+
+class _Written(ModelUnderTest):
+    """The model without compiled code."""
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        return {name.replace("_orig_mod.", "").removesuffix("._orig_mod"): own for name, own in super().modules.items()}
+
+    def _run(self, vectors: Tensor | None) -> Tensor:
+        with run_eagerly():
+            return super()._run(vectors)
+
+
+def _fed(model: Callable[..., Any], written: ModelUnderTest) -> Tensor | Mapping[str, Any]:
+    """Return the inputs of compiled code: vectors instead of tokens, if the embedding table is compiled."""
+    compiled = [own for own in model.modules() if _is_compiled(own)] if isinstance(model, nn.Module) else []
+    if not any(own is written.table for one in compiled for own in one.modules()):
+        return written.inputs
+    if "inputs_embeds" not in inspect.signature(uncompiled(model).forward).parameters:
+        rule = "take inputs_embeds, since compiled code takes no notice of changes by hooks"
+        hint = "audit it before it is compiled; or compile what stands behind its table, and give inputs= vectors"
+        raise value_error("a compiled model", rule, type(uncompiled(model)).__name__, hint=hint)
+    others = {} if isinstance(written.inputs, Tensor) else written.inputs
+    kept = {name: value for name, value in others.items() if value is not written.raw_tokens}
+    vectors = written.vectors if written.form.batch_first else written.vectors.transpose(0, 1).contiguous()
+    return kept | {"inputs_embeds": vectors}
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None

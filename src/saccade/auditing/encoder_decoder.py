@@ -1,0 +1,220 @@
+"""An encoder-decoder under test: its tokens as one row, source and then target, and its three rules as one."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from saccade import masks
+from saccade.auditing.declared_rules import Declared
+from saccade.auditing.finding import CounterExample
+from saccade.auditing.model_under_test import ModelUnderTest, depth_of, rows_of
+from saccade.masks import Mask
+from saccade.models import EncoderDecoder
+from saccade.support.errors import shown, type_error, value_error
+
+_SOURCE, _TARGET = "input_ids", "decoder_input_ids"
+_DEEP = 1 << 20  # more layers than any model has
+
+
+def is_pair(model: object) -> bool:
+    """Return whether a model reads two texts: an encoder-decoder of transformers or saccade."""
+    if isinstance(model, EncoderDecoder):
+        return True
+    return isinstance(model, nn.Module) and _TARGET in inspect.signature(model.forward).parameters
+
+
+class EncoderDecoderUnderTest(ModelUnderTest):
+    """An encoder-decoder, whose tokens are the source's followed by the target's.
+
+    Args:
+        model: of transformers, with ``get_encoder()``; or a `saccade.models.EncoderDecoder`.
+        inputs: keyword arguments, among them token ids ``input_ids`` ``[batch, source_len]`` and ``decoder_input_ids``
+            ``[batch, target_len]``.
+        outputs: reads the target's rows of the model's result; the source's rows are the encoder's result.
+    """
+
+    def _find(self) -> None:
+        self.source, self.target = _two(self.inputs)
+        named: Any = self.model
+        encoder = named.get_encoder() if hasattr(named, "get_encoder") else getattr(named, "encoder", None)
+        if not isinstance(encoder, nn.Module):
+            rule = "have an encoder, or get_encoder(), since its forward takes decoder_input_ids"
+            raise value_error("the model", rule, type(named).__name__)
+        self.encoder = encoder
+        self._prefix = next(name for name, own in named.named_modules() if own is self.encoder) + "."
+        self.tokens = self.raw_tokens = self.source
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.source), self.source.shape[1] + self.target.shape[1]
+
+    @property
+    def parts(self) -> dict[str, slice]:
+        start = self.source.shape[1]
+        return {"source": slice(0, start), "target": slice(start, self.shape[1])}
+
+    @property
+    def depths(self) -> tuple[int, int]:
+        """The number of encoder and decoder layers, by the numbers in the names of their modules."""
+        found = {True: 1, False: 1}
+        for name in self.modules:
+            inside = name.startswith(self._prefix)
+            if (depth := depth_of(name, _DEEP)) < _DEEP - 1:
+                found[inside] = max(found[inside], depth + 1)
+        return found[True], found[False]
+
+    def layer_of(self, name: str, layers: int) -> int:
+        encoder, decoder = self.depths
+        return depth_of(name, encoder) if name.startswith(self._prefix) else encoder + depth_of(name, decoder)
+
+    def part_of(self, name: str) -> slice:
+        return self.parts["source" if name.startswith(self._prefix) else "target"]
+
+    def read_from(self, hidden: Tensor) -> slice | None:
+        is_source = hidden.shape == self.encoded.shape and torch.equal(hidden, self.encoded)
+        return self.parts["source"] if is_source else None
+
+    def in_its_text(self, finding: CounterExample) -> CounterExample:
+        row, key = (None if at is None else self._own(at) for at in (finding.row, finding.key))
+        assert row is not None
+        nouns = (row[0], "token" if key is None else key[0])
+        return dataclasses.replace(finding, row=row[1], key=None if key is None else key[1], nouns=nouns)
+
+    def _own(self, at: tuple[int, int]) -> tuple[str, tuple[int, int]]:
+        start = self.parts["target"].start
+        return ("source", at) if at[1] < start else ("target", (at[0], at[1] - start))
+
+    def _run(self, vectors: Tensor | None) -> Tensor:
+        self.passes += 1
+        left, kept = {"source": self.source, "target": self.target}, dict[str, Tensor]()
+
+        def swap(module: nn.Module, arguments: tuple[Any, ...], out: Tensor) -> Tensor | None:
+            ids = arguments[0] if arguments else None
+            part = next((name for name, own in left.items() if isinstance(ids, Tensor) and torch.equal(ids, own)), None)
+            if part is None:
+                return None
+            del left[part]
+            kept[part] = out.detach().clone()
+            return None if vectors is None else vectors[:, self.parts[part]].clone()  # some scale them in place
+
+        def keep(module: nn.Module, arguments: tuple[Any, ...], out: Any) -> None:
+            self.encoded = rows_of(out)
+
+        model: Any = self.model
+        tables = [own for own in model.modules() if isinstance(own, nn.Embedding)]
+        handles = [own.register_forward_hook(swap) for own in tables]
+        handles.append(self.encoder.register_forward_hook(keep))
+        try:
+            target = self.outputs(self._called(self.tokens))
+        finally:
+            for handle in handles:
+                handle.remove()
+        if left or kept["source"].shape[2:] != kept["target"].shape[2:]:
+            rule = "look both texts up in a torch.nn.Embedding, for vectors of one width"
+            got = f"no table asked for the {next(iter(left))}" if left else [list(one.shape) for one in kept.values()]
+            raise value_error("the model", rule, got)
+        if not hasattr(self, "vectors"):  # later ones may be moved by a unit
+            self.vectors = torch.cat([kept["source"], kept["target"]], 1)
+        return _joined(self.encoded, target)
+
+    def _called(self, given: Tensor) -> Any:
+        assert isinstance(self.inputs, Mapping)  # or _two had raised
+        if isinstance(self.model, EncoderDecoder):
+            more = {name: one for name, one in self.inputs.items() if name not in (_SOURCE, _TARGET)}
+            return self.model(self.source, self.target, **more)
+        return self.model(**self.inputs)
+
+
+def _two(inputs: object) -> tuple[Tensor, Tensor]:
+    found = [inputs.get(name) if isinstance(inputs, Mapping) else None for name in (_SOURCE, _TARGET)]
+    source, target = found
+    if not (isinstance(source, Tensor) and isinstance(target, Tensor) and source.dim() == target.dim() == 2):
+        rule = f"have token ids {_SOURCE} and {_TARGET}, [batch, length], for an encoder-decoder"
+        raise value_error("inputs", rule, sorted(inputs) if isinstance(inputs, Mapping) else inputs)
+    if len(source) != len(target):
+        rule = f"have as many texts in {_TARGET} as in {_SOURCE}, {len(source)}"
+        raise value_error("inputs", rule, len(target))
+    return source, target
+
+
+def _joined(source: Tensor, target: Tensor) -> Tensor:
+    """Return the rows of both texts; the narrower rows are padded with zeros."""
+    both = [rows.reshape(*rows.shape[:2], -1) for rows in (source, target)]
+    width = max(rows.shape[-1] for rows in both)
+    return torch.cat([F.pad(rows, (0, width - rows.shape[-1])) for rows in both], 1)
+
+
+_NAMES = ("encoder", "decoder", "cross")
+_WHOLE = ("t5", "mt5", "umt5", "bart", "mbart", "marian", "pegasus", "m2m_100", "blenderbot", "blenderbot-small")
+
+
+def pair_from_config(model: Any) -> dict[str, Mask] | None:
+    """Return the rules of plain encoder-decoders; None for other models, such as ones with windows."""
+    if isinstance(model, EncoderDecoder) or getattr(getattr(model, "config", None), "model_type", "") in _WHOLE:
+        return {"encoder": masks.Full(), "decoder": masks.Causal(), "cross": masks.Full()}
+    return None
+
+
+def joint_rules(declared: Declared, subject: EncoderDecoderUnderTest) -> tuple[list[Mask], str]:
+    r"""Return one rule for each encoder layer and then each decoder layer, over both texts; and a description.
+
+    .. math:: \begin{pmatrix} M_\text{encoder} & 0 \\ 0 & 0 \end{pmatrix}, \quad
+              \begin{pmatrix} 0 & 0 \\ M_\text{cross} & M_\text{decoder} \end{pmatrix}
+
+    A decoder layer is two steps with residual connections. Their product is their union, since no source token depends
+    on a target token.
+
+    Raises:
+        TypeError, ValueError: anything but masks, or lists of one mask for each layer, under these three names.
+    """
+    hint = 'rule={"encoder": masks.Full(), "decoder": masks.Causal(), "cross": masks.Full()}'
+    if not isinstance(declared, Mapping) or set(declared) != set(_NAMES):
+        got = sorted(declared) if isinstance(declared, Mapping) else declared
+        rule = f"be three, {', '.join(_NAMES)}, for a model that reads two texts"
+        raise value_error("rule", rule, got, hint=hint)
+    depths = dict(zip(_NAMES, (subject.depths[0], subject.depths[1], subject.depths[1]), strict=True))
+    each = {name: _each(name, declared[name], depths[name]) for name in _NAMES}
+    source, target = subject.source.shape[1], subject.target.shape[1]
+    is_one = all(rule.shape[0] == 1 for rules in each.values() for rule in rules)
+    batch = 1 if is_one else subject.shape[0]
+    found: dict[tuple[Mask, ...], Mask] = {}
+    for rules in [(rule,) for rule in each["encoder"]] + list(zip(each["decoder"], each["cross"], strict=True)):
+        if rules in found:
+            continue
+        joint = torch.zeros(batch, source + target, source + target, dtype=torch.bool)
+        if len(rules) == 1:
+            joint[:, :source, :source] = _dense(rules[0], source, source, batch)
+        else:
+            joint[:, source:, source:] = _dense(rules[0], target, target, batch)
+            joint[:, source:, :source] = _dense(rules[1], target, source, batch)
+        found[rules] = masks.Dense(joint)
+    layers = [found[(rule,)] for rule in each["encoder"]]
+    layers += [found[own, across] for own, across in zip(each["decoder"], each["cross"], strict=True)]
+    return layers, "; ".join(f"{name} {_describe(rules)}" for name, rules in each.items())
+
+
+def _each(name: str, rule: Mask | Sequence[Mask], layers: int) -> list[Mask]:
+    found = [rule] * layers if isinstance(rule, Mask) else list(rule) if isinstance(rule, list | tuple) else []
+    if not found or not all(isinstance(one, Mask) for one in found):
+        raise type_error(f"rule of {name}", "be a mask, or a list with one for each layer", shown(rule))
+    if len(found) != layers:
+        rule_of = f"be one mask for each of {layers} layers"
+        raise value_error(f"rule of {name}", rule_of, f"{len(found)} masks")
+    return found
+
+
+def _dense(rule: Mask, rows: int, keys: int, batch: int) -> Tensor:
+    return rule.to_dense(rows, keys, batch=batch, heads=rule.shape[1]).any(1)
+
+
+def _describe(rules: list[Mask]) -> str:
+    if all(rule == rules[0] for rule in rules):
+        return f"{rules[0]} in {len(rules)} layers"
+    return ", ".join(str(rule) for rule in rules)

@@ -1,6 +1,0 @@
-"""Every language model of the installed transformers, small and random, held against the claims of an audit."""
-
-from saccade.auditing.survey.architectures import Architecture, architectures
-from saccade.auditing.survey.result import Broken, Cell, measure
-
-__all__ = ["Architecture", "Broken", "Cell", "architectures", "measure"]

@@ -1,0 +1,270 @@
+"""The printed output of ``saccade look``. Words come from the user: they are styled, never parsed as markup."""
+
+import csv
+import io
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from saccade.cli.windows import Window
+from saccade.matrix import Matrix
+from saccade.statistics import Head, Parts, Summary
+from saccade.statistics.head_ranking import position_information, unexplained_information
+from saccade.statistics.mass import PARTS
+from saccade.text import Word, shorten, visible
+from saccade.text.labels import legible
+
+PARTS_OF_A_TEXT = Parts(sink=1, local=4, anchor=2, block_size=4)
+"""Parts that distinguish heads even in a sentence, in which all tokens are fewer than 16 apart."""
+SCHEMA = "saccade.look/1"
+"""Name and version of the fields. Fields may be added under the same number; none changes or is removed."""
+_Row = tuple[str, str, float | None, float | None]  # name, unit, value, and the value of uniform attention
+_MOST, _LEAST = 4, 0.05  # listed words that one word attends to: maximum number, and least weight
+_WIDEST = 32  # maximum columns of a word
+_NAMED = 12  # maximum number of unknown words listed
+
+
+class Statistic(Enum):
+    """The statistic that ranks heads."""
+
+    POSITION = "position"
+    UNEXPLAINED = "unexplained"
+
+    @property
+    def label(self) -> str:
+        """Its name."""
+        return {"position": "position mutual information", "unexplained": "unexplained information"}[self.value]
+
+    @property
+    def meaning(self) -> str:
+        """A short description of the statistic."""
+        return {
+            "position": "how much the place of a word says about where it looks",
+            "unexplained": "attention explained neither by distance nor by generally popular words",
+        }[self.value]
+
+    @property
+    def function(self) -> Callable[[Tensor], Tensor]:
+        """The function that computes it from weights, ``[..., q_len, kv_len]`` to float64 ``[...]``."""
+        return {"position": position_information, "unexplained": unexplained_information}[self.value]
+
+
+class Format(Enum):
+    """The output format of statistics."""
+
+    JSON = "json"
+    CSV = "csv"
+
+
+def print_choice(
+    console: Console,
+    model: str,
+    ranking: Sequence[Head],
+    statistic: Statistic,
+    *,
+    special: Sequence[str],
+    lost: float,
+    is_asked: bool,
+) -> None:
+    """Print which head is shown and why.
+
+    Args:
+        console: the console to print to.
+        model: the model's name.
+        ranking: heads, the shown one first.
+        statistic: the statistic that ranks them.
+        special: tokens that the tokenizer added.
+        lost: the part of the words' attention that goes to special tokens, which the statistic leaves out.
+        is_asked: whether the user named the head.
+    """
+    best = ranking[0]
+    why = "asked for" if is_asked else f"the most telling of {len(ranking)}"
+    console.print(Text.assemble((f"layer {best.layer}, head {best.head}", "bold"), f" of {visible(model)}, {why}"))
+    console.print(f"{statistic.label}: {best.value:.2f} nats ({statistic.meaning})")
+    if len(ranking) > 1:
+        second = ranking[1]
+        console.print(f"runner-up: layer {second.layer}, head {second.head} with {second.value:.2f} nats")
+    if special:
+        get = "get" if len(special) > 1 else "gets"
+        names = " and ".join(map(visible, dict.fromkeys(special)))
+        console.print(
+            f"{names} {get} {lost:.0%} of the words' attention; the statistic leaves "
+            + ("them out" if len(special) > 1 else "it out")
+        )
+
+
+def print_parts(console: Console, summary: Summary, head: int) -> None:
+    """Print how a head divides its attention, and how uniform attention would.
+
+    Args:
+        console: the console to print to.
+        summary: the summary of its layer, with parts, for one batch item.
+        head: the head's number.
+    """
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column("part")
+    for name in ("share", "uniform"):
+        table.add_column(name, justify="right")
+    table.add_column("what it is", style="dim")
+    for name in PARTS:
+        part = summary.named(f"{name}_part")
+        table.add_row(name, *(f"{x[0, head].item():.0%}" for x in (part.values, part.uniform)), part.meaning)
+    console.print(table)
+
+
+def print_words(
+    console: Console, words: Sequence[Word], weights: torch.Tensor, *, looked_at: Sequence[Word] | None = None
+) -> None:
+    """Print a table of each word and the words it attends to.
+
+    Args:
+        console: the console to print to.
+        words: the words of the rows and columns.
+        weights: ``[words, words]``, or ``[words, looked_at]``.
+        looked_at: the words of the columns, if they differ from the rows.
+    """
+    names = _names(words if looked_at is None else looked_at)
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column("#", justify="right", style="dim")
+    table.add_column("word", style="bold")
+    table.add_column("looks at")
+    for number, (word, row) in enumerate(zip(words, weights, strict=True), start=1):
+        values, keys = row.topk(min(_MOST, len(names)))
+        shown = [
+            Text.assemble(names[key], (f" {value:.0%}", "cyan"))
+            for value, key in zip(values.tolist(), keys.tolist(), strict=True)
+            if value >= _LEAST or key == int(keys[0])
+        ]
+        mark = Text(" ?", "yellow") if word.unknown else Text()
+        table.add_row(str(number), Text.assemble(_shown(word), mark), Text("  ").join(shown))
+    console.print(table)
+
+
+def print_notes(console: Console, notes: Sequence[str]) -> None:
+    """Print notes about the figures."""
+    for note in notes:
+        console.print(Text.assemble(("note: ", "yellow"), visible(note)))
+
+
+def print_unknown(console: Console, model: str, words: Sequence[Word], token: str) -> None:
+    """Print the words that the model does not know, if there are any.
+
+    Args:
+        console: the console to print to.
+        model: the model's name.
+        words: all words that are shown.
+        token: the model's token for unknown words.
+    """
+    unknown = list(dict.fromkeys(_shown(word) for word in words if word.unknown))
+    if not unknown:
+        return
+    more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
+    them, words_look = ("them", "these words look") if len(unknown) > 1 else ("it", "this word looks")
+    console.print(
+        Text.assemble(
+            ("? unknown: ", "yellow"),
+            f"{', '.join(unknown[:_NAMED])}{more} - {visible(model)} does not know {them}, or a part of {them}; "
+            f"it read {visible(token)} there, so what {words_look} at says little",
+        )
+    )
+
+
+def which_window(model: str, windows: Sequence[Window], shown: int, most: int) -> str:
+    """Return a sentence about the window that is shown; "" if it is the whole text."""
+    if len(windows) == 1:
+        return ""
+    window, last = windows[shown], len(windows) - 1
+    return (
+        f"the text has {windows[-1].stop:,} tokens, {visible(model)} reads {most:,} at a time; window {shown} of "
+        f"{len(windows):,} is shown (tokens {window.start:,} to {window.stop - 1:,}), --window 0 to {last:,} chooses"
+    )
+
+
+def _shown(word: Word) -> str:
+    return shorten(legible(word.text), _WIDEST)
+
+
+def _names(words: Sequence[Word]) -> list[str]:
+    """Return the words, each with its number in the table if it occurs more than once."""
+    shown = [_shown(word) for word in words]
+    counts = Counter(shown)
+    return [word if counts[word] == 1 else f"{word} #{number}" for number, word in enumerate(shown, start=1)]
+
+
+def written(matrices: Sequence[Matrix], model: str, form: Format, window: int, *, is_cross: bool) -> str:
+    """Return the statistics of all layers and heads, over tokens; a missing number is null, or an empty cell.
+
+    Args:
+        matrices: one for each layer, of one batch item.
+        model: the model's name.
+        form: JSON, an object with a list of heads; or CSV, a line for each number.
+        window: the number of the window.
+        is_cross: whether the attention is between two texts.
+    """
+    summaries = [matrix.summary(PARTS_OF_A_TEXT) for matrix in matrices]
+    return (_as_json if form is Format.JSON else _as_csv)(summaries, matrices, visible(model), window, is_cross)
+
+
+def _as_json(summaries: Sequence[Summary], matrices: Sequence[Matrix], model: str, window: int, is_cross: bool) -> str:
+    heads = [
+        {
+            "layer": layer,
+            "head": head,
+            "values": {name: value for name, _, value, _ in rows},
+            "uniform": {name: even for name, _, _, even in rows},
+        }
+        for layer, head, rows in _heads(summaries)
+    ]
+    return json.dumps(
+        {
+            "schema": SCHEMA,
+            "model": model,
+            "attention": "cross" if is_cross else "self",
+            "window": window,
+            "queries": matrices[0].shape[2],
+            "keys": matrices[0].shape[3],
+            "measures": [{"name": one.name, "unit": one.unit, "meaning": one.meaning} for one in summaries[0].measures],
+            "heads": heads,
+        },
+        ensure_ascii=False,
+        indent=1,
+        allow_nan=False,
+    )
+
+
+def _as_csv(summaries: Sequence[Summary], matrices: Sequence[Matrix], model: str, window: int, is_cross: bool) -> str:
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow(["schema", "model", "attention", "layer", "head", "measure", "unit", "value", "uniform", "window"])
+    # A spreadsheet would run a cell that begins like a formula.
+    safe = f"'{model}" if model[:1] in ("=", "+", "-", "@") else model
+    for layer, head, rows in _heads(summaries):
+        for name, unit, value, even in rows:
+            numbers = ["" if number is None else number for number in (value, even)]
+            kind = "cross" if is_cross else "self"
+            table.writerow([SCHEMA, safe, kind, layer, head, name, unit, *numbers, window])
+    return out.getvalue().rstrip("\n")
+
+
+def _heads(summaries: Sequence[Summary]) -> Iterator[tuple[int, int, list[_Row]]]:
+    for layer, summary in enumerate(summaries):
+        for head in range(summary.measures[0].values.shape[1]):
+            rows = [
+                (one.name, one.unit, _number(one.values[0, head].item()), _number(one.uniform[0, head].item()))
+                for one in summary.measures
+            ]
+            yield layer, head, rows
+
+
+def _number(value: float) -> float | None:
+    """Return a number rounded to the seven digits of float32; None if it is not finite."""
+    return float(f"{value:.7g}") if math.isfinite(value) else None

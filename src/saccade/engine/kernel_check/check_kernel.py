@@ -1,0 +1,315 @@
+"""The first-use check of a kernel: run it, and compare a few of its rows with reference rows by the definition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.engine import autograd
+from saccade.engine.inputs import AttentionInputs
+from saccade.engine.kernel_check.registry import Compared, FirstUse
+from saccade.engine.kernels.kernel import Kernel, Request
+from saccade.engine.tiles.grouped_heads import product
+from saccade.engine.tiles.tile_scores import allowed, normalised, visible_scores
+from saccade.plan import ColumnRange, Tile
+from saccade.support.numerics import widest_dtype
+
+_LIMITS = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Limits of the largest error, in units of what rounding could move: a few dozen roundings of the dtype."""
+_REDUCED = 1e-2  # of float32 if torch's settings allow products in lower precision (TF32)
+_FLOOR = 0.1  # rows smaller than a tenth of the usual size are measured by the usual size
+
+
+def check_kernel(kernel: Kernel, inputs: AttentionInputs, value: Tensor, *, gradients: bool) -> FirstUse:
+    """Run a kernel, and return how far a few of its rows are from the definition.
+
+    Rows: the first, the last, those at both sides of block and tile edges, and a few at random. Heads: the first two
+    and the first of the next group, of the first batch item; the last of the last item; and one at random. Errors are
+    measured in units of possible rounding: the root of the sum of squares of the products that add up to a number.
+
+    Args:
+        kernel: the kernel to check.
+        inputs, value: finite, and not empty.
+        gradients: whether to compare gradients of query, key, value and other tensors that need one, too.
+
+    Cost: one product by the kernel, with its backward pass if `gradients`; some rows of five heads by the definition.
+    """
+    limit = _LIMITS[inputs.dtype]
+    if inputs.dtype == torch.float32 and not inputs.query.is_cpu and torch.get_float32_matmul_precision() != "highest":
+        limit = _REDUCED
+    picks = list(picked_rows(inputs))
+    raised: str | None = None
+    quantities: tuple[Compared, ...] = ()
+    try:
+        quantities = _largest_errors(kernel, inputs, value, picks, gradients)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # compilers raise errors of any class: report it, and run another kernel
+        raised = _error_text(error)
+    return _first_use(kernel, inputs, value, sum(len(pick.rows) for pick in picks), limit, quantities, raised)
+
+
+def after_error(kernel: Kernel, inputs: AttentionInputs, value: Tensor, error: Exception) -> FirstUse:
+    """Return the result of checking a kernel that raised an error."""
+    return _first_use(kernel, inputs, value, 0, 0.0, (), _error_text(error))
+
+
+def _error_text(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _first_use(
+    kernel: Kernel,
+    inputs: AttentionInputs,
+    value: Tensor,
+    rows: int,
+    limit: float,
+    quantities: tuple[Compared, ...],
+    raised: str | None,
+) -> FirstUse:
+    return FirstUse(
+        kernel=kernel.name,
+        place=_name_of(inputs.device),
+        rows=rows,
+        limit=limit,
+        quantities=quantities,
+        raised=raised,
+        shapes=(tuple(inputs.query.shape), tuple(inputs.key.shape), tuple(value.shape)),
+        mask=str(inputs.rule),
+        dtype=inputs.dtype,
+        device=inputs.device,
+    )
+
+
+class _KernelResults(NamedTuple):
+    """The results of a kernel under check, and the gradients that its backward pass starts from.
+
+    Attributes:
+        out, lse: the kernel's results; the lse is None for a kernel without one.
+        of_rows, of_lse: upstream gradients of the compared rows, for each pick.
+    """
+
+    out: Tensor
+    lse: Tensor | None
+    of_rows: list[Tensor]
+    of_lse: list[Tensor]
+
+    @classmethod
+    def of(cls, kernel: Kernel, inputs: AttentionInputs, value: Tensor, picks: list[Pick]) -> _KernelResults:
+        if kernel.has_backward and autograd.is_recorded(inputs, value):
+            out, lse = autograd.differentiable(kernel, inputs, value, None)
+        else:
+            out, lse = kernel.forward(inputs, value, None)  # type: ignore[assignment]
+        gives_lse = not kernel.verdict(inputs, Request(impl=kernel.name, needs_lse=True)).cannot
+        drawn = torch.Generator().manual_seed(1)
+        of_rows = [torch.randn(len(pick.rows), out.shape[3], generator=drawn).to(out) for pick in picks]
+        of_lse = [torch.randn(len(pick.rows), generator=drawn).to(out) * gives_lse for pick in picks]
+        return cls(out, lse if gives_lse else None, of_rows, of_lse)
+
+    def gradients(self, picks: list[Pick], leaves: list[Tensor]) -> tuple[Tensor | None, ...]:
+        """Return the kernel's gradients of all leaves, from the compared rows alone."""
+        both = [(self.out, self.of_rows), (self.lse, self.of_lse)]
+        parts = [(results, own) for results, own in both if results is not None and results.requires_grad]
+        if not parts:
+            return (None,) * len(leaves)
+        wholes = []
+        for results, own in parts:
+            whole = torch.zeros_like(results)
+            for pick, part in zip(picks, own, strict=True):
+                whole[pick.item, pick.head, pick.rows] = part.to(whole.dtype)
+            wholes.append(whole)
+        return torch.autograd.grad([results for results, _ in parts], leaves, wholes, allow_unused=True)
+
+
+def _largest_errors(
+    kernel: Kernel, inputs: AttentionInputs, value: Tensor, picks: list[Pick], gradients: bool
+) -> tuple[Compared, ...]:
+    """Return the largest error of each quantity of a kernel: output, lse and gradients."""
+    sources = inputs.sources(value)
+    known = len(sources) - len(inputs.captured)  # a score function reads its captured tensors itself
+    wanted = [gradients and x is not None and x.requires_grad for x in sources[:known]]
+    leaves = [None if x is None else x.detach().requires_grad_(want) for x, want in zip(sources, wanted, strict=False)]
+    own, values = inputs.of_sources((*leaves, *inputs.captured))
+    # Saved-tensor hooks of the caller, such as those of checkpointing, must not see this pass.
+    with torch.set_grad_enabled(gradients), torch.autograd.graph.saved_tensors_hooks(_identity, _identity):
+        answer = _KernelResults.of(kernel, own, values, picks)
+        truths = [
+            reference_rows(own, values, pick, of_rows, of_lse, gradients=any(wanted))
+            for pick, of_rows, of_lse in zip(picks, answer.of_rows, answer.of_lse, strict=True)
+        ]
+        found = list(_errors_of_results(answer, picks, truths))
+        if any(wanted):
+            asked = [x for x in leaves if x is not None and x.requires_grad]
+            grads = iter(answer.gradients(picks, asked))
+            found += _errors_of_gradients([next(grads) if want else None for want in wanted], picks, truths, wanted)
+    names = dict.fromkeys(one.name for one in found)
+    return tuple(max((one for one in found if one.name == name), key=lambda one: one.error) for name in names)
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x
+
+
+def _errors_of_results(answer: _KernelResults, picks: list[Pick], truths: list[ReferenceRows]) -> Iterator[Compared]:
+    """Yield the largest errors of a kernel's output and lse."""
+    for pick, truth in zip(picks, truths, strict=True):
+        where = (pick.item, pick.head, pick.rows)
+        yield _worst_row("output", answer.out.detach()[where], truth.out, truth.size_of_out, pick, pick.rows)
+        if answer.lse is not None:
+            size = truth.lse.abs().clamp_min(1.0).nan_to_num(posinf=1.0)
+            got, want = answer.lse.detach()[where], truth.lse
+            yield _worst_row("lse", got[:, None], want[:, None], size[:, None], pick, pick.rows)
+
+
+def _errors_of_gradients(
+    grads: list[Tensor | None], picks: list[Pick], truths: list[ReferenceRows], wanted: list[bool]
+) -> Iterator[Compared]:
+    """Yield the largest errors of a kernel's gradients, with respect to each tensor that needs one."""
+    for place, name in enumerate(("query", "key", "value")):
+        if not wanted[place]:
+            continue
+        totals: dict[tuple[int, int], tuple[Tensor, Tensor, Pick]] = {}
+        for pick, truth in zip(picks, truths, strict=True):
+            grad, size = truth.grads[place], truth.sizes[place]
+            assert grad is not None  # every output depends on it
+            where = (pick.item, pick.head if place == 0 else pick.group)
+            before = totals.get(where)
+            if before is not None:  # another head of the same group
+                grad, size = grad + before[0], (size.square() + before[1].square()).sqrt()
+            totals[where] = (grad, size, pick)
+        for (item, head), (grad, size, pick) in totals.items():
+            rows = pick.rows if place == 0 else list(range(len(grad)))
+            of_all = grads[place]
+            got = torch.zeros_like(grad) if of_all is None else of_all[item, head, rows]
+            yield _worst_row(f"gradient of {name}", got, grad, size, pick, rows)
+    for number, place in enumerate([place for place in range(3, len(wanted)) if wanted[place]]):
+        parts = [x for truth in truths if (x := truth.grads[3 + number]) is not None]
+        want = torch.stack(parts).sum(0) if parts else torch.zeros(())
+        missed = (want if (got_all := grads[place]) is None else got_all - want).norm()
+        size_of_all = math.hypot(*(truth.size_of_scores for truth in truths)) + float(want.norm())
+        error = float(missed) / size_of_all if size_of_all else float(missed > 0)
+        name = "gradient of bias" if place == 3 else "gradient of a parameter"
+        yield Compared(name, math.inf if math.isnan(error) else error, "all rows")
+
+
+def _worst_row(name: str, got: Tensor, want: Tensor, size: Tensor, pick: Pick, rows: list[int]) -> Compared:
+    """Return the compared row with the largest error relative to its own size."""
+    got = got.to(want.dtype)
+    missed = torch.where(got == want, 0.0, (got - want).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
+    sizes = size.norm(dim=-1)
+    floor = _FLOOR * sizes.square().mean().sqrt()
+    errors = torch.where(missed.amax(-1) == 0.0, 0.0, missed.norm(dim=-1) / (sizes + floor)).nan_to_num(nan=math.inf)
+    worst = int(errors.argmax())
+    what = "key" if name in ("gradient of key", "gradient of value") else "query"
+    return Compared(name, float(errors[worst]), f"{what} {rows[worst]} of batch item {pick.item}, head {pick.head}")
+
+
+def _name_of(device: torch.device) -> str:
+    if device.type == "cuda" and torch.cuda.is_available():
+        return str(torch.cuda.get_device_name(device))
+    return str(device)
+
+
+_BLOCK, _RANDOM, _CUTS = 128, 4, 4  # rows that kernels process at once; rows at random, and at edges of tiles
+
+
+class Pick(NamedTuple):
+    """Rows of one head of one batch item that the first-use check compares."""
+
+    item: int
+    head: int
+    group: int
+    rows: list[int]
+
+
+def picked_rows(inputs: AttentionInputs) -> Iterator[Pick]:
+    """Yield the rows of a few heads to compare: those at which kernels tend to be wrong, and some at random."""
+    batch, heads, q_len, _ = inputs.shape
+    drawn = torch.Generator().manual_seed(0)
+    rows = {0, q_len - 1, _BLOCK - 1, _BLOCK, (q_len - 1) // _BLOCK * _BLOCK - 1, (q_len - 1) // _BLOCK * _BLOCK}
+    rows |= set(torch.randint(q_len, (_RANDOM,), generator=drawn).tolist())
+    tiles = inputs.row_plan.tiles
+    starts = [tile.rows.start for _, tile in zip(range(4 * _CUTS), tiles)]  # noqa: B905  the first of many
+    rows |= {row + side for row in starts[:: max(1, len(starts) // _CUTS)] for side in (-1, 0)}
+    inside = sorted(row for row in rows if 0 <= row < q_len)
+    share = heads // inputs.key.shape[1]
+    # A kernel that confuses groups of heads is right for the first and the last head.
+    chosen = {(0, 0), (0, 1 % heads), (0, share % heads), (batch - 1, heads - 1)}
+    chosen.add((int(torch.randint(batch, (), generator=drawn)), int(torch.randint(heads, (), generator=drawn))))
+    for item, head in sorted(chosen):
+        yield Pick(item, head, head // share, inside)
+
+
+class ReferenceRows(NamedTuple):
+    """The reference rows of a pick: results and gradients by the definition, and how far rounding could move them."""
+
+    out: Tensor
+    lse: Tensor
+    size_of_out: Tensor
+    grads: tuple[Tensor | None, ...]
+    sizes: tuple[Tensor, ...]
+    size_of_scores: float
+
+
+def reference_rows(
+    inputs: AttentionInputs, value: Tensor, pick: Pick, of_rows: Tensor, of_lse: Tensor, *, gradients: bool
+) -> ReferenceRows:
+    """Return the reference rows of a pick by the definition, in float64 if the device has it.
+
+    Args:
+        inputs, value: of the product.
+        pick: which rows.
+        of_rows, of_lse: gradients of their outputs ``[rows, value_dim]`` and lse ``[rows]``.
+        gradients: whether to go back from them.
+    """
+    wide = widest_dtype(inputs.device)
+    own = inputs.replaced(dtype=wide)
+    q = inputs.query[pick.item, pick.head, pick.rows].to(wide)
+    k, v = (x[pick.item, pick.group].to(wide) for x in (inputs.key, value))
+    leaves = [x.detach().requires_grad_(gradients) for x in (q, k, v)]
+    bias = [] if inputs.bias is None else [inputs.bias.source]
+    others = [x.detach().requires_grad_(x.requires_grad) for x in bias]
+    others += [x.detach().to(wide).requires_grad_(x.requires_grad) for x in inputs.parameters]
+    own = own.replaced(
+        bias=None if inputs.bias is None else inputs.bias.of(others[0]), parameters=tuple(others[len(bias) :])
+    )
+    with torch.set_grad_enabled(gradients):
+        parts = [_reference_row(own, leaves, pick, number) for number in range(len(pick.rows))]
+        out, lse, weights = (torch.stack([part[i] for part in parts]) for i in range(3))
+    p, g = weights.detach(), of_rows.to(wide)
+    seen = (lse.detach() > -math.inf).to(wide)
+    size_of_out = ((p.square() @ v.square()).sqrt() + out.abs()).detach()
+    grads: tuple[Tensor | None, ...] = ()
+    sizes: tuple[Tensor, ...] = ()
+    size_of_scores = 0.0
+    if gradients:
+        asked = [*leaves, *(x for x in others if x.requires_grad)]
+        target = (out * g).sum() + (lse.masked_fill(seen == 0, 0.0) * of_lse.to(wide) * seen).sum()
+        grads = torch.autograd.grad(target, asked, allow_unused=True)
+        with torch.no_grad():
+            taken = (out * g).sum(-1).abs() + of_lse.to(wide).abs()
+            moved = (p * ((g @ v.T).abs() + taken[:, None])).square()
+            scale = inputs.scale**2
+            of_q, of_k = (moved @ k.square() * scale).sqrt(), (moved.T @ q.square() * scale).sqrt()
+            sizes = (of_q, of_k, (p.square().T @ g.square()).sqrt())
+            size_of_scores = float(moved.sum().sqrt())
+    return ReferenceRows(out.detach(), lse.detach(), size_of_out, grads, sizes, size_of_scores)
+
+
+def _reference_row(
+    inputs: AttentionInputs, leaves: list[Tensor], pick: Pick, number: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return output, lse and weights of one complete reference row."""
+    q, k, v = (x[None, None] for x in (leaves[0][number : number + 1], *leaves[1:]))
+    row, kv_len = pick.rows[number], inputs.shape[3]
+    one = (slice(pick.item, pick.item + 1), slice(pick.head, pick.head + 1))
+    tile = Tile(*one, range(row, row + 1), (ColumnRange(range(kv_len), ("row", row)),), inputs.rule)
+    scores = visible_scores(inputs, q, k, None if inputs.bias is None else inputs.bias.read(tile), tile)
+    seen = allowed(inputs, tile)
+    scores = scores if seen is None else scores.masked_fill(~seen, -math.inf)
+    weights, lse = normalised(scores)
+    return product(weights, v)[0, 0, 0], lse[0, 0, 0], weights[0, 0, 0]

@@ -1,0 +1,84 @@
+"""Checks of the inputs of models (tokens, images, feature maps), and position vectors for them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from saccade.masks import Documents
+from saccade.masks.algebra import And
+from saccade.positions.token_positions import GivenPositions, Positions
+from saccade.support.errors import describe, type_error, value_error
+from saccade.support.torch_modes import is_tracing
+from saccade.support.validation import ShapeSpec
+
+
+def check_tokens(argument: str, tokens: object, vocab_size: int | None = None) -> None:
+    """Raise unless a model's input ``tokens`` are int ``[batch, len]``, each below ``vocab_size``.
+
+    Values are checked on the CPU only: reading them would block other devices, where torch's lookup raises anyway, as
+    it does in a compiled program.
+    """
+    if not isinstance(tokens, Tensor):
+        raise type_error(argument, "be a tensor", type(tokens).__name__)
+    if tokens.dtype not in (torch.int64, torch.int32):
+        raise type_error(argument, "be int64 or int32", tokens.dtype)
+    if tokens.ndim != 2:
+        raise value_error(argument, "be [batch, len]", list(tokens.shape))
+    if vocab_size is None or tokens.device.type != "cpu" or not tokens.numel() or is_tracing():
+        return
+    least, most = map(int, tokens.aminmax())
+    if least < 0 or most >= vocab_size:
+        hint = "padding is any token, at position -1"
+        rule = f"be from 0 to {vocab_size - 1}, the vocabulary"
+        raise value_error(argument, rule, least if least < 0 else most, hint=hint)
+
+
+def positions_in_documents(positions: GivenPositions, mask: object) -> range | Tensor:
+    """Return the positions to look up learned position vectors: counted within each packed document.
+
+    Masks and relative positions do not need this: they count over the whole sequence or distinguish documents.
+    """
+    resolved = Positions.of(positions)
+    for part in mask.parts if isinstance(mask, And) else (mask,):
+        if isinstance(part, Documents):
+            return part.places(resolved.on())
+    return resolved.given
+
+
+def check_map(name: str, x: Tensor, channels: int, weight: Tensor | None) -> None:
+    """Raise unless an input image or feature map is ``[batch, channels, H, W]``, not empty, and of a weight's dtype."""
+    hint = f"{name}[None] adds the batch" if isinstance(x, Tensor) and x.dim() == 3 else None
+    sizes = ShapeSpec(f"{name} [batch, channels, H, W]").check(x, hint=hint, channels=channels)
+    if not sizes["H"] * sizes["W"]:
+        raise value_error(name, "have at least one row and column", list(x.shape))
+    if weight is not None and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        rule = f"be {str(weight.dtype).removeprefix('torch.')}, like the parameters"
+        got = str(x.dtype).removeprefix("torch.")
+        raise value_error(name, rule, got, facts=[describe(name, x)])
+
+
+def cell_indices(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the row and column of each cell of a grid, row by row: float64 ``[height * width]`` each."""
+    sides = (torch.arange(side, dtype=torch.float64, device=device) for side in (height, width))
+    y, x = torch.meshgrid(*sides, indexing="ij")
+    return y.flatten(), x.flatten()
+
+
+def sinusoids(y: Tensor, x: Tensor, embed_dim: int, base: float = 10000.0) -> Tensor:
+    """Return a vector of sinusoids for each cell of an image: half of it encodes the row, half the column.
+
+    Each half is the vector of `saccade.positions.Sinusoidal`, at a position that may be fractional.
+
+    Args:
+        y, x: rows and columns, float64 of any shape.
+        embed_dim: a multiple of 4.
+        base: base of the wavelengths.
+
+    Returns:
+        float64 ``[..., embed_dim]``.
+    """
+    count = embed_dim // 4
+    frequencies = base ** -(torch.arange(count, dtype=torch.float64, device=y.device) / count)
+    angles = torch.stack([y, x], -1)[..., None] * frequencies  # [..., 2, count]
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(-3)

@@ -1,0 +1,278 @@
+"""Layers with a recurrent state: Recurrence (gated linear attention, delta rule, SSD) and StateSpace (S4D)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from saccade.caches import LayerCache
+from saccade.engine.nested import check_dense
+from saccade.masks import Causal, Mask
+from saccade.matrix import Matrix
+from saccade.mechanisms import S4D, SSD, Delta, GatedLinear, Mechanism
+from saccade.nn.base_layer import AttentionLayer
+from saccade.positions import Bias
+from saccade.positions.token_positions import GivenPositions, Positions
+from saccade.support.errors import unsupported, value_error
+from saccade.support.validation import check_bool, check_choice, check_int, check_type
+
+
+class Read(NamedTuple):
+    """The projections of a recurrent layer's tokens, and its mechanism with their gates.
+
+    Args:
+        make: the mechanism, with the gates of these tokens.
+        query, key, value: ``[batch, heads, len, width]``.
+        gate: the output's gate, of the shape of the values, or None.
+    """
+
+    make: Callable[..., Matrix]
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    gate: Tensor | None = None
+
+
+class RecurrentLayer(AttentionLayer):
+    """The base of causal layers with a recurrent state.
+
+    Args:
+        embed_dim, num_heads, mechanism: as in `AttentionLayer`.
+        mask: joined with Causal.
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int, mask: Mask | None, mechanism: Mechanism):
+        super().__init__(embed_dim, num_heads, mask, mechanism, 0.0)
+        self.mask = Causal() if mask is None else mask if mask.is_causal else Causal() & mask
+
+    @abstractmethod
+    def _read(self, x: Tensor) -> Read:
+        """Return the projections of tokens ``[batch, len, embed_dim]``."""
+
+    @abstractmethod
+    def _project_output(self, out: Tensor, read: Read) -> Tensor:
+        """Return ``[batch, len, embed_dim]`` from the output of the heads, ``[batch, heads, len, width]``."""
+
+    def forward(
+        self,
+        query: Tensor,
+        *,
+        mask: object = None,
+        positions: GivenPositions = None,
+        bias: Tensor | Bias | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """Return the recurrent layer's output.
+
+        Args:
+            query: ``[batch, len, embed_dim]``; with a cache, the new tokens only.
+            mask: the mask of this batch, such as packed documents or padding; joined with the layer's by ``&``.
+            positions: positions of the tokens, in order; -1 marks padding. Only their order matters.
+            bias: must be None: there are no scores.
+            cache: the cache of earlier calls, from `new_cache`.
+
+        Returns:
+            ``[batch, len, embed_dim]``.
+        """
+        joined, positions = self._checked_options(query, mask, positions, bias, cache)
+        read = self._read(query)
+        make, heads, key, value, _ = read
+        if cache is None:
+            out = make(heads, key, mask=joined, q_positions=positions, kv_positions=positions).matmul(value)
+        else:
+            out = cache.attend(make, heads, key, value, mask=joined, positions=positions)
+        return self._project_output(out, read)
+
+    def matrix(
+        self,
+        query: Tensor,
+        *,
+        mask: object = None,
+        positions: GivenPositions = None,
+        bias: Tensor | Bias | None = None,
+    ) -> Matrix:
+        """Return the lazy matrix of every recurrent head, ``[batch, num_heads, len, len]``; see `forward`."""
+        joined, positions = self._checked_options(query, mask, positions, bias, None)
+        make, heads, key, _, _ = self._read(query)
+        return make(heads, key, mask=joined, q_positions=positions, kv_positions=positions)
+
+    def _checked_options(
+        self, query: Tensor, mask: object, positions: GivenPositions, bias: object, cache: LayerCache | None
+    ) -> tuple[Mask | None, Positions | None]:
+        """Return the joined mask and the positions of a recurrent layer's call, checked."""
+        if bias is not None:
+            raise unsupported("bias", ["there are no scores to which it could be added"])
+        check_dense(query=query)
+        if query.dim() != 3 or query.shape[2] != self.embed_dim:
+            raise value_error("query", f"have shape [batch, len, {self.embed_dim}]", list(query.shape))
+        batch, length, _ = query.shape
+        cached = 0 if cache is None else cache.length
+        joined = self._joined(mask, (batch, self.num_heads, length, cached + length))
+        return joined, None if positions is None else Positions.of(positions, length=length, batch=batch)
+
+
+_INITIAL_STEPS = -3, -1  # powers of ten, as in Mamba
+
+
+class Recurrence(RecurrentLayer):
+    r"""A recurrent layer: tokens write into a state of fixed size and read from it, with learned gates.
+
+    .. math:: \mathrm{out} = W \big( \mathrm{norm}(A V) \odot \mathrm{silu}(G x) \big)
+
+    The norm divides each head by its root mean square. Queries and keys pass through silu; with `Delta` they are then
+    scaled to length 1. ``beta`` is a sigmoid. A decay, and SSD's step, is a softplus that starts between 0.001 and 0.1;
+    it is multiplied by a head's rate, 1 to ``num_heads`` at first. With `SSD` each head adds a learned multiple of its
+    values, which is not part of the matrix.
+
+    It replaces self-attention in `EncoderLayer`, `DecoderLayer` and stacks, with packed and padded sequences, and with
+    a cache of constant size. It is causal. The short convolution of published layers before queries, keys and values
+    is not included.
+
+    Args:
+        embed_dim: width.
+        num_heads: divides ``embed_dim``.
+        mechanism: a `saccade.mechanisms.Delta`, `GatedLinear` or `SSD`; ``Delta()`` when None.
+        decay: "token" for one decay per token and head, "channel" for one per channel too, None for none or for
+            mechanisms that define one (`SSD`, ``GatedLinear.retnet``).
+        mask: joined with Causal and with the mask of each call by ``&``.
+        projection_bias: whether the output projection has a bias.
+
+    Raises:
+        TypeError: another mechanism.
+        ValueError: sizes that do not divide, a decay for a mechanism that defines one, or inputs of another width.
+        UnsupportedError: a mask that a recurrence cannot apply, or a bias.
+
+    Cost: O(n head_dim^2) for each head, and five projections.
+
+    Example:
+        >>> from saccade.mechanisms import Delta
+        >>> gated_delta = Recurrence(16, 2, Delta(), decay="token")
+        >>> x = torch.randn(1, 5, 16)
+        >>> gated_delta(x).shape, gated_delta.matrix(x).shape
+        (torch.Size([1, 5, 16]), (1, 2, 5, 5))
+
+    Reference: Yang et al. 2025, arXiv:2412.06464, section 3.4; Dao and Gu 2024, arXiv:2405.21060, section 7.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        mechanism: Mechanism | None = None,
+        *,
+        decay: Literal["token", "channel"] | None = None,
+        mask: Mask | None = None,
+        projection_bias: bool = False,
+    ):
+        if check_int("embed_dim", embed_dim) % check_int("num_heads", num_heads):
+            raise value_error("num_heads", f"divide embed_dim {embed_dim}", num_heads)
+        mechanism = Delta() if mechanism is None else mechanism
+        rule, hint = "be a Delta, GatedLinear or SSD", "MultiHeadAttention takes the others"
+        check_type("mechanism", mechanism, (Delta, GatedLinear, SSD), rule, hint=hint)
+        if decay is not None:
+            check_choice("decay", decay, ("token", "channel"))
+            if isinstance(mechanism, SSD) or getattr(mechanism, "decay", None) is not None:
+                rule = f"be None with {type(mechanism).__name__}, which has its own"
+                raise value_error("decay", rule, decay)
+        super().__init__(embed_dim, num_heads, mask, mechanism)
+        self.decay = decay
+        self.inputs = nn.Linear(embed_dim, 4 * embed_dim, bias=False)  # queries, keys, values, and the output's gate
+        self.write = nn.Linear(embed_dim, num_heads) if isinstance(mechanism, Delta) else None
+        self.step = nn.Linear(embed_dim, num_heads) if isinstance(mechanism, SSD) else None
+        self.fade = nn.Linear(embed_dim, num_heads if decay == "token" else embed_dim) if decay else None
+        self.log_rate = nn.Parameter(torch.arange(1.0, num_heads + 1.0).log()) if decay else None
+        self.skip = nn.Parameter(torch.ones(num_heads)) if isinstance(mechanism, SSD) else None
+        self.output_projection = nn.Linear(embed_dim, embed_dim, bias=projection_bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set Xavier-uniform weights, zero biases, and steps from 0.001 to 0.1, equally spaced in their logarithms."""
+        super().reset_parameters()
+        for gate in (self.fade, self.step):
+            if gate is not None:
+                steps = torch.logspace(*_INITIAL_STEPS, len(gate.bias))
+                gate.bias.data.copy_(steps.expm1().log())  # the inverse of softplus
+
+    def _read(self, x: Tensor) -> Read:
+        query, key, value, gate = self.inputs(x).unflatten(2, (4, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        query, key = F.silu(query), F.silu(key)
+        if self.write is not None:
+            query, key = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
+        return Read(partial(self.mechanism, **self._gates(x)), query, key, value, F.silu(gate))
+
+    def _project_output(self, out: Tensor, read: Read) -> Tensor:
+        if self.skip is not None:
+            out = out + self.skip[:, None, None] * read.value
+        assert read.gate is not None  # `_read` gives one
+        normed = F.rms_norm(out, out.shape[-1:]) * read.gate
+        return self.output_projection(normed.transpose(1, 2).flatten(2))
+
+    def _gates(self, x: Tensor) -> dict[str, Tensor]:
+        """Return the gates of each token: decay, beta or step."""
+        gates = {}
+        if self.write is not None:
+            gates["beta"] = self.write(x).sigmoid().mT
+        if self.step is not None:
+            gates["step"] = F.softplus(self.step(x)).mT
+        if self.fade is not None and self.log_rate is not None:
+            steps = F.softplus(self.fade(x)).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+            decay = -self.log_rate.exp()[:, None, None] * steps
+            gates["decay"] = decay if self.decay == "channel" else decay[..., 0]
+        return gates
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, {self.num_heads}, decay={self.decay!r}, mask={self.mask}"
+
+
+class StateSpace(RecurrentLayer):
+    r"""The layer of S4D: a state space filters each channel, then a projection mixes channels.
+
+    .. math:: \mathrm{out} = W\, \mathrm{gelu}(A x) + b, \qquad A = \text{the S4D matrix of each channel}
+
+    It replaces self-attention in `EncoderLayer`, `DecoderLayer` and stacks, with packed and padded sequences, and with
+    a cache of constant size. It is causal.
+
+    Args:
+        embed_dim: width, and number of channels.
+        state_dim: size of each channel's state; see `saccade.mechanisms.S4D`.
+        mask: joined with Causal and with the mask of each call by ``&``.
+        projection_bias: whether the output projection has a bias.
+
+    Raises:
+        ValueError: sizes out of range, or inputs of another width.
+        UnsupportedError: a mask that a recurrence cannot apply, or a bias.
+
+    Cost: O(n log n) for each channel, and one projection.
+
+    Example:
+        >>> layer = StateSpace(16)
+        >>> layer(torch.zeros(2, 5, 16)).shape, layer.matrix(torch.zeros(2, 5, 16)).shape
+        (torch.Size([2, 5, 16]), (2, 16, 5, 5))
+
+    Reference: Gu et al. 2022, arXiv:2206.11893, section 4.
+    """
+
+    mechanism: S4D
+
+    def __init__(self, embed_dim: int, state_dim: int = 64, *, mask: Mask | None = None, projection_bias: bool = True):
+        check_int("embed_dim", embed_dim)
+        check_bool("projection_bias", projection_bias)
+        super().__init__(embed_dim, embed_dim, mask, S4D(embed_dim, state_dim))
+        self.output_projection = nn.Linear(embed_dim, embed_dim, bias=projection_bias)
+        self.reset_parameters()
+
+    def _read(self, x: Tensor) -> Read:
+        channels = x.mT[..., None]  # as heads
+        return Read(self.mechanism, channels, channels, channels)
+
+    def _project_output(self, out: Tensor, read: Read) -> Tensor:
+        return self.output_projection(F.gelu(out[..., 0].mT))
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, mask={self.mask}"

@@ -1,0 +1,126 @@
+"""StoredMatrices: queries and keys of one layer, stored for later statistics in memory that grows with the tokens."""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.matrix import AttentionMatrix, Matrix, matrix_from_inputs
+from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
+from saccade.recording.call_matching import place_of_last
+from saccade.recording.derived_matrices import ChosenHeads, JoinedMatrices
+from saccade.support.errors import unsupported
+
+
+class _Part(NamedTuple):
+    """The matrix of one call; without keys if it reads the shared keys."""
+
+    matrix: Matrix
+    first_column: int
+    reads_shared: bool
+
+
+class StoredMatrices:
+    """The matrices of the calls of one run; keys that several calls share are stored once.
+
+    Tensors of softmax attention are copied, so that later writes to a cache change nothing. Masks and biases that a
+    model wrote out are not copied (except in inference mode, in which torch does not count changes), nor are the
+    matrices of other mechanisms; rows of a recurrence become one matrix with the rows before. A mask or bias that was
+    written into since the call raises.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[_Part] = []
+        self._keys: Tensor | None = None  # shared: [batch, kv_heads, length and free places, head_dim]
+        self._length = 0
+        self._tokens = 0  # number of final keys; a cache may have free places after them
+        self._versions: list[tuple[Tensor, int]] = []  # tensors that are not copied, and their version counters
+
+    def add(self, matrix: Matrix, first_column: int) -> None:
+        """Store one more call."""
+        if isinstance(matrix, ChosenHeads) and isinstance(matrix.inner, AttentionMatrix):
+            whole = self._copied(matrix.inner, matrix.inner.inputs.key.detach().clone())
+            self._parts.append(_Part(ChosenHeads(whole, matrix.heads), first_column, False))
+        elif not isinstance(matrix, AttentionMatrix):
+            joined = _below(self._parts[-1], matrix, first_column) if self._parts else []
+            self._parts[-1:] = joined or [
+                _Part(matrix, first_column, False)
+            ]  # in one step, for readers in other threads
+        else:
+            key = matrix.inputs.key.detach()
+            is_shared = first_column == 0 and self._takes(key)
+            if is_shared:
+                self._tokens = place_of_last(matrix) + 1
+            # A matrix that reads the shared keys gets them in `matrix`.
+            copied = self._copied(matrix, key.new_zeros(()).expand(key.shape) if is_shared else key.clone())
+            self._parts.append(_Part(copied, first_column, is_shared))
+
+    def matrix(self) -> Matrix:
+        """Return all calls as one matrix.
+
+        Raises:
+            UnsupportedError: a mask or bias of the model has been written into since.
+        """
+        if any(tensor._version != version for tensor, version in self._versions):
+            reason = "a mask or bias that the model wrote out has been changed in place since the call"
+            hint = "name the statistics in keep=, which are computed during the call; or pass mask.clone() to the model"
+            raise unsupported("the recording", [reason], hint=hint)
+        matrices = [self._with_keys(part) for part in self._parts]
+        if len(matrices) == 1:
+            return matrices[0]
+        return JoinedMatrices(matrices, [part.first_column for part in self._parts])
+
+    def _takes(self, key: Tensor) -> bool:
+        """Store keys that continue the stored ones; return False if they do not."""
+        shared, length, tokens = self._keys, self._length, self._tokens
+        if shared is None:
+            self._keys, self._length = key.clone(), key.shape[2]
+            return True
+        if key.shape[2] < length or not torch.equal(shared[:, :, :tokens], key[:, :, :tokens]):
+            return False
+        if key.shape[2] > shared.shape[2]:
+            room = max(2 * shared.shape[2], key.shape[2])
+            wider = key.new_empty(*key.shape[:2], room, key.shape[3])
+            wider[:, :, :length] = shared[:, :, :length]
+            self._keys = shared = wider
+        # Free places are new keys now, which no earlier query may attend to.
+        shared[:, :, tokens : key.shape[2]] = key[:, :, tokens:]
+        self._length = key.shape[2]
+        return True
+
+    def _copied(self, matrix: AttentionMatrix, key: Tensor) -> AttentionMatrix:
+        """Return a matrix of copied tensors and this key; remember the versions of tensors that are not copied."""
+        inputs = matrix.inputs
+        sink, bias, rule = inputs.sink_logit, inputs.bias, inputs.rule
+        if bias is not None:
+            source = bias.source.detach()
+            bias = bias.of(source.clone() if source.is_inference() else source)
+        changes = {"rule": copy.deepcopy(rule)} if any(x.is_inference() for x in rule.tensors()) else {}
+        copied = inputs.replaced(
+            query=inputs.query.detach().clone(),
+            key=key,
+            parameters=tuple(x.detach().clone() for x in inputs.parameters),
+            sink_logit=None if sink is None else sink.detach().clone(),
+            bias=bias,
+            **changes,
+        )
+        referenced = [*copied.rule.tensors(), *([] if bias is None else [bias.source])]
+        self._versions += [(tensor, tensor._version) for tensor in referenced if not tensor.is_inference()]
+        return matrix_from_inputs(copied, matrix.impl)
+
+    def _with_keys(self, part: _Part) -> Matrix:
+        matrix = part.matrix
+        if not (part.reads_shared and self._keys is not None and isinstance(matrix, AttentionMatrix)):
+            return matrix
+        return matrix_from_inputs(matrix.inputs.replaced(key=self._keys[:, :, : matrix.shape[3]]), matrix.impl)
+
+
+def _below(last: _Part, matrix: Matrix, first_column: int) -> list[_Part]:
+    """Return a call and the one before it; as one part if they are rows of one recurrence."""
+    whole = None
+    if isinstance(matrix, RecurrenceMatrix) and isinstance(last.matrix, RecurrenceMatrix) and not first_column:
+        whole = matrix.below(last.matrix)
+    return [last, _Part(matrix, first_column, False)] if whole is None else [_Part(whole, 0, False)]

@@ -1,0 +1,258 @@
+"""Charts: profiles (lines), bars of channel weights, and the tradeoff of error against time."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from saccade.support.argument_hints import argument_hints
+from saccade.support.errors import value_error
+from saccade.viz.arrays import Array, as_numbers
+from saccade.viz.canvas import INKS, PLAIN, blank, dress
+from saccade.viz.fonts import drawable_title
+from saccade.viz.ticks import check_labels, name_axis
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+from typing import TYPE_CHECKING
+
+from saccade.viz.arrays import as_matrix, limits_of, max_pool
+from saccade.viz.canvas import DPI, colours, whole_pixels
+from saccade.viz.ticks import name_columns
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+import math
+from typing import TYPE_CHECKING
+
+from saccade.mechanisms.comparison import CLOSE, ROUGH, Comparison
+from saccade.support.validation import check_type
+from saccade.viz.canvas import INK
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_PROFILE_WIDTH, _PROFILE_HEIGHT = 6.4, 2.8  # inches
+_POINTS, _LOG_POINTS = 960, 160  # most groups for the width in pixels; fewer on a logarithmic axis, where lines blur
+
+
+@argument_hints({})
+def profile(
+    values: object,
+    *,
+    x: object = None,
+    names: Sequence[str] | None = None,
+    baseline: object = None,
+    title: str | None = None,
+    x_name: str = "position",
+    y_name: str = "",
+    log: bool = False,
+) -> "Figure":
+    """Draw a profile: numbers along a line, such as the attention that keys receive or `saccade.statistics.LagProfile`.
+
+    With more points than pixels a line follows the largest number of every group of neighbours, and a shade reaches
+    down to the smallest, so that a single peak stays visible.
+
+    Args:
+        values: ``[points]`` or ``[lines, points]``; at most 8 lines.
+        x: coordinates of the points, ``[points]``, ascending; 0, 1, 2, … when None.
+        names: one for each line.
+        baseline: ``[points]``, drawn dashed, such as the numbers of uniform attention.
+        title: text above the figure.
+        x_name: name of the horizontal axis.
+        y_name: name of the vertical axis, with its unit.
+        log: both axes are logarithmic, and only numbers above 0 are drawn.
+
+    Returns:
+        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
+
+    Raises:
+        TypeError: not real numbers, or names are one string.
+        ValueError: other axes, too many lines, lengths that do not fit, or nothing to show.
+        ImportError: matplotlib is not installed.
+
+    Cost: O(lines * points).
+    """
+    places, lines, even = _read_lines(values, x, baseline, log)
+    check_labels("names", names, len(lines), "lines")
+    canvas = blank()
+    axes = canvas.axes
+    for number, line in enumerate(lines):
+        ink = INKS[number % len(INKS)]
+        where, most, least = _grouped(places, line, log)
+        name, _ = drawable_title(names[number]) if names is not None else ("_", [])
+        axes.plot(where, most, color=ink, linewidth=1.2, label=name)
+        if (most != least).any():
+            axes.fill_between(where, least, most, color=ink, alpha=0.18, linewidth=0)
+    if even is not None:
+        where, most, _ = _grouped(places, even, log)
+        axes.plot(where, most, color="#6b6b76", linewidth=1.0, linestyle="--", label="uniform attention")
+    if log:
+        axes.set(xscale="log", yscale="log")
+    _name(axes, x_name, y_name, legend=names is not None or even is not None)
+    return canvas.finished(_PROFILE_WIDTH, _PROFILE_HEIGHT, title)
+
+
+def _read_lines(values: object, x: object, baseline: object, log: bool) -> tuple[Array, Array, Array | None]:
+    """Return the coordinates of the points, the lines ``[lines, points]``, and the baseline."""
+    lines = as_numbers("values", values)
+    lines = lines[None] if lines.ndim == 1 else lines
+    if lines.ndim != 2 or 0 in lines.shape:
+        raise value_error("values", "be [points] or [lines, points]", f"shape {list(lines.shape)}")
+    if len(lines) > len(INKS):
+        raise value_error("values", f"have at most {len(INKS)} lines", len(lines), hint="choose some heads")
+    points = lines.shape[1]
+    places = np.arange(points, dtype=np.float64) if x is None else _line("x", x, points).astype(np.float64)
+    if (np.diff(places) <= 0).any():
+        raise value_error("x", "ascend", "places that do not")
+    even = None if baseline is None else _line("baseline", baseline, points)
+    shown = places > 0 if log else np.ones(points, dtype=bool)
+    lines = lines[:, shown]
+    if not np.isfinite(lines).any() or (log and not (np.nan_to_num(lines) > 0).any()):
+        raise value_error("values", "hold a number to show", "none", hint="log=True shows what is above 0")
+    return places[shown], lines, None if even is None else even[shown]
+
+
+def _line(argument: str, values: object, points: int) -> Array:
+    line = as_numbers(argument, values)
+    if line.shape != (points,):
+        raise value_error(argument, f"have one number for each of the {points} points", list(line.shape))
+    return line
+
+
+def _grouped(x: Array, y: Array, log: bool) -> tuple[Array, Array, Array]:
+    """Pool neighbouring points: return each group's coordinate, its largest and its smallest number."""
+    groups = _LOG_POINTS if log else _POINTS
+    if len(x) <= groups:
+        return x, y, y
+    even = np.geomspace(x[0], x[-1], groups) if log else np.linspace(x[0], x[-1], groups)
+    starts = np.unique(np.searchsorted(x, even))
+    return x[starts], np.fmax.reduceat(y, starts), np.fmin.reduceat(y, starts)
+
+
+def _name(axes: "Axes", x_name: str, y_name: str, *, legend: bool) -> None:
+    for axis, name in ((axes.xaxis, x_name), (axes.yaxis, y_name)):
+        name_axis(axis, name)
+    dress(axes)
+    axes.margins(x=0.01)
+    if legend:
+        box = axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0)
+        for text in box.get_texts():
+            text.set(**PLAIN)
+            text.set_fontfamily(drawable_title(text.get_text())[1])
+
+
+_BAR, _NARROWEST, _WIDEST, _BAR_HEIGHT = 0.16, 2.4, 9.0, 1.5  # inches: one bar, and the picture
+_GATE = (0.0, 1.0)
+
+
+@argument_hints({})
+def channel_weights(
+    weights: object,
+    *,
+    x_labels: Sequence[str] | None = None,
+    title: str | None = None,
+    x_name: str = "channel",
+    limits: tuple[float, float] | None = None,
+) -> "Figure":
+    """Draw one bar for each channel, in the channels' order.
+
+    Height and colour of a bar both show its weight. With more channels than fit, a bar shows the largest weight of a
+    group of neighbours; the axis still counts channels. A weight that is not finite has no bar.
+
+    Args:
+        weights: ``[channels]``: a tensor of any dtype and device, an array or a list, such as one row of
+            `saccade.vision.ChannelAttention.weights`.
+        x_labels: one per channel, shown as text, never as mathematics; numbers from 0 when None.
+        title: text above the figure.
+        x_name: name of the horizontal axis.
+        limits: the values at the axis's ends; 0 to 1 if all weights lie between, else from the weights.
+
+    Returns:
+        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
+
+    Raises:
+        TypeError: ``weights`` are not real numbers, or labels are one string.
+        ValueError: not one axis, nothing finite, or labels of another length.
+        ImportError: matplotlib is not installed.
+
+    Cost: O(channels).
+    """
+    row = as_numbers("weights", weights)
+    if row.ndim != 1:
+        hint = "gates[0] are those of the first picture" if row.ndim == 2 else None
+        raise value_error("weights", "be [channels]", f"shape {list(row.shape)}", hint=hint)
+    row = as_matrix(row[None])
+    channels = row.shape[1]
+    check_labels("x_labels", x_labels, channels, "channels")
+    if limits is None and np.nanmin(row) >= 0 and np.nanmax(row) <= 1:
+        limits = _GATE
+    low, high = limits_of(row, limits)
+    canvas = blank()
+    width = whole_pixels(float(np.clip(channels * _BAR, _NARROWEST, _WIDEST)))
+    # At least two pixels a bar, so that neighbours do not share one.
+    shown = max_pool(row, 1, int(width * DPI / 2))[0]
+    step = channels / len(shown)
+    centres = (np.arange(len(shown)) + 0.5) * step - 0.5
+    share = np.nan_to_num((shown - low) / (high - low)).clip(0, 1)
+    axes = canvas.axes
+    base = min(max(0.0, low), high)
+    gap = 0.8 if width * DPI / len(shown) > 6 else 1.0
+    axes.bar(centres, shown - base, bottom=base, width=gap * step, color=colours()(0.25 + 0.65 * share))
+    axes.set(xlim=(-0.5, channels - 0.5), ylim=(low, high))
+    dress(axes)
+    name_columns(axes, x_labels, x_name, channels, width)
+    return canvas.finished(width, _BAR_HEIGHT, title)
+
+
+_WIDTH, _HEIGHT = 4.4, 3.2  # inches
+_EXACT = "#7a1f5c"
+
+
+@argument_hints({})
+def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
+    """Draw the error of mechanisms against their time: further left is faster, further down is more accurate.
+
+    Points are numbered, and their names listed at the side. A dashed line marks the time of exact attention; dotted
+    lines mark the errors up to which a result is "close" and "rough". Mechanisms without an error (unsupported inputs)
+    are left out. Both axes are logarithmic; an error of 0 is drawn at the bottom.
+
+    Args:
+        comparison: the result of `saccade.compare`.
+        title: text above the figure.
+
+    Returns:
+        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
+
+    Raises:
+        TypeError: no comparison.
+        ValueError: no mechanism in it has an error.
+        ImportError: matplotlib is not installed.
+    """
+    check_type("comparison", comparison, Comparison, "be what saccade.compare returns")
+    rows = [row for row in comparison.rows if math.isfinite(row.error_median) and math.isfinite(row.seconds)]
+    if not rows:
+        raise value_error("comparison", "hold a mechanism with an error", "none")
+    canvas = blank()
+    axes = canvas.axes
+    floor = min([row.error_median for row in rows if row.error_median > 0] + [CLOSE]) / 3
+    axes.set(xscale="log", yscale="log", xlabel="milliseconds", ylabel="median relative error")
+    times = [row.seconds * 1e3 for row in rows]
+    errors = [max(row.error_median, floor) for row in rows]
+    axes.scatter(times, errors, s=26, color=INK, zorder=3)
+    for number, (row, x, y) in enumerate(zip(rows, times, errors, strict=True), start=1):
+        axes.annotate(str(number), (x, y), (5, 4), textcoords="offset points", size=8, color=INK)
+        beside = (1.03, 1 - number * 0.07)
+        axes.annotate(f"{number}  {row.name}", beside, xycoords="axes fraction", size=8, **PLAIN)
+    exact = comparison.exact_seconds * 1e3
+    axes.axvline(exact, color=_EXACT, linestyle="--", linewidth=1)
+    axes.annotate("exact", (exact, floor), (3, 2), textcoords="offset points", size=8, color=_EXACT)
+    for limit in (CLOSE, ROUGH):
+        axes.axhline(limit, color=INK, linestyle=":", linewidth=0.8)
+    ends = [*times, exact]
+    axes.set(xlim=(min(ends) / 2, max(ends) * 4), ylim=(floor / 1.5, max(*errors, ROUGH) * 2))
+    dress(axes)
+    return canvas.finished(_WIDTH, _HEIGHT, title)

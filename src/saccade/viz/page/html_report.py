@@ -1,0 +1,193 @@
+"""report(): an HTML report of any model's attention in one file, from all heads to single weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from saccade.caches.files import write_whole
+from saccade.support.argument_hints import argument_hints
+from saccade.support.errors import kind, shown, type_error, value_error
+from saccade.support.validation import check_choice, check_int, check_type, is_integer
+from saccade.text import visible
+from saccade.viz.page.document import document
+from saccade.viz.page.encoding import as_json, packed
+from saccade.viz.page.layers import layers_of
+from saccade.viz.page.page_data import checked_labels, read_side
+from saccade.viz.page.texts import Tokens, check_tokens
+
+FORMAT = "saccade.report/1"
+"""Names the form of a page's data."""
+Language = Literal["en", "zh"]
+_SIZE = 8_000_000
+
+
+class Options(NamedTuple):
+    """The options of a report besides its data; see `report`."""
+
+    tokens: Tokens = None
+    title: str = "Attention"
+    names: tuple[str, str] = ("first", "second")
+    batch: int = 0
+    heads: tuple[tuple[int, int], ...] | None = None
+    language: Language | None = None
+    size: int = _SIZE
+
+
+@argument_hints({})
+def report(
+    given: object,
+    path: str | os.PathLike[str],
+    *,
+    tokens: Tokens = None,
+    other: object = None,
+    other_tokens: Tokens = None,
+    names: tuple[str, str] = ("first", "second"),
+    title: str = "Attention",
+    batch: int = 0,
+    heads: Iterable[tuple[int, int]] | None = None,
+    language: Language | None = None,
+    size: int = _SIZE,
+) -> Path:
+    """Write an HTML report of attention, from all heads to single weights; it opens from disk, without a network.
+
+    All heads are shown in a table of layers × heads, coloured by any statistic or as small maps, and sorted by it. A
+    click opens a head's map, to zoom and pan; pointing at a token highlights the tokens that it attends to and those
+    that attend to it. Heads can be searched by kind or by similarity to another head, and tokens by their text; sinks
+    can be hidden. The view is stored in the page's address, and can be saved as PNG, SVG and JSON.
+
+    Every head has a map of at most 128 × 128 cells, which show the largest weight of neighbours (the one farthest from
+    0 if weights have both signs). As many heads as fit into ``size`` have details: all weights of a short text; else a
+    map of at most 1,024 × 1,024 cells and the strongest 8 to 64 weights of every query and key. These are drawn
+    exactly; a weight that is known only from a cell is marked "at most".
+
+    Args:
+        given: a lazy matrix; dense weights, ``[batch, heads, q_len, kv_len]``; a list of either, one for each layer, or
+            a dict by names; or a `saccade.recording.Recording`, of which everything recorded is shown (all with
+            ``keep="qk"``).
+        path: path of the HTML file; an existing file is replaced at once.
+        tokens: readable tokens of the text, one for each key; or a pair, (of queries, of keys), for two texts; or
+            either by names of layers: ``{"encoder*": source, "decoder*self*": target, "*": (target, source)}``, of
+            which the first matching name counts. Numbers when None.
+        other: a second recording to compare with: of another model, of later training, or of another kernel.
+        other_tokens: tokens of the second recording; ``tokens`` when None.
+        names: names of the two recordings.
+        title: text above the page.
+        batch: the batch item to show.
+        heads: (layer, head) of the heads to show in detail; when None all, or as many as fit, the most informative of
+            each kind first.
+        language: language of the page, "en" or "zh"; the reader's when None, who may change it.
+        size: approximate number of bytes that the file may have. Small maps of all heads, and details of the heads
+            passed in ``heads``, are written in any case.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        TypeError: an object that cannot be shown; tokens that are not strings.
+        ValueError: no layers, an empty axis, a wrong number of tokens, heads or a batch item that do not exist.
+        OSError: the file cannot be written.
+
+    Cost: for each layer about three sweeps over the weights, one more for each head with details; memory linear in the
+    lengths.
+
+    Example:
+        >>> import saccade as sc
+        >>> x = torch.randn(1, 4, 6, 8)
+        >>> sc.viz.report(sc.AttentionMatrix(x, x), "/tmp/attention.html", tokens="you can look at all of".split()).name
+        'attention.html'
+    """
+    options = checked_options(tokens, title, names, batch, heads, language, size)
+    destination = checked_path(path)
+    write(destination, options, given, other, other_tokens)
+    return destination
+
+
+def checked_path(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a report; raise unless a file can be written there."""
+    check_type("path", path, (str, os.PathLike), "be a path")
+    destination = Path(path)
+    if destination.is_dir() or not destination.parent.is_dir():
+        raise value_error("path", "name a file in a folder that is there", visible(str(path)))
+    return destination
+
+
+def checked_options(
+    tokens: Tokens,
+    title: object,
+    names: object,
+    batch: object,
+    heads: Iterable[tuple[int, int]] | None,
+    language: object,
+    size: object,
+) -> Options:
+    """Check the options of a report that do not depend on its data."""
+    check_type("title", title, str, "be a string")
+    pair = tuple(names) if isinstance(names, Sequence) and not isinstance(names, str) else ()
+    if len(pair) != 2 or not all(isinstance(name, str) for name in pair):
+        raise type_error("names", "be two strings", shown(names))
+    if language is not None:
+        check_choice("language", language, ("en", "zh"))
+    check_tokens(tokens)
+    item, room = check_int("batch", batch, 0), check_int("size", size)
+    return Options(tokens, title, pair, item, _pairs(heads), language, room)  # type: ignore[arg-type]
+
+
+def _pairs(heads: object) -> tuple[tuple[int, int], ...] | None:
+    if heads is None:
+        return None
+    rule = "be pairs (layer, head)"
+    given = tuple(check_type("heads", heads, Iterable, rule))
+    for pair in given:
+        is_pair = isinstance(pair, Sequence) and len(pair) == 2
+        if not (is_pair and all(map(is_integer, pair))):
+            raise type_error("heads", rule, shown(pair))
+    return tuple((int(layer), int(head)) for layer, head in given)
+
+
+def write(
+    path: Path,
+    options: Options,
+    given: object,
+    other: object = None,
+    other_tokens: Tokens = None,
+    live: float = 0.0,
+) -> None:
+    """Write a report whose options are checked; with ``live``, it reloads itself at intervals of as many seconds."""
+    data = page_parts(options, given, other, other_tokens, live)
+    write_whole(path, memoryview(document(visible(options.title), data).encode()))
+
+
+def page_parts(
+    options: Options, given: object, other: object = None, other_tokens: Tokens = None, live: float = 0.0
+) -> dict[str, str]:
+    """Return the packed data of a report, by name."""
+    if other is None and other_tokens is not None:
+        raise value_error("other_tokens", "be left out where there is no other recording", kind(other_tokens))
+    check_tokens(other_tokens)
+    sources = [layers_of(one) for one in ((given,) if other is None else (given, other))]
+    texts = [options.tokens, options.tokens if other_tokens is None else other_tokens]
+    labels = [
+        checked_labels(source, text, options.batch, options.heads) for source, text in zip(sources, texts, strict=False)
+    ]
+    share = (options.size - len(document(options.title, {}))) // len(sources)
+    sides = [
+        read_side(name, source, own, options.batch, options.heads, share)
+        for name, source, own in zip(options.names, sources, labels, strict=False)
+    ]
+    index: dict[str, Any] = {
+        "format": FORMAT,
+        "title": visible(options.title),
+        "language": options.language or "",
+        "live": live,
+        "start": dict(zip(("layer", "head"), sides[0].descriptions["start"], strict=True)),
+        "versions": {"saccade": version("saccade-attention"), "torch": torch.__version__},
+        "sides": [side.descriptions for side in sides],
+    }
+    parts = {f"{place}-{name}": data for place, side in enumerate(sides) for name, data in side.parts.items()}
+    return {"index": packed(as_json(index)), **parts}
