@@ -45,7 +45,7 @@ def random_attention(seed: int) -> tuple[Callable[[Tensors], Tensor], Tensors, d
     width, value_dim = draw.pick("width", 1, 3, 8), draw.pick("value_dim", 1, 4, 8)
     layout = draw.pick("layout", *_LAYOUTS)
     groups = {"grouped": draw.random.choice((1, 2)) if heads > 1 else 1, "one key head": heads}.get(layout, 1)
-    dtype = draw.pick("dtype", torch.float64, torch.float64, torch.float32, torch.bfloat16)
+    dtype = draw.pick("dtype", torch.float64, torch.float64, torch.float32, torch.bfloat16, torch.float16)
     sizes = {"batch": batch, "heads": heads, "n": n, "m": m, "groups": groups}
     tensors = {
         "query": torch.randn(batch, heads, n, width, dtype=dtype),
@@ -134,7 +134,7 @@ def _mask(draw: Draw, batch: int, n: int, m: int) -> Step:
         "random": at_random,
     }
     visible = patterns[draw.pick("mask", *patterns)]
-    low = draw.pick("low", -math.inf, -1e9, -1e4)
+    low = draw.pick("low", -math.inf, -6e4 if draw.choices["dtype"] == torch.float16 else -1e9, -1e4)
     if visible is None:
         return lambda s, t: s
     hidden = ~visible

@@ -28,9 +28,10 @@ def check(seeds):
     for seed in seeds:
         found, calls, choices = errors(seed)
         eps = torch.finfo(choices["dtype"]).eps
-        assert calls <= 1, choices
         for plain, ours in found.tolist():
             assert ours <= 3 * plain + 32 * eps, (seed, plain, ours, choices)
+        is_capped_after_bias = choices.get("product") == "biased" and choices["softcap"] in ("function", "method")
+        assert calls == (choices["m"] > 1 and not is_capped_after_bias), (seed, choices)
         fused += calls
     return fused
 
@@ -41,4 +42,4 @@ def test_a_hundred():
 
 @pytest.mark.slow
 def test_two_thousand():
-    assert check(range(2000)) >= 1600
+    assert check(range(2000)) >= 1700

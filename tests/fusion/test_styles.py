@@ -77,6 +77,23 @@ def test_batch_and_heads_are_distinguished(name):
     assert sizes == [(batch * windows, HEADS, N // windows, N // windows) for batch in (2, 1)]
 
 
+@pytest.mark.parametrize("how", ["repeat", "broadcast", "einsum", "five axes"])
+def test_one_query_of_grouped_heads(how):
+    q, k = torch.randn(2, 6, 1, 4), torch.randn(2, 1 if how in ("broadcast", "einsum") else 2, 5, 4)
+    products = {
+        "repeat": lambda: (q @ k.repeat_interleave(3, 1).mT).softmax(-1) @ k.repeat_interleave(3, 1),
+        "broadcast": lambda: (q @ k.mT).softmax(-1) @ k,
+        "einsum": lambda: torch.einsum(
+            "bhnm,bmd->bhnd", torch.einsum("bhnd,bmd->bhnm", q, k[:, 0]).softmax(-1), k[:, 0]
+        ),
+        "five axes": lambda: (q.view(2, 2, 3, 1, 4) @ k[:, :, None].mT).softmax(-1) @ k[:, :, None],
+    }
+    calls = []
+    with ObserveAttention(calls.append):
+        products[how]()
+    assert [call.matrix().shape for call in calls] == [(2, 6, 1, 5)]
+
+
 def test_bfloat16(layer, x):
     layer.bfloat16()
     with torch.no_grad(), FuseAttention(on_attention=(calls := []).append):

@@ -92,7 +92,7 @@ def attention_call(product: Product, repeats: Repeats) -> tuple[AttentionCall, O
     of_value = dict(axes)
     repeated = repeats.find(value)
     name = "" if repeated is None else value_names[repeated.axis]
-    if repeated is not None and len(axes.get(name, ())) > 1 and weights.axes.sizes[axes[name][-1]] == repeated.copies:
+    if repeated is not None and axes.get(name) and weights.axes.sizes[axes[name][-1]] == repeated.copies:
         value = value.unflatten(repeated.axis, (-1, repeated.copies)).select(repeated.axis + 1, 0)
         of_value[name] = axes[name][:-1]
     # An axis along which values do not vary is no axis of theirs.
@@ -184,7 +184,7 @@ def _items(weights: Scores) -> Axis:
 def _rows(weights: Scores, columns: Axis, queries: Axis) -> Axis:
     """Return the factors of the query axis: masks and biases vary along it, or it is next to the keys."""
     visible, every = weights.axes.axes, weights.all_factors
-    candidates = [axis for axis in visible if axis and set(axis) <= set(queries)]
+    candidates = [axis for axis in visible if axis and set(axis) <= set(queries) - set(weights.lead)]
     tensors = [x.tensor for x in weights.terms] + [x.pairs for x in weights.fills]
     varying = [axis for axis in candidates if any(x.shape[every.index(one)] > 1 for x in tensors for one in axis)]
     candidates = varying if len(varying) == 1 else candidates

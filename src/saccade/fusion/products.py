@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
@@ -200,6 +201,7 @@ def scores_of(product: Product, repeats: Repeats) -> Scores | None:
         left_only=left_only,
         right_only=right_only,
         heads=_heads(product, dict(zip(product.letters, axes.axes, strict=True))),
+        lead=tuple(factors[x] for x in _lead(product) if x in factors),
         product_dtype=dtype,
         dtype=dtype,
         scale=product.alpha,
@@ -228,6 +230,17 @@ def _heads(product: Product, axes: dict[str, Axis]) -> Axis | None:
     """Return the factors of all axes that both operands have but the first, in a product of four axes or more."""
     shared = [x for x in product.letters if x in product.left_letters and x in product.right_letters]
     return tuple(one for x in shared[1:] for one in axes[x]) if len(product.letters) > 3 else None
+
+
+def _lead(product: Product) -> list[str]:
+    """Return the letters that are no positions: all but one of each operand, those nearest to one another."""
+    letters = product.letters
+    of_left = [x for x in letters if x not in product.right_letters]
+    of_right = [x for x in letters if x not in product.left_letters]
+    pairs = itertools.product(of_left or [""], of_right or [""])
+    places = {x: place for place, x in enumerate(letters)} | {"": len(letters)}
+    positions = min(pairs, key=lambda pair: abs(places[pair[0]] - places[pair[1]]))
+    return [x for x in letters if x not in positions]
 
 
 def _may_be_factor(x: Operand) -> TypeGuard[Tensor]:

@@ -51,6 +51,7 @@ class Scores:
             the dimension that is summed over.
         batch, left_only, right_only: factors that both operands have, and that one of them has.
         heads: factors in `batch` that are heads; None if that is not known, as where heads and batch were joined.
+        lead: factors that are no positions of queries or keys, whichever operand has them.
         product_dtype: dtype that the product is computed in.
         dtype: visible dtype.
         scale: factor of the product, before the cap.
@@ -72,6 +73,7 @@ class Scores:
     left_only: Axis
     right_only: Axis
     heads: Axis | None
+    lead: Axis
     product_dtype: torch.dtype
     dtype: torch.dtype
     scale: float = 1.0
@@ -122,6 +124,7 @@ class Scores:
             heads = axes.axes[1]
         if not splits:
             return replace(self, axes=axes, heads=heads)
+        lead = renamed(self.lead, splits)
         batch, left_only, right_only = (renamed(x, splits) for x in (self.batch, self.left_only, self.right_only))
 
         def split(x: Tensor, factors: Axis) -> Tensor:
@@ -137,6 +140,7 @@ class Scores:
             self,
             axes=axes,
             heads=heads,
+            lead=lead,
             left=split(self.left, (*self.batch, *self.left_only)),
             right=split(self.right, (*self.batch, *self.right_only)),
             batch=batch,
