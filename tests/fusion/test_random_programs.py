@@ -77,10 +77,10 @@ def program(seed, q, k, v):
     results = []
     for x in values:
         x = x.softmax(-1) if draw.random() < 0.5 else x  # noqa: PLW2901
-        if x.shape[-3:] == (H, N, N) and x.dtype == v.dtype:
+        if x.shape == (B, H, N, N) and x.dtype == v.dtype:
             results.append(x @ v)
-        elif x.shape[-3:] == (B * H, N, N) and x.dtype == v.dtype:
-            results.append(torch.bmm(x, v.flatten(0, 1)) if x.dim() == 3 else x)
+        elif x.shape == (B * H, N, N) and x.dtype == v.dtype:
+            results.append(torch.bmm(x, v.flatten(0, 1)))
         if draw.random() < 0.3 or not results:
             results.append(x.clamp(-50, 50))
     return torch.cat([x.double().flatten() for x in results]), names

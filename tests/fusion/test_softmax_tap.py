@@ -127,3 +127,18 @@ def test_nothing_is_kept(qkv):
         del weights
         clamped(q, k) @ v
         assert len(mode._states) == len(mode._tap._states) == 0
+
+
+def test_operands_that_are_products():
+    x, w = torch.randn(2, N, D), torch.randn(2, D, D)
+    assert reported(lambda: ((x @ w) @ (x @ w).mT).softmax(-1) @ (x @ w)) == (1, [])
+
+
+def test_operands_in_a_list(qkv):
+    q, k, v = qkv
+
+    def attend():
+        weights = torch.einsum("bhid,bhjd->bhij", [q, k]).softmax(-1)
+        return torch.einsum("bhij,bhjd->bhid", [weights, v])
+
+    assert reported(attend) == (1, [])

@@ -25,7 +25,7 @@ class ObserveAttention(TorchFunctionMode):
     """Report attention that is written as matmul, softmax and matmul; nothing runs differently.
 
     Args:
-        on_attention: called with each attention call, after the model has multiplied weights and values.
+        on_attention: called with each attention call, before the model multiplies weights and values.
         on_weights: as that of `FuseAttention`: called with dense weights that come of no attention call.
     """
 
@@ -46,17 +46,15 @@ class ObserveAttention(TorchFunctionMode):
         if torch.compiler.is_compiling():
             return func(*args, **kwargs)
         is_used = bool(self._states) and any(self._state(x) is not x for x in tensors_in((args, kwargs)))
-        if not is_used:
-            out = self._plain(func, args, kwargs)
-            if func in PRODUCTS and is_dense(out) and is_eager():
-                product = product_of(func, args, kwargs)
-                self._note(out, None if product is None else scores_of(product, self._repeats), (args, kwargs))
-            return out
-        noted = mapped(self._state, (args, kwargs))
-        is_attention = func in PRODUCTS and self._is_attention(func, *noted)
-        out = func(*args, **kwargs) if is_attention else self._plain(func, args, kwargs)
-        if func not in PRODUCTS:
-            self._note(args[0] if out is None else out, followed(func, *noted), noted)
+        noted = mapped(self._state, (args, kwargs)) if is_used else (args, kwargs)
+        if is_used and func in PRODUCTS and self._is_attention(func, *mapped(self._weights, (args, kwargs))):
+            return func(*args, **kwargs)
+        out = self._plain(func, args, kwargs)
+        if func in PRODUCTS:
+            product = product_of(func, args, kwargs) if is_eager() else None
+            self._note(out, None if product is None else scores_of(product, self._repeats), (args, kwargs))
+        elif is_used:
+            self._note(args[0] if out is None and args else out, followed(func, *noted), noted)
         return out
 
     def _plain(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -86,3 +84,8 @@ class ObserveAttention(TorchFunctionMode):
             return x
         scores, version = self._states[x]
         return scores if version == version_of(x) and scores.is_current else x
+
+    def _weights(self, x: Any) -> Any:
+        """Return the state of a tensor if it holds weights."""
+        state = self._state(x)
+        return x if isinstance(state, Scores) and state.softmax is None else state
