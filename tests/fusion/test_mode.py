@@ -238,6 +238,28 @@ def test_nothing_lives_longer(qkv):
         assert out.requires_grad
 
 
+class _Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        product = x @ x.mT
+        assert type(product) is torch.Tensor
+        return grad * (product.softmax(-1) @ x)
+
+
+def test_backward_passes_are_left_alone(qkv):
+    calls = []
+    with FuseAttention(on_attention=calls.append):
+        _Backward.apply(qkv[0]).backward()
+    assert calls == []
+    torch.testing.assert_close(qkv[0].grad, (qkv[0] @ qkv[0].mT).softmax(-1) @ qkv[0])
+
+
 def test_run(qkv):
     zero = torch.zeros(2, 3, N, D)
     with FuseAttention(lambda call: torch.zeros_like(call.query)):

@@ -49,6 +49,18 @@ def test_checkpointed(layer, x, is_reentrant, is_within):
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("is_within", [False, True])
+def test_a_checkpoint_is_fused_when_it_is_recomputed(is_within):
+    layer, x, calls = STYLES["NanoGPT"](), torch.randn(2, N, WIDTH, requires_grad=True), []
+    with FuseAttention(on_attention=calls.append):
+        loss = checkpoint(lambda x: layer(layer(x)), x, use_reentrant=False).sum()
+        if is_within:
+            loss.backward()
+    if not is_within:
+        loss.backward()
+    assert len(calls) == 4
+
+
 def test_observed(layer, x):
     calls, left_out = [], []
     with torch.no_grad():

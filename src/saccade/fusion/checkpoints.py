@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+
+Context = Callable[[], AbstractContextManager[Any]]
 
 
-def enter_when_recomputed(mode: TorchFunctionMode) -> bool:
-    """Make a checkpoint that is being run enter a mode when it is run again; return False if it cannot.
+def enter_when_recomputed(context: Context) -> bool:
+    """Make a checkpoint that is being run enter a context when it is run again; return False if it cannot.
 
     `torch.utils.checkpoint` keeps the function in an object that its hook for saved tensors refers to.
     """
@@ -26,18 +29,16 @@ def enter_when_recomputed(mode: TorchFunctionMode) -> bool:
     run = getattr(frame, "recompute_fn", None)
     if frame is None or run is None:
         return False
-    if mode not in getattr(run, "_saccade_modes", ()):
-        frame.recompute_fn = _within(mode, run)
+    if context not in getattr(run, "_contexts", ()):
+        frame.recompute_fn = _within(context, run)
     return True
 
 
-def _within(mode: TorchFunctionMode, run: Any) -> Any:
+def _within(context: Context, run: Any) -> Any:
     @functools.wraps(run)
     def recompute(*args: Any) -> Any:
-        if mode in torch.overrides._get_current_function_mode_stack():
-            return run(*args)
-        with mode:
+        with context():
             return run(*args)
 
-    recompute._saccade_modes = (*getattr(run, "_saccade_modes", ()), mode)  # type: ignore[attr-defined]
+    recompute._contexts = (*getattr(run, "_contexts", ()), context)  # type: ignore[attr-defined]
     return recompute

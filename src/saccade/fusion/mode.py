@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -72,7 +74,7 @@ class FuseAttention(TorchFunctionMode):
         super().__init__()
         self._run, self._on_attention = run, on_attention
         self._tap = None if on_weights is None else SoftmaxTap(on_weights)
-        self._repeats = Repeats()
+        self._repeats, self._here = Repeats(), _Here()
         self._families: weakref.WeakSet[Family] = weakref.WeakSet()
 
     def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
@@ -84,7 +86,7 @@ class FuseAttention(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or (in_backward() and not self._here.recomputed):
             return func(*args, **kwargs)
         if len(self._families):
             if func in METADATA:
@@ -98,6 +100,17 @@ class FuseAttention(TorchFunctionMode):
             return self._product(func, args, kwargs)
         return self._plain(func, args, kwargs)
 
+    @contextmanager
+    def _recomputed(self) -> Iterator[None]:
+        """Fuse a checkpointed layer that runs again in the backward pass, where other operations are of kernels."""
+        is_on = self in torch.overrides._get_current_function_mode_stack()
+        self._here.recomputed += 1
+        try:
+            with nullcontext() if is_on else self:
+                yield
+        finally:
+            self._here.recomputed -= 1
+
     def _plain(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a call on tensors that are computed."""
         out = func(*args, **kwargs) if self._tap is None else self._tap.run(func, args, kwargs)
@@ -110,7 +123,7 @@ class FuseAttention(TorchFunctionMode):
         is_known = self._tap is not None and self._tap.knows((args, kwargs))
         product = product_of(func, args, kwargs) if is_eager() and not is_known else None
         scores = None if product is None else scores_of(product, self._repeats)
-        if scores is None or not enter_when_recomputed(self):
+        if scores is None or not enter_when_recomputed(self._recomputed):
             return self._plain(func, args, kwargs)
         operation = Operation(func, args, kwargs)
         family = Family(dispatch_keys(torch.is_inference_mode_enabled()))
@@ -178,6 +191,18 @@ class FuseAttention(TorchFunctionMode):
         for family in list(self._families):
             if family.draws:
                 family.compute()
+
+
+class _Here(threading.local):
+    """Number of checkpoints that this thread runs again."""
+
+    def __init__(self) -> None:
+        self.recomputed = 0
+
+
+def in_backward() -> bool:
+    """Return whether autograd runs this."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def _noted(lazy: LazyTensor, scores: Scores, func: Any, args: Any, kwargs: Any) -> tuple[bool, LazyTensor | None]:

@@ -13,7 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from saccade.fusion.arguments import mapped, tensors_in
 from saccade.fusion.attention_call import AttentionCall, attention_call
-from saccade.fusion.mode import is_eager
+from saccade.fusion.mode import in_backward, is_eager
 from saccade.fusion.operations import followed
 from saccade.fusion.products import PRODUCTS, product_of, scores_of
 from saccade.fusion.repeats import NOTED, Repeats
@@ -43,7 +43,7 @@ class ObserveAttention(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or in_backward():
             return func(*args, **kwargs)
         is_used = bool(self._states) and any(self._state(x) is not x for x in tensors_in((args, kwargs)))
         noted = mapped(self._state, (args, kwargs)) if is_used else (args, kwargs)
