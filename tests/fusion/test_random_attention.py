@@ -5,6 +5,8 @@ import torch
 from tests.fusion.agreement import run
 from tests.fusion.random_attention import random_attention
 
+from saccade.fusion import FuseAttention, ObserveAttention
+
 
 def errors(seed):
     """The largest errors with and without fusion, against the same in float64, and what was fused."""
@@ -38,6 +40,22 @@ def check(seeds):
 
 def test_a_hundred():
     assert check(range(100)) >= 80
+
+
+def test_observed_as_it_is_fused():
+    for seed in range(100):
+        attend, tensors, choices = random_attention(seed)
+        fused, observed = [], []
+        with torch.no_grad():
+            expected = attend(tensors)
+            with FuseAttention(on_attention=fused.append):
+                attend(tensors)
+            with ObserveAttention(observed.append):
+                assert torch.equal(attend(tensors), expected), choices
+        assert len(observed) == len(fused), choices
+        for ours, theirs in zip(observed, fused, strict=True):
+            torch.testing.assert_close(ours.matrix().to_dense(), theirs.matrix().to_dense(), msg=str(choices))
+            assert torch.equal(ours.value, theirs.value), choices
 
 
 @pytest.mark.slow
