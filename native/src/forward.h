@@ -1,4 +1,4 @@
-// The product with values: blocks of rows, all keys that they see, one softmax; nothing of size queries x keys is held.
+// Forward pass: the softmax and output of one block of rows at a time; no buffer has size queries x keys.
 #pragma once
 
 #include <atomic>
@@ -8,216 +8,209 @@
 
 namespace LEVEL {
 
-inline Shorts rounded(Floats x) {  // to bfloat16, ties to even
-  const Words bits = (Words)x, even = bits + 0x7FFF + (bits >> 16 & 1);
-  return __builtin_convertvector((x != x ? bits | 0x400000 : even) >> 16, Shorts);
-}
-
-// Output and lse of a row, from the sum of its values with weights of this total.
-template <class E>
-void write_row(const Problem& p, const Rows& its, int i, const float* sums, float most, float total) {
+// Write the output and lse of a row from its weighted sum of values, its score maximum and its sum of weights.
+template <class Format>
+void write_row(const Arguments& args, const RowBlock& block, int i, const float* sums, float max, float total) {
   const bool is_empty = total == 0.0f;
-  const float factor = is_empty ? 0.0f : p.kept / total;
-  char* out = p.out.at<char>(its.b, its.head_of(i), its.row_of(i));
-  for (int64_t d = 0; d < p.value_dim; d += LANES) {
+  const float factor = is_empty ? 0.0f : args.dropout_scale / total;
+  char* out = args.out.at<char>(block.b, block.head_of(i), block.row_of(i));
+  for (int64_t d = 0; d < args.value_dim; d += LANES) {
     const Floats x = is_empty ? Floats{} : load(sums + d) * factor;
-    if constexpr (E::PER_STEP == 2)
-      store(out + d * 2, rounded(x));
+    if constexpr (Format::PER_STEP == 2)
+      store(out + d * 2, round_to_bf16(x));
     else
       store(out + d * 4, x);
   }
-  p.lse[its.number(p, i)] = is_empty ? -INF : most * LN2 + std::log(total);
+  args.lse[block.number(args, i)] = is_empty ? -INF : max * LN2 + std::log(total);
 }
 
-template <class E>
+template <class Format>
 class Forward {
  public:
-  static constexpr bool IS_HALF = E::PER_STEP == 2;
-  static constexpr ptrdiff_t ITEM = IS_HALF ? 2 : 4;
+  static constexpr bool IS_BF16 = Format::PER_STEP == 2;
+  static constexpr ptrdiff_t ITEM = IS_BF16 ? 2 : 4;
 
-  Forward(const Problem& p, Arena& arena)
-      : p_(p),
-        keys_(arena, p, p.k, p.dim),
-        values_(arena, p, IS_HALF ? PANEL / 2 * p.value_dim : 0),
-        queries_(arena.take<Number>(p.heads_at_once > 1 ? ROWS * p.dim / E::PER_STEP : 0)),
+  Forward(const Arguments& args, Arena& arena)
+      : args_(args),
+        keys_(arena, args, args.k, args.dim),
+        values_(arena, args, IS_BF16 ? PANEL / 2 * args.value_dim : 0),
+        queries_(arena.take<Number>(args.heads_per_task > 1 ? ROWS * args.dim / Format::PER_STEP : 0)),
         scores_(arena.take<float>(ROWS * STRIDE)),
-        weights_(arena.take<uint16_t>(IS_HALF ? ROWS * STRIDE : 0)),
-        sums_(arena.take<float>(ROWS * p.value_dim)) {}
+        weights_(arena.take<uint16_t>(IS_BF16 ? ROWS * STRIDE : 0)),
+        sums_(arena.take<float>(ROWS * args.value_dim)) {}
 
-  // Some rows, and the keys of one of so many parts.
-  void run(const Rows& its, int64_t part) {
-    its_ = its;
-    for (int i = 0; i < its.count(); ++i) most_[i] = -INF, total_[i] = 0.0f;
-    const int64_t first = p_.panels() * part / p_.parts, stop = p_.panels() * (part + 1) / p_.parts;
-    const Left<E> query = queries();
-    const bool any = each_part(p_, its, first, stop, [&](const Seen& seen, bool adds) { add(seen, query, adds); });
-    p_.partial ? keep(any, part) : finish(any);
+  // Process one block of rows against one of `key_parts` slices of the keys.
+  void run(const RowBlock& block, int64_t part) {
+    block_ = block;
+    for (int i = 0; i < block.count(); ++i) row_max_[i] = -INF, row_sum_[i] = 0.0f;
+    const int64_t first = args_.panels() * part / args_.key_parts, stop = args_.panels() * (part + 1) / args_.key_parts;
+    const Left<Format> query = queries();
+    const bool any = for_each_group(args_, block, first, stop,
+                                    [&](const PanelGroup& group, bool accumulate) { add(group, query, accumulate); });
+    args_.partial ? store_partial(any, part) : write_rows(any);
   }
 
  private:
-  using Number = typename E::Number;
+  using Number = typename Format::Number;
 
-  // In place, or those of several heads below one another.
-  Left<E> queries() {
-    if (its_.heads == 1) {
-      const auto* data = p_.q.at<Number>(its_.b, its_.head, its_.first);
-      return {data, p_.q.row / static_cast<ptrdiff_t>(sizeof(Number)), 1};
+  // Return the queries of the block: in place, or copied together if the block has several heads.
+  Left<Format> queries() {
+    if (block_.heads == 1) {
+      const auto* data = args_.q.at<Number>(block_.b, block_.head, block_.first);
+      return {data, args_.q.row / static_cast<ptrdiff_t>(sizeof(Number)), 1};
     }
-    const ptrdiff_t steps = p_.dim / E::PER_STEP;
-    for (int i = 0; i < its_.count(); ++i) {
-      const auto* row = p_.q.at<Number>(its_.b, its_.head_of(i), its_.row_of(i));
+    const ptrdiff_t steps = args_.dim / Format::PER_STEP;
+    for (int i = 0; i < block_.count(); ++i) {
+      const auto* row = args_.q.at<Number>(block_.b, block_.head_of(i), block_.row_of(i));
       std::memcpy(queries_ + i * steps, row, steps * sizeof(Number));
     }
     return {queries_, steps, 1};
   }
 
-  void add(const Seen& seen, Left<E> query, bool adds) {
-    const int rows = its_.count();
-    for (int n = 0; n < seen.count; ++n) {
-      const Right<E> keys = keys_.get(its_, seen.panel[n]);
-      if (p_.meets_keys_once()) expect_next(seen, n);
-      const int vectors = (p_.keys_of(seen.panel[n]) + LANES - 1) / LANES;
-      multiply<E>({scores_ + n * PANEL, STRIDE}, query, keys, rows, vectors, p_.dim / E::PER_STEP, false);
+  void add(const PanelGroup& group, Left<Format> query, bool accumulate) {
+    const int rows = block_.count();
+    for (int n = 0; n < group.count; ++n) {
+      const Right<Format> keys = keys_.get(block_, group.panel[n]);
+      if (args_.reads_keys_once()) prefetch_values(group, n);
+      const int vectors = (args_.keys_in(group.panel[n]) + LANES - 1) / LANES;
+      multiply<Format>({scores_ + n * PANEL, STRIDE}, query, keys, rows, vectors, args_.dim / Format::PER_STEP, false);
     }
     for (int i = 0; i < rows; ++i) {
-      if (Terms::any(p_))
-        p_.row_words ? softmax<true, true>(seen, i, adds) : softmax<true, false>(seen, i, adds);
+      if (ScoreTransform::is_needed(args_))
+        args_.row_words ? softmax<true, true>(group, i, accumulate) : softmax<true, false>(group, i, accumulate);
       else
-        p_.row_words ? softmax<false, true>(seen, i, adds) : softmax<false, false>(seen, i, adds);
+        args_.row_words ? softmax<false, true>(group, i, accumulate) : softmax<false, false>(group, i, accumulate);
     }
-    for (int n = 0; n < seen.count; ++n) {
-      const int64_t first = seen.panel[n] * PANEL;
-      const int count = p_.keys_of(seen.panel[n]);
-      const Out out{sums_, p_.value_dim};
-      const int vectors = static_cast<int>(p_.value_dim / LANES);
-      if constexpr (IS_HALF) {
-        const Left<E> weights{reinterpret_cast<const uint32_t*>(weights_ + n * PANEL), STRIDE / 2, 1};
-        const Right<E> values{packed_values(seen.panel[n]), p_.value_dim};
-        multiply<E>(out, weights, values, rows, vectors, (count + 1) / 2, adds || n);
+    for (int n = 0; n < group.count; ++n) {
+      const int64_t first = group.panel[n] * PANEL;
+      const int count = args_.keys_in(group.panel[n]);
+      const Out out{sums_, args_.value_dim};
+      const int vectors = static_cast<int>(args_.value_dim / LANES);
+      if constexpr (IS_BF16) {
+        const Left<Format> weights{reinterpret_cast<const uint32_t*>(weights_ + n * PANEL), STRIDE / 2, 1};
+        const Right<Format> values{packed_values(group.panel[n]), args_.value_dim};
+        multiply<Format>(out, weights, values, rows, vectors, (count + 1) / 2, accumulate || n);
       } else {
-        const Left<E> weights{scores_ + n * PANEL, STRIDE, 1};
-        const Right<E> values{p_.v.at<float>(its_.b, its_.kv_head, first), p_.v.row / ITEM};
-        multiply<E>(out, weights, values, rows, vectors, count, adds || n);
+        const Left<Format> weights{scores_ + n * PANEL, STRIDE, 1};
+        const Right<Format> values{args_.v.at<float>(block_.b, block_.kv_head, first), args_.v.row / ITEM};
+        multiply<Format>(out, weights, values, rows, vectors, count, accumulate || n);
       }
     }
   }
 
-  void expect_next(const Seen& seen, int n) {
-    const char* first = p_.v.at<char>(its_.b, its_.kv_head, seen.panel[n] * PANEL);
-    expect(first, p_.v.row, p_.keys_of(seen.panel[n]), p_.value_dim * ITEM);
+  void prefetch_values(const PanelGroup& group, int n) {
+    const char* first = args_.v.at<char>(block_.b, block_.kv_head, group.panel[n] * PANEL);
+    prefetch_rows(first, args_.v.row, args_.keys_in(group.panel[n]), args_.value_dim * ITEM);
   }
 
-  // Scores of a row to weights that are not yet divided by their total; what earlier parts left is scaled.
-  template <bool TERMS, bool DROPS>
-  void softmax(const Seen& seen, int i, bool adds) {
+  // Replace a row's scores by weights that are not yet normalised, and rescale its sums of earlier panels.
+  template <bool HAS_TRANSFORM, bool HAS_DROPOUT>
+  void softmax(const PanelGroup& group, int i, bool accumulate) {
     float* scores = scores_ + i * STRIDE;
-    const Terms terms(p_, its_, i);
-    const float factor = TERMS ? 1.0f : terms.factor;
-    Floats top = all(-INF);
-    each_vector(seen, i, [&](int at, int64_t key, uint32_t bits) __attribute__((always_inline)) {
+    const ScoreTransform transform(args_, block_, i);
+    const float factor = HAS_TRANSFORM ? 1.0f : transform.factor;
+    Floats top = broadcast(-INF);
+    for_each_vector(group, i, [&](int at, int64_t key, uint32_t bits) __attribute__((always_inline)) {
       if (!bits) return;
       Floats x = load(scores + at);
-      if (TERMS) x = terms.of(x, key, bits), store(scores + at, x);
+      if (HAS_TRANSFORM) x = transform.apply(x, key, bits), store(scores + at, x);
       x *= factor;
-      top = most(top, bits == EVERY ? x : chosen(bits) ? x : all(-INF));
+      top = maximum(top, bits == ALL_LANES ? x : lane_mask(bits) ? x : broadcast(-INF));
     });
-    const float before = most_[i], largest = std::max(before, most_of(top));
+    const float before = row_max_[i], largest = std::max(before, reduce_max(top));
     const float shift = largest == -INF ? 0.0f : largest;
-    const Dropout dropout = DROPS ? Dropout::of(p_, its_, i) : Dropout{};
+    const Dropout dropout = HAS_DROPOUT ? Dropout::of(args_, block_, i) : Dropout{};
     Floats total{};
-    each_vector(seen, i, [&](int at, int64_t key, uint32_t bits) __attribute__((always_inline)) {
+    for_each_vector(group, i, [&](int at, int64_t key, uint32_t bits) __attribute__((always_inline)) {
       Floats x{};
       if (bits) {
-        x = exp2<IS_HALF>(load(scores + at) * factor - shift);
-        if (bits != EVERY) x = chosen(bits) ? x : Floats{};
+        x = exp2<IS_BF16>(load(scores + at) * factor - shift);
+        if (bits != ALL_LANES) x = lane_mask(bits) ? x : Floats{};
         total += x;
-        if (DROPS) x = dropout.keeps(key, bits) ? x : Floats{};
+        if (HAS_DROPOUT) x = dropout.keeps(key, bits) ? x : Floats{};
       }
       put(i, at, x);
     });
     const float scale = before == -INF ? 0.0f : ::exp2f(before - shift);
-    total_[i] = total_[i] * scale + sum_of(total), most_[i] = largest;
-    if (adds && scale != 1.0f)
-      for (int64_t d = 0; d < p_.value_dim; ++d) sums_[i * p_.value_dim + d] *= scale;
+    row_sum_[i] = row_sum_[i] * scale + reduce_sum(total), row_max_[i] = largest;
+    if (accumulate && scale != 1.0f)
+      for (int64_t d = 0; d < args_.value_dim; ++d) sums_[i * args_.value_dim + d] *= scale;
   }
 
   void put(int i, int at, Floats x) {
-#if defined(__AVX512BF16__)
-    if constexpr (IS_HALF) {
-      store(weights_ + i * STRIDE + at, _mm512_cvtneps_pbh((__m512)x));
-      return;
-    }
-#endif
-    store(scores_ + i * STRIDE + at, x);
+    if constexpr (IS_BF16)
+      store(weights_ + i * STRIDE + at, to_bf16(x));
+    else
+      store(scores_ + i * STRIDE + at, x);
   }
 
-  void finish(bool any) {
-    for (int i = 0; i < its_.count(); ++i)
-      write_row<E>(p_, its_, i, sums_ + i * p_.value_dim, most_[i], any ? total_[i] : 0.0f);
+  void write_rows(bool any) {
+    for (int i = 0; i < block_.count(); ++i)
+      write_row<Format>(args_, block_, i, sums_ + i * args_.value_dim, row_max_[i], any ? row_sum_[i] : 0.0f);
   }
 
-  // What this part of the keys adds to the rows, for `merge`.
-  void keep(bool any, int64_t part) {
-    const int64_t rows = p_.batch * p_.heads * p_.q_len, width = p_.value_dim;
-    for (int i = 0; i < its_.count(); ++i) {
-      float* to = p_.partial + (part * rows + its_.number(p_, i)) * (width + 2);
+  // Store the sums over this slice of the keys for `merge`.
+  void store_partial(bool any, int64_t part) {
+    const int64_t rows = args_.batch * args_.heads * args_.q_len, width = args_.value_dim;
+    for (int i = 0; i < block_.count(); ++i) {
+      float* to = args_.partial + (part * rows + block_.number(args_, i)) * (width + 2);
       if (any) std::memcpy(to, sums_ + i * width, width * sizeof(float));
-      to[width] = most_[i], to[width + 1] = any ? total_[i] : 0.0f;
+      to[width] = row_max_[i], to[width + 1] = any ? row_sum_[i] : 0.0f;
     }
   }
 
   const uint32_t* packed_values(int64_t panel) {
-    return values_.get(its_.number_of_panel(p_, panel), panel, [&](uint32_t* to) {
+    return values_.get(block_.number_of_panel(args_, panel), panel, [&](uint32_t* to) {
       const int64_t first = panel * PANEL;
-      const int count = p_.keys_of(panel);
-      pack_pairs(p_.v.at<char>(its_.b, its_.kv_head, first), p_.v.row, count, p_.value_dim, to);
+      const int count = args_.keys_in(panel);
+      pack_pairs(args_.v.at<char>(block_.b, block_.kv_head, first), args_.v.row, count, args_.value_dim, to);
     });
   }
 
-  const Problem& p_;
-  Columns<E> keys_;
-  Panels values_;
+  const Arguments& args_;
+  PackedRows<Format> keys_;
+  PanelCache values_;
   Number* queries_;
   float* scores_;
   uint16_t* weights_;
   float* sums_;
-  float most_[ROWS], total_[ROWS];
-  Rows its_;
+  float row_max_[ROWS], row_sum_[ROWS];
+  RowBlock block_;
 };
 
-// What one thread does: blocks of one head, or of heads that are worked on together, one after the other, taken from a
-// counter that all threads share.
-template <class E>
-void forward_of(const Problem& p, Arena arena, std::atomic<int64_t>& next, int64_t blocks_at_once) {
-  Forward<E> work(p, arena);
-  const int64_t runs = (p.plan.blocks + blocks_at_once - 1) / blocks_at_once, heads = p.heads / p.heads_at_once;
-  for (int64_t task; (task = next.fetch_add(1)) < p.batch * heads * runs * p.parts;) {
-    const int64_t part = task % p.parts, run = task / p.parts % runs, head = task / p.parts / runs;
-    for (int64_t block = run * blocks_at_once; block < std::min((run + 1) * blocks_at_once, p.plan.blocks); ++block)
-      work.run(Rows(p, head / heads, head % heads * p.heads_at_once, p.heads_at_once, block), part);
+// Run one thread: take tasks (some blocks of one head, or of heads processed together) from a shared counter.
+template <class Format>
+void forward_of(const Arguments& args, Arena arena, std::atomic<int64_t>& next, int64_t blocks_at_once) {
+  Forward<Format> work(args, arena);
+  const int64_t runs = (args.plan.blocks + blocks_at_once - 1) / blocks_at_once,
+                heads = args.heads / args.heads_per_task;
+  for (int64_t task; (task = next.fetch_add(1)) < args.batch * heads * runs * args.key_parts;) {
+    const int64_t part = task % args.key_parts, run = task / args.key_parts % runs, head = task / args.key_parts / runs;
+    for (int64_t block = run * blocks_at_once; block < std::min((run + 1) * blocks_at_once, args.plan.blocks); ++block)
+      work.run(RowBlock(args, head / heads, head % heads * args.heads_per_task, args.heads_per_task, block), part);
   }
 }
 
-// Results of all parts of the keys as one.
-template <class E>
-void merge_of(const Problem& p) {
-  const int64_t rows = p.batch * p.heads * p.q_len, width = p.value_dim, apart = rows * (width + 2);
+// Merge the partial results of all slices of the keys.
+template <class Format>
+void merge_of(const Arguments& args) {
+  const int64_t rows = args.batch * args.heads * args.q_len, width = args.value_dim, stride = rows * (width + 2);
   for (int64_t row = 0; row < rows; ++row) {
-    float* sums = p.partial + row * (width + 2);
-    float most = -INF, total = 0.0f;
-    for (int64_t part = 0; part < p.parts; ++part) most = std::max(most, sums[part * apart + width]);
-    const float shift = most == -INF ? 0.0f : most;
-    for (int64_t part = 0; part < p.parts; ++part) {
-      const float* its = sums + part * apart;
-      const float its_total = its[width + 1], scale = its[width] == -INF ? 1.0f : ::exp2f(its[width] - shift);
+    float* sums = args.partial + row * (width + 2);
+    float max = -INF, total = 0.0f;
+    for (int64_t part = 0; part < args.key_parts; ++part) max = std::max(max, sums[part * stride + width]);
+    const float shift = max == -INF ? 0.0f : max;
+    for (int64_t part = 0; part < args.key_parts; ++part) {
+      const float* partial = sums + part * stride;
+      const float sum = partial[width + 1], scale = partial[width] == -INF ? 1.0f : ::exp2f(partial[width] - shift);
       const bool is_first = total == 0.0f;
-      if (its_total == 0.0f) continue;  // its sums were not written
-      for (int64_t d = 0; d < width; ++d) sums[d] = (is_first ? 0.0f : sums[d]) + its[d] * scale;
-      total += its_total * scale;
+      if (sum == 0.0f) continue;  // its sums were not written
+      for (int64_t d = 0; d < width; ++d) sums[d] = (is_first ? 0.0f : sums[d]) + partial[d] * scale;
+      total += sum * scale;
     }
-    const int64_t head = row / p.q_len;
-    Rows its(p, head / p.heads, head % p.heads, 1, 0);
-    write_row<E>(p, its, static_cast<int>(row % p.q_len), sums, most, total);
+    const int64_t head = row / args.q_len;
+    RowBlock block(args, head / args.heads, head % args.heads, 1, 0);
+    write_row<Format>(args, block, static_cast<int>(row % args.q_len), sums, max, total);
   }
 }
 

@@ -1,62 +1,62 @@
-// Scores of a block of rows: which of them count, and what is made of them before the softmax.
+// The scores of a block of rows: which keys are visible, and the transforms before the softmax.
 #pragma once
 
-#include "panels.h"
+#include "packed_keys.h"
 
 namespace LEVEL {
 
 constexpr float LN2 = 0.6931471805599453f, LOG2E = 1.4426950408889634f;
 
-// Rows that are worked on together: of one head, or the few rows of several heads that share keys.
-struct Rows {
+// Query rows that are processed together: of one head, or the few rows of several heads that share keys.
+struct RowBlock {
   int64_t b, kv_head, head, first;  // the first head and row
-  int heads, of_head;
+  int heads, rows_per_head;
   int32_t heads_[ROWS], rows_[ROWS];
 
-  Rows() = default;
-  Rows(const Problem& p, int64_t b, int64_t head, int heads, int64_t block)
+  RowBlock() = default;
+  RowBlock(const Arguments& args, int64_t b, int64_t head, int heads, int64_t block)
       : b(b),
-        kv_head(head / (p.heads / p.kv_heads)),
+        kv_head(head / (args.heads / args.kv_heads)),
         head(head),
         first(block * ROWS),
         heads(heads),
-        of_head(static_cast<int>(std::min<int64_t>(ROWS, p.q_len - first))) {
-    for (int i = 0; i < count(); ++i) heads_[i] = head + i / of_head, rows_[i] = first + i % of_head;
+        rows_per_head(static_cast<int>(std::min<int64_t>(ROWS, args.q_len - first))) {
+    for (int i = 0; i < count(); ++i) heads_[i] = head + i / rows_per_head, rows_[i] = first + i % rows_per_head;
   }
 
-  int count() const { return heads * of_head; }
+  int count() const { return heads * rows_per_head; }
   int64_t head_of(int i) const { return heads_[i]; }
   int64_t row_of(int i) const { return rows_[i]; }
-  int64_t number(const Problem& p, int i) const { return (b * p.heads + heads_[i]) * p.q_len + rows_[i]; }
-  int64_t number_of_panel(const Problem& p, int64_t panel) const {
-    return (b * p.kv_heads + kv_head) * p.panels() + panel;
+  int64_t number(const Arguments& args, int i) const { return (b * args.heads + heads_[i]) * args.q_len + rows_[i]; }
+  int64_t number_of_panel(const Arguments& args, int64_t panel) const {
+    return (b * args.kv_heads + kv_head) * args.panels() + panel;
   }
 };
 
-// Rows of a tensor as columns of products, packed panel by panel: keys, or values where gradients meet them.
-template <class E>
-class Columns {
+// The transposed, packed panels of a tensor: keys, or values in the backward pass.
+template <class Format>
+class PackedRows {
  public:
-  Columns(Arena& arena, const Problem& p, const View& rows, int64_t components)
-      : p_(p), rows_(rows), steps_(components / E::PER_STEP), panels_(arena, p, steps_ * PANEL) {}
+  PackedRows(Arena& arena, const Arguments& args, const View& rows, int64_t components)
+      : args_(args), rows_(rows), steps_(components / Format::PER_STEP), panels_(arena, args, steps_ * PANEL) {}
 
-  Right<E> get(const Rows& its, int64_t panel) {
-    const uint32_t* found = panels_.get(its.number_of_panel(p_, panel), panel, [&](uint32_t* to) {
-      const char* from = rows_.at<char>(its.b, its.kv_head, panel * PANEL);
-      pack_columns(from, rows_.row, p_.keys_of(panel), steps_, to);
+  Right<Format> get(const RowBlock& block, int64_t panel) {
+    const uint32_t* result = panels_.get(block.number_of_panel(args_, panel), panel, [&](uint32_t* to) {
+      const char* from = rows_.at<char>(block.b, block.kv_head, panel * PANEL);
+      pack_transposed(from, rows_.row, args_.keys_in(panel), steps_, to);
     });
-    return {reinterpret_cast<const typename E::Number*>(found), PANEL};
+    return {reinterpret_cast<const typename Format::Number*>(result), PANEL};
   }
 
  private:
-  const Problem& p_;
+  const Arguments& args_;
   View rows_;
   int64_t steps_;
-  Panels panels_;
+  PanelCache panels_;
 };
 
-// Panels that are worked on together, and for each row the keys of each that it sees, as bits.
-struct Seen {
+// Panels that are processed together, and a mask word per row and panel.
+struct PanelGroup {
   int64_t panel[PANELS];
   int count = 0;
   uint64_t words[ROWS][PANELS];
@@ -68,9 +68,9 @@ inline uint64_t bits_between(int64_t start, int64_t stop) {
   return (stop == PANEL ? ~0ull : (1ull << stop) - 1) & ~((1ull << start) - 1);
 }
 
-// The keys of one panel that a row sees, those included that nobody may see.
-inline uint64_t allowed_by(const Plan& plan, Kind kind, int64_t b, int64_t h, int64_t item, int64_t row, int64_t q_len,
-                           int64_t panel, int64_t panels) {
+// Return the mask word of a row and panel, before `plan.visible` and the end of the keys are applied.
+inline uint64_t visible_word(const Plan& plan, Kind kind, int64_t b, int64_t h, int64_t item, int64_t row,
+                             int64_t q_len, int64_t panel, int64_t panels) {
   if (kind == WHOLE) return ~0ull;
   if (kind == RESIDUAL) return plan.bits[b * plan.bits_batch + h * plan.bits_head + row * panels + panel];
   uint64_t word = 0;
@@ -80,48 +80,48 @@ inline uint64_t allowed_by(const Plan& plan, Kind kind, int64_t b, int64_t h, in
   return word;
 }
 
-// The panels that rows need, those of a range and up to PANELS of them at a time, with what each row sees.
+// Call `run` for the panels in [first, stop) that a block needs, up to PANELS at a time. Return whether there were any.
 template <class Do>
-bool each_part(const Problem& p, const Rows& its, int64_t first, int64_t stop, Do run) {
-  const int64_t item = p.plan.items > 1 ? its.b : 0, panels = p.panels();
-  const int64_t at = item * p.plan.blocks + its.first / ROWS;
-  const auto visible = [&](int64_t head) { return p.plan.visible + (its.b * p.heads + head) * panels; };
-  Seen seen;
+bool for_each_group(const Arguments& args, const RowBlock& block, int64_t first, int64_t stop, Do run) {
+  const int64_t item = args.plan.items > 1 ? block.b : 0, panels = args.panels();
+  const int64_t at = item * args.plan.blocks + block.first / ROWS;
+  const auto visible = [&](int64_t head) { return args.plan.visible + (block.b * args.heads + head) * panels; };
+  PanelGroup group;
   bool any = false;
-  for (int32_t n = p.plan.starts[at]; n < p.plan.starts[at + 1]; ++n) {
-    const Run& span = p.plan.runs[n];
+  for (int32_t n = args.plan.starts[at]; n < args.plan.starts[at + 1]; ++n) {
+    const Run& span = args.plan.runs[n];
     for (int64_t panel = std::max<int64_t>(span.first, first); panel < std::min<int64_t>(span.stop, stop); ++panel) {
-      const uint64_t there = bits_between(0, p.kv_len - panel * PANEL);
-      for (int i = 0; i < its.count(); ++i) {
-        uint64_t word = there & allowed_by(p.plan, Kind(span.kind), its.b, its.head_of(i), item, its.row_of(i), p.q_len,
-                                           panel, panels);
-        if (p.plan.visible) word &= visible(its.head_of(i))[panel];
-        seen.words[i][seen.count] = word;
+      const uint64_t existing = bits_between(0, args.kv_len - panel * PANEL);
+      for (int i = 0; i < block.count(); ++i) {
+        uint64_t word = existing & visible_word(args.plan, Kind(span.kind), block.b, block.head_of(i), item,
+                                                block.row_of(i), args.q_len, panel, panels);
+        if (args.plan.visible) word &= visible(block.head_of(i))[panel];
+        group.words[i][group.count] = word;
       }
-      seen.panel[seen.count++] = panel;
-      if (seen.count == PANELS) run(seen, any), any = true, seen.count = 0;
+      group.panel[group.count++] = panel;
+      if (group.count == PANELS) run(group, any), any = true, group.count = 0;
     }
   }
-  if (seen.count) run(seen, any), any = true;
+  if (group.count) run(group, any), any = true;
   return any;
 }
 
-// Vectors of scores of a row: where they stand, their first key, and which of them are seen.
+// Call `run(offset, key, bits)` for each vector of a row's scores.
 template <class Do>
-inline void each_vector(const Seen& seen, int i, Do run) {
-  for (int n = 0; n < seen.count; ++n) {
-    const uint64_t word = seen.words[i][n];
+inline void for_each_vector(const PanelGroup& group, int i, Do run) {
+  for (int n = 0; n < group.count; ++n) {
+    const uint64_t word = group.words[i][n];
     const int at = n * PANEL;
-    const int64_t key = seen.panel[n] * PANEL;
+    const int64_t key = group.panel[n] * PANEL;
     if (word == ~0ull)
-      for (int part = 0; part < PANEL; part += LANES) run(at + part, key + part, EVERY);
+      for (int part = 0; part < PANEL; part += LANES) run(at + part, key + part, ALL_LANES);
     else
-      for (int part = 0; part < PANEL; part += LANES) run(at + part, key + part, word >> part & EVERY);
+      for (int part = 0; part < PANEL; part += LANES) run(at + part, key + part, word >> part & ALL_LANES);
   }
 }
 
 inline Floats tanh(Floats x) {
-  const Floats edge = all(7.90531110763549805f);
+  const Floats edge = broadcast(7.90531110763549805f);
   const Floats small = x, y = x > edge ? edge : x < -edge ? -edge : x, z = y * y;
   Floats p = z * -2.76076847742355e-16f + 2.00018790482477e-13f;
   p = p * z + -8.60467152213735e-11f;
@@ -135,44 +135,45 @@ inline Floats tanh(Floats x) {
   return z < 1e-7f ? small : y * p / q;
 }
 
-// Dropout: a word of the row and one of each key say whether a weight is kept. The same stands in engine/dropout.py.
+// Dropout: a hash of the row's word and the key's word decides whether a weight is kept, as in engine/dropout.py.
 struct Dropout {
   const int32_t* columns;
   uint32_t word;
   int32_t threshold;
 
-  static Dropout of(const Problem& p, const Rows& its, int i) {
-    const int32_t word = p.row_words[its.number(p, i)];
-    return {p.column_words + its.b * p.column_words_batch, static_cast<uint32_t>(word), p.threshold};
+  static Dropout of(const Arguments& args, const RowBlock& block, int i) {
+    const int32_t word = args.row_words[block.number(args, i)];
+    return {args.column_words + block.b * args.column_words_batch, static_cast<uint32_t>(word), args.threshold};
   }
 
   Ints keeps(int64_t key, uint32_t bits) const {
-    const Words column = (Words)load_some(reinterpret_cast<const float*>(columns + key), bits);
+    const Words column = (Words)load_masked(reinterpret_cast<const float*>(columns + key), bits);
     return (Ints)((column ^ word) * (word | 1)) >= threshold;
   }
 };
 
-// Scores as powers of 2: scaled, capped, with the bias.
-struct Terms {
-  float factor;  // of a product, where there is neither a cap nor a bias
+// Turns products into exponents of 2: scaled, capped, with the bias.
+struct ScoreTransform {
+  float factor;  // the whole transform if there is neither a softcap nor a bias
   float scale, softcap;
   const float* bias = nullptr;  // of the row, at key 0
 
-  static bool any(const Problem& p) { return p.softcap > 0.0f || p.bias.data; }
+  static bool is_needed(const Arguments& args) { return args.softcap > 0.0f || args.bias.data; }
 
-  Terms(const Problem& p, const Rows& its, int i) : factor(p.scale * LOG2E), scale(p.scale), softcap(p.softcap) {
-    if (p.bias.data) bias = p.bias.at<float>(its.b, its.head_of(i), its.row_of(i));
+  ScoreTransform(const Arguments& args, const RowBlock& block, int i)
+      : factor(args.scale * LOG2E), scale(args.scale), softcap(args.softcap) {
+    if (args.bias.data) bias = args.bias.at<float>(block.b, block.head_of(i), block.row_of(i));
   }
 
-  // Of products of the row with keys from this one on; the cap's slope is written where it is asked for.
-  Floats of(Floats x, int64_t key, uint32_t bits, Floats* slope = nullptr) const {
+  // Transform the row's products with the keys from `key` on; write the derivative of the softcap to `slope`.
+  Floats apply(Floats x, int64_t key, uint32_t bits, Floats* slope = nullptr) const {
     x *= scale;
     if (softcap > 0.0f) {
       const Floats t = tanh(x / softcap);
       if (slope) *slope = 1.0f - t * t;
       x = t * softcap;
     }
-    if (bias) x += load_some(bias + key, bits);
+    if (bias) x += load_masked(bias + key, bits);
     return x * LOG2E;
   }
 };

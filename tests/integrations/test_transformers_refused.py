@@ -170,7 +170,7 @@ def test_an_argument_that_is_no_mask_is_refused(mask):
 
 def test_a_function_that_gives_no_mask():
     network = zoo.model("llama", install("saccade-own", mask=lambda layer: "near"))
-    with pytest.raises(TypeError, match="saccade: mask must return a saccade mask or None; got str"):
+    with pytest.raises(TypeError, match="install: mask must return a saccade mask or None; got str"):
         network(**zoo.batch("llama"))
 
 

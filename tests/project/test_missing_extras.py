@@ -90,8 +90,7 @@ def test_every_extra_that_an_error_names_exists():
 @pytest.mark.slow
 def test_the_survey_says_so_too(tmp_path):
     code = (
-        "import sys; sys.modules['transformers'] = None\n"
-        "from benchmarks.survey.__main__ import main\nmain(['llama'])"
+        "import sys; sys.modules['transformers'] = None\nfrom benchmarks.survey.__main__ import main\nmain(['llama'])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode != 0

@@ -16,7 +16,7 @@ from saccade.engine.nonfinite import is_clean
 from saccade.support.torch_modes import is_plain
 
 NUMBERS = ("largest_logit", "largest_weight", "held", "entropy", "squares", "variance", "distance")
-"""Numbers of each row, in this order; native/src/problem.h has the same list."""
+"""Numbers of each row, in this order; native/src/arguments.h has the same list."""
 _FAR = 1 << 30
 
 
