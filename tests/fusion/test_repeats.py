@@ -58,6 +58,11 @@ def _positions(q, k, v):
     return (q @ k.mT).softmax(-1) @ v
 
 
+def _one_position(q, k, v):
+    k, v = (x.repeat(1, COUNT, 1, 1)[:, :, :1].repeat_interleave(N, dim=2) for x in (k, v))
+    return (q @ k.mT).softmax(-1) @ v
+
+
 def _biased(q, k, v):
     q, k, v = q.flatten(0, 1), _expanded(k).flatten(0, 1), _expanded(v).flatten(0, 1)
     return torch.baddbmm(torch.ones(1, N, N).tril(), q, k.mT).softmax(-1) @ v
@@ -71,6 +76,7 @@ OTHERS = {
     "written to": (lambda q, k, v: (q @ _expanded(k).add_(torch.arange(D)).mT).softmax(-1) @ _expanded(v), HEADS),
     "both": (lambda q, k, v: (_expanded(k) @ _expanded(v).mT).softmax(-1) @ _expanded(v), HEADS),
     "positions": (_positions, HEADS),
+    "one position": (_one_position, HEADS),
     "keys first": (lambda q, k, v: (_expanded(k) @ q.mT).softmax(2).mT @ _expanded(v), KV),
     "biased": (_biased, 1),
 }

@@ -91,8 +91,9 @@ def attention_call(product: Product, repeats: Repeats) -> tuple[AttentionCall, O
         return None
     of_value = dict(axes)
     repeated = repeats.find(value)
-    name = "" if repeated is None else value_names[repeated.axis]
-    if repeated is not None and axes.get(name) and weights.axes.sizes[axes[name][-1]] == repeated.copies:
+    name = product.summed[0] if repeated is None else value_names[repeated.axis]
+    is_head = name not in product.summed and bool(axes.get(name))
+    if repeated is not None and is_head and weights.axes.sizes[axes[name][-1]] == repeated.copies:
         value = value.unflatten(repeated.axis, (-1, repeated.copies)).select(repeated.axis + 1, 0)
         of_value[name] = axes[name][:-1]
     # An axis along which values do not vary is no axis of theirs.
