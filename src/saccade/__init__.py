@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from saccade import caches, integrations, mechanisms, models, nn, scorers, text, vision, viz
     from saccade import costs as costs
     from saccade import distributed as distributed
+    from saccade import fusion as fusion
     from saccade import learning as learning
     from saccade import recording as recording
     from saccade import tasks as tasks
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from saccade.recording.recording import Recording
 else:  # half of the package, which a product of attention does not need
     _HOMES = {
-        "": "auditing caches costs distributed integrations learning mechanisms models nn recording scorers tasks "
-        "testing text theory vision viz",
+        "": "auditing caches costs distributed fusion integrations learning mechanisms models nn recording scorers "
+        "tasks testing text theory vision viz",
         "auditing.audit": "audit",
         "costs.cost": "Cost cost",
         "integrations.replace_attention": "Replaced replace_attention",

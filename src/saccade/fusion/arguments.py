@@ -1,0 +1,47 @@
+"""Calls of torch functions: the tensors among their arguments, and whether they write to them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Return nested tuples, lists and dicts with a function applied to what they hold; torch's trees take longer."""
+    if type(tree) is tuple:
+        return tuple([mapped(function, x) for x in tree])
+    if type(tree) is list:
+        return [mapped(function, x) for x in tree]
+    if type(tree) is dict:
+        return {name: mapped(function, x) for name, x in tree.items()}
+    return function(tree)
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested tuples, lists and dicts."""
+    for x in tree.values() if isinstance(tree, dict) else tree:
+        if isinstance(x, Tensor):
+            yield x
+        elif isinstance(x, tuple | list | dict):
+            yield from tensors_in(x)
+
+
+@functools.cache
+def writes(func: Callable[..., Any]) -> bool:
+    """Return whether a function writes to its arguments, or hands out their memory."""
+    if isinstance(func, torch._ops.OpOverload):
+        return func._schema.is_mutable
+    name = str(getattr(func, "__name__", ""))
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    return is_in_place or name in _IN_PLACE | _SETTING | _EXPOSING or isinstance(func, torch._ops.OpOverloadPacket)
+
+
+_EXPOSING = frozenset(
+    {"numpy", "__array__", "data_ptr", "storage", "untyped_storage", "_typed_storage", "__dlpack__", "share_memory_"}
+)
+_IN_PLACE = frozenset({f"__i{name}__" for name in ("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow")})
+_SETTING = frozenset({f"__i{name}__" for name in ("and", "or", "xor", "lshift", "rshift")} | {"__setitem__", "__set__"})

@@ -1,0 +1,312 @@
+"""An attention call of a model, recovered from its lazy weights and the values that they multiply."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.fusion.axes import Axis, split_axes
+from saccade.fusion.products import Product
+from saccade.fusion.repeats import Repeats
+from saccade.fusion.scores import Scores, is_dense, product_dtype, read
+from saccade.matrix import AttentionMatrix
+from saccade.support.numerics import is_finite
+from saccade.support.torch_modes import without_autocast
+
+_HIDDEN = -9990.0  # numbers below it are meant to hide a pair: -1e4, -1e9, the lowest of the type
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """The inputs of softmax attention, as `saccade.attention` takes them.
+
+    Args:
+        query: ``[batch, heads, q_len, head_dim]``.
+        key, value: ``[batch, kv_heads, kv_len, head_dim]`` and ``[batch, kv_heads, kv_len, value_dim]``.
+        mask: bool, four dimensions, each of size 1 or full, True = may attend; None if every pair is allowed. No row
+            is empty: if a model fills a row with one number, the row's query is 0 and all pairs are allowed.
+        bias: what is added to the scores, four dimensions; None for nothing.
+        scale, softcap: of the scores.
+        dropout_p: probability that a weight is dropped.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    bias: Tensor | None
+    scale: float
+    softcap: float | None
+    dropout_p: float
+
+    def matrix(self) -> AttentionMatrix:
+        """Return the lazy matrix of the weights, before dropout."""
+        inputs, bias = (self.query, self.key, self.mask), self.bias
+        return AttentionMatrix(*inputs, bias=bias, scale=self.scale, softcap=self.softcap)
+
+    def run(self) -> Tensor:
+        """Return the output by saccade's engine, ``[batch, heads, q_len, value_dim]``."""
+        with torch._C.DisableTorchFunction():  # modes see one call, not the operations of a kernel
+            return self.matrix().matmul(self.value, dropout_p=self.dropout_p)
+
+
+class Output(NamedTuple):
+    """How the output of an attention call becomes the product that the model computes."""
+
+    sizes: tuple[int, ...]
+    order: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def arranged(self, out: Tensor) -> Tensor:
+        """Return ``[batch, heads, q_len, value_dim]`` in the model's layout and dtype."""
+        return out.to(self.dtype).reshape(self.sizes).permute(self.order).reshape(self.shape).contiguous()
+
+
+def attention_call(product: Product, repeats: Repeats) -> tuple[AttentionCall, Output] | None:
+    """Return the attention call that a product of weights and values is, or None if it is not one.
+
+    It is not one if the values depend on the query, the weights are summed over another axis than that of the softmax,
+    or the model's result differs from exact attention: rows without a visible key, NaN and inf, masks that do not hide.
+    """
+    is_left = isinstance(product.left, Scores)
+    weights, value = (product.left, product.right) if is_left else (product.right, product.left)
+    names, value_names = product.left_letters, product.right_letters
+    names, value_names = (names, value_names) if is_left else (value_names, names)
+    if not isinstance(weights, Scores) or weights.softmax is None or isinstance(value, Scores):
+        return None
+    if not is_dense(value):
+        return None
+    axes = dict(zip(names, weights.axes.axes, strict=True))
+    dtype = _dtype_of_product(weights, value)
+    if dtype is None or len(product.summed) != 1 or set(axes[product.summed[0]]) != set(weights.softmax):
+        return None
+    if product.alpha != 1.0 or product.added is not None or weights.left.device != value.device:
+        return None
+    of_value = dict(axes)
+    repeated = repeats.find(value)
+    name = product.summed[0] if repeated is None else value_names[repeated.axis]
+    is_head = name not in product.summed and bool(axes.get(name))
+    if repeated is not None and is_head and weights.axes.sizes[axes[name][-1]] == repeated.copies:
+        value = value.unflatten(repeated.axis, (-1, repeated.copies)).select(repeated.axis + 1, 0)
+        of_value[name] = axes[name][:-1]
+    # An axis along which values do not vary is no axis of theirs.
+    steps = dict(zip(value_names, zip(value.shape, value.stride(), strict=True), strict=True))
+    shared = [x for x in value_names if axes.get(x) and steps[x][0] > 1 and (steps[x][1] or x in product.summed)]
+    roles = roles_of(weights, axes[product.summed[0]], {factor for x in shared for factor in of_value[x]})
+    if roles is None:
+        return None
+    extra = [x for x in value_names if not axes.get(x)]
+    with without_autocast(value.device):
+        value = _values(read(value), value_names, shared, extra, of_value, roles)
+        call = _call(weights, roles, value, torch.promote_types(weights.product_dtype, dtype))
+    return None if call is None else (call, _output(product, axes, roles, extra, dtype))
+
+
+def _dtype_of_product(weights: Scores, value: Tensor) -> torch.dtype | None:
+    """Return the dtype of weights times values here; None if torch cannot multiply them."""
+    dtype = product_dtype(value)
+    own = product_dtype(weights.left.new_empty(0, dtype=weights.dtype))
+    return dtype if dtype == own and value.is_floating_point() else None
+
+
+class Roles(NamedTuple):
+    """The factors of weights by what they are in an attention call.
+
+    Args:
+        items: batch items.
+        heads: heads of keys.
+        groups: heads of queries that share a head of keys.
+        rows, columns: positions of queries and keys.
+        sizes: of each factor.
+    """
+
+    items: Axis
+    heads: Axis
+    groups: Axis
+    rows: Axis
+    columns: Axis
+    sizes: Mapping[int, int]
+
+    @property
+    def batch(self) -> Axis:
+        """The factors that queries, keys and values have."""
+        return (*self.items, *self.heads)
+
+    @property
+    def dimensions(self) -> tuple[Axis, Axis, Axis, Axis]:
+        """The factors of the four dimensions of a call."""
+        return self.items, (*self.heads, *self.groups), self.rows, self.columns
+
+    def length(self, factors: Axis) -> int:
+        """Return the product of sizes."""
+        return math.prod(self.sizes[x] for x in factors)
+
+    def four(self, x: Tensor, factors: Axis) -> Tensor:
+        """Return a tensor that broadcasts over factors in four dimensions, each of size 1 or full."""
+        x = x.permute([factors.index(x) for dimension in self.dimensions for x in dimension])
+        sizes, shape = list[int](), list[int]()
+        for dimension in self.dimensions:
+            own = x.shape[len(sizes) : len(sizes) + len(dimension)]
+            full = [self.sizes[factor] for factor in dimension] if any(size > 1 for size in own) else list(own)
+            sizes += full
+            shape.append(math.prod(full))
+        return x.expand(sizes).reshape(shape)
+
+
+def roles_of(weights: Scores, columns: Axis, of_values: set[int]) -> Roles | None:
+    """Return the roles of factors, or None if the values vary along the queries."""
+    is_left = set(columns) <= set(weights.left_only)
+    keys, queries = (weights.left_only, weights.right_only)[:: 1 if is_left else -1]
+    rows = _rows(weights, columns, queries)
+    if of_values & set(rows):
+        return None
+    separate = {*weights.batch, *keys, *(of_values & set(queries))} - set(columns)
+    visible = [factor for axis in weights.axes.axes for factor in axis]
+    batch = tuple(x for x in visible if x in separate)
+    groups = tuple(x for x in visible if x in queries and x not in (*rows, *batch))
+    # If heads and batch were joined, only the order of the factors tells them apart.
+    heads = batch[1:] if weights.heads is None else tuple(x for x in batch if x not in _items(weights))
+    items = tuple(x for x in batch if x not in heads)
+    return Roles(items, heads, groups, rows, columns, weights.axes.sizes)
+
+
+def _items(weights: Scores) -> Axis:
+    """Return the factors of batch items, where heads are known."""
+    return tuple(x for x in weights.batch if x not in (weights.heads or ()))
+
+
+def _rows(weights: Scores, columns: Axis, queries: Axis) -> Axis:
+    """Return the factors of the query axis: masks and biases vary along it, or it is next to the keys."""
+    visible, every = weights.axes.axes, weights.all_factors
+    candidates = [axis for axis in visible if axis and set(axis) <= set(queries) - set(weights.lead)]
+    tensors = [x.tensor for x in weights.terms] + [x.pairs for x in weights.fills]
+    varying = [axis for axis in candidates if any(x.shape[every.index(one)] > 1 for x in tensors for one in axis)]
+    candidates = varying if len(varying) == 1 else candidates
+    place = visible.index(columns) if columns in visible else len(visible)
+    rows = min(candidates, key=lambda axis: abs(visible.index(axis) - place), default=())
+    # Heads may have been joined with the rows.
+    return tuple(one for one in rows if any(x.shape[every.index(one)] > 1 for x in tensors)) or rows
+
+
+def _call(weights: Scores, roles: Roles, value: Tensor, dtype: torch.dtype) -> AttentionCall | None:
+    query, key = weights.left, weights.right
+    queries, keys = (*weights.batch, *weights.left_only), (*weights.batch, *weights.right_only)
+    if set(roles.columns) <= set(weights.left_only):
+        query, key, queries, keys = key, query, keys, queries
+    query = _ordered(query.to(weights.product_dtype), queries, (*roles.batch, *roles.groups, *roles.rows), roles)
+    key = _ordered(key.to(weights.product_dtype), keys, (*roles.batch, *roles.columns), roles)
+    for factor in weights.factors:
+        x = factor.permute(
+            [weights.all_factors.index(one) for one in (*roles.batch, *roles.groups, *roles.rows)]
+            + [weights.all_factors.index(one) for one in roles.columns]
+        )
+        if math.prod(x.shape[-len(roles.columns) :]) == 1:
+            query = query * x.reshape(*x.shape[: -len(roles.columns)], 1)
+        else:
+            key = key * x.reshape(*x.shape[: len(roles.batch)], *x.shape[-len(roles.columns) :], 1)
+    items, heads, rows, columns = map(roles.length, roles.dimensions)
+    kv_heads = roles.length(roles.heads)
+    query = query.reshape(items, heads, rows, -1).to(dtype)
+    key = key.reshape(items, kv_heads, columns, -1).to(dtype)
+    value = value.reshape(items, kv_heads, columns, -1).to(dtype)
+    scale, cap = weights.scale, weights.cap
+    scale = scale if cap is None else scale * cap
+    if not math.isfinite(scale) or not (cap is None or 0 < cap < math.inf) or not is_finite(query, key, value):
+        return None
+    masked = _masked(weights, roles, query, key)
+    if masked is None:
+        return None
+    mask, bias, empty = masked
+    if empty is not None:
+        query = query.masked_fill(empty, 0.0)
+    return AttentionCall(query, key, value, mask, bias, scale, cap, weights.dropout_p)
+
+
+def _ordered(x: Tensor, factors: Axis, order: Axis, roles: Roles) -> Tensor:
+    """Return a tensor with its dimensions in another order, expanded along factors that it does not have."""
+    missing = [one for one in order if one not in factors]
+    x = x[(None,) * len(missing)]
+    have = [*missing, *factors]
+    x = x.permute(*(have.index(one) for one in order), x.dim() - 1)
+    return x.expand(*(roles.sizes[one] for one in order), -1)
+
+
+def _values(
+    x: Tensor, names: tuple[str, ...], shared: list[str], extra: list[str], axes: dict[str, Axis], roles: Roles
+) -> Tensor:
+    """Return values with a dimension for each batch factor and each factor of the keys, and the others as one."""
+    unused = [name for name in names if name not in (*shared, *extra)]
+    for name in unused:
+        x = x.narrow(names.index(name), 0, 1)
+    x = x.permute([names.index(name) for name in (*shared, *extra, *unused)])
+    x = x.reshape(*x.shape[: len(shared)], -1)
+    order = (*roles.batch, *roles.columns)
+    x = split_axes(x, [axes[name] for name in shared], roles.sizes, order)
+    return x.expand(*(roles.sizes[factor] for factor in order), -1)
+
+
+def _output(product: Product, axes: dict[str, Axis], roles: Roles, extra: list[str], dtype: torch.dtype) -> Output:
+    factors = (*roles.batch, *roles.groups, *roles.rows)
+    names: list[int | str] = [*factors, *extra]
+    sizes = (*(roles.sizes[x] for x in factors), *(product.sizes[x] for x in extra))
+    order = [names.index(x) for letter in product.letters for x in (axes.get(letter) or [letter]) if x in names]
+    return Output(sizes, tuple(order), tuple(product.sizes[x] for x in product.letters), dtype)
+
+
+def _masked(
+    weights: Scores, roles: Roles, query: Tensor, key: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor | None] | None:
+    """Return which pairs are allowed, what is added to the scores, and for which rows the query counts as 0.
+
+    Returns None if a softmax gives weight to other pairs. Numbers such as -1e9 hide a pair if its weight is 0 in
+    floating point beside any visible key. If all keys of a row have the same number, they all have the same weight.
+    """
+    every = weights.all_factors
+    hidden = [roles.four(fill.pairs, every) for fill in weights.fills]
+    highest = max((fill.value for fill in weights.fills), default=-math.inf)
+    bias, largest = None, abs(weights.shift)
+    for tensor, factor in weights.terms:
+        x = roles.four(tensor if factor == 1.0 else tensor * factor, every)
+        seen = x.detach()
+        low = seen <= _HIDDEN
+        if bool(low.any()):
+            hidden.append(low)
+            highest = max(highest, float(seen.masked_fill(~low, -math.inf).amax()))
+            seen = seen.masked_fill(low, 0.0)
+            x = x if x.requires_grad else seen
+        size = max(map(abs, torch.stack(torch.aminmax(seen)).tolist()))
+        if not math.isfinite(size):
+            return None
+        largest += size
+        if size or x.requires_grad:
+            bias = x if bias is None else bias + x
+    if not hidden:
+        return None, bias, None
+    if highest > -math.inf:
+        underflow = 104.0 if query.dtype != torch.float64 else 746.0
+        if not -highest >= underflow + 2 * (_bound(weights, query, key) + largest):
+            return None
+    allowed = ~functools.reduce(torch.logical_or, hidden)
+    empty = ~allowed.any(-1, keepdim=True)
+    if not bool(empty.any()):
+        return allowed, bias, None
+    is_filled_last = all(fill.num_terms == len(weights.terms) for fill in weights.fills)
+    values = {fill.value for fill in weights.fills}
+    if len(hidden) > len(weights.fills) or not is_filled_last or len(values) > 1 or values == {-math.inf}:
+        return None
+    return allowed | empty, None if bias is None else bias.masked_fill(empty, 0.0), empty
+
+
+def _bound(weights: Scores, query: Tensor, key: Tensor) -> float:
+    """Return a number that no product exceeds."""
+    if weights.cap is not None:
+        return weights.cap
+    norms = [float(torch.linalg.vector_norm(x.detach(), dim=-1).amax()) for x in (query, key)]
+    return abs(weights.scale) * math.prod(norms)

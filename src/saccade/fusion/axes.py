@@ -1,0 +1,110 @@
+"""The axes of a lazy tensor: how views, transpositions and broadcasting regroup the factors that they consist of."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+Axis = tuple[int, ...]
+"""The factors of one axis, slowest first. An axis of size 1 has none."""
+
+_names = itertools.count()
+
+
+def new_factor() -> int:
+    """Return a name for a factor that no other has."""
+    return next(_names)
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The visible axes of a tensor, each a product of factors with fixed sizes.
+
+    ``view(batch, heads, n, m)`` of a tensor ``[batch * heads, n, m]`` splits a factor; a transposition permutes axes.
+    The tensors that a lazy tensor is computed from have one dimension for each factor, so they follow any view.
+
+    Args:
+        sizes: size of each factor, at least 2.
+        axes: factors of each visible axis.
+    """
+
+    sizes: Mapping[int, int]
+    axes: tuple[Axis, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The visible shape."""
+        return tuple(math.prod(self.sizes[factor] for factor in axis) for axis in self.axes)
+
+    @property
+    def is_regrouped(self) -> bool:
+        """Whether factors are in another order than when they were named, so the memory of a copy would differ."""
+        factors = [factor for axis in self.axes for factor in axis]
+        return factors != sorted(factors)
+
+    def view(self, shape: Sequence[int]) -> tuple[Axes, dict[int, Axis]] | None:
+        """Return the axes of a view and the factors that had to be split, or None if a view would mix factors."""
+        sizes, splits, axes = dict(self.sizes), dict[int, Axis](), list[Axis]()
+        factors = [factor for axis in self.axes for factor in axis][::-1]
+        if math.prod(shape) != math.prod(self.shape):
+            return None
+        for size in shape:
+            axis, rest = list[int](), size
+            while rest > 1:
+                factor = factors.pop()
+                own = sizes[factor]
+                if own > rest and own % rest == 0:
+                    first, second = new_factor(), new_factor()
+                    sizes[first], sizes[second], splits[factor] = rest, own // rest, (first, second)
+                    factors.append(second)
+                    factor, own = first, rest
+                if rest % own:
+                    return None
+                axis.append(factor)
+                rest //= own
+            axes.append(tuple(axis))
+        whole = {factor: _leaves(factor, splits) for factor in splits if factor in self.sizes}
+        return Axes(sizes, tuple(axes)), whole
+
+    def permuted(self, order: Sequence[int]) -> Axes:
+        """Return the same with visible axes in another order."""
+        return Axes(self.sizes, tuple(self.axes[axis] for axis in order))
+
+    def broadcasts(self, shape: Sequence[int]) -> bool:
+        """Return whether a tensor of a shape broadcasts to the visible shape without making it larger."""
+        own = self.shape
+        sizes = zip(reversed(shape), reversed(own), strict=False)
+        return len(shape) <= len(own) and all(size in (1, visible) for size, visible in sizes)
+
+    def by_factor(self, x: Tensor, factors: Sequence[int]) -> Tensor:
+        """Return a tensor that broadcasts to the visible shape with one dimension, maybe of size 1, for each factor."""
+        x = x[(None,) * (len(self.axes) - x.dim())]
+        return split_axes(x, self.axes, self.sizes, factors)
+
+
+def split_axes(x: Tensor, axes: Sequence[Axis], sizes: Mapping[int, int], factors: Sequence[int]) -> Tensor:
+    """Split each dimension of a tensor, unless it has size 1, into the factors of an axis, and sort them."""
+    split, names = list[int](), list[int]()
+    for size, axis in zip(x.shape, axes, strict=False):
+        split += [1 if size == 1 else sizes[factor] for factor in axis]
+        names += axis
+    missing = [factor for factor in factors if factor not in names]
+    x = x.reshape(*split, *(1 for _ in missing), *x.shape[len(axes) :])
+    names += missing
+    tail = range(len(names), x.dim())
+    return x.permute(*(names.index(factor) for factor in factors), *tail)
+
+
+def renamed(factors: Iterable[int], splits: Mapping[int, Axis]) -> Axis:
+    """Return factors with those that were split replaced by their parts."""
+    return tuple(part for factor in factors for part in splits.get(factor, (factor,)))
+
+
+def _leaves(factor: int, splits: Mapping[int, Axis]) -> Axis:
+    if factor not in splits:
+        return (factor,)
+    return tuple(leaf for part in splits[factor] for leaf in _leaves(part, splits))

@@ -1,0 +1,44 @@
+"""Checkpoints run a layer again in the backward pass; it must be fused there as it was the first time."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+Context = Callable[[], AbstractContextManager[Any]]
+
+
+def enter_when_recomputed(context: Context) -> bool:
+    """Make a checkpoint that is being run enter a context when it is run again; return False if it cannot.
+
+    `torch.utils.checkpoint` keeps the function in an object that its hook for saved tensors refers to.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    pack = None if hooks is None else hooks[0]
+    name = getattr(pack, "__qualname__", "")
+    if pack is None or name.startswith("_recomputation_hook."):
+        return True
+    if not name.startswith("_checkpoint_hook."):
+        return False  # other hooks may hide those of a checkpoint
+    cells = zip(pack.__code__.co_freevars, pack.__closure__ or (), strict=True)
+    frame = next((cell.cell_contents for name, cell in cells if name == "frame"), None)
+    run = getattr(frame, "recompute_fn", None)
+    if frame is None or run is None:
+        return False
+    if context not in getattr(run, "_contexts", ()):
+        frame.recompute_fn = _within(context, run)
+    return True
+
+
+def _within(context: Context, run: Any) -> Any:
+    @functools.wraps(run)
+    def recompute(*args: Any) -> Any:
+        with context():
+            return run(*args)
+
+    recompute._contexts = (*getattr(run, "_contexts", ()), context)  # type: ignore[attr-defined]
+    return recompute

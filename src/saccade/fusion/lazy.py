@@ -1,0 +1,317 @@
+"""A tensor whose operations have not been run: it stands in for scores and weights until their values are needed."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.fusion.arguments import mapped, tensors_in
+from saccade.fusion.scores import Scores
+from saccade.support.torch_modes import any_autocast
+
+_DEVICES = ("cpu", "cuda", "xpu", "mps")
+
+METADATA = frozenset(
+    {
+        *(Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.nelement, Tensor.numel, Tensor.__len__),
+        *(Tensor.is_floating_point, Tensor.is_complex, Tensor.is_signed, Tensor.element_size, Tensor.get_device),
+        *(torch.is_floating_point, torch.is_complex, torch.numel),
+        *(
+            getattr(Tensor, name).__get__
+            for name in ("shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_cpu", "is_sparse", "is_meta")
+        ),
+        *(
+            getattr(Tensor, name).__get__
+            for name in ("requires_grad", "is_leaf", "is_quantized", "is_nested", "itemsize")
+        ),
+    }
+)
+"""What a lazy tensor knows without its values."""
+
+_LIKE = frozenset(
+    {
+        *(torch.full_like, torch.zeros_like, torch.ones_like, torch.empty_like),
+        *(Tensor.new_full, Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_tensor),
+    }
+)
+_AS = frozenset({Tensor.expand_as, Tensor.view_as, Tensor.reshape_as, Tensor.type_as, Tensor.to})
+
+
+class Operation:
+    """A call of a torch function that is run later, as it would have run when the model made it.
+
+    Args:
+        func, args, kwargs: the call; an `Operation` among the arguments is replaced by its result.
+
+    Attributes:
+        differentiable: the tensors among the arguments that gradients are taken of.
+        aliases: views of them that the call was run on, one for each.
+    """
+
+    def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
+        self._call = (func, args, kwargs)
+        self._setting = _setting()
+        is_on = torch.is_grad_enabled()
+        self.tensors = list(tensors_in((args, kwargs)))
+        self.differentiable = [x for x in self.tensors if is_on and x.requires_grad]
+        self.aliases: list[Tensor] = []
+
+    def run(self, results: dict[Operation, Any]) -> Any:
+        """Run the call, and those that it depends on, unless their results are known."""
+        if self not in results:
+            func, args, kwargs = mapped(lambda x: x.run(results) if type(x) is Operation else x, self._call)
+            with _as_set(self._setting):
+                if self.differentiable:
+                    self.aliases = [x.view_as(x) for x in self.differentiable]
+                    aliases, originals = iter(self.aliases), {id(x) for x in self.differentiable}
+                    args, kwargs = mapped(lambda x: next(aliases) if id(x) in originals else x, (args, kwargs))
+                out = func(*args, **kwargs)
+                results[self] = args[0] if out is None else out  # of an assignment by index
+        return results[self]
+
+    def chain(self) -> Iterator[Operation]:
+        """Yield the calls that this one depends on, then the call itself."""
+        operations: list[Operation] = []
+        mapped(lambda x: operations.append(x) if type(x) is Operation else None, self._call)
+        for operation in operations:
+            yield from operation.chain()
+        yield self
+
+
+def _setting() -> tuple[Any, ...]:
+    """Return whether gradients and autocast are on."""
+    devices = _DEVICES if any_autocast() else ()
+    casts = tuple((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices)
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), casts
+
+
+@contextmanager
+def _as_set(setting: tuple[Any, ...]) -> Iterator[None]:
+    """Switch gradients and autocast as they were, and run without modes."""
+    with ExitStack() as stack:
+        stack.enter_context(torch._C.DisableTorchFunction())
+        if _setting() != setting:
+            grad, inference, casts = setting
+            if inference != torch.is_inference_mode_enabled():
+                stack.enter_context(torch.inference_mode(inference))
+            stack.enter_context(torch.set_grad_enabled(grad))
+            off = tuple((device, False, torch.get_autocast_dtype(device)) for device in _DEVICES)
+            now = _setting()[2] or off
+            for device, is_on, dtype in set(casts or off) - set(now):
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=is_on))
+        yield
+
+
+class Family:
+    """The lazy tensors that come of one product. Each may be a view of another, so all are computed at once.
+
+    Args:
+        keys: dispatch keys, in and out, with which the model calls its functions.
+
+    Attributes:
+        draws: whether dropout is to be drawn for one of them.
+    """
+
+    def __init__(self, keys: tuple[Any, Any]):
+        self.draws = False
+        self._members: weakref.WeakSet[Pending] = weakref.WeakSet()
+        self.keys = keys
+
+    def add(self, member: Pending) -> None:
+        """Add a tensor."""
+        self._members.add(member)
+
+    @property
+    def waiting(self) -> list[Pending]:
+        """The tensors that are in use and not computed, oldest first."""
+        return sorted((x for x in self._members if not x.is_computed), key=lambda x: x.number)
+
+    def compute(self) -> None:
+        """Compute all tensors that are in use, unless an operand was lost.
+
+        Compiled code that takes a lazy tensor is interrupted for it.
+        """
+        (_uncompiled() if "torch._dynamo" in sys.modules else _compute)(self.waiting)
+
+    compute._torchdynamo_disable = True  # type: ignore[attr-defined]  # what the decorator does; it imports the compiler
+
+    def reads_memory_of(self, x: Tensor) -> bool:
+        """Return whether a tensor shares memory with an operand of what is not computed."""
+        operands = (operand for member in self.waiting for operand, _ in member.scores.operands)
+        return any(_shares_memory(x, operand) for operand in operands)
+
+
+@functools.lru_cache
+def dispatch_keys(_: bool) -> tuple[Any, Any]:
+    """Return torch's dispatch keys as they are; they depend on inference mode."""
+    return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
+
+def _compute(members: list[Pending]) -> None:
+    results: dict[Operation, Any] = {}
+    for member in members:
+        if member.scores.is_current:
+            member.settle(member.operation.run(results))
+
+
+@functools.cache
+def _uncompiled() -> Callable[[list[Pending]], None]:
+    return torch.compiler.disable(_compute)  # imports the compiler
+
+
+def _shares_memory(x: Tensor, y: Tensor) -> bool:
+    return x.untyped_storage()._cdata == y.untyped_storage()._cdata
+
+
+_numbers = itertools.count()
+
+
+class Pending:
+    """The state of a lazy tensor.
+
+    Args:
+        scores: the scores or weights that it is.
+        operation: computes them.
+        family: the lazy tensors of the same product.
+    """
+
+    def __init__(self, scores: Scores, operation: Operation, family: Family):
+        self.scores, self.operation, self.family = scores, operation, family
+        self.has_gradients = torch.is_grad_enabled()
+        self.number = next(_numbers)
+        self._value: Tensor | None = None
+        family.add(self)
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the values are known."""
+        return self._value is not None
+
+    @property
+    def value(self) -> Tensor:
+        """The tensor as the model's operations compute it."""
+        if self._value is None:
+            self.family.compute()
+            self.scores.check_current()
+        assert self._value is not None
+        return self._value
+
+    def settle(self, value: Tensor) -> None:
+        """Set the value."""
+        self._value = value
+
+    @property
+    def differentiable(self) -> list[Tensor]:
+        """The operands that gradients are taken of."""
+        return [x for one in self.operation.chain() for x in one.differentiable]
+
+    @property
+    def aliases(self) -> list[Tensor]:
+        """Views of these operands that the value was computed from."""
+        return [x for one in self.operation.chain() for x in one.aliases]
+
+
+class LazyTensor(Tensor):
+    """Scores or weights that have not been computed.
+
+    Outside of the mode that made it, any use computes it. It has a node in autograd's graph: code that takes tensors
+    without calling a torch function, as an ``autograd.Function`` does, gets gradients as well.
+    """
+
+    pending: Pending
+
+    @staticmethod
+    def __new__(cls, pending: Pending) -> LazyTensor:
+        scores = pending.scores
+        shape, dtype, device = scores.axes.shape, scores.dtype, scores.left.device
+        lazy: LazyTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        lazy.pending = pending
+        return lazy
+
+    @classmethod
+    def of(cls, pending: Pending) -> LazyTensor:
+        """Return a lazy tensor; gradients that arrive at it go to its operands."""
+        operands = pending.differentiable
+        return _Node.apply(pending, *operands) if operands else cls(pending)
+
+    def update(self, scores: Scores, operation: Operation) -> None:
+        """Change the tensor in place; it must be the only one of its family that is in use."""
+        self.pending.scores, self.pending.operation = scores, operation
+        operands = self.pending.differentiable
+        if operands and torch.is_grad_enabled():
+            with torch._C.DisableTorchFunctionSubclass():
+                _NodeInPlace.apply(self, *operands)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        args, kwargs = computed((args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        for x in tensors_in((args, kwargs or {})):
+            if type(x) is LazyTensor:
+                with torch._C._ForceDispatchKeyGuard(*x.pending.family.keys):  # as above autograd
+                    x.pending.family.compute()
+        args, kwargs = mapped(_detached, computed((args, kwargs or {})))
+        return func(*args, **kwargs)
+
+
+def _detached(x: Any) -> Any:
+    return x.detach() if isinstance(x, Tensor) else x
+
+
+def stand_ins(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return arguments with a tensor without values for a lazy one, if a function reads no values of it."""
+    place = 0 if func in _LIKE else 1
+    if len(args) <= place or type(args[place]) is not LazyTensor or args[place].pending.is_computed:
+        return args
+    if place == 1 and (func not in _AS or type(args[0]) is LazyTensor):
+        return args
+    scores = args[place].pending.scores
+    empty = torch.empty(1, dtype=scores.dtype, device=scores.left.device).expand(scores.axes.shape)
+    return (*args[:place], empty, *args[place + 1 :])
+
+
+def computed(tree: Any) -> Any:
+    """Return arguments with lazy tensors computed."""
+    return mapped(lambda x: x.pending.value if type(x) is LazyTensor else x, tree)
+
+
+class _Node(torch.autograd.Function):
+    """The node of a lazy tensor in autograd's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, pending: Any, *operands: Tensor) -> Tensor:
+        ctx.pending = pending
+        return LazyTensor(pending)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        value, aliases = ctx.pending.value, ctx.pending.aliases
+        create_graph = torch.is_grad_enabled()
+        grads = torch.autograd.grad(
+            value, aliases, grad, retain_graph=True, create_graph=create_graph, allow_unused=True
+        )
+        return None, *grads
+
+
+class _NodeInPlace(_Node):
+    """The node of a lazy tensor that was changed in place."""
+
+    @staticmethod
+    def forward(ctx: Any, lazy: Any, *operands: Tensor) -> Tensor:
+        ctx.pending = lazy.pending
+        ctx.mark_dirty(lazy)
+        return lazy

@@ -1,0 +1,259 @@
+"""Fuse attention that a model writes as separate operations, while it runs."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from saccade.fusion.arguments import mapped, tensors_in, writes
+from saccade.fusion.attention_call import AttentionCall, attention_call
+from saccade.fusion.checkpoints import enter_when_recomputed
+from saccade.fusion.lazy import (
+    METADATA,
+    Family,
+    LazyTensor,
+    Operation,
+    Pending,
+    computed,
+    dispatch_keys,
+    stand_ins,
+)
+from saccade.fusion.operations import followed
+from saccade.fusion.products import PRODUCTS, Product, product_of, scores_of
+from saccade.fusion.repeats import NOTED, Repeats
+from saccade.fusion.scores import Scores, is_dense
+from saccade.fusion.softmax_tap import SoftmaxTap
+from saccade.support.torch_modes import has_forward_derivatives, is_transformed
+
+Run = Callable[[AttentionCall], Tensor | None]
+"""Returns the output of an attention call, ``[batch, heads, q_len, value_dim]``; None leaves it to the model's code."""
+
+
+class FuseAttention(TorchFunctionMode):
+    """Run attention that is written as matmul, softmax and matmul as one attention call.
+
+    Products of two tensors are not computed when the model calls them. What is done to them is noted: scaling, masks,
+    biases, casts, views, a softmax, dropout; see `saccade.fusion.operations`. When weights multiply values, the
+    attention call is run, and scores and weights are never built. Any other use computes them by the same operations
+    that the model called, so a model without attention computes the same bits.
+
+    Args:
+        run: computes the output of an attention call; saccade's engine by default.
+        on_attention: called with each attention call that was run.
+        on_weights: called with the weights ``[batch, heads, q_len, kv_len]`` of each softmax whose result, through
+            dropout, casts and views, multiplies values and was not run as an attention call.
+
+    Gradients, autocast, checkpoints and inference mode work as in the model. Within ``torch.compile``, ``torch.func``,
+    forward derivatives and tracing nothing is fused. Weights that have been multiplied and are then read are computed
+    for the second time: a gradient of the output by them, or their dropout, is not that of the output.
+
+    Example:
+        >>> q = k = v = torch.ones(1, 2, 4, 8)
+        >>> with FuseAttention(on_attention=lambda call: print(call.matrix().shape)):
+        ...     out = torch.softmax(q @ k.mT / 8**0.5, -1) @ v
+        (1, 2, 4, 4)
+    """
+
+    def __init__(
+        self,
+        run: Run = AttentionCall.run,
+        *,
+        on_attention: Callable[[AttentionCall], None] | None = None,
+        on_weights: Callable[[Tensor], None] | None = None,
+    ):
+        super().__init__()
+        self._run, self._on_attention = run, on_attention
+        self._tap = None if on_weights is None else SoftmaxTap(on_weights)
+        self._repeats, self._here = Repeats(), _Here()
+        self._families: weakref.WeakSet[Family] = weakref.WeakSet()
+
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
+        """Compute what is still in use: nothing is noted from now on that writes to its operands."""
+        super().__exit__(exc_type, exc_value, traceback)
+        if exc_type is None:
+            for family in list(self._families):
+                family.compute()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling() or (in_backward() and not self._here.recomputed):
+            return func(*args, **kwargs)
+        if len(self._families):
+            if func in METADATA:
+                with torch._C.DisableTorchFunctionSubclass():
+                    return func(*args, **kwargs)
+            args = stand_ins(func, args)
+            self._compute_before(func, args, kwargs)
+            if any(type(x) is LazyTensor for x in tensors_in((args, kwargs))):
+                return self._follow(func, args, kwargs)
+        if func in PRODUCTS:
+            return self._product(func, args, kwargs)
+        return self._plain(func, args, kwargs)
+
+    @contextmanager
+    def _recomputed(self) -> Iterator[None]:
+        """Fuse a checkpointed layer that runs again in the backward pass, where other operations are of kernels."""
+        is_on = self in torch.overrides._get_current_function_mode_stack()
+        self._here.recomputed += 1
+        try:
+            with nullcontext() if is_on else self:
+                yield
+        finally:
+            self._here.recomputed -= 1
+
+    def _plain(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a call on tensors that are computed."""
+        out = func(*args, **kwargs) if self._tap is None else self._tap.run(func, args, kwargs)
+        if func in NOTED:
+            self._repeats.note(func, args, kwargs, out)
+        return out
+
+    def _product(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return a product that may be scores as a lazy tensor; compute any other."""
+        is_known = self._tap is not None and self._tap.knows((args, kwargs))
+        product = product_of(func, args, kwargs) if is_eager() and not is_known else None
+        scores = None if product is None else scores_of(product, self._repeats)
+        if scores is None or not enter_when_recomputed(self._recomputed):
+            return self._plain(func, args, kwargs)
+        operation = Operation(func, args, kwargs)
+        family = Family(dispatch_keys(torch.is_inference_mode_enabled()))
+        self._families.add(family)
+        return LazyTensor.of(Pending(scores.reading(operation.tensors), operation, family))
+
+    def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a call that takes lazy tensors, or note it."""
+        lazies = [x for x in tensors_in((args, kwargs)) if type(x) is LazyTensor and not x.pending.is_computed]
+        if func in PRODUCTS:
+            for lazy in lazies:
+                if lazy.pending.scores.softmax is None:  # an activation, which may be multiplied again
+                    lazy.pending.family.compute()
+        lazies = [x for x in lazies if not x.pending.is_computed]
+        if lazies and all(x.pending.family is lazies[0].pending.family for x in lazies):
+            first = lazies[0]
+            noted_args, noted_kwargs = mapped(_state, (args, kwargs))
+            if func not in PRODUCTS:
+                scores = followed(func, noted_args, noted_kwargs)
+                is_noted, out = (False, None) if scores is None else _noted(first, scores, func, args, kwargs)
+                if is_noted:
+                    return out
+            else:
+                product = product_of(func, noted_args, noted_kwargs)
+                result = None if product is None else self._attention(product, first)
+                if result is not None:
+                    return result
+        args, kwargs = computed((args, kwargs))
+        return self._product(func, args, kwargs) if func in PRODUCTS else self._plain(func, args, kwargs)
+
+    def _attention(self, product: Product, weights: LazyTensor) -> Tensor | None:
+        """Run weights times values as an attention call; None if it is not one."""
+        weights.pending.scores.check_current()
+        found = attention_call(product, self._repeats)
+        if found is not None:
+            call, output = found
+            weights.pending.family.draws = False  # drawn by the engine
+            if call.dropout_p:
+                self._draw()
+            out = self._run(call)
+            if out is not None:
+                if self._on_attention is not None:
+                    self._on_attention(call)
+                return output.arranged(out)
+        scores = weights.pending.scores
+        if self._tap is not None and scores.softmax in scores.axes.axes:
+            self._tap.follow(weights.pending.value, scores.axes.axes.index(scores.softmax))
+        return None
+
+    def _compute_before(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Compute lazy tensors whose operands a call writes to, and draw dropout before other random numbers."""
+        if _draws(func):
+            self._draw()
+        if (
+            writes(func)
+            or "out" in kwargs
+            or (func in _MAY_WRITE and any(x is True for x in (*args, *kwargs.values())))
+        ):
+            for x in tensors_in((args, kwargs)):
+                for family in list(self._families):
+                    if type(x) is not LazyTensor and (not is_dense(x) or family.reads_memory_of(x)):
+                        family.compute()
+
+    def _draw(self) -> None:
+        for family in list(self._families):
+            if family.draws:
+                family.compute()
+
+
+class _Here(threading.local):
+    """Number of checkpoints that this thread runs again."""
+
+    def __init__(self) -> None:
+        self.recomputed = 0
+
+
+def in_backward() -> bool:
+    """Return whether autograd runs this."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _noted(lazy: LazyTensor, scores: Scores, func: Any, args: Any, kwargs: Any) -> tuple[bool, LazyTensor | None]:
+    """Return whether a call can be run later, and its result."""
+    pending = lazy.pending
+    if scores is pending.scores:
+        return True, lazy
+    is_in_place = writes(func) or (func is F.dropout and any(x is True for x in (*args[3:], kwargs.get("inplace"))))
+    is_viewed = is_in_place and pending.family.waiting != [pending]
+    if is_viewed or pending.has_gradients != torch.is_grad_enabled():
+        return False, None
+    args, kwargs = mapped(_operation, (args, kwargs))
+    operation = Operation(func, args, kwargs)
+    scores = scores.reading(operation.tensors)
+    pending.family.draws |= scores.dropout_p > 0.0
+    if is_in_place:
+        lazy.update(replace(scores, dtype=pending.scores.dtype), operation)
+        return True, None if func is Tensor.__setitem__ else lazy
+    return True, LazyTensor.of(Pending(scores, operation, pending.family))
+
+
+def _state(x: Any) -> Any:
+    """Return the scores of a lazy tensor that waits, and the values of one that does not."""
+    if type(x) is not LazyTensor:
+        return x
+    return x.pending.value if x.pending.is_computed else x.pending.scores
+
+
+def _operation(x: Any) -> Any:
+    if type(x) is not LazyTensor:
+        return x
+    return x.pending.value if x.pending.is_computed else x.pending.operation
+
+
+def is_eager() -> bool:
+    """Return whether operations run one by one, on their tensors' values."""
+    is_traced = torch._C._get_tracing_state() is not None or torch._C._get_dispatch_mode(_PROXY) is not None
+    is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return not (is_traced or is_captured or is_transformed() or has_forward_derivatives())
+
+
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
+
+_MAY_WRITE = frozenset(
+    x for x in vars(F).values() if "inplace" in getattr(getattr(x, "__code__", None), "co_varnames", ())
+)
+_RANDOM = ("dropout", "rand", "bernoulli", "multinomial", "poisson", "uniform_", "exponential_", "gumbel", "attention")
+
+
+@functools.cache
+def _draws(func: Callable[..., Any]) -> bool:
+    """Return whether a function may draw random numbers."""
+    name = str(getattr(func, "__name__", ""))
+    return any(word in name for word in _RANDOM) or name.rstrip("_").endswith("normal")

@@ -1,0 +1,91 @@
+"""Find the attention that a model writes as separate operations; the operations run as the model calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from saccade.fusion.arguments import mapped, tensors_in
+from saccade.fusion.attention_call import AttentionCall, attention_call
+from saccade.fusion.mode import in_backward, is_eager
+from saccade.fusion.operations import followed
+from saccade.fusion.products import PRODUCTS, product_of, scores_of
+from saccade.fusion.repeats import NOTED, Repeats
+from saccade.fusion.scores import Scores, is_dense, version_of
+from saccade.fusion.softmax_tap import SoftmaxTap
+
+
+class ObserveAttention(TorchFunctionMode):
+    """Report attention that is written as matmul, softmax and matmul; nothing runs differently.
+
+    Args:
+        on_attention: called with each attention call, before the model multiplies weights and values.
+        on_weights: as that of `FuseAttention`: called with dense weights that come of no attention call.
+    """
+
+    def __init__(
+        self,
+        on_attention: Callable[[AttentionCall], None],
+        *,
+        on_weights: Callable[[Tensor], None] | None = None,
+    ):
+        super().__init__()
+        self._on_attention = on_attention
+        self._tap = None if on_weights is None else SoftmaxTap(on_weights)
+        self._repeats = Repeats()
+        self._states: Any = WeakTensorKeyDictionary()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling() or in_backward():
+            return func(*args, **kwargs)
+        is_used = bool(self._states) and any(self._state(x) is not x for x in tensors_in((args, kwargs)))
+        noted = mapped(self._state, (args, kwargs)) if is_used else (args, kwargs)
+        if is_used and func in PRODUCTS and self._is_attention(func, *mapped(self._weights, (args, kwargs))):
+            return func(*args, **kwargs)
+        out = self._plain(func, args, kwargs)
+        if func in PRODUCTS:
+            product = product_of(func, args, kwargs) if is_eager() else None
+            self._note(out, None if product is None else scores_of(product, self._repeats), (args, kwargs))
+        elif is_used:
+            self._note(args[0] if out is None and args else out, followed(func, *noted), noted)
+        return out
+
+    def _plain(self, func: Any, args: Any, kwargs: Any) -> Any:
+        out = func(*args, **kwargs) if self._tap is None else self._tap.run(func, args, kwargs)
+        if func in NOTED:
+            self._repeats.note(func, args, kwargs, out)
+        return out
+
+    def _is_attention(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Report a product of weights and values; return whether it was one."""
+        product = product_of(func, args, kwargs)
+        found = None if product is None else attention_call(product, self._repeats)
+        if found is None:
+            return False
+        with torch.no_grad():
+            self._on_attention(found[0])
+        return True
+
+    def _note(self, out: Any, scores: Scores | None, tree: Any) -> None:
+        if scores is not None and is_dense(out):
+            scores = scores.reading(tensors_in(tree))
+            self._states[out] = replace(scores, dtype=out.dtype), version_of(out)
+
+    def _state(self, x: Any) -> Any:
+        """Return the scores that a tensor holds, unless it or what it was computed from was written to since."""
+        if not isinstance(x, Tensor) or x not in self._states:
+            return x
+        scores, version = self._states[x]
+        return scores if version == version_of(x) and scores.is_current else x
+
+    def _weights(self, x: Any) -> Any:
+        """Return the state of a tensor if it holds weights."""
+        state = self._state(x)
+        return x if isinstance(state, Scores) and state.softmax is None else state

@@ -1,0 +1,323 @@
+"""Scores and weights of attention before they are computed: a product of two tensors, and what was done to it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.fusion.axes import Axes, Axis, renamed
+from saccade.support.torch_modes import is_autocast
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+class Term(NamedTuple):
+    """A tensor, with one dimension for each factor of the axes, that is added to the scores."""
+
+    tensor: Tensor
+    scale: float = 1.0
+
+
+class Fill(NamedTuple):
+    """Pairs, a bool tensor with one dimension for each factor of the axes, that were filled with a number below 0.
+
+    Args:
+        pairs: which ones.
+        value: the number, scaled as the scores were since.
+        num_terms: number of terms that had been added before; -1 if pairs were filled with different numbers.
+    """
+
+    pairs: Tensor
+    value: float
+    num_terms: int
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The product of two tensors, scaled, capped, biased and masked; after a softmax, the weights.
+
+    Either operand may hold the queries; the softmax decides. Methods return the scores after an operation, or None if
+    they cannot express it.
+
+    Args:
+        axes: the visible axes.
+        left, right: the operands, with one dimension for each factor in `batch` and `left_only` or `right_only`, then
+            the dimension that is summed over.
+        batch, left_only, right_only: factors that both operands have, and that one of them has.
+        heads: factors in `batch` that are heads; None if that is not known, as where heads and batch were joined.
+        lead: factors that are no positions of queries or keys, whichever operand has them.
+        product_dtype: dtype that the product is computed in.
+        dtype: visible dtype.
+        scale: factor of the product, before the cap.
+        factors: tensors that multiply the product, before the cap, with one dimension for each factor.
+        cap: factor of the tanh; None if there was none.
+        terms: what is added, after the cap.
+        shift: sum of the numbers that were added; the softmax does not depend on it.
+        fills: pairs that were hidden.
+        softmax: factors of the axis over which a softmax was taken.
+        dropout_p: probability of the dropout of weights.
+        operands: each tensor that was read, and its version then. A tensor that was written to since is not the one
+            that the model read.
+    """
+
+    axes: Axes
+    left: Tensor
+    right: Tensor
+    batch: Axis
+    left_only: Axis
+    right_only: Axis
+    heads: Axis | None
+    lead: Axis
+    product_dtype: torch.dtype
+    dtype: torch.dtype
+    scale: float = 1.0
+    factors: tuple[Tensor, ...] = ()
+    cap: float | None = None
+    terms: tuple[Term, ...] = ()
+    shift: float = 0.0
+    fills: tuple[Fill, ...] = ()
+    softmax: Axis | None = None
+    dropout_p: float = 0.0
+    operands: tuple[tuple[Tensor, int], ...] = field(default=(), repr=False)
+
+    @property
+    def all_factors(self) -> Axis:
+        """The factors in the order of the dimensions of terms and fills."""
+        return (*self.batch, *self.left_only, *self.right_only)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether no operand was written to since it was read."""
+        return all(version_of(x) == version for x, version in self.operands)
+
+    def check_current(self) -> None:
+        """Raise if an operand was written to by code that no torch function reports: its old values are gone.
+
+        Raises:
+            RuntimeError: it was.
+        """
+        if not self.is_current:
+            what = "a tensor was changed in place, outside of torch's functions, after a product had read it"
+            raise RuntimeError(f"{what}; run this part of the model without FuseAttention")
+
+    @property
+    def _is_bare(self) -> bool:
+        """Whether these are no more than a scaled product."""
+        return self.cap is None and not self.terms and not self.fills and not self.shift and self.softmax is None
+
+    # ---- shapes ------------------------------------------------------------------------------------------------
+
+    def view(self, shape: Sequence[int]) -> Scores | None:
+        """Return a view of another shape."""
+        viewed = self.axes.view(shape)
+        if viewed is None:
+            return None
+        axes, splits = viewed
+        heads = None if self.heads is None else renamed(self.heads, splits)
+        if len(shape) == 4 and set(axes.axes[1]) <= set(renamed(self.batch, splits)):
+            heads = axes.axes[1]
+        if not splits:
+            return replace(self, axes=axes, heads=heads)
+        lead = renamed(self.lead, splits)
+        batch, left_only, right_only = (renamed(x, splits) for x in (self.batch, self.left_only, self.right_only))
+
+        def split(x: Tensor, factors: Axis) -> Tensor:
+            sizes = [
+                1 if x.shape[axis] == 1 else axes.sizes[part]
+                for axis, factor in enumerate(factors)
+                for part in splits.get(factor, (factor,))
+            ]
+            return x.reshape(*sizes, *x.shape[len(factors) :])
+
+        every = self.all_factors
+        return replace(
+            self,
+            axes=axes,
+            heads=heads,
+            lead=lead,
+            left=split(self.left, (*self.batch, *self.left_only)),
+            right=split(self.right, (*self.batch, *self.right_only)),
+            batch=batch,
+            left_only=left_only,
+            right_only=right_only,
+            factors=tuple(split(x, every) for x in self.factors),
+            terms=tuple(Term(split(x, every), scale) for x, scale in self.terms),
+            fills=tuple(fill._replace(pairs=split(fill.pairs, every)) for fill in self.fills),
+            softmax=None if self.softmax is None else renamed(self.softmax, splits),
+        )
+
+    def without_repetitions(self, copies: Axis, shape: Sequence[int], is_left: bool) -> Scores:
+        """Return the scores with the first of some copies of one operand, in another shape.
+
+        Args:
+            copies: the factor of both operands along which one of them is repeated; none if there is one copy.
+            shape: visible shape.
+            is_left: whether the left operand is.
+        """
+        viewed = self.view(shape)
+        assert viewed is not None
+        if not copies:
+            return viewed
+        place = viewed.batch.index(copies[0])
+        batch = tuple(x for x in viewed.batch if x not in copies)
+        heads = None if viewed.heads is None else tuple(x for x in viewed.heads if x not in copies)
+        left, right = viewed.left, viewed.right
+        if is_left:
+            left, right = left.select(place, 0), right.movedim(place, len(batch))
+            return replace(
+                viewed, left=left, right=right, batch=batch, heads=heads, right_only=(*copies, *viewed.right_only)
+            )
+        left, right = left.movedim(place, len(batch)), right.select(place, 0)
+        return replace(viewed, left=left, right=right, batch=batch, heads=heads, left_only=(*copies, *viewed.left_only))
+
+    def permuted(self, order: Sequence[int]) -> Scores:
+        """Return the same with visible axes in another order."""
+        return replace(self, axes=self.axes.permuted(order))
+
+    def regrouped(self, axes: tuple[Axis, ...]) -> Scores:
+        """Return the same with axes of size 1 added or removed."""
+        return replace(self, axes=Axes(self.axes.sizes, axes))
+
+    # ---- values ------------------------------------------------------------------------------------------------
+
+    def times_number(self, number: float) -> Scores | None:
+        """Return the scores times a number; it must be positive if there are hidden pairs or a cap."""
+        is_fixed = bool(self.fills) or self.cap is not None
+        if self.softmax is not None or not math.isfinite(number) or number == 0 or (is_fixed and number < 0):
+            return None
+        return replace(
+            self,
+            scale=self.scale * number if self.cap is None else self.scale,
+            cap=None if self.cap is None else self.cap * number,
+            terms=tuple(Term(x, scale * number) for x, scale in self.terms),
+            fills=tuple(fill._replace(value=fill.value * number) for fill in self.fills),
+            shift=self.shift * number,
+        )
+
+    def times(self, x: Tensor) -> Scores | None:
+        """Return the scores times a tensor that does not depend on the query and the key at once."""
+        if self.softmax is not None or self.fills or self.cap is not None or self.shift or not _is_real(x):
+            return None
+        if not self.axes.broadcasts(x.shape):
+            return None
+        by_factor = self.axes.by_factor(read(x), self.all_factors)
+        varies = [self._varies(by_factor, factors) for factors in (self.left_only, self.right_only)]
+        if all(varies):
+            return None
+        terms = tuple(Term(term * by_factor, scale) for term, scale in self.terms)
+        factors = (*self.factors, by_factor)
+        return replace(self, factors=factors, terms=terms, dtype=self._promoted(x))
+
+    def plus_number(self, number: float) -> Scores | None:
+        """Return the scores plus a number."""
+        if self.softmax is not None or not math.isfinite(number):
+            return None
+        return replace(self, shift=self.shift + number)
+
+    def plus(self, x: Tensor, scale: float = 1.0) -> Scores | None:
+        """Return the scores plus a tensor."""
+        if self.softmax is not None or not _is_real(x) or not self.axes.broadcasts(x.shape):
+            return None
+        term = Term(self.axes.by_factor(read(x), self.all_factors), scale)
+        return replace(self, terms=(*self.terms, term), dtype=self._promoted(x))
+
+    def filled(self, pairs: Tensor, value: float, others: Tensor | None = None) -> Scores | None:
+        """Return the scores with numbers well below 0, or -inf, at some pairs.
+
+        Args:
+            pairs: which ones.
+            value: the highest of the numbers.
+            others: all numbers, if they are more than one.
+        """
+        if self.softmax is not None or pairs.dtype != torch.bool or not value < -100.0:
+            return None
+        if not (self.axes.broadcasts(pairs.shape) and self.axes.broadcasts(() if others is None else others.shape)):
+            return None
+        by_factor = self.axes.by_factor(pairs, self.all_factors)
+        is_constant = others is None or bool((others == value).all())
+        return replace(self, fills=(*self.fills, Fill(by_factor, value, len(self.terms) if is_constant else -1)))
+
+    def floored(self, value: float) -> Scores | None:
+        """Return the maximum of the scores and a number far below them."""
+        if self.softmax is not None or not value < -100.0:
+            return None
+        nothing = torch.zeros((1,) * len(self.all_factors), dtype=torch.bool, device=self.left.device)
+        fills = tuple(fill._replace(value=max(fill.value, value)) for fill in self.fills)
+        return replace(self, fills=(*fills, Fill(nothing, value, len(self.terms))))
+
+    def tanh(self) -> Scores | None:
+        """Return the tanh of scaled products."""
+        return replace(self, cap=1.0) if self._is_bare else None
+
+    def cast(self, dtype: torch.dtype) -> Scores | None:
+        """Return the same in another dtype; rounding to a narrower one is left out."""
+        return replace(self, dtype=dtype) if dtype in FLOATS else None
+
+    def softmaxed(self, axis: int, dtype: torch.dtype | None = None) -> Scores | None:
+        """Return the weights: the softmax over an axis, which must consist of keys."""
+        factors = self.axes.axes[axis]
+        is_keys = set(factors) <= set(self.left_only) or set(factors) <= set(self.right_only)
+        if self.softmax is not None or not factors or not is_keys or dtype not in (None, *FLOATS):
+            return None
+        dtype = softmax_dtype(self.left, self.dtype) if dtype is None else dtype
+        return replace(self, softmax=factors, dtype=dtype)
+
+    def dropped(self, dropout_p: float) -> Scores | None:
+        """Return the weights after dropout."""
+        if self.softmax is None or self.dropout_p or not 0.0 <= dropout_p < 1.0:
+            return None
+        return replace(self, dropout_p=float(dropout_p))
+
+    def _varies(self, x: Tensor, factors: Axis) -> bool:
+        return any(x.shape[self.all_factors.index(factor)] > 1 for factor in factors)
+
+    def _promoted(self, x: Tensor) -> torch.dtype:
+        if x.dim() == 0:
+            return torch.result_type(torch.empty(1, dtype=self.dtype), torch.empty((), dtype=x.dtype))
+        return torch.promote_types(self.dtype, x.dtype)
+
+    def reading(self, tensors: Iterable[Tensor]) -> Scores:
+        """Return the same, with more tensors noted as operands."""
+        return replace(self, operands=(*self.operands, *((x, version_of(x)) for x in tensors)))
+
+
+def read(x: Tensor) -> Tensor:
+    """Return an operand as the model reads it now: without gradient where gradients are off."""
+    return x.detach() if x.requires_grad and not torch.is_grad_enabled() else x
+
+
+def version_of(x: Tensor) -> int:
+    """Return how often a tensor was written to; inference tensors do not count."""
+    return 0 if x.is_inference() else x._version
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype in which torch multiplies a matrix here: that of autocast, or its own."""
+    return torch.get_autocast_dtype(x.device.type) if is_autocast(x) and x.dtype != torch.float64 else x.dtype
+
+
+def softmax_dtype(x: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of a softmax of scores here."""
+    return _softmax_dtype(x.device, dtype, torch.get_autocast_dtype(x.device.type)) if is_autocast(x) else dtype
+
+
+@functools.lru_cache
+def _softmax_dtype(device: torch.device, dtype: torch.dtype, _: torch.dtype) -> torch.dtype:
+    return torch.softmax(torch.zeros(1, dtype=dtype, device=device), 0).dtype
+
+
+def _is_real(x: Tensor) -> bool:
+    return is_dense(x) and x.dtype in FLOATS
+
+
+def is_dense(x: object) -> bool:
+    """Return whether an object is an ordinary tensor with values in memory."""
+    if not (isinstance(x, Tensor) and type(x) in (Tensor, torch.nn.Parameter)):
+        return False
+    return x.layout == torch.strided and not x.is_nested and not x.is_meta and not x.is_quantized

@@ -1,0 +1,144 @@
+"""Dense weights that multiply values are reported, unless they come of an attention call."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from saccade.fusion import FuseAttention, ObserveAttention
+
+N, D = 6, 4
+
+
+@pytest.fixture
+def qkv():
+    return [torch.randn(2, 3, N, D) for _ in range(3)]
+
+
+def modes(on_attention, on_weights):
+    yield FuseAttention(on_attention=on_attention, on_weights=on_weights)
+    yield ObserveAttention(on_attention, on_weights=on_weights)
+
+
+def reported(function):
+    """The attention calls and the dense weights of a function, which are the same for both modes."""
+    results = []
+    for index in range(2):
+        calls, dense = [], []
+        with list(modes(calls.append, dense.append))[index]:
+            function()
+        results.append((len(calls), dense))
+    (fused, of_fused), (observed, of_observed) = results
+    assert fused == observed
+    assert len(of_fused) == len(of_observed)
+    for x, y in zip(of_fused, of_observed, strict=True):
+        torch.testing.assert_close(x, y, equal_nan=True)
+    return observed, of_observed
+
+
+def clamped(q, k):
+    return (q @ k.mT).clamp(-1, 1).softmax(-1)
+
+
+PATHS = {
+    "as it is": lambda w: w,
+    "dropout": lambda w: F.dropout(w, 0.5, training=False),
+    "casts": lambda w: w.double().float(),
+    "views": lambda w: w.flatten(0, 1)[None].view(2, 3, N, N).contiguous(),
+    "transposed twice": lambda w: w.mT.clone().mT,
+}
+
+
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+def test_weights_that_are_not_fused(qkv, path):
+    q, k, v = qkv
+    calls, dense = reported(lambda: path(clamped(q, k)) @ v)
+    assert calls == 0
+    assert len(dense) == 1
+    torch.testing.assert_close(dense[0], clamped(q, k))
+
+
+def test_dropout(qkv):
+    q, k, v = qkv
+    dense = []
+    with ObserveAttention(lambda call: None, on_weights=dense.append):
+        F.dropout(clamped(q, k), 0.5) @ v
+    kept = dense[0] != 0
+    torch.testing.assert_close(dense[0], torch.where(kept, 2 * clamped(q, k), 0.0))
+
+
+LAYOUTS = {
+    "joined heads": (lambda w, v: torch.bmm(w.flatten(0, 1), v.flatten(0, 1)), (2, 3, N, N)),
+    "heads last": (lambda w, v: torch.einsum("bijh,bhjd->bihd", w.permute(0, 2, 3, 1), v), (2, 3, N, N)),
+    "matrix": (lambda w, v: w[0, 0] @ v[0, 0], None),
+    "values first": (lambda w, v: v.mT @ w.mT, (2, 3, N, N)),
+}
+
+
+@pytest.mark.parametrize(("product", "shape"), LAYOUTS.values(), ids=LAYOUTS)
+def test_layouts(qkv, product, shape):
+    q, k, v = qkv
+    _, dense = reported(lambda: product(clamped(q, k), v))
+    assert [tuple(x.shape) for x in dense] == ([] if shape is None else [shape])
+
+
+def test_a_softmax_of_a_matrix():
+    x = torch.randn(N, D)
+    _, dense = reported(lambda: x.softmax(-1) @ torch.ones(D, 2))
+    assert [x.shape for x in dense] == [(1, 1, N, D)]
+
+
+OTHERS = {
+    "no product": lambda q, k, v: clamped(q, k).sum(),
+    "another axis": lambda q, k, v: clamped(q, k).mT @ v,
+    "elementwise": lambda q, k, v: clamped(q, k)[..., :D] * v,
+    "written to": lambda q, k, v: clamped(q, k).mul_(2) @ v,
+    "a layer": lambda q, k, v: nn.Linear(N, 2)(clamped(q, k)),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_nothing_to_report(qkv, other):
+    assert reported(lambda: other(*qkv)) == (0, [])
+
+
+def test_attention_is_not_reported_as_weights(qkv):
+    q, k, v = qkv
+    assert reported(lambda: (q @ k.mT).softmax(-1) @ v) == (1, [])
+
+
+def test_attention_that_differs_from_exact_attention(qkv):
+    q, k, v = qkv
+    hidden = torch.ones(N, N).triu() > 0  # no key for the first query
+    calls, dense = reported(lambda: (q @ k.mT).masked_fill(hidden, -math.inf).softmax(-1) @ v)
+    assert calls == 0
+    expected = (q @ k.mT).masked_fill(hidden, -math.inf).softmax(-1)
+    torch.testing.assert_close(dense[0], expected, equal_nan=True)
+
+
+def test_nothing_is_kept(qkv):
+    mode = ObserveAttention(lambda call: None, on_weights=lambda weights: None)
+    q, k, v = qkv
+    with mode:
+        weights = (q @ k.mT / math.sqrt(D)).softmax(-1)
+        assert len(mode._states) > 0
+        del weights
+        clamped(q, k) @ v
+        assert len(mode._states) == len(mode._tap._states) == 0
+
+
+def test_operands_that_are_products():
+    x, w = torch.randn(2, N, D), torch.randn(2, D, D)
+    assert reported(lambda: ((x @ w) @ (x @ w).mT).softmax(-1) @ (x @ w)) == (1, [])
+
+
+def test_operands_in_a_list(qkv):
+    q, k, v = qkv
+
+    def attend():
+        weights = torch.einsum("bhid,bhjd->bhij", [q, k]).softmax(-1)
+        return torch.einsum("bhij,bhjd->bhid", [weights, v])
+
+    assert reported(attend) == (1, [])
