@@ -202,7 +202,7 @@ def test_wrong_arguments_are_refused():
     for told in on_ranks(2, refusals):
         assert isinstance(told, list), told
         starts = (
-            "ContextParallel: rows must be",
+            "ContextParallel.seq_len: rows must be",
             "ContextParallel: layout must be one of 'contiguous', 'zigzag', 'striped'",
             "ContextParallel: strategy must be one of",
             "ContextParallel: layout must be of 2 ranks; got 4",

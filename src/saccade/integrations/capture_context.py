@@ -13,7 +13,6 @@ from torch import nn
 
 from saccade.matrix import Matrix
 from saccade.support.errors import unsupported
-from saccade.support.torch_modes import is_tracing
 
 CALLED_AS = "record"  # the name in error messages
 
@@ -118,7 +117,9 @@ def emit_all(calls: Sequence[tuple[Listener, Make]]) -> None:
 
 def refuse_compiled() -> None:
     """Raise `UnsupportedError` if a captured layer is being compiled."""
-    if is_tracing():
+    if (
+        torch.compiler.is_compiling()
+    ):  # by its full name: Dynamo runs frames without tensors and without `torch` as they are
         reason = "a compiled graph runs no Python between its kernels"
         hint = "record the model before it is compiled, or under torch.compiler.set_stance('force_eager')"
         raise unsupported("a compiled model", [reason], hint=hint)

@@ -113,7 +113,7 @@ class TopK(Mechanism):
         kv_positions: GivenPositions = None,
     ) -> AttentionMatrix:
         if is_tracing():  # the selected keys depend on values, which a traced program cannot contain
-            outside: Callable[..., AttentionMatrix] = torch.compiler.disable(self._made)
+            outside: Callable[..., AttentionMatrix] = torch.compiler.disable(self._matrix_of)
             return outside(query, key, mask, q_positions, kv_positions)
         return self._matrix_of(query, key, mask, q_positions, kv_positions)
 

@@ -12,7 +12,11 @@ from torch.overrides import _pop_mode_temporarily as _without_function_mode
 from torch.utils._python_dispatch import _pop_mode_temporarily as _without_dispatch_mode
 
 is_tracing = torch.compiler.is_compiling  # the same object, which Dynamo evaluates while it traces
-"""Return whether a compiler traces the program, so that nothing may be cached and no values may be read."""
+"""Return whether a compiler traces the program, so that nothing may be cached and no values may be read.
+
+Dynamo traces a frame only if it holds a tensor or names ``torch``. Functions that have neither, and must refuse to be
+compiled, call ``torch.compiler.is_compiling()`` by its full name.
+"""
 any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 """Return whether autocast may be enabled on any device. This is a fast test for the usual case that it is not."""
 is_transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
