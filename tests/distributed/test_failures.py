@@ -206,7 +206,7 @@ def test_wrong_arguments_are_refused():
             "ContextParallel: layout must be one of 'contiguous', 'zigzag', 'striped'",
             "ContextParallel: strategy must be one of",
             "ContextParallel: layout must be of 2 ranks; got 4",
-            'ContextParallel: strategy="ulysses" cannot run these inputs:',
+            'ContextParallel.attention: strategy="ulysses" cannot run these inputs:',
         )
         for got, start in zip(told, starts, strict=True):
             assert got.startswith(start), got
