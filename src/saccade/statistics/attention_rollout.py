@@ -23,12 +23,12 @@ def rollout(matrices: Sequence[MatrixLike], queries: Sequence[int], *, residual:
     residual: it is a heuristic, not an attribution.
 
     Args:
-        matrices: one matrix per layer, in order; all square, with the same size, batch and dtype.
+        matrices: one matrix per layer, in order; all are square and have the same shape and dtype.
         queries: indices of queries in the last layer.
         residual: share of the residual stream, from 0 to 1.
 
     Raises:
-        TypeError, ValueError: no layers, layers that do not fit together, indices or a share out of range.
+        TypeError, ValueError: no layers, layers with different shapes or dtypes, or indices or a share out of range.
         UnsupportedError: the rows of a layer are not distributions.
 
     Cost: one ``A.mT @ r`` per layer; O(batch · heads · len · len(queries)) memory.
