@@ -187,7 +187,7 @@ class Not(_Formula):
 
 @dataclasses.dataclass(frozen=True)
 class After(Mask):
-    """A mask shifted by ``length`` positions: ``mask.after(length)``. The first ``length`` positions are masked."""
+    """A mask shifted by ``length`` positions, which are fully masked: ``mask.after(length)``."""
 
     rule: Mask
     length: int

@@ -18,7 +18,7 @@ _ROWS, _NEAR, _FAR = 64, 64, 32  # numbers of sampled rows, adjacent later keys,
 def sees_later(mask: Mask | None, positions: range | Tensor) -> bool:
     """Return whether a mask lets a query attend to a key after the last of ``positions``.
 
-    The bounds of the mask decide if they are exact. Otherwise, a sample of queries and keys is tested.
+    If the bounds of the mask are exact, they give the result. Otherwise, a sample of queries and keys is tested.
 
     Args:
         mask: the mask; None for full attention.
@@ -46,7 +46,7 @@ def sees_later(mask: Mask | None, positions: range | Tensor) -> bool:
 
 
 def _has_keys(spans: Spans) -> bool:
-    """Return whether a mask allows any key in a causality check, i.e. whether a key range is not empty."""
+    """Return whether a mask allows any later key, in the causality check: a key range is not empty."""
     return bool((spans.starts < spans.ends).any())
 
 

@@ -161,7 +161,7 @@ class Mask(_NoArithmetic, ABC):
     def partial(self, box: Box) -> bool | Hashable:
         """Return True or False if the mask is constant on a box. Otherwise, return a hash key.
 
-        Boxes with equal hash keys must contain the same pairs.
+        The mask allows the same pairs in all boxes with equal hash keys.
         """
         return (self if self.is_value else id(self), box)
 
@@ -202,7 +202,7 @@ class Mask(_NoArithmetic, ABC):
 
         Args:
             q_len, kv_len: lengths; ``kv_len`` is ``q_len`` when None.
-            batch, heads: sizes; those of the mask's `shape` when None.
+            batch, heads: sizes; taken from the mask's `shape` when None.
             q_positions, kv_positions: a range, or int64 ``[len]`` or ``[batch, len]``, also as lists; -1 marks padding.
                 By default key j is at position j and query i at ``kv_len - q_len + i``.
 
@@ -287,8 +287,8 @@ class Mask(_NoArithmetic, ABC):
         """Return the mask shifted by ``length`` positions, to make room for class tokens, for example.
 
         Position p is treated as p - length. The first ``length`` positions are outside the mask: they attend to nothing
-        and are hidden. To make them visible, join another mask: ``Neighborhood(8, 8, 1).after(1) | Global([0])`` is a
-        grid after a class token.
+        and are never visible. To make them visible, join another mask:
+        ``Neighborhood(8, 8, 1).after(1) | Global([0])`` is a grid after a class token.
 
         >>> from saccade.masks import Causal, Global
         >>> print((Causal().after(1) | Global([0])).picture(4))

@@ -24,7 +24,7 @@ def check_field(mask: object, name: str, least: int, *, bits: int = POSITION_BIT
     """Validate an integer field of a mask, at least ``least`` and below ``2 ** bits``, and store it as an int.
 
     Raises:
-        ValueError: the field is not such an int.
+        ValueError: the field is not an int within the limits.
     """
     value = check_int(name, getattr(mask, name), least, below=1 << bits)
     object.__setattr__(mask, name, value)
@@ -59,7 +59,7 @@ def ints_of(name: str, given: object, *, is_ordered: bool = True, hint: str | No
     """Convert a field of a mask, any iterable, to a tuple of ints from 0 to 2**62 - 1; see `items_of`.
 
     Raises:
-        TypeError, ValueError: the field is not an iterable of such ints.
+        TypeError, ValueError: the field is not an iterable of ints in this range.
     """
     rule = "be ints of at least 0"
     items = items_of(name, given, rule, is_ordered=is_ordered, hint=hint)

@@ -1,7 +1,7 @@
 """Receptive fields: the pairs of tokens that several layers with the same mask connect, again as a mask.
 
 A layer with a residual connection lets a token see the keys that its mask M allows, and itself (I). So L layers connect
-the pairs of the boolean matrix power (I or M) ** L. These forms are exact at every length:
+the pairs of the boolean matrix power (I or M) ** L. The following forms are exact at every length:
 
     any mask                                    L = 1: the mask, and every token sees itself
     transitive: a to b and b to c give a to c   itself: Causal, Full, Documents, Strided, Prefix, Padding, prefix_lm,
@@ -90,7 +90,7 @@ def _is_reflexive(mask: Mask) -> bool:
 
 
 def _is_transitive(mask: Mask) -> bool:
-    """Return whether the mask is known to be transitive: a position sees every key that one of its keys sees."""
+    """Return whether the mask is known to be transitive: if a sees b and b sees c, then a sees c."""
     extent = window_sides(mask)
     if mask.hides_keys_only or isinstance(mask, Strided):  # all queries, or all of one residue class, see the same keys
         return True
@@ -101,7 +101,7 @@ def _is_transitive(mask: Mask) -> bool:
             return mask.rule is None or _is_transitive(mask.rule)
         case And():
             return all(map(_is_transitive, mask.parts))
-        case Or():  # causal, and a prefix that all see: it contains every position before one of its tokens
+        case Or():  # causal, and a prefix visible to all, which contains every position before each of its tokens
             rest = tuple(part for part in mask.parts if not (_is_beginning(part) and part.hides_keys_only))
             return rest != () and window_sides(Or(rest)) == (math.inf, 0)
     return isinstance(mask, Global) and not mask.seen  # a token that sees any key sees all keys

@@ -81,7 +81,7 @@ def bigbird(
     1 . 1 . . . 1 1
 
     The mask is the same in training and evaluation, and for every number of keys: the global blocks are the first
-    ones (some implementations use the first and the last), and the random ones come from `Random`.
+    blocks (some implementations use the first and the last), and the random blocks come from `Random`.
 
     Args:
         block_size: number of tokens in a block.
@@ -110,7 +110,7 @@ def bigbird(
 
 @argument_hints()
 def streaming(sink_tokens: int, window: int) -> Mask:
-    """Return the StreamingLLM mask: causal attention to the first tokens and to the most recent ones.
+    """Return the StreamingLLM mask: causal attention to the first tokens and to the most recent tokens.
 
     >>> print(streaming(1, 2).picture(5))
     1 . . . .
@@ -187,7 +187,7 @@ def image_rows(text_len: int, height: int, width: int) -> Mask:
     1 1 . . . 1 1 .
     1 1 . . . 1 1 1
 
-    The cells of the image are ordered row by row. Tokens after the image see only the text. Without text, such tokens
+    The cells of the image are ordered row by row. Tokens after the image see only the text. Without text, they
     raise an error. In the paper a cell also sees the previous row from the cell above it onwards:
     ``Causal() & (Prefix(n) | Window(width, 0).after(n))``.
 

@@ -47,7 +47,7 @@ class Rotary(ArgumentHints, nn.Module):
     Args:
         head_dim: width of queries and keys of one head.
         base: base of the frequencies.
-        rotary_dim: number of leading channels that are rotated; the others are unchanged. ``head_dim`` when None.
+        rotary_dim: number of leading channels that are rotated; other channels are unchanged. ``head_dim`` when None.
         layout: which channels form a pair: ``"half"`` pairs channel i of the first half with channel i of the second
             (GPT-NeoX, Llama), ``"interleaved"`` pairs neighbours (the paper, GPT-J). Weights trained with one layout do
             not work with the other.
@@ -56,7 +56,7 @@ class Rotary(ArgumentHints, nn.Module):
     Raises:
         ValueError: sizes do not fit; on use, a shape is wrong or a position is below -1.
         TypeError: the scaling, x or the positions have the wrong type.
-        UnsupportedError: the scaling does not support these sizes.
+        UnsupportedError: the scaling does not support the sizes.
 
     Cost: O(len * head_dim) for each head. Angles are computed once for all heads, and if positions are a range, once
     for all layers.
@@ -133,7 +133,7 @@ class Rotary(ArgumentHints, nn.Module):
         Args:
             positions: a range, or int64 ``[len]`` or ``[batch, len]``; -1 (no token) is treated as 0.
             dtype: float32 or float64, for the computation of the angles.
-            device: device of the tables; that of the positions when None.
+            device: device of the tables; the device of the positions when None.
 
         Returns:
             ``(cos, sin)``, each ``[len, rotary_dim // 2]``, or ``[batch, len, rotary_dim // 2]``.
@@ -203,7 +203,7 @@ def _factors(positions: range | Tensor, turning: _Turning) -> tuple[Tensor, Tens
 
 
 def paired(cos: Tensor, sin: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """Expand rotary factors from pairs to channels: the factors of the channels, and those of their partners."""
+    """Expand rotary factors from pairs to channels: return factors of channels and factors of their partners."""
     if layout == "half":
         return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
     return torch.stack([cos, cos], -1).flatten(-2), torch.stack([-sin, sin], -1).flatten(-2)

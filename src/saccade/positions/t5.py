@@ -17,8 +17,8 @@ from saccade.support.validation import check_bool, check_int
 class T5(Bias):
     r"""The T5 bias: a trainable number for each head and *bucket* of distances, with wider buckets farther away.
 
-    Of the n buckets on a side, the first :math:`n/2` contain one distance each. The others grow by a constant factor up
-    to ``max_distance``, and the last one contains all larger distances:
+    Of the n buckets on a side, the first :math:`n/2` contain one distance each. The other buckets grow by a constant
+    factor up to ``max_distance``, and the last bucket contains all larger distances:
 
     .. math:: \mathrm{bucket}(d) = \begin{cases} d & d < n/2 \\
               \min\left(n - 1,\; \frac{n}{2} + \left\lfloor \frac{n}{2}\,

@@ -23,7 +23,7 @@ class DotProducts(Scorer):
 
     It saves no computation, but selects the best keys, so it serves as a baseline for other scorers.
 
-    Cost: that of all scores, in float64.
+    Cost: computes all scores in float64.
 
     Example:
         >>> x = torch.tensor([[1.0], [3.0]])[None, None]

@@ -36,7 +36,7 @@ class Additive(Score):
     Raises:
         ValueError: a size is below 1, or the width of query or key is wrong.
 
-    Cost: time O(q_len · kv_len · hidden_dim) for the hyperbolic tangents, many times that of a dot product.
+    Cost: time O(q_len · kv_len · hidden_dim) for the hyperbolic tangents, many times the cost of a dot product.
 
     Example:
         >>> import torch

@@ -101,7 +101,7 @@ class Coverage(PerRow):
         shares: shares of the row's attention, between 0 and 1.
 
     Raises:
-        TypeError, ValueError: ``shares`` is not a tuple of one or more such numbers.
+        TypeError, ValueError: ``shares`` is not a tuple of one or more numbers between 0 and 1.
         UnsupportedError: the rows of the matrix are not distributions.
 
     Cost: sorts every row, which takes about as long as two matrix products on CPU; O(q_len · len(shares)) memory.

@@ -71,7 +71,7 @@ class Lags(NamedTuple):
     """Result of `LagProfile`: the attention that goes to each distance (lag).
 
     Attributes:
-        lags: position of the query minus that of the key, int64 ``[lags]``, ascending: 0 is the query's own token, 1
+        lags: query position minus key position, int64 ``[lags]``, ascending: 0 is the query's own token, 1
             the previous token.
         sums: sum of the weights of all queries at each lag, ``[batch, heads, lags]``.
     """

@@ -20,7 +20,7 @@ class ScoresRows(Protocol):
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:
-        """Tensors that receive the gradients of the scores; ``type(self)(*leaves)`` builds a new scorer."""
+        """Tensors that receive the gradients of the scores; ``type(self)(*leaves)`` rebuilds the scorer."""
         ...
 
     def scores(self, rows: range, stop: int) -> Tensor:

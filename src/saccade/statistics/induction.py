@@ -34,7 +34,7 @@ class InductionMass(PerRow):
     Cost: one operation for each pair of equal tokens, or one comparison per weight if that is less; O(n log n) if few
     tokens repeat. O(q_len) memory besides the weights of a block.
 
-    Example: the second "the" and the second "cat" attend to what followed the first ones.
+    Example: the second "the" and the second "cat" attend to the tokens after the first "the" and "cat".
 
         >>> from saccade import AttentionMatrix, masks
         >>> x = torch.zeros(1, 1, 5, 4)

@@ -64,7 +64,7 @@ def singular_values(matrix: MatrixLike, k: int = 1, *, tolerance: float = 1e-4, 
 
     .. math:: \sigma_1 \ge 1 \text{ where rows sum to 1}, \qquad \sigma_1 \le \sqrt{\text{largest column sum}}
 
-    A sink has a single singular value of :math:`\sqrt n`, uniform attention has a single one of 1, and a head that
+    A sink has one singular value of :math:`\sqrt n`, uniform attention has one singular value of 1, and a head that
     attends to the previous token has n singular values of 1. Eigenvalues do not distinguish these patterns: the
     eigenvalues of a causal matrix are the diagonal.
 

@@ -27,7 +27,7 @@ class Packed(NamedTuple):
 
     @property
     def cu_seqlens(self) -> Tensor:
-        """Boundaries of packed sequences, int32 ``[sequences + 1]``: 0 and all ends, as in FlashAttention."""
+        """Boundaries of packed sequences, int32 ``[sequences + 1]``: 0 and the end positions, as in FlashAttention."""
         ends = torch.tensor((0, *self.lengths)).cumsum(0)
         return ends.to(self.tokens.device, torch.int32)
 

@@ -65,7 +65,7 @@ def parse(text: str) -> Mask:
 
     ====================================  =========================================================
     ``causal``, ``full``                  ``Causal()``, ``Full()``
-    ``window(4, 0)``, ``window(4)``       ``Window(4, 0)``; ``Window(4, 4)``: one number is for each side
+    ``window(4, 0)``, ``window(4)``       ``Window(4, 0)``; ``Window(4, 4)``: a single number is for each side
     ``sliding(5)``                        ``Window(4, 0)``: the window of transformers counts the query too
     ``documents(128, 200)``               ``Documents([128, 200])``: lengths
     ``padding(5, 7)``                     ``Padding([5, 7])``: tokens of each batch item

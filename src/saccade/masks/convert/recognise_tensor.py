@@ -138,7 +138,7 @@ def _ranges_of(allowed: Tensor) -> Ints | None:
             return None
         chunks.append((changes[0] + item * rows + first, changes[1]))
     row, column = (np.concatenate(x) for x in zip(*chunks, strict=True))
-    # Every row begins and ends with a hidden key: its changes are start, end, start, end, …
+    # Every row begins and ends with a masked key, so its changes are start, end, start, end, …
     row, starts, ends = row[::2], column[::2], column[1::2]
     number = np.arange(len(row)) - np.searchsorted(row, row)
     table = np.zeros((2, items * rows, int(number.max(initial=0)) + 1), dtype=np.int64)

@@ -31,7 +31,7 @@ def encode(thing: object) -> tuple[list[int], list[Tensor]] | None:
     """Serialise a mask or a function as a list of ints and its tensors; return None if it cannot be serialised.
 
     Supported are functions without closure variables, and frozen dataclasses whose fields are numbers, strings,
-    tensors, tuples, None or such dataclasses. A mask that calls functions is not supported, because they may return
+    tensors, tuples, None or frozen dataclasses. A mask that calls functions is not supported, because they may return
     different results in another call.
 
     Example:

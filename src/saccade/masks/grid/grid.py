@@ -80,7 +80,7 @@ class Grid(Mask):
     """Base class of masks on a grid: position p is the cell in row ``p // width`` and column ``p % width``.
 
     A subclass defines the rectangles of keys that a cell sees, in `_sight`. All other methods use `_sight`. Queries
-    and keys are on the same grid; positions outside it attend to nothing and are hidden.
+    and keys are on the same grid; positions outside it attend to nothing and are never visible.
     """
 
     height: int

@@ -25,8 +25,8 @@ class Dense(Mask):
     """A mask given by a bool tensor; True = may attend.
 
     Row r of a tensor with L rows and S columns is at position S - L + r (bottom-right), and column c is at position c.
-    Positions outside attend to nothing and are hidden, and attention over them raises an error. A batch or head axis of
-    size 1 applies to all items or heads, a single row to every query (``[batch, 1, 1, kv]``), and a single row and
+    Positions outside attend to nothing and are never visible; attention over them raises an error. A batch or head axis
+    of size 1 applies to all items or heads, a single row to every query (``[batch, 1, 1, kv]``), and a single row and
     column to all pairs. Two dimensions are always ``[q, kv]``, as in torch: pass a mask of keys for each item,
     ``[batch, kv]``, as ``tensor[:, None, None, :]``.
 

@@ -49,8 +49,8 @@ class Documents(Mask):
     . . 1 1
 
     Args:
-        lengths: lengths of the documents, in order, for all batch items; or one such list per batch item. Positions
-            after the documents of a shorter item belong to no document: they attend to nothing and are hidden.
+        lengths: lengths of the documents, in order, for all batch items; or a list of lengths per batch item. Positions
+            after the documents of a shorter item belong to no document: they attend to nothing and are never visible.
             Attention over positions after the longest item raises an error.
         rule: the mask within each document; full when None.
 
@@ -105,7 +105,7 @@ class Documents(Mask):
         item = b if len(self.lengths) > 1 else 0
         document, start = self._places.on(q.device).unbind(0)
         last = document.shape[1] - 1
-        # Entry 0 of the table is for all positions before the first document, the last one for those after.
+        # The first entry of the table is for positions before all documents, the last entry for positions after them.
         row, column = ((x + 1).clamp(0, last) for x in (q, kv))
         number = document[item, row]
         together = (number == document[item, column]) & (number >= 0)

@@ -46,7 +46,7 @@ class Random(Mask):
         seed: seed of the random numbers.
 
     Raises:
-        ValueError: an argument does not meet these conditions.
+        ValueError: an argument does not meet the conditions above.
 
     Reference: Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D. There, blocks are sampled anew for every
     length (in a widespread implementation, only in training).
