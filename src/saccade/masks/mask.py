@@ -87,7 +87,7 @@ class Mask(_NoArithmetic, ABC):
     """
 
     made_of: Any = ()
-    """Tuple of the masks that this mask is composed of; its shape, tensors and other properties follow from theirs."""
+    """Tuple of the masks that this mask combines. They determine its shape, tensors and other properties."""
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -15,9 +15,9 @@ from saccade.support.torch_modes import is_mapped, is_tracing
 from saccade.support.validation import check_holds_values, check_int, is_integer
 
 POSITION_BITS = 62
-"""Positions, and lengths added to them, stay below two to this power, so that their sums fit int64."""
+"""Positions, and lengths added to them, stay below two to this power, so that sums fit int64."""
 SIZE_BITS = 40
-"""Sizes that are multiplied by a number of blocks or rows stay below two to this power, for the same reason."""
+"""Sizes that are multiplied by a number of blocks or rows stay below two to this power, so that products fit int64."""
 
 
 def check_field(mask: object, name: str, least: int, *, bits: int = POSITION_BITS) -> None:

@@ -217,5 +217,5 @@ class YaRN(Scaling):
         return plain / float(self.factor) * interpolated + plain * (1 - interpolated)
 
     def _pair_that_turns(self, turns: float, base: float, rotary_dim: int) -> float:
-        """Return the fractional index of the pair that rotates ``turns`` times in the trained length (YaRN)."""
+        """Return the fractional index of the channel pair that rotates ``turns`` times in the trained length."""
         return rotary_dim * math.log(self.trained_len / (turns * 2 * math.pi)) / (2 * math.log(base))

@@ -20,8 +20,8 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 TileFunction = Callable[..., Tensor]
 """``(query [..., rows, width], key [..., columns, width], *parameters) -> [..., rows, columns]``, differentiable.
 
-Autograd computes its gradients, unless it has a method ``gradients(grad_scores, query, key, *parameters)`` that returns
-one for each argument. This saves a pass over the pairs. A method ``held_bytes(itemsize)`` returns the peak memory
+Autograd differentiates the function unless it has a method ``gradients(grad_scores, query, key, *parameters)`` that
+returns a gradient for each argument. This saves a pass over the pairs. A method ``held_bytes(itemsize)`` returns the peak memory
 besides the result, for `AttentionMatrix.explain`. Without it, the peak is measured on a few pairs.
 """
 

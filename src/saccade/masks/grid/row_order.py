@@ -60,15 +60,15 @@ class _Tables(NamedTuple):
     rows: Ints
     places: Ints
     top: Ints
-    """Row of the grid, for minima; a number beyond the grid if there is no cell."""
+    """Grid row of each cell, for minima; a number beyond the grid for rows without a cell."""
     bottom: Ints
-    """Row of the grid, for maxima; -1 if there is no cell."""
+    """Grid row of each cell, for maxima; -1 for rows without a cell."""
     left: Ints
     right: Ints
     edges: Ints
     """Indices in the row order where squares begin."""
     shapes: tuple[bytes, ...]
-    """Displacements of the cells of each square from its first cell, as bytes, which cache their hash."""
+    """Displacements of the cells of each square from its first cell, as bytes, because bytes cache their hash."""
 
 
 @lru_cache(maxsize=64)
