@@ -21,8 +21,8 @@ TileFunction = Callable[..., Tensor]
 """``(query [..., rows, width], key [..., columns, width], *parameters) -> [..., rows, columns]``, differentiable.
 
 Autograd differentiates the function unless it has a method ``gradients(grad_scores, query, key, *parameters)`` that
-returns a gradient for each argument. This saves a pass over the pairs. A method ``held_bytes(itemsize)`` returns the peak
-memory besides the result, for `AttentionMatrix.explain`. Without it, the peak is measured on a few pairs.
+returns a gradient for each argument. This saves a pass over the pairs. A method ``held_bytes(itemsize)`` returns the
+peak memory besides the result, for `AttentionMatrix.explain`. Without it, the peak is measured on a few pairs.
 """
 
 
