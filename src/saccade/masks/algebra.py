@@ -21,7 +21,7 @@ from saccade.support.validation import check_type
 
 
 class _Formula(Mask):
-    """Base class of masks that combine other masks with ``&``, ``|`` and ``~``."""
+    """Base class of combined masks, which are formulas of other masks with ``&``, ``|`` and ``~``."""
 
     @property
     def is_relative(self) -> bool:
@@ -37,10 +37,10 @@ class _Formula(Mask):
 
 @dataclasses.dataclass(frozen=True)
 class _Joined(_Formula):
-    """Base class of masks joined by ``&`` or ``|``; nested joins with the same operator are flattened."""
+    """Base class of the masks ``a & b`` and ``a | b``. Nested combinations with the same operator are flattened."""
 
     parts: tuple[Mask, ...]
-    _shape: ClassVar[tuple[int, int]]  # shape of the parts, stored because each call reads it several times
+    _shape: ClassVar[tuple[int, int]]  # shape of the joined masks, stored because each call reads it several times
     _needs_all: ClassVar[bool]  # True for And, which allows a pair if all parts do; False for Or
 
     def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ class _Joined(_Formula):
         object.__setattr__(self, "parts", tuple(flat))
         shapes = [part.shape for part in flat if part.shape != (1, 1)]
         for axis, name in enumerate(("batch items", "heads")) if len(shapes) > 1 else ():
-            # Compare one by one, because a set would specialise symbolic sizes during tracing.
+            # Compare values pairwise, because a set would specialise symbolic sizes during tracing.
             sizes = [shape[axis] for shape in shapes if shape[axis] != 1]
             if any(size != sizes[0] for size in sizes):
                 rule = f"tell apart the same number of {name} (or none)"
@@ -112,7 +112,7 @@ class _Joined(_Formula):
 
 
 class And(_Joined):
-    """The intersection of masks, ``a & b``: pairs that every part allows."""
+    """The intersection of masks, ``a & b``: the pairs that all joined masks allow."""
 
     _needs_all = True
 
@@ -120,7 +120,7 @@ class And(_Joined):
         lists = [part.terms() for part in self.parts]
         if all(step == 1 for step, _ in itertools.chain(*lists)):
             return [(1, self)]
-        # (a | b) & c = (a & c) | (b & c); the terms of a part are disjoint, so their intersections with c are too.
+        # (a | b) & c = (a & c) | (b & c); the terms of (a | b) are disjoint, so their intersections with c are too.
         return [
             (math.lcm(*(step for step, _ in chosen)), And(tuple(term for _, term in chosen)))
             for chosen in itertools.product(*lists)
@@ -128,7 +128,7 @@ class And(_Joined):
 
 
 class Or(_Joined):
-    """The union of masks, ``a | b``: pairs that at least one part allows."""
+    """The union of masks, ``a | b``: the pairs that at least one of the joined masks allows."""
 
     _needs_all = False
 
@@ -150,7 +150,7 @@ class Or(_Joined):
 
 @dataclasses.dataclass(frozen=True)
 class Not(_Formula):
-    """The complement of a mask, ``~a``: pairs that it does not allow."""
+    """The complement of a mask, ``~a``: the pairs that the original mask does not allow."""
 
     part: Mask
 
@@ -187,7 +187,7 @@ class Not(_Formula):
 
 @dataclasses.dataclass(frozen=True)
 class After(Mask):
-    """A mask shifted by ``length`` positions, which attend to nothing and are hidden: ``mask.after(length)``."""
+    """A mask shifted by ``length`` positions, which are fully masked: ``mask.after(length)``."""
 
     rule: Mask
     length: int

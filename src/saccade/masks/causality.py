@@ -12,13 +12,13 @@ from saccade.plan.key_ranges import KeyDomain, Spans
 from saccade.positions.token_positions import Positions
 
 _SPAN = 1 << 40  # later keys
-_ROWS, _NEAR, _FAR = 64, 64, 32  # sizes of a sample: rows, next keys, distant keys
+_ROWS, _NEAR, _FAR = 64, 64, 32  # numbers of sampled rows, adjacent later keys, and distant later keys
 
 
 def sees_later(mask: Mask | None, positions: range | Tensor) -> bool:
     """Return whether a mask lets a query attend to a key after the last of ``positions``.
 
-    The bounds of the mask give the result; if they are not exact, a sample of rows and keys is tested.
+    If the bounds of the mask are exact, they give the result. Otherwise, a sample of queries and keys is tested.
 
     Args:
         mask: the mask; None for full attention.
@@ -46,12 +46,12 @@ def sees_later(mask: Mask | None, positions: range | Tensor) -> bool:
 
 
 def _has_keys(spans: Spans) -> bool:
-    """Return whether any of the key ranges is not empty."""
+    """Return whether a mask allows any later key, in the causality check: a key range is not empty."""
     return bool((spans.starts < spans.ends).any())
 
 
 def _allows_in_sample(mask: Mask, item: int, positions: Tensor) -> bool:
-    """Return whether the mask lets a sample of its rows see later keys."""
+    """Return whether a sample of queries may attend to later keys, for the causality check of a mask."""
     rows = positions[torch.linspace(0, len(positions) - 1, min(_ROWS, len(positions)), device="cpu").round().long()]
     near, far = (torch.arange(1, end + 1, device="cpu") for end in (_NEAR, _FAR))
     away = torch.cat([near, _NEAR * 2**far // 2])

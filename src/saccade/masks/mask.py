@@ -33,19 +33,19 @@ class Domain(NamedTuple):
     keys: range | None = None
 
     def both(self, other: Domain) -> Domain:
-        """Return the intersection of two domains."""
+        """Return the positions that are in both domains of two masks."""
         return Domain(_intersection(self.rows, other.rows), _intersection(self.keys, other.keys))
 
     def either(self, other: Domain) -> Domain:
-        """Return the smallest domain that contains both domains, including any gap between them."""
+        """Return the smallest domain that contains the domains of two masks, including any gap between them."""
         return Domain(_hull(self.rows, other.rows), _hull(self.keys, other.keys))
 
     def after(self, length: int) -> Domain:
-        """Return the domain shifted by ``length`` positions; the positions before it attend to nothing."""
+        """Return the domain of a mask after a shift by ``length`` positions, which attend to nothing."""
         return Domain(*(None if x is None else range(x.stop + length) for x in self))
 
     def times(self, size: int) -> Domain:
-        """Convert a domain of blocks of ``size`` positions to a domain of positions."""
+        """Convert a domain of block indices to a domain of positions, with ``size`` positions in a block."""
         return Domain(*(None if x is None else range(x.start * size, x.stop * size) for x in self))
 
 
@@ -53,7 +53,7 @@ EVERYWHERE = Domain()
 
 
 class _NoArithmetic:
-    """Mixin that raises errors for arithmetic, ``and``, ``or``, ``not`` and ``len`` on masks and names the operator."""
+    """Mixin of masks. It raises errors for arithmetic, ``and``, ``or``, ``not`` and ``len``, and names the operator."""
 
     def _refuse(self, other: object) -> NoReturn:
         hint = "masks join by & (both), | (either) and ~ (not); what is added to scores goes to bias="
@@ -80,17 +80,18 @@ class Mask(_NoArithmetic, ABC):
 
     Masks are small immutable values that combine with ``&``, ``|`` and ``~``. A module has a pattern, each call may
     pass a mask for its batch, and the two are joined with ``&``. A subclass must define `allows`. The other methods
-    describe the structure of the mask, so that fewer pairs need to be computed. A mask without them is still exact.
+    describe the structure of the mask, so that fewer pairs need to be computed. A mask without such a description is
+    still exact.
 
     Any mask can be used as a ``mask_mod`` for FlexAttention: it can be called with ``(b, h, q, kv)``.
     """
 
     made_of: Any = ()
-    """Tuple of the masks that this mask is composed of; its shape, tensors and other properties follow from theirs."""
+    """Tuple of the masks that this mask combines. They determine its shape, tensors and other properties."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of (batch items, heads) with different masks; 1 if the mask is the same for all."""
+        """Numbers of batch items and of heads with different masks; 1 if all share a mask."""
         if not self.made_of:
             return 1, 1
         return max([part.shape[0] for part in self.made_of]), max([part.shape[1] for part in self.made_of])
@@ -106,7 +107,7 @@ class Mask(_NoArithmetic, ABC):
 
     @property
     def asks_functions(self) -> bool:
-        """True if the mask calls a user's function, whose results may change when its data change."""
+        """True if the mask calls a user's function, whose results may change between calls."""
         return bool(self.made_of) and any(part.asks_functions for part in self.made_of)
 
     @property
@@ -135,7 +136,7 @@ class Mask(_NoArithmetic, ABC):
 
     @property
     def domain(self) -> Domain:
-        """Positions that the mask covers: all, unless it was built for a fixed number of positions."""
+        """Positions that the mask covers: all positions, unless the mask was built for a fixed number."""
         return EVERYWHERE
 
     @abstractmethod
@@ -151,26 +152,32 @@ class Mask(_NoArithmetic, ABC):
         """
 
     def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
-        """Return, per group of rows, the keys visible to any row and those visible to all; by default (all, none)."""
+        """Return two bounds per group of rows: keys visible to any row, and keys visible to all rows.
+
+        The default implementation returns all keys and no keys.
+        """
         return Bounds.unknown(keys)
 
     def partial(self, box: Box) -> bool | Hashable:
-        """Return True or False if the mask is constant on a box, else a hash key; boxes with equal keys are equal."""
+        """Return True or False if the mask is constant on a box. Otherwise, return a hash key.
+
+        The mask allows the same pairs in all boxes with equal hash keys.
+        """
         return (self if self.is_value else id(self), box)
 
     def cuts(self, batch: int, rows: range) -> Ints:
-        """Return the positions where a tile of ``rows`` should be split, for one batch item or for `ALL`."""
+        """Return the positions where the mask suggests splitting a tile of ``rows``, for a batch item or for `ALL`."""
         return np.concatenate([np.zeros(0, dtype=np.int64), *(part.cuts(batch, rows) for part in self.made_of)])
 
     def terms(self) -> Sequence[tuple[int, Mask]]:
-        """Return disjoint masks whose union is this mask, each with the stride of its rows and keys.
+        """Return disjoint masks whose union is this mask. Each has a stride for its rows and keys.
 
         A term with stride s allows only pairs at multiples of s, so it can run on every s-th row and key.
         """
         return [(1, self)]
 
     def atoms(self) -> tuple[Mask, ...]:
-        """Return the masks that ``&``, ``|`` and ``~`` combine here, or the mask itself if it is not a combination."""
+        """Return the masks that are combined by ``&``, ``|`` and ``~``; only the mask itself if it is not combined."""
         return (self,)
 
     def with_atoms(self, function: Callable[[Mask], Mask]) -> Mask:
@@ -195,7 +202,7 @@ class Mask(_NoArithmetic, ABC):
 
         Args:
             q_len, kv_len: lengths; ``kv_len`` is ``q_len`` when None.
-            batch, heads: sizes; those of the mask's `shape` when None.
+            batch, heads: sizes; taken from the mask's `shape` when None.
             q_positions, kv_positions: a range, or int64 ``[len]`` or ``[batch, len]``, also as lists; -1 marks padding.
                 By default key j is at position j and query i at ``kv_len - q_len + i``.
 
@@ -280,8 +287,8 @@ class Mask(_NoArithmetic, ABC):
         """Return the mask shifted by ``length`` positions, to make room for class tokens, for example.
 
         Position p is treated as p - length. The first ``length`` positions are outside the mask: they attend to nothing
-        and are hidden. To include them, join another mask: ``Neighborhood(8, 8, 1).after(1) | Global([0])`` is a grid
-        after a class token.
+        and are never visible. To make them visible, join another mask:
+        ``Neighborhood(8, 8, 1).after(1) | Global([0])`` is a grid after a class token.
 
         >>> from saccade.masks import Causal, Global
         >>> print((Causal().after(1) | Global([0])).picture(4))

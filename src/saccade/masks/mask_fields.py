@@ -15,23 +15,23 @@ from saccade.support.torch_modes import is_mapped, is_tracing
 from saccade.support.validation import check_holds_values, check_int, is_integer
 
 POSITION_BITS = 62
-"""Positions, and lengths added to them, stay below two to this power, so that their sums fit int64."""
+"""Positions, and lengths added to them, stay below two to this power, so that sums fit int64."""
 SIZE_BITS = 40
-"""Sizes that are multiplied by a number of blocks or rows stay below two to this power, for the same reason."""
+"""Sizes that are multiplied by a number of blocks or rows stay below two to this power, so that products fit int64."""
 
 
 def check_field(mask: object, name: str, least: int, *, bits: int = POSITION_BITS) -> None:
-    """Convert a field of a frozen mask to an int of at least ``least`` and below ``2 ** bits``.
+    """Validate an integer field of a mask, at least ``least`` and below ``2 ** bits``, and store it as an int.
 
     Raises:
-        ValueError: the field is not such an int.
+        ValueError: the field is not an int within the limits.
     """
     value = check_int(name, getattr(mask, name), least, below=1 << bits)
     object.__setattr__(mask, name, value)
 
 
 def items_of(name: str, given: object, rule: str, *, is_ordered: bool = True, hint: str | None = None) -> list[Any]:
-    """Convert a mask's field (list, tensor, array or other iterable) to a list; the items are not checked.
+    """Convert a field of a mask (list, tensor, array or other iterable) to a list, without checking the items.
 
     Args:
         name, rule, hint: texts for the error message.
@@ -56,10 +56,10 @@ def items_of(name: str, given: object, rule: str, *, is_ordered: bool = True, hi
 
 
 def ints_of(name: str, given: object, *, is_ordered: bool = True, hint: str | None = None) -> tuple[int, ...]:
-    """Convert a mask's field, any iterable, to a tuple of ints of at least 0 and below 2**62; see `items_of`.
+    """Convert a field of a mask, any iterable, to a tuple of ints from 0 to 2**62 - 1; see `items_of`.
 
     Raises:
-        TypeError, ValueError: the field is not an iterable of such ints.
+        TypeError, ValueError: the field is not an iterable of ints in this range.
     """
     rule = "be ints of at least 0"
     items = items_of(name, given, rule, is_ordered=is_ordered, hint=hint)
@@ -86,14 +86,14 @@ def check_readable(name: str, tensor: Tensor) -> None:
 
 
 def size_of(name: str, size: object) -> int:
-    """Validate a length or a number of items or heads; symbolic sizes are accepted during tracing."""
+    """Validate a size of a mask: a length or a number of items or heads. Tracing may use symbolic sizes."""
     if isinstance(size, torch.SymInt):
         return size  # type: ignore[return-value]
     return check_int(name, size, 0, below=1 << SIZE_BITS)
 
 
 def written_out(given: GivenPositions, name: str, first: int, length: int, batch: int) -> Tensor:
-    """Convert positions to int64 ``[batch | 1, length]``; None means from ``first`` on; values below 0 are padding."""
+    """Convert positions for a mask to int64 ``[batch | 1, length]``. None counts from ``first``; -1 marks padding."""
     if given is None:
         return torch.arange(first, first + length, device="cpu")[None]
     if isinstance(given, Tensor):

@@ -23,7 +23,7 @@ _kept_row_plan = lru_cache(maxsize=64)(RowPlan)
 def plan_of(
     mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool = False
 ) -> Plan:
-    """Return the plan of a mask, cached if equal masks always allow the same pairs (``is_value``)."""
+    """Return the plan of a mask. It is cached if equal masks always allow the same pairs (``is_value``)."""
     if is_tracing():  # run NumPy's index arithmetic instead of tracing it
         outside: Callable[..., Plan] = torch.compiler.disable(_complete)
         return outside(mask, shape, q_first, kv_first, whole_rows)
@@ -37,7 +37,7 @@ def plan_of(
 
 
 def _complete(*args: Any) -> Plan:
-    """Build a plan for the cache and compute all its lazy attributes."""
+    """Build the plan of a mask for the cache, and compute all lazy attributes of the plan."""
     plan = plan_of(*args)
     plan.is_full, plan.pairs, plan.tiles  # noqa: B018
     return plan

@@ -1,7 +1,7 @@
 """Receptive fields: the pairs of tokens that several layers with the same mask connect, again as a mask.
 
 A layer with a residual connection lets a token see the keys that its mask M allows, and itself (I). So L layers connect
-the pairs of the boolean matrix power (I or M) ** L. These forms are exact at every length:
+the pairs of the boolean matrix power (I or M) ** L. The following forms are exact at every length:
 
     any mask                                    L = 1: the mask, and every token sees itself
     transitive: a to b and b to c give a to c   itself: Causal, Full, Documents, Strided, Prefix, Padding, prefix_lm,
@@ -9,7 +9,7 @@ the pairs of the boolean matrix power (I or M) ** L. These forms are exact at ev
     windows, joined by & and |                  L times as wide; also joined with Documents by &
     Documents(lengths, mask)                    Documents(lengths, mask ** L): nothing crosses a boundary
     mask.after(n)                               (mask ** L).after(n)
-    anything | Global([0, ...])                 L >= 2: Full, since all tokens see token 0, and it sees all
+    anything | Global([0, ...])                 L >= 2: Full, since token 0 sees all tokens and is seen by all
     Causal & (window | first tokens)            Causal & (window L times as wide | first tokens); also streaming
     Causal & (Window(s - 1, 0) | Strided(s))    L >= 2: Causal, by a multiple of s and a smaller step
 
@@ -50,7 +50,7 @@ def through_layers(mask: Mask, layers: int) -> Mask:
         UnsupportedError: the mask has none of the forms above.
     """
     layers = check_int("layers", layers)
-    if isinstance(mask, Or):  # I is joined again below
+    if isinstance(mask, Or):  # the identity I is joined again below
         rest = tuple(part for part in mask.parts if part != _ITSELF) or (_ITSELF,)
         mask = rest[0] if len(rest) == 1 else Or(rest)
     if layers == 1 or _is_transitive(mask):
@@ -76,7 +76,7 @@ def _with_itself(mask: Mask) -> Mask:
 
 
 def _is_reflexive(mask: Mask) -> bool:
-    """Return whether the mask is known to let each position of its domain see itself."""
+    """Return whether the mask is known to be reflexive: each position of its domain sees itself."""
     match mask:
         case Causal() | Full() | Window() | Strided() | Segments():
             return True
@@ -90,7 +90,7 @@ def _is_reflexive(mask: Mask) -> bool:
 
 
 def _is_transitive(mask: Mask) -> bool:
-    """Return whether the mask is known to be transitive: a position sees every key that one of its keys sees."""
+    """Return whether the mask is known to be transitive: if a sees b and b sees c, then a sees c."""
     extent = window_sides(mask)
     if mask.hides_keys_only or isinstance(mask, Strided):  # all queries, or all of one residue class, see the same keys
         return True
@@ -101,14 +101,14 @@ def _is_transitive(mask: Mask) -> bool:
             return mask.rule is None or _is_transitive(mask.rule)
         case And():
             return all(map(_is_transitive, mask.parts))
-        case Or():  # causal, and a prefix that all see: it contains every position before one of its tokens
+        case Or():  # causal, and a prefix visible to all, which contains every position before each of its tokens
             rest = tuple(part for part in mask.parts if not (_is_beginning(part) and part.hides_keys_only))
             return rest != () and window_sides(Or(rest)) == (math.inf, 0)
-    return isinstance(mask, Global) and not mask.seen  # a token that sees one key sees all
+    return isinstance(mask, Global) and not mask.seen  # a token that sees any key sees all keys
 
 
 def _is_contiguous(mask: Mask) -> bool:
-    """Return whether the mask joins windows and documents by ``&``, so that paths may use all positions in between."""
+    """Return whether the mask joins windows and documents by ``&``, so that paths may stop at any position between."""
     match mask:
         case Documents():
             return mask.rule is None or _is_contiguous(mask.rule)
@@ -118,27 +118,27 @@ def _is_contiguous(mask: Mask) -> bool:
 
 
 def _sees_beginning(mask: Mask) -> bool:
-    """Return whether the mask joins causal windows and the first tokens, which see only earlier tokens themselves."""
+    """Return whether the mask consists of causal windows and first tokens that see only earlier tokens."""
     parts = _behind_causal(mask)
     return bool(parts) and all(_is_beginning(part) or window_sides(part) is not None for part in parts)
 
 
 def _steps_anywhere(mask: Mask) -> bool:
-    """Return whether a causal window fills the gaps between strides, so that two layers reach any earlier key."""
+    """Return whether a causal window fills the gaps between strides, so that two layers connect to any earlier key."""
     parts = _behind_causal(mask)
     width = max((extent[0] for extent in map(window_sides, parts) if extent is not None), default=-1)
     return any(isinstance(part, Strided) and part.step <= width + 1 for part in parts)
 
 
 def _goes_through_first(mask: Mask) -> bool:
-    """Return whether token 0 sees all tokens and all see it, so that two layers reach any key."""
+    """Return whether token 0 sees all tokens and all tokens see token 0, so that two layers connect all pairs."""
     if isinstance(mask, Or):
         return any(map(_goes_through_first, mask.parts))
     return isinstance(mask, Global) and mask.sees and mask.seen and 0 in mask.positions
 
 
 def _behind_causal(mask: Mask) -> tuple[Mask, ...]:
-    """Return the parts of a union that is joined with `Causal` by ``&``; an empty tuple for other masks."""
+    """Return the parts of the union in ``Causal() & (a | b)``; an empty tuple for masks without this form."""
     if not isinstance(mask, And):
         return ()
     limits = tuple(part for part in mask.parts if window_sides(part) is not None)

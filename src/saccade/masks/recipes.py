@@ -33,7 +33,8 @@ def sliding_window(window: int) -> Mask:
     . . 1 1
 
     Args:
-        window: number of visible keys, including the query's own, at least 1. (``Window`` does not count that one.)
+        window: number of visible keys, including the query's own, at least 1. ``Window`` does not count
+            the query's own key.
 
     Reference: Jiang et al. 2023, arXiv:2310.06825, section 2, whose window counts the same way.
     """
@@ -43,7 +44,7 @@ def sliding_window(window: int) -> Mask:
 
 @argument_hints()
 def longformer(each_side: int, positions: Iterable[int] = (0,)) -> Mask:
-    """Return the Longformer mask: a window on both sides, and global tokens that see all keys and all queries see.
+    """Return the Longformer mask: a window on both sides, and global tokens that see and are seen by all tokens.
 
     >>> print(longformer(1, [0]).picture(5))
     1 1 1 1 1
@@ -80,7 +81,7 @@ def bigbird(
     1 . 1 . . . 1 1
 
     The mask is the same in training and evaluation, and for every number of keys: the global blocks are the first
-    ones (some implementations use the first and the last), and the random ones come from `Random`.
+    blocks (some implementations use the first and the last), and the random blocks come from `Random`.
 
     Args:
         block_size: number of tokens in a block.
@@ -109,7 +110,7 @@ def bigbird(
 
 @argument_hints()
 def streaming(sink_tokens: int, window: int) -> Mask:
-    """Return the StreamingLLM mask: causal attention to the first tokens and to the most recent ones.
+    """Return the StreamingLLM mask: causal attention to the first tokens and to the most recent tokens.
 
     >>> print(streaming(1, 2).picture(5))
     1 . . . .
@@ -186,8 +187,8 @@ def image_rows(text_len: int, height: int, width: int) -> Mask:
     1 1 . . . 1 1 .
     1 1 . . . 1 1 1
 
-    The cells of the image are ordered row by row. Tokens after the image see only the text; without text they raise an
-    error. In the paper a cell also sees the previous row from the cell above it onwards:
+    The cells of the image are ordered row by row. Tokens after the image see only the text. Without text, they
+    raise an error. In the paper a cell also sees the previous row from the cell above it onwards:
     ``Causal() & (Prefix(n) | Window(width, 0).after(n))``.
 
     Args:
@@ -261,5 +262,5 @@ def _check_image(text_len: int, height: int, width: int) -> None:
 
 
 def _behind_text(text_len: int, mask: Mask) -> Mask:
-    """Return a causal mask of text, which all tokens see, followed by image cells that use ``mask``."""
+    """Return the causal mask of text followed by image cells: all tokens see the text, and cells use ``mask``."""
     return Causal() & (Prefix(text_len) | mask.after(text_len)) if text_len else Causal() & mask

@@ -17,8 +17,8 @@ class ALiBi(Bias):
     .. math:: b_h(i - j) = -m_h\, |i - j|, \qquad m_h = 2^{-8 h / H}, \quad h = 1, \dots, H
 
     If ``num_heads`` is not a power of two, the first heads use the slopes for the largest power of two below it, and
-    the others every second slope for twice that power, as in the authors' code. There are no parameters or buffers:
-    slopes are computed in float32 (float64 for a float64 query), regardless of the dtype of the module.
+    the other heads every second slope for twice that power, as in the authors' code. There are no parameters or
+    buffers: slopes are computed in float32 (float64 for a float64 query), regardless of the dtype of the module.
 
     The paper is about causal attention; the absolute value makes the bias symmetric if a query sees later keys.
 

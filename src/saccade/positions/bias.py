@@ -1,4 +1,4 @@
-"""Bias: base class of position biases, which add a term to the scores that depends on the positions."""
+"""Bias: base class of position biases, which are added to the scores and depend on the positions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from saccade.support.errors import unsupported
 
 
 class Bias(ArgumentHints, nn.Module):
-    """A position bias: a term added to the scores that depends on the distance, and possibly on the query.
+    """A position bias: a number, added to each score, that depends on the distance and possibly on the query.
 
     The *distance* is the query's position minus the key's. The bias is never stored as a matrix, since attention needs
     at most ``2 * len - 1`` numbers for each head. It is added after scores are scaled and capped.
@@ -19,7 +19,7 @@ class Bias(ArgumentHints, nn.Module):
     A subclass defines `table`, or `values` if the numbers depend on the query.
 
     Attributes:
-        reach: the distance beyond which the term is constant, on both sides; None if there is no such limit.
+        reach: the distance beyond which the bias is constant, on both sides; None if there is no such limit.
     """
 
     reach: int | None = None
@@ -74,7 +74,7 @@ class Bias(ArgumentHints, nn.Module):
         Args:
             q_len, kv_len: sizes; ``kv_len`` is ``q_len`` when None.
             query: ``[batch, heads, q_len, head_dim]``, for biases that depend on it.
-            scale: factor that multiplies the dot products, for the same biases.
+            scale: factor that multiplies the dot products, for biases that depend on the query.
             q_positions, kv_positions: int64 ``[q_len]`` and ``[kv_len]``; by default key j is at j and query i at
                 ``kv_len - q_len + i``.
         """
@@ -94,5 +94,5 @@ class Bias(ArgumentHints, nn.Module):
         return table[:, :, rows, between - first]
 
     def address(self, positions: Tensor) -> Tensor:
-        """Convert positions to the numbers whose differences are the distances: themselves, or addresses on a grid."""
+        """Return numbers whose differences are the distances of the bias: the positions, or addresses on a grid."""
         return as_positions(positions)

@@ -22,7 +22,7 @@ def path_lengths(edges: Tensor, reach: int) -> Tensor:
 
     Returns:
         int64 ``[batch, n, n]``: the number of edges on the path; 0 from a node to itself, ``reach + 1`` if there is no
-        path or only longer ones. These are ``reach + 2`` relations for a `RelationTable`.
+        path or only longer ones. These values are ``reach + 2`` relations for a `RelationTable`.
 
     Raises:
         TypeError, ValueError: the edges have a different shape or dtype, or the reach is below 1.

@@ -23,7 +23,7 @@ _BLOCK = 64  # for a single position, angles are computed for an aligned block o
 
 
 class Tables(NamedTuple):
-    """Cosines and sines of rotary angles, each ``[len, pairs]`` or ``[batch, len, pairs]``."""
+    """Cosines and sines of the angles of rotary embeddings, each ``[len, pairs]`` or ``[batch, len, pairs]``."""
 
     cos: Tensor
     sin: Tensor
@@ -47,7 +47,7 @@ class Rotary(ArgumentHints, nn.Module):
     Args:
         head_dim: width of queries and keys of one head.
         base: base of the frequencies.
-        rotary_dim: number of leading channels that are rotated; the others are unchanged. ``head_dim`` when None.
+        rotary_dim: number of leading channels that are rotated; other channels are unchanged. ``head_dim`` when None.
         layout: which channels form a pair: ``"half"`` pairs channel i of the first half with channel i of the second
             (GPT-NeoX, Llama), ``"interleaved"`` pairs neighbours (the paper, GPT-J). Weights trained with one layout do
             not work with the other.
@@ -56,7 +56,7 @@ class Rotary(ArgumentHints, nn.Module):
     Raises:
         ValueError: sizes do not fit; on use, a shape is wrong or a position is below -1.
         TypeError: the scaling, x or the positions have the wrong type.
-        UnsupportedError: the scaling does not support these sizes.
+        UnsupportedError: the scaling does not support the sizes.
 
     Cost: O(len * head_dim) for each head. Angles are computed once for all heads, and if positions are a range, once
     for all layers.
@@ -133,7 +133,7 @@ class Rotary(ArgumentHints, nn.Module):
         Args:
             positions: a range, or int64 ``[len]`` or ``[batch, len]``; -1 (no token) is treated as 0.
             dtype: float32 or float64, for the computation of the angles.
-            device: device of the tables; that of the positions when None.
+            device: device of the tables; the device of the positions when None.
 
         Returns:
             ``(cos, sin)``, each ``[len, rotary_dim // 2]``, or ``[batch, len, rotary_dim // 2]``.
@@ -153,7 +153,7 @@ class Rotary(ArgumentHints, nn.Module):
         )
 
     def _cos_and_sin(self, x: Tensor, positions: range | Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rotation factors of channels and of their partners, ``[batch | 1, 1, len, rotary_dim]``."""
+        """Return the rotary factors of channels and of their partners, each ``[batch | 1, 1, len, rotary_dim]``."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
             got = str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
             raise type_error("x", "be a tensor of floats", got)
@@ -167,7 +167,7 @@ class Rotary(ArgumentHints, nn.Module):
         return self._read(positions, x)
 
     def _read(self, positions: range | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rotation factors at validated positions, on the device and in the widened dtype of ``like``."""
+        """Return the rotary factors at validated positions, on the device and in the widened dtype of ``like``."""
         turning = (self.base, self.rotary_dim, self.layout, self.scaling, wide_dtype(like.dtype), like.device)
         if isinstance(positions, range) and is_plain(like):
             # Tensors created in inference mode must not be used with autograd.
@@ -192,7 +192,7 @@ class Rotary(ArgumentHints, nn.Module):
 
 
 def _factors(positions: range | Tensor, turning: _Turning) -> tuple[Tensor, Tensor]:
-    """Compute the rotation factors of each channel and of its partner; the two products are added afterwards."""
+    """Compute the rotary factors of each channel and of its partner. The rotation adds the two products."""
     base, rotary_dim, layout, scaling, dtype, device = turning
     make = plain_frequencies if scaling is None else scaling.frequencies
     place = torch.atleast_2d(as_positions(positions, device)).clamp(min=0)
@@ -203,7 +203,7 @@ def _factors(positions: range | Tensor, turning: _Turning) -> tuple[Tensor, Tens
 
 
 def paired(cos: Tensor, sin: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """Expand rotation factors from pairs to channels: the factor of each channel, and that of its partner."""
+    """Expand rotary factors from pairs to channels: return factors of channels and factors of their partners."""
     if layout == "half":
         return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
     return torch.stack([cos, cos], -1).flatten(-2), torch.stack([-sin, sin], -1).flatten(-2)
@@ -211,6 +211,6 @@ def paired(cos: Tensor, sin: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=4)
 def _cached_factors(positions: range, turning: _Turning, inference: bool) -> tuple[Tensor, Tensor]:
-    """Return rotation factors from a cache, since all layers need the same ones and decoding needs the next ones."""
+    """Return rotary factors from a cache, because all layers use the same positions and decoding uses the next ones."""
     del inference  # part of the cache key only
     return _factors(positions, turning)

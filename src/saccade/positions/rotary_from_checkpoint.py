@@ -28,7 +28,7 @@ class Frequencies(Scaling):
         attention_factor: factor that multiplies rotated queries and keys.
 
     Raises:
-        TypeError, ValueError: an argument is not finite numbers.
+        TypeError, ValueError: an argument does not consist of finite numbers.
         UnsupportedError: on use, the number of pairs is different.
 
     Example:

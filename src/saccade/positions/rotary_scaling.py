@@ -28,7 +28,7 @@ class Scaling(ABC):
 
     @property
     def magnitude(self) -> float:
-        """Factor that multiplies rotated queries and keys."""
+        """Factor by which the rotary scaling multiplies rotated queries and keys."""
         return 1.0
 
     @abstractmethod
@@ -36,7 +36,7 @@ class Scaling(ABC):
         """Return the scaled frequency of each pair of channels in radians per position, ``[rotary_dim // 2]``."""
 
     def reasons(self, base: float, rotary_dim: int) -> tuple[str, ...]:
-        """Return the reasons why the scaling does not support these sizes; an empty tuple if it does."""
+        """Return the reasons why the rotary scaling does not support the given sizes; an empty tuple if it does."""
         return ()
 
 
@@ -217,5 +217,5 @@ class YaRN(Scaling):
         return plain / float(self.factor) * interpolated + plain * (1 - interpolated)
 
     def _pair_that_turns(self, turns: float, base: float, rotary_dim: int) -> float:
-        """Return the fractional index of the channel pair that rotates ``turns`` times within the trained length."""
+        """Return the fractional index of the channel pair that rotates ``turns`` times in the trained length."""
         return rotary_dim * math.log(self.trained_len / (turns * 2 * math.pi)) / (2 * math.log(base))

@@ -17,8 +17,8 @@ from saccade.support.validation import check_bool, check_int
 class T5(Bias):
     r"""The T5 bias: a trainable number for each head and *bucket* of distances, with wider buckets farther away.
 
-    Of the n buckets on a side, the first :math:`n/2` contain one distance each. The others grow by a constant factor up
-    to ``max_distance``, and the last one contains all larger distances:
+    Of the n buckets on a side, the first :math:`n/2` contain one distance each. The other buckets grow by a constant
+    factor up to ``max_distance``, and the last bucket contains all larger distances:
 
     .. math:: \mathrm{bucket}(d) = \begin{cases} d & d < n/2 \\
               \min\left(n - 1,\; \frac{n}{2} + \left\lfloor \frac{n}{2}\,
@@ -86,7 +86,7 @@ class T5(Bias):
         )
 
     def _bucket_of(self, distance: Tensor) -> Tensor:
-        """Return the T5 bucket, within one side, of a distance of at least 0."""
+        """Return the T5 bucket of a distance of at least 0, counted within one side."""
         # Use float32 and this order of operations for every dtype, so that buckets have the same bounds as in training.
         far = torch.log(distance.clamp(min=1).float() / self._single) / math.log(self.max_distance / self._single)
         wide = self._single + (far * (self._per_side - self._single)).to(torch.int64)

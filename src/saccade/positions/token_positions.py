@@ -1,4 +1,4 @@
-"""Positions: the positions of the tokens on one axis, as a range or a table."""
+"""Positions: validated token positions, stored as a range or as a table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LARGEST = 1 << 62  # sums of positions must fit into int64
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Positions:
-    """The validated positions of the tokens on one axis: of queries, of keys, or of the columns of a cache.
+    """Validated token positions, for queries, keys or the columns of a cache.
 
     A run takes no memory, whatever its length; a table takes 8 bytes per token. A cache that does not store the order
     of tokens stores only the last position of each item; see `ending_before` and `advanced`.
@@ -55,7 +55,7 @@ class Positions:
             batch: number of batch items.
 
         Raises:
-            TypeError, ValueError: the type or shape is different, or a position is below -1.
+            TypeError, ValueError: the positions have the wrong type or shape, or a position is below -1.
         """
         if type(given) is Positions:
             run = given.run
@@ -84,7 +84,7 @@ class Positions:
 
     @classmethod
     def between(cls, start: int, stop: int) -> Positions:
-        """Return consecutive positions; during tracing as a table, since a range would fix the length."""
+        """Return the positions from ``start`` to ``stop``; a table during tracing, since a range fixes the length."""
         if is_tracing():
             return cls(None, torch.arange(start, stop))
         return cls(range(start, stop))
@@ -93,7 +93,7 @@ class Positions:
     def ending_before(cls, after: int | Tensor) -> Positions:
         """Return the single position before ``after``, an int or int64 ``[batch]``.
 
-        The positions of later tokens depend only on this one.
+        The positions of later tokens depend only on this position.
         """
         if isinstance(after, Tensor) and len(after) and bool((after == after[0]).all()):
             after = int(after[0])
@@ -101,7 +101,7 @@ class Positions:
 
     @property
     def given(self) -> range | Tensor:
-        """The positions as a range if they are a run, else as a table."""
+        """The positions as a range if they are a run, and as a table otherwise."""
         return self.table if self.run is None else self.run  # type: ignore[return-value]
 
     def __len__(self) -> int:
@@ -109,13 +109,13 @@ class Positions:
 
     @property
     def first(self) -> int | None:
-        """Position of the first token of a run with step 1; None for other runs and for tables."""
+        """Position of the first token if positions are a range with step 1; None otherwise."""
         run = self.run
         return None if run is None or (run.step != 1 and len(run) > 1) else run.start
 
     @property
     def ends(self) -> tuple[int, int] | None:
-        """Lowest and highest position of a token; None if there is no token or the table cannot be read now."""
+        """Lowest and highest token position; None if there are no tokens or the table cannot be read now."""
         if self.run is not None:
             run = self.run
             return (min(run[0], run[-1]), max(run[0], run[-1])) if run else None
@@ -128,7 +128,7 @@ class Positions:
 
     @property
     def items(self) -> int:
-        """Number of batch items that the table distinguishes; 1 for a run."""
+        """Number of batch items with separate positions; 1 for a range."""
         return 1 if self.table is None or self.table.dim() < 2 else len(self.table)
 
     @property
@@ -138,20 +138,23 @@ class Positions:
 
     @property
     def after(self) -> int | Tensor:
-        """Position of the next token, one after the last; int64 ``[batch]`` for a table."""
+        """Position after the last token, where the next token will be; int64 ``[batch]`` for a table."""
         if self.run is not None:
             return self.run.stop
         table = torch.atleast_2d(self.on())
         return (table.amax(1) + 1).clamp(min=0) if table.shape[1] else table.new_zeros(len(table))
 
     def following(self, count: int) -> Positions:
-        """Return the positions of the next ``count`` tokens, which follow the last token of each item."""
+        """Return the positions of the next ``count`` tokens, after the last token of each batch item."""
         if self.run is not None:
             return Positions(range(self.run.stop, self.run.stop + count))
         return _consecutive(self.after, count)
 
     def extended(self, new: Positions, batch: int, device: torch.device) -> tuple[Positions, Positions]:
-        """Append positions; return all and the new ones, as runs if consecutive, else as tables."""
+        """Append positions and return two values: all positions, and the new positions.
+
+        Consecutive positions are returned as ranges, other positions as tables.
+        """
         run, added = self.run, new.run
         if not (added if new.table is None else new.table.shape[-1]):
             return self, new  # without new tokens, nothing changes
@@ -165,7 +168,7 @@ class Positions:
         return Positions(None, torch.cat([before, table], 1)), Positions(None, table)
 
     def advanced(self, new: Positions, batch: int, device: torch.device) -> Positions | None:
-        """Return the last position of each item after ``new`` tokens; None unless positions ascend."""
+        """Return the last position of each batch item after adding ``new``; None unless positions ascend."""
         run, added = self.run, new.run
         if run is not None and added is not None:
             if added and (added[0] < run.stop or (added.step != 1 and len(added) > 1)):
@@ -181,7 +184,7 @@ class Positions:
         return Positions.ending_before(reached[:, -1] + 1)
 
     def one_by_one(self) -> int | None:
-        """Return the first position if all items have the same consecutive positions, else None."""
+        """Return the first position if all batch items have the same consecutive positions; None otherwise."""
         if self.run is not None:
             return self.run.start if self.run.step == 1 or len(self.run) == 1 else None
         table = self.on()
@@ -223,7 +226,7 @@ def can_be_read(x: Tensor) -> bool:
 
 
 def check_distances(distances: Tensor) -> None:
-    """Raise an error unless ``distances`` is int64 ``[distances]``."""
+    """Raise an error unless the distances for a position bias are int64 with one dimension."""
     if not isinstance(distances, Tensor) or distances.dtype != torch.int64:
         got = str(getattr(distances, "dtype", type(distances).__name__)).removeprefix("torch.")
         raise type_error("distances", "be an int64 tensor", got)
@@ -248,7 +251,7 @@ def check_below(positions: Tensor, limit: int, hint: str) -> None:
 
 
 def _consecutive(first: int | Tensor, count: int) -> Positions:
-    """Return consecutive positions from ``first`` on, an int or int64 ``[batch]``."""
+    """Return ``count`` consecutive positions that start at ``first``, an int or int64 ``[batch]``."""
     if isinstance(first, int):
         return Positions(range(first, first + count))
     return Positions(None, first[:, None] + torch.arange(count, device=first.device))

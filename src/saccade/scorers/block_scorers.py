@@ -66,9 +66,9 @@ class BlockMeans(BlockScorer):
     .. math:: I_{tj} = q_t \cdot \frac{1}{|B_j|} \sum_{s \in B_j} k_s
 
     Each head selects for itself in `saccade.mechanisms.TopK`, which does not rank blocks that a query sees only in
-    part, since hidden keys would affect their rank: it always reads them.
+    part, since masked keys would affect their rank. Such blocks are always selected.
 
-    Cost: one pass over the keys, and one vector of ``head_dim`` for each block; a product with it for each query.
+    Cost: one pass over the keys, one vector of ``head_dim`` for each block, and a dot product per query and block.
 
     Example:
         >>> key = torch.tensor([[1.0, 0.0], [3.0, 0.0]]).view(1, 1, 1, 2, 2)
@@ -90,13 +90,13 @@ class BlockMeans(BlockScorer):
 
 
 class BlockBounds(BlockScorer):
-    r"""A block scorer that bounds the query's score with any key of a block from above, by each channel's range.
+    r"""A block scorer that computes an upper bound of the query's scores in a block from the range of each channel.
 
     .. math:: \sum_i \max(q_i \min_j k_{ji},\; q_i \max_j k_{ji}) \;\ge\; \max_j q \cdot k_j
 
     The bound is never too low, so a single strong key is not missed. It is too high if keys of a block differ a lot.
 
-    Cost: two vectors of ``head_dim`` for each block; a product with both for each query.
+    Cost: two vectors of ``head_dim`` for each block, and two dot products per query and block.
 
     Example:
         >>> key = torch.tensor([[1.0, 0.0], [3.0, -2.0]]).view(1, 1, 1, 2, 2)
@@ -120,7 +120,7 @@ class BlockBounds(BlockScorer):
 
 
 def summarize_blocks(scorer: BlockScorer, key: Tensor, real: Tensor) -> Tensor:
-    """Return `BlockScorer.summarize` of some blocks, after a check of its shape."""
+    """Call `BlockScorer.summarize` for some blocks and check the shape of the summaries."""
     summary = scorer.summarize(key, real)
     batch, kv_heads, blocks = key.shape[:3]
     _SUMMARY.check(summary, batch=batch, kv_heads=kv_heads, blocks=blocks)
@@ -128,7 +128,7 @@ def summarize_blocks(scorer: BlockScorer, key: Tensor, real: Tensor) -> Tensor:
 
 
 def score_rows(scorer: BlockScorer, query: Tensor, summary: Tensor) -> Tensor:
-    """Return `BlockScorer.score` of several rows, ``[batch, heads, rows, blocks]``, after a check of its shape.
+    """Call `BlockScorer.score` for several rows and check the shape; return ``[batch, heads, rows, blocks]``.
 
     Args:
         scorer: scores the blocks.
@@ -136,13 +136,13 @@ def score_rows(scorer: BlockScorer, query: Tensor, summary: Tensor) -> Tensor:
         summary: ``[batch, kv_heads, blocks, width]``.
     """
     batch, heads, rows, _ = query.shape
-    scores = scorer.score(query.flatten(1, 2), summary)  # the rows of a head are as many heads of the same key head
+    scores = scorer.score(query.flatten(1, 2), summary)  # rows become separate heads with the same key head
     _SCORES.check(scores, batch=batch, heads=heads * rows, blocks=summary.shape[2])
     return scores.unflatten(1, (heads, rows))
 
 
 def _summary_of_columns(scorer: BlockScorer, key: Tensor, size: int) -> Tensor:
-    """Return summaries of ``key [batch, kv_heads, columns, head_dim]``, whose last block may be short."""
+    """Summarize the blocks of ``key [batch, kv_heads, columns, head_dim]``, whose last block may be shorter."""
     columns = key.shape[2]
     count = -(-columns // size)
     real = torch.arange(count * size, device=key.device) < columns
@@ -151,7 +151,7 @@ def _summary_of_columns(scorer: BlockScorer, key: Tensor, size: int) -> Tensor:
 
 
 def _products(query: Tensor, summary: Tensor) -> Tensor:
-    """Return the products of ``[batch, heads, width]`` with ``[batch, kv_heads, blocks, width]``."""
+    """Return block scores: dot products of ``[batch, heads, width]`` with ``[batch, kv_heads, blocks, width]``."""
     batch, heads, width = query.shape
     grouped = query.view(batch, summary.shape[1], -1, width).to(wide_dtype(query.dtype))
     return (grouped @ summary.to(grouped.dtype).mT).view(batch, heads, -1)

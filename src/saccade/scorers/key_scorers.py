@@ -21,9 +21,9 @@ _INDEX = ShapeSpec(
 class DotProducts(Scorer):
     """A scorer by the dot product of query and key, so that each head selects keys by attention's own scores.
 
-    It saves no computation, but is the best possible scorer, as a baseline for others.
+    It saves no computation, but selects the best keys, so it serves as a baseline for other scorers.
 
-    Cost: that of all scores, in float64.
+    Cost: computes all scores in float64.
 
     Example:
         >>> x = torch.tensor([[1.0], [3.0]])[None, None]
@@ -99,7 +99,7 @@ class LightningIndexer(Scorer):
         total: Tensor | None = None
         weight = self.weight[:, :, of_rows].to(wide) * (heads * dim) ** -0.5
         needs_graph = torch.is_grad_enabled() and any(x.requires_grad for x in self.leaves)
-        for head in range(heads):  # one at a time: all together would take as many times the memory
+        for head in range(heads):  # one index head at a time, to limit memory
             scores = self.index_query[:, head : head + 1, of_rows].to(wide) @ key
             head_weight = weight[:, head, None, :, None]
             if needs_graph:

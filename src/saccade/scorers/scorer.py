@@ -17,7 +17,7 @@ ScoreRows = Callable[[range, int], Tensor]
 class Scorer(ArgumentHints, ABC):
     """Base class of rankings of keys or blocks for `saccade.mechanisms.TopK`. Scores are not used as weights.
 
-    Subclass `BlockScorer` to rank blocks by a summary of each. A scorer of another kind defines `on`; a plain function
+    Subclass `BlockScorer` to rank blocks by their summaries. Other scorers define `on`; a plain function
     ``(query, key, rows) -> scores`` works as well.
     """
 
@@ -25,12 +25,12 @@ class Scorer(ArgumentHints, ABC):
     def index_key(self) -> Tensor | None:
         """Additional key tensor that the scorer needs, ``[batch, 1, kv_len, dim]``; None if there is none.
 
-        A `saccade.caches.IndexedCache` stores them.
+        A `saccade.caches.IndexedCache` stores this tensor.
         """
         return None
 
     def with_index_key(self, index_key: Tensor) -> Scorer:
-        """Return this scorer with different index keys, such as cached ones."""
+        """Return a copy of this scorer with different index keys, such as cached index keys."""
         raise NotImplementedError(f"{type(self).__name__} has no index keys")
 
     @abstractmethod

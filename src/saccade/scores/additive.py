@@ -31,12 +31,12 @@ class Additive(Score):
     Attributes:
         query_weight: ``[hidden_dim, query_dim]``.
         key_weight: ``[hidden_dim, key_dim]``.
-        output_weight: ``[hidden_dim]``. All are shared by all heads; Xavier-uniform at the start.
+        output_weight: ``[hidden_dim]``. All three weights are shared by all heads; Xavier-uniform at the start.
 
     Raises:
         ValueError: a size is below 1, or the width of query or key is wrong.
 
-    Cost: time O(q_len · kv_len · hidden_dim) for the hyperbolic tangents, many times that of a dot product.
+    Cost: time O(q_len · kv_len · hidden_dim) for the hyperbolic tangents, many times the cost of a dot product.
 
     Example:
         >>> import torch
@@ -77,7 +77,7 @@ class Additive(Score):
 
 @dataclasses.dataclass(frozen=True)
 class _Compare:
-    """The additive score of ``q [..., rows, hidden]`` and ``k [..., columns, hidden]`` with ``v [hidden]``."""
+    """The additive score of ``q [..., rows, hidden]`` and ``k [..., columns, hidden]``, weighted by ``v [hidden]``."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))):
@@ -101,7 +101,7 @@ class _Compare:
 
     @staticmethod
     def held_bytes(itemsize: int) -> int:
-        """Return the peak bytes besides the additive scores, which do not grow with the number of pairs."""
+        """Return the peak memory of the additive score besides its results, in bytes, for any number of pairs."""
         return itemsize * _AT_ONCE
 
 
@@ -145,7 +145,7 @@ def _hidden_layer(q: Tensor, k: Tensor, rows: slice, columns: slice) -> Tensor:
 
 
 def _blocks_of_pairs(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of rows and columns whose hidden layers have about `_AT_ONCE` numbers."""
+    """Yield slices of rows and columns for which the additive score's hidden layer has about `_AT_ONCE` numbers."""
     each = max(1, q.shape[:-2].numel() * q.shape[-1])
     columns = max(1, min(k.shape[-2], 256, _AT_ONCE // each))
     rows = max(1, _AT_ONCE // (each * columns))

@@ -20,14 +20,14 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 TileFunction = Callable[..., Tensor]
 """``(query [..., rows, width], key [..., columns, width], *parameters) -> [..., rows, columns]``, differentiable.
 
-Autograd computes its gradients, unless it has a method ``gradients(grad_scores, query, key, *parameters)`` that returns
-one for each argument. This saves a pass over the pairs. A method ``held_bytes(itemsize)`` returns the peak memory
-besides the result, for `AttentionMatrix.explain`. Without it, the peak is measured on a few pairs.
+Autograd differentiates the function unless it has a method ``gradients(grad_scores, query, key, *parameters)`` that
+returns a gradient for each argument. This saves a pass over the pairs. A method ``held_bytes(itemsize)`` returns the
+peak memory besides the result, for `AttentionMatrix.explain`. Without it, the peak is measured on a few pairs.
 """
 
 
 class Prepared(NamedTuple):
-    """Queries and keys ready to be scored pair by pair; tensors only.
+    """Queries and keys prepared for a score, as tensors that can be compared pair by pair.
 
     Attributes:
         query: ``[batch, heads, q_len, width]``.
@@ -90,7 +90,7 @@ class Score(ArgumentHints, nn.Module):
         return made.modify(scores, b, h, i + j.shape[3] - i.shape[2], j).expand(j.shape)
 
     def check(self, query: Tensor, key: Tensor) -> None:
-        """Raise an error unless the score supports the widths of query and key."""
+        """Raise an error unless the score supports the widths of the query and the key."""
         widths, own = (query.shape[-1], key.shape[-1]), self.widths
         if widths == own or (own is None and widths[0] == widths[1]):
             return
@@ -104,9 +104,9 @@ class Score(ArgumentHints, nn.Module):
 
 
 def prepared(score: Score, query: Tensor, key: Tensor) -> Prepared:
-    """Prepare queries and keys for a score, so that no gradient flows through a non-finite row.
+    """Prepare queries and keys for a score. No gradient flows through rows with non-finite values.
 
-    The upstream gradient of a hidden row is 0, and 0 * NaN would reach the row itself and all parameters.
+    The incoming gradient of a masked row is 0, but 0 * NaN is NaN and would reach the row and all parameters.
     """
     made = score.prepare(query, key)
     is_trained = made.query.requires_grad or made.key.requires_grad
@@ -122,5 +122,5 @@ def prepared(score: Score, query: Tensor, key: Tensor) -> Prepared:
 
 
 def widened(x: Tensor) -> Tensor:
-    """Convert a tensor to float32 unless it is float64, because scores are computed in float32 or wider."""
+    """Convert queries or keys to float32 unless they are float64, because scores need float32 or wider."""
     return x if x.dtype == torch.float64 else x.float()

@@ -12,7 +12,7 @@ class Dot(Score):
     r"""The dot product, ``scale * q · k``: the default score.
 
     Args:
-        scaled: ``scale=None`` means ``head_dim ** -0.5`` if true, else 1.
+        scaled: ``scale=None`` means ``head_dim ** -0.5`` if true, and 1 otherwise.
 
     Raises:
         ValueError: the widths of query and key differ.

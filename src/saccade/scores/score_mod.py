@@ -19,7 +19,7 @@ class Modified(Score):
     The function is called for one tile at a time, with scores ``[batch, heads, rows, columns]`` and with int64 tensors
     of four dimensions that broadcast to them: batch item, head, and positions of query and key. (FlexAttention counts
     queries from 0; here the last query is at the last key unless positions are given.) Captured tensors, and
-    parameters if it is a module, receive gradients. Its results for hidden pairs have no effect.
+    parameters if it is a module, receive gradients. Results for masked pairs have no effect.
 
     A plain function is also accepted as ``score=``: it then changes scaled dot products.
 
@@ -31,7 +31,7 @@ class Modified(Score):
     Raises:
         TypeError: ``function`` is not a function, or ``score`` is not a score.
 
-    Cost: the `tiled` kernel, and the function's passes over each tile; memory is that of a tile.
+    Cost: the `tiled` kernel, and the function's passes over each tile; memory for a single tile.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Statistics of an attention matrix, computed from its rows: many in one sweep, in linear memory."""
+"""Statistics of an attention matrix. One pass over the matrix computes many statistics, in linear memory."""
 
 from typing import TYPE_CHECKING
 

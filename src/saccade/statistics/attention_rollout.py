@@ -18,17 +18,17 @@ def rollout(matrices: Sequence[MatrixLike], queries: Sequence[int], *, residual:
     .. math:: r \leftarrow \rho\, r + (1 - \rho)\, \tfrac1H \textstyle\sum_h A_{l,h}^\top r
               \quad \text{from the last layer } l \text{ down to the first}
 
-    These are rows of the product over all layers of the mean of the heads mixed with the residual stream, computed
-    without forming that product. Rollout ignores values and feed-forward layers and assumes a fixed share for the
-    residual: it is a heuristic, not an attribution.
+    For each layer, the mean of the heads is mixed with the residual stream. The result is rows of the product of
+    all layers, computed without forming that product. Rollout ignores values and feed-forward layers
+    and assumes a fixed share for the residual: it is a heuristic, not an attribution.
 
     Args:
-        matrices: one matrix per layer, in order; all square, with the same size, batch and dtype.
+        matrices: one matrix per layer, in order; all are square and have the same shape and dtype.
         queries: indices of queries in the last layer.
         residual: share of the residual stream, from 0 to 1.
 
     Raises:
-        TypeError, ValueError: no layers, layers that do not fit together, indices or a share out of range.
+        TypeError, ValueError: no layers, layers with different shapes or dtypes, or indices or a share out of range.
         UnsupportedError: the rows of a layer are not distributions.
 
     Cost: one ``A.mT @ r`` per layer; O(batch · heads · len · len(queries)) memory.

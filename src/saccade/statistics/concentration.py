@@ -98,10 +98,10 @@ class Coverage(PerRow):
     a row that attends to nothing, -1 for a NaN row.
 
     Args:
-        shares: shares of the attention, between 0 and 1.
+        shares: shares of the row's attention, between 0 and 1.
 
     Raises:
-        TypeError, ValueError: ``shares`` is not a tuple of one or more such numbers.
+        TypeError, ValueError: ``shares`` is not a tuple of one or more numbers between 0 and 1.
         UnsupportedError: the rows of the matrix are not distributions.
 
     Cost: sorts every row, which takes about as long as two matrix products on CPU; O(q_len · len(shares)) memory.
@@ -137,7 +137,7 @@ class Coverage(PerRow):
 
 
 def _descending(weights: Tensor) -> Tensor:
-    """Sort the weights of each row, largest first."""
+    """Sort the weights of each row in descending order, to count the keys with most of the weight."""
     if weights.device.type != "cpu":
         return weights.sort(-1, descending=True).values
     # NumPy sorts with vector instructions and takes 5 ns per entry; torch takes 70 ns.

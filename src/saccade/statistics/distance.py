@@ -29,8 +29,8 @@ class Distance(PerRow):
 
     .. math:: D_i = \sum_j A_{ij} \, |p_i - p_j|
 
-    where p are the positions. Uniform causal attention gives i / 2 at position i; compare with that before concluding
-    that a head attends far away. The result is 0 for a row that attends to nothing.
+    where p are the positions. Uniform causal attention gives i / 2 at position i. Compare with this value before
+    concluding that a head attends far away. The result is 0 for a row that attends to nothing.
 
     Args:
         positions: pair of the positions of queries and keys; when None, the last query is at the last key.
@@ -68,11 +68,11 @@ class Distance(PerRow):
 
 
 class Lags(NamedTuple):
-    """The attention that goes to each distance (lag).
+    """Result of `LagProfile`: the attention that goes to each distance (lag).
 
     Attributes:
-        lags: position of the query minus that of the key, int64 ``[lags]``, ascending: 0 is the query's own token, 1
-            the one before it.
+        lags: query position minus key position, int64 ``[lags]``, ascending: 0 is the query's own token, 1
+            the previous token.
         sums: sum of the weights of all queries at each lag, ``[batch, heads, lags]``.
     """
 
@@ -94,8 +94,8 @@ class LagProfile(Statistic[_State, Lags]):
 
     .. math:: \ell_\delta = \sum_i A_{i, j}, \quad p_i - p_j = \delta
 
-    A peak at 1 indicates a previous-token head, equally high peaks at several lags a pattern of offsets, and a slope a
-    preference for near keys. The sum over all lags is the number of queries that attend to something.
+    A peak at 1 indicates a previous-token head. Equally high peaks at several lags indicate a pattern of offsets, and a
+    slope indicates a preference for near keys. The sum over all lags is the number of queries that attend to something.
 
     Args:
         positions: pair of the positions of queries and keys; when None, the last query is at the last key.
@@ -165,10 +165,10 @@ class LagProfile(Statistic[_State, Lags]):
 
 
 def _of_range(weights: Tensor, q: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """Compute the mean distances for consecutive keys and for rows at ascending indices q among the keys.
+    """Compute mean distances between consecutive keys and queries at ascending indices q among the keys.
 
-    Most keys lie before all rows or after all rows and need only two matrix products. Distances to the nearest row come
-    first, so that nothing is subtracted and nothing cancels.
+    Most keys lie before all rows or after all rows and need only two matrix products. Distances are measured from the
+    nearest row, so that no subtraction loses precision.
     """
     columns, length = weights.shape[-1], len(up)
     first, last = min(max(int(q[0]), 0), columns), min(max(int(q[-1]), 0), columns)
@@ -185,13 +185,13 @@ def _of_range(weights: Tensor, q: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _ramps(length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return two tensors of distances: 0, 1, 2, … and length, length - 1, … 1."""
+    """Return two ramps for distance statistics: 0, 1, 2, … and length, length - 1, … 1."""
     up = torch.arange(length, dtype=dtype, device=device)
     return up, length - up
 
 
 def _ends(x: Positions) -> tuple[int, int] | None:
-    """Return the lowest and the highest position of a token, on any device; None if there are no tokens."""
+    """Return the lowest and highest token position, the limits of distances, on any device; None without tokens."""
     if x.table is None:
         return x.ends
     tokens = x.table[x.table >= 0]
@@ -199,7 +199,7 @@ def _ends(x: Positions) -> tuple[int, int] | None:
 
 
 def _diagonals(weights: Tensor) -> Tensor:
-    """Return sums of weights on each diagonal, ``[batch, heads, rows + columns - 1]``, from the lower left corner."""
+    """Return the sum of weights at each lag: diagonals from the lower left, ``[batch, heads, rows + columns - 1]``."""
     batch, heads, rows, columns = weights.shape
     pitch = rows + columns
     # In a row-major copy with padding between the rows, a row stride longer by one follows the diagonals.

@@ -1,4 +1,4 @@
-"""Compute statistics in one compiled sweep over the weights, or in a few matrix products, without blocks."""
+"""Compute statistics in one compiled pass over the matrix, or in a few matrix products, without blocks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from saccade.statistics.statistic import Far, MatrixInfo, Quantity, Statistic
 def compute_by_sweep(
     inputs: AttentionInputs, impl: str | Kernel, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo
 ) -> dict[int, Any]:
-    """Compute the statistics that a fused sweep supports, by index; return {} if none can run on these inputs."""
+    """Compute the statistics that a fused pass over the matrix supports. Return results by index of the statistic.
+
+    The result is empty if no statistic is supported for the inputs.
+    """
     formulas = {index: one.sweep_formula(info) for index, one in enumerate(statistics)}
     quantities = dict.fromkeys(quantity for own in formulas.values() if own is not None for quantity in own.quantities)
-    far = next((quantity for quantity in quantities if isinstance(quantity, Far)), Far(0))  # one offset per sweep
+    far = next((quantity for quantity in quantities if isinstance(quantity, Far)), Far(0))  # one offset per pass
     bands = [quantity for quantity in quantities if isinstance(quantity, Band)]
     numbers: dict[Quantity, Tensor] = {}
     if quantities and can_sweep(inputs, impl):

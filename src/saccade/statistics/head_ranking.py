@@ -13,7 +13,7 @@ from saccade.support.numerics import widest_dtype
 
 
 class Head(NamedTuple):
-    """A head in a ranking, with its value.
+    """A head in a ranking, with the value by which it is ranked.
 
     Attributes:
         layer, head: indices, from 0.
@@ -96,7 +96,7 @@ def unexplained_information(weights: Tensor) -> Tensor:
 
 
 def _distributions(weights: Tensor) -> Tensor:
-    """Scale rows of weights to sum to 1; empty rows stay 0."""
+    """Scale rows of attention weights to sum to 1; empty rows stay 0."""
     weights = weights.to(widest_dtype(weights.device))
     mass = weights.sum(-1, keepdim=True)
     return torch.where(mass > 0, weights / mass, 0.0)

@@ -23,7 +23,7 @@ def head_distances(matrix: MatrixLike, between: Between = "jensen_shannon") -> T
     - "frobenius": :math:`\|A_h - A_g\|_F`, over all queries together; this is the cheapest, and rows need not be
       distributions.
 
-    Means are over queries that attend to something in either head.
+    Means are over the queries that attend to any key in at least one of the two heads.
 
     Args:
         matrix: a matrix of any mechanism.
@@ -33,7 +33,7 @@ def head_distances(matrix: MatrixLike, between: Between = "jensen_shannon") -> T
         ValueError: ``between`` is unknown.
         UnsupportedError: rows are not distributions, for the first two distances.
 
-    Cost: O(heads² · q_len · kv_len) time ("frobenius": as a matrix product), in chunks of a few megabytes.
+    Cost: O(heads² · q_len · kv_len) time ("frobenius": the cost of a matrix product), in chunks of a few megabytes.
 
     Example:
         >>> from saccade import AttentionMatrix
@@ -64,7 +64,7 @@ def head_distances(matrix: MatrixLike, between: Between = "jensen_shannon") -> T
 
 
 def _dense(matrix: MatrixLike, item: int, rows: range) -> Tensor:
-    """Return the weights of the given rows in all heads of a batch item, ``[heads, rows, kv_len]``."""
+    """Return dense weights, to compare heads: some rows in all heads of a batch item, ``[heads, rows, kv_len]``."""
     _, heads, _, kv_len = matrix.shape
     dense = torch.zeros(heads, len(rows), kv_len, dtype=MatrixInfo.of(matrix).dtype, device=matrix.device)
     for block in matrix.blocks(batch=item, rows=rows):

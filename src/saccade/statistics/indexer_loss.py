@@ -12,15 +12,15 @@ from saccade.statistics.row_block import Block
 from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.support.errors import type_error, value_error
 
-_HIDDEN = -1000.0  # upper limit of the log weights of hidden keys
+_HIDDEN = -1000.0  # upper limit of the log weights of masked keys
 
 
 class ScoresRows(Protocol):
-    """Interface for computing selection scores a few rows at a time, as `saccade.scorers.LightningIndexer` does."""
+    """Interface of scorers that compute selection scores a few rows at a time: `saccade.scorers.LightningIndexer`."""
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:
-        """Tensors that receive the gradients of the scores; ``type(self)(*leaves)`` rebuilds the object from others."""
+        """Tensors that receive the gradients of the scores; ``type(self)(*leaves)`` rebuilds the scorer."""
         ...
 
     def scores(self, rows: range, stop: int) -> Tensor:
@@ -29,7 +29,7 @@ class ScoresRows(Protocol):
 
 
 class _State:
-    """State of an `IndexerLoss`: its sums so far, and the rows that still lack some heads."""
+    """State of an `IndexerLoss`: the sums so far, and the rows for which some heads have not been added yet."""
 
     def __init__(self, info: MatrixInfo, leaves: tuple[Tensor, ...]):
         self.info = info
@@ -40,7 +40,7 @@ class _State:
 
 
 class _Pending(NamedTuple):
-    """Summed weights of the heads added so far, for rows that still lack some heads.
+    """Weights of some rows for the indexer loss, summed over the heads that have been added so far.
 
     Attributes:
         weights: ``[rows, kv_len]``.
@@ -61,7 +61,7 @@ class IndexerLoss(Statistic[_State, Tensor]):
               n \frac{\partial L}{\partial I_{ts}} = \mathrm{softmax}_{S_t}(I_t)_s - p_{ts}
 
     S_t is the set of keys that query t may attend to: with ``Softmax`` all earlier keys, for the warm-up; with ``TopK``
-    the selected keys. The rows of the heads are treated as constants, so gradients flow only to the scores and from
+    the selected keys. The attention rows are treated as constants, so gradients flow only to the scores and from
     there to their inputs. A query that attends to nothing does not count.
 
     Args:
@@ -72,11 +72,11 @@ class IndexerLoss(Statistic[_State, Tensor]):
         A scalar tensor, differentiable once.
 
     Raises:
-        TypeError: the scores are neither.
+        TypeError: the scores are neither a `saccade.scorers.LightningIndexer` nor a tensor.
         ValueError: the shape of the scores does not match the matrix.
         UnsupportedError: the rows of the matrix are not distributions.
 
-    Cost: memory for the weights of a few rows in all heads, their scores and the gradients, computed in the sweep.
+    Cost: memory for the weights of a few rows in all heads, their scores and the gradients; one pass over the matrix.
 
     Example:
         >>> from saccade import AttentionMatrix
@@ -136,7 +136,7 @@ class IndexerLoss(Statistic[_State, Tensor]):
         return (self.scores,) if isinstance(self.scores, Tensor) else self.scores.leaves
 
     def _joined(self, state: _State, place: tuple[int, int, int], part: _Pending) -> None:
-        """Add the weights of some heads to the state; when all heads of the rows were added, add the rows' loss."""
+        """Add the weights of some heads to the loss state. When all heads are added, compute the loss of the rows."""
         before = state.pending.pop(place, None)
         if before is not None:
             weights, seen = before.weights + part.weights, before.seen | part.seen
@@ -162,7 +162,7 @@ class IndexerLoss(Statistic[_State, Tensor]):
             total_of.add_(grad)
 
     def _scores_of(self, leaves: list[Tensor], item: int, rows: range, kv_len: int) -> Tensor:
-        """Return the selection scores for rows of a batch item, ``[rows, kv_len]``."""
+        """Return the selection scores of an indexer for rows of a batch item, ``[rows, kv_len]``."""
         if isinstance(self.scores, Tensor):
             return leaves[0][item, 0, rows.start : rows.stop]
         scorer: Any = type(self.scores)
@@ -170,7 +170,7 @@ class IndexerLoss(Statistic[_State, Tensor]):
 
 
 class _KnownLoss(torch.autograd.Function):
-    """Autograd function for a loss whose gradients are already computed."""
+    """Autograd function of the indexer loss, whose gradients are computed in the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, *tensors: Tensor) -> Tensor:

@@ -26,15 +26,15 @@ class InductionMass(PerRow):
     statistic is 0 in a sequence without repeated tokens.
 
     Args:
-        tokens: token ids of all keys; the queries are the last of them.
+        tokens: token ids of all keys; the queries are the last tokens.
 
     Raises:
-        TypeError, ValueError: not a tuple of ints, one for each key; more queries than keys.
+        TypeError, ValueError: ``tokens`` is not a tuple with an int for each key, or there are more queries than keys.
 
     Cost: one operation for each pair of equal tokens, or one comparison per weight if that is less; O(n log n) if few
     tokens repeat. O(q_len) memory besides the weights of a block.
 
-    Example: the second "the" and the second "cat" attend to what followed the first ones.
+    Example: the second "the" and the second "cat" attend to the tokens after the first "the" and "cat".
 
         >>> from saccade import AttentionMatrix, masks
         >>> x = torch.zeros(1, 1, 5, 4)
@@ -67,7 +67,7 @@ class InductionMass(PerRow):
 
     @cached_property
     def _earlier(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return token indices sorted by token id and, for each, the start of its run of equal ids and its rank."""
+        """Return three tensors for repeated tokens: indices sorted by id, starts of runs of equal ids, and ranks."""
         ordered, order = self._tokens.sort(stable=True)
         first = torch.searchsorted(ordered, self._tokens)
         place = torch.empty_like(order)

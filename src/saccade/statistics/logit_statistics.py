@@ -54,12 +54,12 @@ class LargestLogit(PerRow):
     logit softcaps limit them. The result is -inf for a row that attends to nothing.
 
     Args:
-        lse: log-sum-exp of the scores, ``[batch, heads, q_len]``, for matrices without a softmax; that of the matrix
-            when None.
+        lse: log-sum-exp of the scores, ``[batch, heads, q_len]``, for matrices without a softmax; when None, the
+            log-sum-exp of the matrix.
 
     Raises:
         TypeError: ``lse`` is not a tensor.
-        ValueError: it does not fit the matrix.
+        ValueError: the shape of ``lse`` does not fit the matrix.
         UnsupportedError: ``lse`` is None and the matrix is not a softmax of scores.
 
     Cost: one comparison per weight; O(q_len) memory.

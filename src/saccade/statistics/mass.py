@@ -1,4 +1,4 @@
-"""Mass statistics: attention to the first tokens, to keys at given distances, to the strongest blocks, to the rest."""
+"""Mass statistics: attention to the first tokens, keys at given distances, the strongest blocks, and all other keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARTS = ("sink", "local", "anchor", "rest")
 class SinkMass(PerRow):
     """The sum of each query's weights on the first tokens, ``[batch, heads, q_len]``.
 
-    Trained decoders put attention that they do not need on the first token. Under a causal mask the first queries see
+    Trained decoders put unneeded attention on the first token. Under a causal mask the first queries see
     few other keys and give much weight to it in any case, so compare with uniform attention, as `Matrix.summary` does.
 
     Args:
@@ -58,7 +58,7 @@ class SinkMass(PerRow):
 class LagMass(PerRow):
     """Each query's weight on the token ``lag`` positions before it, ``[batch, heads, q_len]``.
 
-    ``LagMass(0)`` is the weight on the query's own token, ``LagMass(1)`` that on the previous one.
+    ``LagMass(0)`` is the weight on the query's own token, and ``LagMass(1)`` is the weight on the previous token.
 
     Args:
         lag: number of positions before the query; negative for later keys.
@@ -139,7 +139,7 @@ class Parts(PerRow):
         TypeError, ValueError: ``sink``, ``local`` or ``anchor`` is not an int of at least 0, ``block_size`` is not an
             int of at least 1, or ``positions`` are invalid.
 
-    Cost: several passes over the weights, a block of rows at a time; O(q_len) memory. Fused sweeps do not support it.
+    Cost: several passes over the weights, a block of rows at a time; O(q_len) memory. A fused pass is not supported.
 
     Example:
         >>> from saccade import AttentionMatrix, masks
@@ -181,7 +181,7 @@ class Parts(PerRow):
 
 
 def _sum_of_keys(block: Block, keys: range) -> Tensor:
-    """Return the sum of each row's weights on a range of keys, ``[batch, heads, rows]``."""
+    """Return the attention mass of each row on a range of keys, ``[batch, heads, rows]``."""
     total = block.weights.new_zeros(block.weights.shape[:3])
     for span, weights in block.by_range(block.weights):
         first, stop = (max(0, -((span.start - end) // span.step)) for end in (keys.start, keys.stop))
@@ -191,7 +191,7 @@ def _sum_of_keys(block: Block, keys: range) -> Tensor:
 
 
 def _sum_between(block: Block, q: Positions, kv: Positions, least: int, most: int) -> Tensor:
-    """Return the sum of each row's weights whose lag, query minus key position, is between two bounds."""
+    """Return the attention mass of each row at lags (query minus key position) from ``least`` to ``most``."""
     lead = lead_of(q, kv)
     if lead is None or most - least >= block.weights.shape[-1]:
         row, column = block_positions(block, q, kv)
@@ -202,15 +202,15 @@ def _sum_between(block: Block, q: Positions, kv: Positions, least: int, most: in
 
 
 def _band(q: Positions, kv: Positions, least: int, most: int) -> Band | None:
-    """Return the band of the matrix where the lag between query and key is between two bounds."""
+    """Return the band of the matrix with lags from ``least`` to ``most``, for mass statistics in a fused pass."""
     lead = lead_of(q, kv)
     return None if lead is None else Band(True, lead - most, lead - least + 1)
 
 
 def _block_sums(weights: Tensor, number: Tensor) -> Tensor:
-    """Sum weights ``[batch, heads, rows, columns]`` per block, given block numbers ``[batch | 1, columns]``.
+    """Sum weights ``[batch, heads, rows, columns]`` per block of keys, for block numbers ``[batch | 1, columns]``.
 
-    The first sum is that of padding, which has negative block numbers.
+    The first sum is for padding, which has negative block numbers.
     """
     padding = number.new_full((1,), -1)
     numbers, index = torch.cat([padding, number.clamp_min(-1).flatten()]).unique(return_inverse=True)

@@ -1,4 +1,4 @@
-"""PerRow: base class of statistics with one result per query, and the positions that some of them need."""
+"""PerRow: base class of statistics with one result per query, and helpers for token positions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CheckedPair = tuple[Positions, Positions]
 
 
 class RowState(NamedTuple):
-    """State of a `PerRow`: the results of the rows, ``[batch, heads, q_len, ...]``, and the positions."""
+    """State of a `PerRow` statistic: the results of all rows, ``[batch, heads, q_len, ...]``, and the positions."""
 
     values: Tensor
     q: Positions
@@ -42,7 +42,7 @@ class PerRow(Statistic[RowState, Tensor]):
 
     @abstractmethod
     def of_rows(self, block: Block, q: Positions, kv: Positions) -> Tensor:
-        """Compute the statistic of a block's rows, ``[batch, heads, rows]``.
+        """Compute the statistic for each row of a block, ``[batch, heads, rows]``.
 
         Args:
             block: complete rows.
@@ -50,11 +50,11 @@ class PerRow(Statistic[RowState, Tensor]):
         """
 
     def of_nothing(self, info: MatrixInfo) -> Tensor:
-        """Return the results of the statistic for rows that attend to nothing."""
+        """Return the value of the statistic for rows that attend to nothing, as the initial results of all rows."""
         return torch.zeros(info.shape[:3], dtype=info.dtype, device=info.device)
 
     def quantity(self, q: Positions, kv: Positions) -> Quantity | None:
-        """Return the quantity of a fused sweep that equals the statistic; None if there is none."""
+        """Return the quantity of a fused pass over the matrix that equals the statistic; None if there is none."""
         return None
 
     def sweep_formula(self, info: MatrixInfo) -> SweepFormula | None:
@@ -103,7 +103,7 @@ def checked_pair(positions: object) -> CheckedPair:
 
 
 def positions_or_default(positions: PositionPair | None, info: MatrixInfo) -> CheckedPair:
-    """Return a statistic's positions, or default positions if None, where the last query is at the last key."""
+    """Return the positions for a statistic; when None, default positions, where the last query is at the last key."""
     if positions is None:
         _, _, q_len, kv_len = info.shape
         return Positions(range(kv_len - q_len, kv_len)), Positions(range(kv_len))
@@ -111,17 +111,17 @@ def positions_or_default(positions: PositionPair | None, info: MatrixInfo) -> Ch
 
 
 def lead_of(q: Positions, kv: Positions) -> int | None:
-    """Return the position of query i minus that of key i; None unless all positions are consecutive."""
+    """Return the lag between query i and key i, for row statistics; None unless all positions are consecutive."""
     return None if q.first is None or kv.first is None else q.first - kv.first
 
 
 def block_positions(block: Block, q: Positions, kv: Positions) -> tuple[Tensor, Tensor]:
-    """Return positions of a block's rows, ``[batch | 1, 1, rows, 1]``, and columns, ``[batch | 1, 1, 1, columns]``."""
+    """Return the positions of a block: rows ``[batch | 1, 1, rows, 1]`` and columns ``[batch | 1, 1, 1, columns]``."""
     return _at(q, block, block.queries)[:, None, :, None], _at(kv, block, block.keys)[:, None, None]
 
 
 def _at(x: Positions, block: Block, indices: Tensor) -> Tensor:
-    """Return the positions of a block's batch items at the given indices, ``[batch | 1, len(indices)]``."""
+    """Return token positions at the given indices, for the batch items of a block: ``[batch | 1, len(indices)]``."""
     if x.run is not None:
         return (x.run.start + x.run.step * indices)[None]
     table = x.on(block.weights.device)
@@ -129,7 +129,7 @@ def _at(x: Positions, block: Block, indices: Tensor) -> Tensor:
 
 
 def _as_run(x: Positions) -> Positions:
-    """Convert positions to a run if all items have the same consecutive positions."""
+    """Convert the positions for a statistic to a range if all items have the same consecutive positions."""
     table = x.table
     if table is None or x.items > 1 or not table.numel() or not bool((table.diff() == 1).all()):
         return x

@@ -13,7 +13,7 @@ from saccade.statistics.statistic import MatrixInfo, Statistic, SweepFormula
 
 
 class ReceivedSums(NamedTuple):
-    """State of `Received`: the column sums and the properties of the matrix."""
+    """State of the `Received` statistic: the column sums so far, and the properties of the matrix."""
 
     sums: Tensor
     info: MatrixInfo
@@ -26,8 +26,8 @@ class Received(Statistic[ReceivedSums, Tensor]):
     .. math:: c_j = \sum_i A_{ij}, \qquad \sum_j c_j = \text{number of queries that may attend to something}
 
     A value of 1 is the total attention of one query. Under a causal mask more queries see early keys: uniform causal
-    attention over n tokens gives key j (from 0) the sum of 1/i over i = j+1, …, n, about ``log(n / (j + 1))``. Compare
-    with that before calling a key a sink.
+    attention over n tokens gives key j (from 0) the sum of 1/i over i = j+1, …, n, about ``log(n / (j + 1))``.
+    Compare with this value before calling a key a sink.
 
     Cost: one addition per weight; O(kv_len) memory; sums are computed in float64.
 
@@ -79,7 +79,7 @@ class PositionInformation(Statistic[_State, Tensor]):
     Raises:
         UnsupportedError: the rows of the matrix are not distributions.
 
-    Cost: that of `Entropy` and `Received`, which it shares with them; O(kv_len) memory.
+    Cost: the cost of `Entropy` and `Received`, whose results are shared; O(kv_len) memory.
 
     Example:
         >>> from saccade import AttentionMatrix, masks

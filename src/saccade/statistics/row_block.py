@@ -1,4 +1,4 @@
-"""Block: complete rows of a matrix, which all statistics read block by block."""
+"""Block: complete rows of a matrix. Statistics process a matrix block by block."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class _Fields(NamedTuple):
 
 
 class Block(_Fields):
-    """Complete rows of a matrix, limited to the columns where they can differ from 0.
+    """A block of complete rows of a matrix, limited to the columns where the rows can differ from 0.
 
     Values that several statistics need are computed once, on first use.
 
     Attributes:
         batch, heads: slices of batch items and heads: a single head, or complete groups of heads that share keys.
         rows: indices of queries.
-        columns: indices of keys, as ranges; these rows are 0 in all other columns.
+        columns: indices of keys, as ranges; the rows are 0 in all other columns.
         weights: ``[batch, heads, rows, columns]``, float32 or wider.
         log_weights: natural log of the weights if the mechanism computes it, finite even for a weight of 0, and precise
             for weights close to 0 or 1; None otherwise.
@@ -58,7 +58,7 @@ class Block(_Fields):
     @cached_property
     def largest(self) -> Tensor:
         """Largest weight of each row of the block, at least 0, ``[batch, heads, rows]``."""
-        # Columns outside the ranges are 0, so the largest weight is 0 if all others are negative.
+        # Columns outside the ranges are 0, so the largest weight is 0 if all weights in the ranges are negative.
         return self.weights.amax(-1).clamp_min_(self.hidden)
 
     @cached_property
@@ -79,7 +79,7 @@ class Block(_Fields):
         return _indices(self.rows, self.weights.device)
 
     def by_range(self, x: Tensor) -> Iterator[tuple[range, Tensor]]:
-        """Yield each range of the block's keys with the matching columns of a tensor ``[..., columns]``."""
+        """Yield each key range of the block, with the corresponding columns of a tensor ``[..., columns]``."""
         start = 0
         for span in self.columns:
             yield span, x[..., start : start + len(span)]
@@ -94,7 +94,7 @@ class Block(_Fields):
         """Return the block's weights at given keys, ``[batch, heads, rows, n]``; 0 for keys outside its columns.
 
         Args:
-            indices: indices of keys, int64 ``[rows, n]``; they may be out of range.
+            indices: indices of keys, int64 ``[rows, n]``. Indices may be out of range.
         """
         if len(self.columns) == 1 and self.columns[0].step == 1:
             span = self.columns[0]
@@ -110,7 +110,7 @@ class Block(_Fields):
 
 
 def as_slice(span: range) -> slice:
-    """Convert a range of indices to a slice."""
+    """Convert a range of row or key indices of a block to a slice."""
     return slice(span.start, span.stop, span.step)
 
 

@@ -1,4 +1,4 @@
-"""Spectrum of a matrix: its largest singular values and its stable rank, computed in a few sweeps."""
+"""Spectrum of a matrix: its largest singular values and its stable rank, computed in a few passes over the matrix."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from saccade.support.validation import check_int, check_number
 
 
 class Spectrum(NamedTuple):
-    """The largest singular values of each head, with bounds of their errors.
+    """The largest singular values of the attention matrix of each head, with error bounds.
 
     Attributes:
         values: ``[batch, heads, k]``, largest first.
         residuals: bounds of the distance from each value to a singular value of the matrix, ``[batch, heads, k]``.
-        sweeps: number of sweeps over the matrix.
+        sweeps: number of passes over the matrix.
     """
 
     values: Tensor
@@ -30,7 +30,7 @@ class Spectrum(NamedTuple):
 
 
 class StableRank(NamedTuple):
-    """The stable rank of each head, ``[batch, heads]``, and a bound of its error."""
+    """The stable rank of the attention matrix of each head, ``[batch, heads]``, with an error bound."""
 
     values: Tensor
     residuals: Tensor
@@ -38,7 +38,7 @@ class StableRank(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Gram(Statistic[Tensor, Tensor]):
-    """The product ``A.mT @ (A @ x)`` for x ``[batch, heads, kv_len, width]``, computed in one sweep."""
+    """The product ``A.mT @ (A @ x)`` for x ``[batch, heads, kv_len, width]``, computed in one pass over the matrix."""
 
     x: Tensor
 
@@ -60,27 +60,28 @@ class _Gram(Statistic[Tensor, Tensor]):
 
 
 def singular_values(matrix: MatrixLike, k: int = 1, *, tolerance: float = 1e-4, max_sweeps: int = 24) -> Spectrum:
-    r"""Compute the k largest singular values of each head, with bounds of their errors.
+    r"""Compute the k largest singular values of the attention matrix of each head, with error bounds.
 
     .. math:: \sigma_1 \ge 1 \text{ where rows sum to 1}, \qquad \sigma_1 \le \sqrt{\text{largest column sum}}
 
-    A sink has one singular value of :math:`\sqrt n`, uniform attention has one of 1, and a head that attends to the
-    previous token has n of 1. Eigenvalues do not distinguish these (those of a causal matrix are its diagonal).
+    A sink has one singular value of :math:`\sqrt n`, uniform attention has one singular value of 1, and a head that
+    attends to the previous token has n singular values of 1. Eigenvalues do not distinguish these patterns: the
+    eigenvalues of a causal matrix are the diagonal.
 
-    A block Krylov space of :math:`A^\top A` grows by one sweep at a time, until every residual is below the tolerance
-    or the maximum number of sweeps is reached; the residuals show the accuracy. In float32 they do not fall below about
-    1e-5.
+    A block Krylov space of :math:`A^\top A` grows with each pass over the matrix, until every residual is below the
+    tolerance or the maximum number of passes is reached. The residuals show the accuracy. In float32 they do not fall
+    below about 1e-5.
 
     Args:
         matrix: a matrix of any mechanism.
         k: number of singular values.
         tolerance: the largest accepted residual, relative to the largest singular value.
-        max_sweeps: maximum number of sweeps over the matrix.
+        max_sweeps: maximum number of passes over the matrix.
 
     Raises:
         TypeError, ValueError: k and max_sweeps are not ints of at least 1, or the tolerance is not a number above 0.
 
-    Cost: a sweep and two thin products each time, usually 5 to 15 times; O(kv_len · (k + 2) · sweeps) memory.
+    Cost: usually 5 to 15 passes over the matrix, each with two thin products; O(kv_len · (k + 2) · passes) memory.
 
     Example:
         >>> from saccade import AttentionMatrix
@@ -114,7 +115,7 @@ def singular_values(matrix: MatrixLike, k: int = 1, *, tolerance: float = 1e-4, 
 def _krylov_sweeps(
     matrix: MatrixLike, rank: int, max_sweeps: int, wide: torch.dtype
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Yield squares of the largest singular values and their residuals, as the Krylov space grows sweep by sweep."""
+    """Yield squares of the largest singular values and their residuals, as the Krylov space grows."""
     batch, heads, _, kv_len = matrix.shape
     width = min(rank + 2, kv_len)  # two more than requested, so that the last one converges as well
     generator = torch.Generator().manual_seed(0)
@@ -144,7 +145,7 @@ def _krylov_sweeps(
 
 
 def stable_rank(matrix: MatrixLike, *, tolerance: float = 1e-4, max_sweeps: int = 24) -> StableRank:
-    r"""Compute the stable rank of each head, ``[batch, heads]``, with a bound of its error.
+    r"""Compute the stable rank of the attention matrix of each head, ``[batch, heads]``, with an error bound.
 
     .. math:: \frac{\|A\|_F^2}{\sigma_1^2}, \qquad 1 \le \text{stable rank} \le \text{rank}
 
@@ -155,7 +156,7 @@ def stable_rank(matrix: MatrixLike, *, tolerance: float = 1e-4, max_sweeps: int 
     Args:
         matrix, tolerance, max_sweeps: see `singular_values`.
 
-    Cost: one more sweep than `singular_values`.
+    Cost: one more pass over the matrix than `singular_values`.
 
     Example:
         >>> from saccade import AttentionMatrix, masks

@@ -1,4 +1,4 @@
-"""Statistic: base class of statistics computed from the rows of a matrix, block by block; and their interfaces."""
+"""Statistic: base class of statistics of an attention matrix, which are computed block by block."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MatrixInfo(NamedTuple):
         shape: (batch, heads, q_len, kv_len).
         dtype: dtype of the weights and of the results, float32 or wider.
         device: device of the weights.
-        hidden: the value of pairs that are in no block: 0, or -inf in a matrix of scores.
+        hidden: the value of pairs that no block contains: 0, or -inf in a matrix of scores.
     """
 
     shape: tuple[int, int, int, int]
@@ -45,27 +45,27 @@ class MatrixInfo(NamedTuple):
 
     @property
     def sum_dtype(self) -> torch.dtype:
-        """The widest dtype, used for long sums so that a million small terms are not lost in a large one."""
+        """The widest dtype, used for long sums of statistics so that many small values are not lost to rounding."""
         return widest_dtype(self.device)
 
 
 class Far(NamedTuple):
-    """The mean distance as a quantity of a fused sweep, where query i is a given number of positions ahead of key i."""
+    """The mean distance, as computed in a fused pass over the matrix. Query i is ``ahead`` positions after key i."""
 
     ahead: int
 
 
 Quantity = str | Far | Band
-"""A quantity of a fused sweep: one of `NUMBERS`, a distance or the sum of a band per row; or "received" per key."""
+"""A quantity of a fused pass: one of `NUMBERS`, a distance or the sum of a band per row; or "received" per key."""
 
 
 class SweepFormula(NamedTuple):
-    """A formula that computes a statistic from quantities of a fused sweep.
+    """A formula that computes a statistic from quantities that a fused pass over the matrix returns.
 
     Attributes:
         quantities: the quantities that the formula needs.
         formula: computes the result from tensors ``[batch, heads, q_len]``, or float64 ``[batch, heads, kv_len]`` for
-            keys. It must neither return nor modify its arguments, because other statistics read them.
+            keys. It must neither return nor modify the arguments, because other statistics use the same tensors.
     """
 
     quantities: tuple[Quantity, ...]
@@ -77,7 +77,8 @@ class Statistic(ABC, Generic[State, Result]):
 
     `start` returns the state before the first row. `add` adds a block of complete rows, and each row is added once.
     `merge` combines the states of different rows of a matrix (batch items, heads, ranges of queries, decoding steps),
-    in any order and grouping. `finish` returns the result. ``Matrix.compute`` runs many statistics in one sweep.
+    in any order and grouping. `finish` returns the result. ``Matrix.compute`` computes many
+    statistics in one pass over the matrix.
 
     Blocks must not be modified, because other statistics read the same tensors.
 
@@ -120,10 +121,10 @@ class Statistic(ABC, Generic[State, Result]):
 
     @abstractmethod
     def merge(self, state: State, other: State) -> State:
-        """Combine two states of the statistic, of different rows, without modifying them."""
+        """Combine two states of the statistic, for different rows of a matrix, without modifying the states."""
 
     def sweep_formula(self, info: MatrixInfo) -> SweepFormula | None:
-        """Return the formula for the statistic in a fused sweep; None if the statistic needs blocks."""
+        """Return the formula of the statistic for a fused pass over the matrix; None if the statistic needs blocks."""
         return None
 
     @abstractmethod
@@ -140,11 +141,11 @@ class MatrixLike(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the matrix's products with tensors."""
+        """Dtype of the product of the matrix and a tensor."""
 
     @property
     def device(self) -> torch.device:
-        """Device of the queries and keys."""
+        """Device of the queries and keys of the matrix."""
 
     @property
     def is_stochastic(self) -> bool:
@@ -152,7 +153,7 @@ class MatrixLike(Protocol):
 
     @property
     def hidden(self) -> float:
-        """Value of the matrix at pairs that are in no block."""
+        """Value of the matrix for pairs that no block contains."""
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
         """Return the positions of the given queries and keys of the matrix."""
@@ -161,7 +162,7 @@ class MatrixLike(Protocol):
         """Yield blocks of complete rows of the matrix."""
 
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
-        """Compute several statistics of the matrix in one sweep."""
+        """Compute several statistics in one pass over the matrix."""
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """Return the product of the transposed matrix and a tensor, ``A.mT @ x``."""
@@ -171,7 +172,7 @@ class MatrixLike(Protocol):
 
 
 def blocks_for(matrix: MatrixLike, statistics: Collection[Statistic[Any, Any]]) -> Iterator[Block]:
-    """Yield the blocks of a matrix in the order that the statistics need; no blocks if there are no statistics."""
+    """Yield the blocks of a matrix in the order that the statistics need. Without statistics, yield no blocks."""
     if not any(statistic.needs_all_heads for statistic in statistics):
         return iter(matrix.blocks() if statistics else ())
     q_len = matrix.shape[2]

@@ -44,7 +44,7 @@ NEAR = (
 
 
 class Measure(NamedTuple):
-    """One number per head in a summary, with its name, unit and uniform baseline.
+    """A statistic with one number per head in a summary, with a name, a unit and a uniform baseline.
 
     Attributes:
         name: name in tables and files.
@@ -70,8 +70,8 @@ class Summary(NamedTuple):
         measures: statistics with one number per head.
         rows: statistics of all queries by name, each ``[batch, heads, q_len]``.
         received: attention that each key receives, ``[batch, heads, kv_len]``; 1 is the total attention of one query.
-        received_index: `received` divided by that of uniform attention, ``[batch, heads, kv_len]``: above 1, a key
-            receives more than the mask explains; 0 if no query sees the key.
+        received_index: `received` divided by its value for uniform attention, ``[batch, heads, kv_len]``. Above 1,
+            a key receives more than the mask explains. It is 0 if no query sees the key.
         uniform: the statistics of uniform attention.
     """
 
@@ -98,7 +98,7 @@ class Summary(NamedTuple):
 
 
 class _RowSum(PerRow):
-    """The sum of each row: 1, 0 if the row attends to nothing, or less than 1 if a sink takes a share."""
+    """The sum of each row, for the summary: 1, less than 1 if a sink takes a share, or 0 for an empty row."""
 
     def of_rows(self, block: Block, q: Positions, kv: Positions) -> Tensor:
         return block.weights.sum(-1)
@@ -108,18 +108,18 @@ class _RowSum(PerRow):
 
 
 def summary_of(matrix: MatrixLike, inputs: AttentionInputs | None = None, parts: Parts | None = None) -> Summary:
-    """Compute the summary of a matrix: all statistics that are available from one sweep.
+    """Compute the summary of a matrix: all statistics that are available from one pass over the matrix.
 
     Args:
         matrix: a matrix of any mechanism.
         inputs: the inputs of the matrix if it is a softmax; their mask determines which keys are visible. When None, a
             key is visible if its weight is not 0, and there is no largest logit.
-        parts: also compute these `Parts` of the attention, which costs more passes over the weights. They use the
-            positions of the matrix unless they have their own.
+        parts: also compute these `Parts` of the attention, which costs more passes over the weights. If ``parts``
+            has no positions, the positions of the matrix are used.
 
     Raises:
         TypeError: ``parts`` is not a `Parts`.
-        UnsupportedError: rows are not distributions, for a reason other than a sink that takes a share of them.
+        UnsupportedError: rows are not distributions (a sink that takes a share of a row is allowed).
     """
     check_type("parts", parts, (Parts, type(None)), "be Parts or None", hint="statistics.Parts()")
     positions = positions_of(matrix)
@@ -146,7 +146,7 @@ def _with_parts(
     parts: Parts,
     positions: CheckedPair,
 ) -> Summary:
-    """Add the `Parts` of the attention to a summary, together with those of uniform attention."""
+    """Add the `Parts` of the attention to a summary, together with the parts of uniform attention."""
     placed = parts if parts.positions is not None else dataclasses.replace(parts, positions=positions)
     if inputs is None:
         even = even_rows_of_blocks(MatrixInfo.of(matrix), matrix.blocks(), placed)
@@ -198,10 +198,10 @@ def _summary_of_results(answers: dict[str, Tensor], uniform: Uniform) -> Summary
 
 
 def _measures_of(answers: dict[str, Tensor], uniform: Uniform) -> tuple[Measure, ...]:
-    """Return the measures of a summary from the results of one sweep.
+    """Return the measures of a summary from the results of one pass over the matrix.
 
     Args:
-        answers: results by name: of queries ``[batch, heads, q_len]``, of keys and of heads.
+        answers: results by name, for queries (``[batch, heads, q_len]``), keys and heads.
         uniform: the results for uniform attention.
     """
     seen = uniform.visible.expand(answers["largest_weight"].shape)
@@ -217,7 +217,7 @@ def _measures_of_parts(parts: Parts, values: Tensor, even: Tensor, seen: Tensor)
 
     Args:
         parts: the statistic.
-        values: its result, ``[batch, heads, q_len, 4]``.
+        values: the result of the statistic, ``[batch, heads, q_len, 4]``.
         even: the result for uniform attention; batch and heads may be 1.
         seen: number of keys that each query sees; batch and heads may be 1.
     """
@@ -234,7 +234,7 @@ def _measures_of_parts(parts: Parts, values: Tensor, even: Tensor, seen: Tensor)
 
 
 def _effective_tokens(entropy: Tensor, seen: Tensor) -> Tensor:
-    """Return the effective number of keys of each query; 0 if it sees none."""
+    """Return the effective number of keys of each query, for the summary; 0 if the query sees no keys."""
     return entropy.exp().where(seen > 0, 0.0)
 
 
@@ -264,7 +264,7 @@ def _measures_of_rows(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor
 
 
 def _measures_of_heads(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor) -> Iterator[Measure]:
-    """Yield the measures of a summary that describe a head but are not means over its queries."""
+    """Yield the measures of a summary that describe an entire head and are not means over queries."""
     sees, visible, received = seen > 0, seen.clamp_min(1.0), answers["received"]
     count = sees.sum(-1)
     some = count.clamp_min(1).to(received.dtype)
@@ -303,7 +303,7 @@ def _measures_of_logits(answers: dict[str, Tensor], seen: Tensor) -> Iterator[Me
 
 
 def _mean(values: Tensor, over: Tensor) -> Tensor:
-    """Return the mean over selected rows, summed in the widest dtype, so that small terms of many rows count."""
+    """Return the mean of a statistic over selected rows, summed in the widest dtype to avoid rounding."""
     mean = torch.where(over, values, 0.0).sum(-1, dtype=widest_dtype(values.device)) / over.sum(-1)
     return mean.to(values.dtype)  # if no row is selected, 0 / 0 is NaN
 

@@ -17,7 +17,7 @@ _FEWEST_SHARES = 8  # with fewer shares, select directly
 
 
 class Strongest(NamedTuple):
-    """The strongest keys of each query, strongest first.
+    """Result of `TopK`: the keys with the largest weights of each query, largest first.
 
     Attributes:
         weights: ``[batch, heads, q_len, k]``; 0 where there is no further key.
@@ -30,7 +30,7 @@ class Strongest(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TopK(Statistic[Strongest, Strongest]):
-    """The ``k`` largest weights of each row and the keys that they belong to, as `Strongest`.
+    """The ``k`` largest weights of each row and the corresponding keys, as `Strongest`.
 
     Only weights above 0 count (for scores, those above -inf). If a query attends to fewer than k keys, the remaining
     entries have weight 0 and index -1. Equal weights may be in any order. A NaN row has NaN weights and index -1.
@@ -79,7 +79,7 @@ class TopK(Statistic[Strongest, Strongest]):
 
 
 def _largest(weights: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return ``torch.topk`` along the last dimension, faster for wide rows.
+    """Return the largest weights of each row, like ``torch.topk``, but faster for wide rows.
 
     Wide rows are viewed as ``[shares, width]``. Each of the k largest weights is in one of the k columns with the
     largest maxima over the shares, and computing maxima is far cheaper than selection.

@@ -25,7 +25,7 @@ class Transposed(Generic[M]):
 
     @property
     def mT(self) -> M:
-        """The original matrix, which this one transposes."""
+        """The original matrix, i.e. the transpose of the transposed matrix."""
         return self._matrix
 
     def __matmul__(self, x: Tensor) -> Tensor:

@@ -21,9 +21,9 @@ _PAIRS = 1 << 20  # number of pairs for which a mask is evaluated at a time
 
 
 class Uniform(NamedTuple):
-    """Statistics of queries and keys under uniform attention.
+    """The uniform baseline: statistics of queries and keys under uniform attention.
 
-    Batch and heads are 1 if the mask does not distinguish them.
+    The sizes of batch and heads are 1 if the mask is the same for all batch items or heads.
 
     Attributes:
         visible: number of keys that each query sees, ``[batch | 1, heads | 1, q_len]``.
@@ -40,7 +40,7 @@ class Uniform(NamedTuple):
 
 
 class Near(NamedTuple):
-    """A range of lags or of first positions, in which visible keys are counted, with a name and a description."""
+    """A named range of lags or of first positions. The uniform baseline counts the visible keys in this range."""
 
     name: str
     what: str
@@ -49,7 +49,7 @@ class Near(NamedTuple):
     is_lag: bool
 
     def statistic(self, positions: CheckedPair) -> PerRow:
-        """Return the statistic that sums a row over this range; for rows of ones, it counts the visible keys."""
+        """Return the statistic that sums each row over the range. For rows of ones, it counts the visible keys."""
         if not self.is_lag:
             return SinkMass(self.most + 1, positions)
         return LagMass(self.least, positions) if self.least == self.most else LocalMass(self.most, positions)
@@ -75,7 +75,7 @@ def uniform_of_mask(inputs: AttentionInputs, positions: CheckedPair, near: tuple
 
 
 def _even_info(inputs: AttentionInputs, positions: CheckedPair) -> MatrixInfo:
-    """Return the properties of the uniform attention matrix; batch and heads are 1 if all are equal."""
+    """Return the properties of the uniform attention matrix. Batch and heads are 1 if all have the same mask."""
     batch, heads, q_len, kv_len = inputs.shape
     # A user's function may depend on the batch item and head even if the shape of its mask does not show it.
     shape = (batch, heads) if inputs.rule.asks_functions else inputs.rule.shape
@@ -89,7 +89,7 @@ def _is_counted(strip: ColumnRange) -> bool:
 
 
 def _visible_keys(inputs: AttentionInputs, tile: Tile, strip: ColumnRange, start: int) -> Seen:
-    """Return which keys of a column range are visible to which rows of a tile, starting at row ``start``."""
+    """Return which keys of a column range each row of a tile sees, from row ``start`` on, for the uniform baseline."""
     rows = torch.arange(start, start + tile.height, device=inputs.device)
     if strip.partial is True:
         return Seen(strip.keys, torch.full_like(rows, len(strip.keys)), None)
@@ -142,12 +142,12 @@ def even_rows_of_blocks(info: MatrixInfo, blocks: Iterable[Block], statistic: Pe
 
 
 def _uniform_rows(block: Block) -> Block:
-    """Normalise rows of ones at visible keys, so that they become uniform attention."""
+    """Convert a block with ones at visible keys to uniform attention, by dividing each row by its sum."""
     return Block(*block[:4], block.weights / block.weights.sum(-1, keepdim=True).clamp_min(1.0))
 
 
 class Seen(NamedTuple):
-    """The visible keys of some rows within a range of keys.
+    """The keys in a range that some rows see, for the uniform baseline.
 
     Attributes:
         keys: the range of keys.
@@ -161,7 +161,7 @@ class Seen(NamedTuple):
 
 
 class _Sums:
-    """Accumulator of the sums for the uniform baseline, over complete rows in any order."""
+    """Accumulator of the sums for the uniform baseline. Rows may be added in any order."""
 
     def __init__(self, info: MatrixInfo, positions: CheckedPair, near: tuple[Near, ...]):
         batch, heads, q_len, kv_len = info.shape
@@ -203,7 +203,7 @@ class _Sums:
             self.received[batch, heads, as_slice(keys)] += at.flip(-1).cumsum(-1).flip(-1)[..., 1:]
 
     def _count(self, index: tuple[slice, slice, slice], rows: range, keys: range, first: Tensor) -> None:
-        """Add rows that see the first keys of a range, in closed form; all positions must be consecutive."""
+        """Add rows that see the first keys of a range to the sums, in closed form. Positions must be consecutive."""
         device, step, kv_first, lead = first.device, keys.step, self.positions[1].first, lead_of(*self.positions)
         assert lead is not None
         assert kv_first is not None

@@ -52,7 +52,7 @@ def as_mask(mask: object, shape: tuple[int, int, int, int]) -> Mask:
 
 
 def _hint_for_words(mask: object) -> str | None:
-    """Return an error hint if text or a class was passed as a mask."""
+    """Return an error hint if the user passed text or a class as a mask; None otherwise."""
     if isinstance(mask, str):
         return "masks.parse(...) reads one: masks.parse('causal & window(4, 0)')"
     if isinstance(mask, type) and issubclass(mask, Mask):
@@ -85,7 +85,7 @@ def _from_tensor(mask: Tensor, shape: tuple[int, int, int, int]) -> Mask:
 
 
 def _hint_for_keys(mask: Tensor, shape: tuple[int, int, int, int], cast: str = "") -> str | None:
-    """Return an error hint for a tensor passed as a mask of keys, ``[batch, kv_len]``; None for other shapes."""
+    """Return an error hint if a mask tensor has the shape of a key mask, ``[batch, kv_len]``; None otherwise."""
     batch, _, _, kv_len = shape
     if mask.shape != (batch, kv_len) or mask.is_floating_point():
         return None

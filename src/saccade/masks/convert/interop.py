@@ -29,7 +29,7 @@ def from_key_padding_mask(key_padding_mask: Tensor) -> Mask:
             only this function inverts a mask.
 
     Returns:
-        `Padding` if the tokens of every item are contiguous at one end, else a `Dense` mask.
+        `Padding` if the tokens of every item are contiguous at one end; otherwise, a `Dense` mask.
 
     Raises:
         TypeError: not a bool tensor.
@@ -47,7 +47,7 @@ def from_key_padding_mask(key_padding_mask: Tensor) -> Mask:
 
 
 def from_attention_mask(attention_mask: Tensor) -> Mask:
-    """Convert an ``attention_mask`` of transformers, 1 at tokens and 0 at padding, to a mask.
+    """Convert an ``attention_mask`` of transformers, which is 1 for tokens and 0 for padding, to a mask.
 
     The mask hides *keys* only; join it with the pattern of the model:
     ``Causal() & from_attention_mask(attention_mask)``.
@@ -57,8 +57,8 @@ def from_attention_mask(attention_mask: Tensor) -> Mask:
 
     Args:
         attention_mask: ``[batch, kv_len]`` with values 0 and 1 in any dtype; or the expanded mask of a model,
-            ``[batch | 1, heads | 1, q_len, kv_len]``: bool with True = may attend, or float with 0 at visible pairs
-            and -inf, or the lowest number of the dtype, at the others.
+            ``[batch | 1, heads | 1, q_len, kv_len]``: bool with True = may attend, or float with 0 for allowed
+            pairs and -inf (or the lowest number of the dtype) for masked pairs.
 
     Returns:
         `Padding` if the tokens of every item are contiguous at one end; otherwise, and for four dimensions, `Dense`.
@@ -154,7 +154,7 @@ def from_sliding_window(sliding_window: int | tuple[int, int] | None) -> Mask:
             after) the query, where -1 means no limit (FlashAttention); or None for `Causal`.
 
     Raises:
-        TypeError: the argument is none of these.
+        TypeError: the argument has a different type.
         ValueError: the size is below 1, or below -1 in a pair.
     """
     name = "sliding_window"
@@ -171,7 +171,7 @@ def from_sliding_window(sliding_window: int | tuple[int, int] | None) -> Mask:
 
 
 def from_block_mask(block_mask: Any) -> Mask:
-    """Convert a ``BlockMask`` of FlexAttention to a mask: its function, restricted to its blocks.
+    """Convert a ``BlockMask`` of FlexAttention to a mask that applies its function within its blocks.
 
     Args:
         block_mask: a result of ``create_block_mask``. Its function counts queries from 0, whereas in the returned mask
@@ -203,7 +203,7 @@ def _checked_rule(rule: Mask | None) -> Mask | None:
 
 
 def _of_tokens(is_token: Tensor) -> Mask:
-    """Convert ``is_token``, bool ``[batch, kv_len]``, to a mask that hides all keys that are not tokens."""
+    """Convert ``is_token``, bool ``[batch, kv_len]``, to a padding mask, which hides all other keys."""
     kv_len = is_token.shape[1]
     lengths = is_token.sum(1)
     index = torch.arange(kv_len, device=is_token.device)
@@ -215,7 +215,7 @@ def _of_tokens(is_token: Tensor) -> Mask:
 
 
 def _whole_numbers(name: str, given: object) -> Tensor:
-    """Convert a tensor or list of ints (lengths or ids) from another library to a tensor whose values can be read."""
+    """Convert ints from another library (lengths or ids, as a tensor or list) to a tensor with readable values."""
     numbers = given
     if isinstance(given, list | tuple) and all(is_integer(x) and abs(int(x)) < 1 << 62 for x in given):
         numbers = torch.tensor([int(x) for x in given], device="cpu")

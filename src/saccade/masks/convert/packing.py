@@ -27,7 +27,7 @@ class Packed(NamedTuple):
 
     @property
     def cu_seqlens(self) -> Tensor:
-        """Boundaries of the packed sequences, int32 ``[sequences + 1]``: 0, then each end, as in FlashAttention."""
+        """Boundaries of packed sequences, int32 ``[sequences + 1]``: 0 and the end positions, as in FlashAttention."""
         ends = torch.tensor((0, *self.lengths)).cumsum(0)
         return ends.to(self.tokens.device, torch.int32)
 
@@ -41,7 +41,7 @@ class Packed(NamedTuple):
         return Documents(self.lengths, rule)
 
     def unpack(self, packed: Tensor, dim: int = 1) -> tuple[Tensor, ...]:
-        """Split a packed result into one tensor ``[length, ...]`` per sequence.
+        """Split a result for packed sequences into one tensor ``[length, ...]`` per sequence.
 
         Args:
             packed: ``[1, total, ...]``, or ``[1, heads, total, ...]`` with ``dim=2``.

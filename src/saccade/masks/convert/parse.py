@@ -28,7 +28,7 @@ _SHOWN = 32  # characters shown on either side of an error
 
 
 class _Name(NamedTuple):
-    """A mask name in the grammar: its syntax, and the function that builds the mask from its numbers."""
+    """A mask name that the parser accepts, with its syntax and the function that builds the mask from numbers."""
 
     form: str
     of: Callable[..., Mask]
@@ -65,7 +65,7 @@ def parse(text: str) -> Mask:
 
     ====================================  =========================================================
     ``causal``, ``full``                  ``Causal()``, ``Full()``
-    ``window(4, 0)``, ``window(4)``       ``Window(4, 0)``; ``Window(4, 4)``: one number is for each side
+    ``window(4, 0)``, ``window(4)``       ``Window(4, 0)``; ``Window(4, 4)``: a single number is for each side
     ``sliding(5)``                        ``Window(4, 0)``: the window of transformers counts the query too
     ``documents(128, 200)``               ``Documents([128, 200])``: lengths
     ``padding(5, 7)``                     ``Padding([5, 7])``: tokens of each batch item
@@ -95,7 +95,7 @@ def parse(text: str) -> Mask:
 
 
 class _Reader:
-    """A recursive-descent parser of masks with one method for each level of precedence."""
+    """A recursive-descent parser of masks written as text, with one method for each level of precedence."""
 
     def __init__(self, text: str):
         self.text = text
@@ -114,7 +114,7 @@ class _Reader:
         return self.tokens[self.at][0]
 
     def takes(self, word: str) -> bool:
-        """Consume the next token of the text if it equals ``word``; return whether it did."""
+        """Consume the next token of the mask text if it equals ``word``; return whether a token was consumed."""
         is_next = self.word == word
         self.at += is_next
         return is_next
@@ -171,7 +171,7 @@ class _Reader:
             ) from error
 
     def numbers(self) -> list[int]:
-        """Read the numbers in brackets after a mask's name; the opening bracket is already consumed."""
+        """Parse the numbers in brackets after the name of a mask. The opening bracket is already consumed."""
         numbers: list[int] = []
         if self.takes(")"):
             return numbers
@@ -190,7 +190,7 @@ class _Reader:
     def refused(
         self, rule: str, place: int | None = None, *, cause: Exception | None = None, hint: str | None = None
     ) -> ValueError:
-        """Return the parse error, which shows the text around a token (by default the next) with a mark below it."""
+        """Return the error for invalid mask text. It shows the text and points at a token, by default the next one."""
         word, start = self.tokens[self.at if place is None else place]
         before = ("..." if start > _SHOWN else "") + escaped(self.text[max(start - _SHOWN, 0) : start])
         behind = self.text[start : start + _SHOWN] + ("..." if len(self.text) > start + _SHOWN else "")

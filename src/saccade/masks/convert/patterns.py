@@ -86,7 +86,7 @@ def _window(left: float, right: float) -> Full | Causal | Window:
 
 
 def window_sides(mask: Mask) -> tuple[float, float] | None:
-    """Return the number of keys before and after the query if ``mask`` equals a window pattern, else None.
+    """Return the numbers of keys before and after the query if ``mask`` equals a window; None otherwise.
 
     >>> window_sides(Causal()), window_sides(Window(2, 3) | Window(4, 1)), window_sides(Prefix(2))
     ((inf, 0), (4, 3), None)
@@ -96,7 +96,7 @@ def window_sides(mask: Mask) -> tuple[float, float] | None:
 
 
 def window_size(mask: Mask) -> int | None:
-    """Return n if ``mask`` equals ``sliding_window(n)``, the last n keys; None for any other mask."""
+    """Return n if ``mask`` equals ``sliding_window(n)``, which allows the last n keys; None otherwise."""
     left, right = window_sides(mask) or (math.inf, math.inf)
     return int(left) + 1 if right == 0 and left != math.inf else None
 
@@ -115,7 +115,7 @@ class Packed(NamedTuple):
 
 
 def packed_of(mask: Mask, length: int) -> Packed | None:
-    """Return the packed sequences and window that equal a mask over positions 0 to ``length``; None if there are none.
+    """Return the packed sequences and window that equal a mask over ``length`` positions; None if there are none.
 
     Example:
         >>> packed_of(Documents([2, 3], rule=Causal()), 5)
@@ -132,7 +132,7 @@ def packed_of(mask: Mask, length: int) -> Packed | None:
 
 
 def transposed(mask: Mask) -> Mask | None:
-    """Return the transposed mask, which allows (kv, q) where ``mask`` allows (q, kv); None if there is no formula.
+    """Return the transposed mask, which allows (kv, q) where ``mask`` allows (q, kv); None if it is not supported.
 
     Example:
         >>> transposed(Causal() & Global([0], sees=False))
@@ -159,7 +159,7 @@ def transposed(mask: Mask) -> Mask | None:
 
 
 class RowRanges(NamedTuple):
-    """The range of visible keys of each row, from which a pattern is recognised.
+    """The range of visible keys of each row. Standard mask patterns are recognised from these ranges.
 
     Attributes:
         starts, ends: int64 ``[items, rows]``; a row without keys starts at ``columns`` and ends at 0.
@@ -172,13 +172,13 @@ class RowRanges(NamedTuple):
 
     @property
     def position(self) -> Ints:
-        """Positions of the rows."""
+        """Positions of the queries (rows) whose visible ranges are described."""
         rows = self.starts.shape[1]
         return np.arange(self.columns - rows, self.columns)
 
 
 def describe_ranges(ranges: RowRanges) -> Mask | None:
-    """Return the standard pattern, with or without padding, that allows exactly these key ranges; None if none does.
+    """Return the standard pattern, with or without padding, that allows exactly the given ranges; None if none exists.
 
     A candidate is derived from the ends of the ranges and then compared with every row. Cost: O(items * rows).
     """
@@ -196,7 +196,7 @@ def describe_ranges(ranges: RowRanges) -> Mask | None:
 
 
 def _window_of_rows(ranges: RowRanges, first: Ints | int, stop: Ints | int) -> Mask | None:
-    """Return the window that equals the visible ranges, limited to keys ``first`` to ``stop``; None if none does."""
+    """Return the window mask that matches visible ranges within keys ``first`` to ``stop``; None if there is none."""
     (starts, ends, _), position = ranges, ranges.position
     some = starts < ends
     distances = (position - starts)[some & (starts > first)], (ends - 1 - position)[some & (ends < stop)]
@@ -210,7 +210,7 @@ def _window_of_rows(ranges: RowRanges, first: Ints | int, stop: Ints | int) -> M
 
 
 def _padding_of_rows(first: Ints, stop: Ints, columns: int) -> Mask | None:
-    """Return the padding pattern that hides all keys of item b except ``first[b]`` to ``stop[b]``; None if none."""
+    """Return the padding mask that shows only keys ``first[b]`` to ``stop[b]`` of item b; None if there is none."""
     nothing = first >= stop
     if (nothing | (first == 0)).all():
         return Prefix(int(stop[0])) if len(stop) == 1 else Padding(stop.tolist())
@@ -220,7 +220,7 @@ def _padding_of_rows(first: Ints, stop: Ints, columns: int) -> Mask | None:
 
 
 def _documents_of_rows(ranges: RowRanges) -> Mask | None:
-    """Return the documents pattern of visible ranges: split where no row sees a key on the other side."""
+    """Return the documents mask that matches visible ranges, split where no row sees a key beyond the split."""
     (starts, ends, columns), position = ranges, ranges.position
     before = np.maximum.accumulate(ends, 1)[:, :-1]
     behind = np.minimum.accumulate(starts[:, ::-1], 1)[:, -2::-1]

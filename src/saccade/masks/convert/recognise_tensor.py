@@ -58,13 +58,13 @@ def recognise_tensors(
 
 
 def _fits(mask: Dense, shape: tuple[int, int, int, int], origin: tuple[int, int]) -> bool:
-    """Return whether the shape of the attention equals that of a mask tensor, which hides all pairs outside it."""
+    """Return whether a mask tensor has the shape of the attention. A mask tensor hides all pairs outside its shape."""
     _, _, rows, columns = mask.allowed.shape
     return columns == shape[3] and origin[1] == 0 and (rows == 1 or (rows, columns - rows) == (shape[2], origin[0]))
 
 
 class _CachedPatterns(NamedTuple):
-    """Cached patterns recognised in a tensor's views, with the tensor's address and version when it was read."""
+    """Cache of the patterns recognised in views of a mask tensor, with the address and version of the tensor."""
 
     memory: StorageWeakRef
     version: int
@@ -75,7 +75,7 @@ _cache = WeakTensorKeyDictionary()
 
 
 def _cached_pattern(allowed: Tensor, *, may_cache: bool) -> Mask | None:
-    """Return the pattern of a mask tensor, from the cache if the tensor was not modified since."""
+    """Return the pattern of a mask tensor, from the cache if the tensor has not been modified."""
     if not is_plain(allowed) or not allowed.is_cpu:
         return None
     owner = allowed if allowed._base is None else allowed._base  # views share its version counter
@@ -94,14 +94,14 @@ def _cached_pattern(allowed: Tensor, *, may_cache: bool) -> Mask | None:
 
 
 def _counts_writes(owner: Tensor) -> bool:
-    """Return whether torch counts all writes to a mask tensor; it does not count writes by collectives."""
+    """Return whether torch counts all writes to a mask tensor. Writes by collectives are not counted."""
     if owner.is_inference() or owner.is_shared() or not owner.untyped_storage().resizable():
         return False
     return not (torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
 def _recognise(allowed: Tensor) -> Mask | None:
-    """Recognise the pattern of a tensor ``[batch, heads, q, kv]``; None if heads differ or a row has many ranges."""
+    """Return the pattern of a mask ``[batch, heads, q, kv]``; None if heads differ or a row has many ranges."""
     if 0 in allowed.shape:
         return None
     for axis in range(3):
@@ -125,7 +125,7 @@ def _recognise(allowed: Tensor) -> Mask | None:
 
 
 def _ranges_of(allowed: Tensor) -> Ints | None:
-    """Return the visible ranges of a mask tensor, as in `KeyRanges`, ``[2, batch, heads, q, ranges]``; None if many."""
+    """Return the visible ranges of a mask tensor, ``[2, batch, heads, q, ranges]``; None if a row has too many."""
     batch, heads, rows, columns = allowed.shape
     items, visible = batch * heads, _as_array(allowed).reshape(batch * heads, rows, columns)
     if _changes(visible[:, np.linspace(0, rows - 1, min(rows, _SAMPLE), dtype=np.int64)]) is None:
@@ -138,7 +138,7 @@ def _ranges_of(allowed: Tensor) -> Ints | None:
             return None
         chunks.append((changes[0] + item * rows + first, changes[1]))
     row, column = (np.concatenate(x) for x in zip(*chunks, strict=True))
-    # Every row begins and ends with a hidden key: its changes are start, end, start, end, …
+    # Every row begins and ends with a masked key, so its changes are start, end, start, end, …
     row, starts, ends = row[::2], column[::2], column[1::2]
     number = np.arange(len(row)) - np.searchsorted(row, row)
     table = np.zeros((2, items * rows, int(number.max(initial=0)) + 1), dtype=np.int64)
@@ -154,7 +154,7 @@ def _as_array(allowed: Tensor) -> Bools:
 
 
 def _changes(visible: Bools) -> tuple[Ints, Ints] | None:
-    """Return rows and columns where visible ranges of a mask tensor start or end; None if a row has too many."""
+    """Return where visible ranges of a mask tensor start or end, as rows and columns; None if there are too many."""
     columns = visible.shape[2]
     bits = np.zeros((visible.shape[0] * visible.shape[1], columns // 8 + 1), dtype=np.uint8)
     bits[:, : -(-columns // 8)] = np.packbits(visible, axis=2, bitorder="little").reshape(len(bits), -1)

@@ -31,7 +31,7 @@ def encode(thing: object) -> tuple[list[int], list[Tensor]] | None:
     """Serialise a mask or a function as a list of ints and its tensors; return None if it cannot be serialised.
 
     Supported are functions without closure variables, and frozen dataclasses whose fields are numbers, strings,
-    tensors, tuples, None or such dataclasses. A mask that calls functions is not supported, because they may return
+    tensors, tuples, None or frozen dataclasses. A mask that calls functions is not supported, because they may return
     different results in another call.
 
     Example:
@@ -104,7 +104,7 @@ def _read(program: Iterator[int], tensors: Sequence[Tensor]) -> Any:
 
 
 def _address(thing: Any) -> tuple[str, ...] | None:
-    """Return the serialised name of a class or function, and a class's fields; None if a name is not enough."""
+    """Return the serialised name of a class or function, with the fields of a class; None for unsupported objects."""
     fields = _fields(thing)
     if fields is None:
         return None
@@ -120,7 +120,7 @@ _address._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _fields(thing: Any) -> tuple[str, ...] | None:
-    """Return the field names of a frozen dataclass, an empty tuple for a function, and None for anything else."""
+    """Return the fields to serialise: names for a frozen dataclass, () for a function, None for anything else."""
     if isinstance(thing, FunctionType):
         return ()
     parameters = getattr(thing, "__dataclass_params__", None)
@@ -129,7 +129,7 @@ def _fields(thing: Any) -> tuple[str, ...] | None:
 
 
 def _lookup(name: str) -> tuple[Any, ...]:
-    """Look up a serialised name: return the class with its field names, or the function."""
+    """Return the class (with its field names) or the function for a serialised name."""
     module, _, path = name.rpartition(":")
     thing = _written.get(name)
     if thing is None:
@@ -143,14 +143,14 @@ def _lookup(name: str) -> tuple[Any, ...]:
 
 
 def _packed(text: str) -> list[int]:
-    """Pack a string into integers, preceded by their number."""
+    """Serialise a string as the number of integers that follow, and those integers."""
     letters = text.encode()
     parts = [letters[start : start + _LETTERS] for start in range(0, len(letters), _LETTERS)]
-    # A leading 1 preserves zeros in front.
+    # A leading 1 preserves leading zeros.
     return [len(parts), *(int.from_bytes(b"\x01" + part, "big") for part in parts)]
 
 
 def _unpacked(program: Iterator[int]) -> str:
-    """Read a string that `_packed` packed into integers."""
+    """Deserialise a string from the integers that `_packed` returned."""
     parts = [next(program) for _ in range(next(program))]
     return b"".join(part.to_bytes(8, "big").lstrip(b"\x00")[1:] for part in parts).decode()

@@ -19,7 +19,7 @@ class Axial(Grid):
     r"""A mask on a grid: a cell sees its row, its column, or both.
 
     Position p is the cell in row ``p // width`` and column ``p % width``, for queries and keys. Positions outside the
-    grid attend to nothing and are hidden. For a grid of 3 rows and 5 columns, the cells visible from the centre:
+    grid attend to nothing and are never visible. For a grid of 3 rows and 5 columns, the cells visible from the centre:
 
     >>> for axis in ("rows", "columns", "both"):
     ...     seen = Axial(3, 5, axis).to_dense(15)[0, 0, 7].view(3, 5).tolist()
@@ -42,7 +42,7 @@ class Axial(Grid):
         axis: "rows" (a cell sees its row), "columns" (its column), or "both" (the cross).
 
     Raises:
-        ValueError: an argument does not meet these conditions.
+        ValueError: an argument does not meet the conditions above.
 
     Cost: ``width``, ``height`` or ``height + width - 1`` keys per query. Columns are processed as views of every
     width-th row and key, without copies, and merged with the result of the rows using their log-sum-exp (lse).

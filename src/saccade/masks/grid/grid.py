@@ -1,4 +1,4 @@
-"""Grid: base class of masks on the cells of a grid, which positions number row by row."""
+"""Grid: base class of masks on a grid, whose cells are numbered row by row."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Rectangle(NamedTuple):
 
 
 class Hulls(NamedTuple):
-    """Smallest and largest grid rows and columns of groups of cells (inclusive), int64 ``[groups]``.
+    """The bounding rectangles of groups of grid cells: smallest and largest rows and columns, int64 ``[groups]``.
 
     ``some`` marks groups with at least one cell on the grid, ``all`` groups with all cells on the grid.
     """
 
     @property
     def first_ends(self) -> tuple[int, int, int, int] | None:
-        """Return top, bottom, left and right of the first group's hull, as ints; None if the group has no cell."""
+        """Return top, bottom, left and right of the first group's hull; None if the group contains no grid cell."""
         if not self.some[0]:
             return None
         return int(self.top[0]), int(self.bottom[0]), int(self.left[0]), int(self.right[0])
@@ -50,14 +50,14 @@ class Hulls(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """The grid cells of the rows of a box.
+    """The grid cells that belong to the rows of a box of a mask.
 
     Attributes:
         ends: top, bottom, left and right of the cells on the grid (inclusive); None if there are no cells.
         all: whether all rows are on the grid.
-        first: row and column of the first cell.
-        pattern: hash key; equal patterns mean equal displacements from the first cell.
-        place: hash key; equal places mean equal cells.
+        first: grid row and column of the first cell.
+        pattern: hash key of the displacements of the cells from the first cell.
+        place: hash key of the cells themselves.
     """
 
     ends: tuple[int, int, int, int] | None
@@ -68,7 +68,7 @@ class Cells(NamedTuple):
 
 
 class Squares(NamedTuple):
-    """A division of a grid into rectangles: row y belongs to rectangle ``(y - top) // height``, columns likewise."""
+    """A division of a grid into rectangles: row y is in rectangle ``(y - top) // height``; likewise for columns."""
 
     height: int
     width: int
@@ -79,8 +79,8 @@ class Squares(NamedTuple):
 class Grid(Mask):
     """Base class of masks on a grid: position p is the cell in row ``p // width`` and column ``p % width``.
 
-    A subclass defines in `_sight` the rectangles of keys that a cell sees; everything else follows from them. Queries
-    and keys are on the same grid; positions outside it attend to nothing and are hidden.
+    A subclass defines the rectangles of keys that a cell sees, in `_sight`. All other methods use `_sight`. Queries
+    and keys are on the same grid; positions outside it attend to nothing and are never visible.
     """
 
     height: int
@@ -96,11 +96,11 @@ class Grid(Mask):
     @property
     @abstractmethod
     def depends_on_displacement(self) -> bool:
-        """True if the mask depends only on the displacement between two cells."""
+        """True if the grid mask depends only on the displacement between two cells."""
 
     @property
     def squares(self) -> Squares | None:
-        """Division of the grid into rectangles whose cells see nearly the same keys; None if adjacent rows do."""
+        """Division of the grid into rectangles whose cells see similar keys; None if adjacent rows already do."""
         return None
 
     @property
@@ -120,7 +120,7 @@ class Grid(Mask):
         return self.bounds_of(self._hulls(groups.first, groups.last), keys)
 
     def bounds_of(self, hulls: Hulls, keys: KeyDomain) -> Bounds:
-        """Return the `bounds` of arbitrary groups of grid cells."""
+        """Return the `bounds` of the mask for arbitrary groups of grid cells."""
         bounds = Bounds.exactly(Spans.nothing(keys))
         on_or_off = bool((hulls.all | ~hulls.some).all())
         for low, high in self._ends(hulls):
@@ -146,7 +146,7 @@ class Grid(Mask):
         return self.residual_of(Cells(hull.first_ends, bool(hull.all[0]), (y, x), pattern, rows), box.keys)
 
     def residual_of(self, cells: Cells, keys: range) -> bool | Hashable:
-        """Return the result of `partial` for arbitrary grid cells."""
+        """Return the result of `partial` of the mask for arbitrary grid cells."""
         least, most = max(keys[0], 0), min(keys[-1], self.height * self.width - 1)
         if least > most or cells.ends is None:
             return False
@@ -169,7 +169,7 @@ class Grid(Mask):
         return (self, cells.pattern, displacement, keys.step, len(keys), goes_on)
 
     def _ends(self, hulls: Hulls) -> list[tuple[Rectangle, Rectangle]]:
-        """Return the rectangles that the first and the last corner of each hull see, clipped to the grid."""
+        """Return the grid rectangles visible from the first and from the last corner of each hull."""
         firsts, lasts = self._sight(hulls.top, hulls.left), self._sight(hulls.bottom, hulls.right)
         return [(self._clipped(low), self._clipped(high)) for low, high in zip(firsts, lasts, strict=True)]
 
@@ -191,7 +191,7 @@ class Grid(Mask):
         return Hulls(top, bottom, left, right, some, (first >= 0) & (last < cells))
 
     def _spans(self, r: Rectangle, which: npt.NDArray[np.bool_], keys: KeyDomain) -> Spans | None:
-        """Return the keys of a rectangle, one range per grid row, for the groups in ``which``; None if too many."""
+        """Return the keys of a grid rectangle as one range per grid row, for groups in ``which``; None if too many."""
         count = np.where(which & (r.left < r.right), np.maximum(r.bottom - r.top, 0), 0)
         is_wide = (r.left == 0) & (r.right == self.width)
         ranges = np.where(is_wide, np.minimum(count, 1), count)
@@ -204,7 +204,7 @@ class Grid(Mask):
         return Spans.of(starts, np.where(np.arange(max(most, 1)) < ranges[:, None], ends, starts), keys)
 
     def _one_range(self, r: Rectangle, which: npt.NDArray[np.bool_], keys: KeyDomain) -> Spans:
-        """Return the range from the first to the last key of a rectangle for the groups in ``which``."""
+        """Return the range from the first to the last key of a grid rectangle, for the groups in ``which``."""
         start, stop = r.top * self.width + r.left, (r.bottom - 1) * self.width + r.right
         return Spans.within(keys, start, np.where(which & (r.left < r.right) & (r.top < r.bottom), stop, 0))
 

@@ -19,9 +19,9 @@ class Neighborhood(Grid):
     r"""A mask on a grid: a cell sees the cells at most ``radius`` rows and columns away, itself included.
 
     Position p is the cell in row ``p // width`` and column ``p % width``, for queries and keys. Positions outside the
-    grid attend to nothing and are hidden; ``Neighborhood(...).after(1)`` leaves room for a class token.
+    grid attend to nothing and are never visible; ``Neighborhood(...).after(1)`` leaves room for a class token.
 
-    For a grid of 3 rows and 5 columns, these cells are visible from the centre, then from a corner:
+    For a grid of 3 rows and 5 columns, the cells visible from the centre, then from a corner:
 
     >>> seen = Neighborhood(3, 5, 1).to_dense(15)[0, 0]
     >>> print("\n".join(" ".join(".1"[see] for see in row) for row in seen[7].view(3, 5).tolist()))
@@ -33,7 +33,7 @@ class Neighborhood(Grid):
     1 1 . . .
     . . . . .
 
-    The neighbourhood is cut off at the border, as if the grid were padded with hidden cells, so the mask is symmetric.
+    The neighbourhood is cut off at the border, as if the grid were padded with masked cells, so the mask is symmetric.
     NATTEN shifts the neighbourhood inwards instead, so that every cell sees the same number of cells.
 
     Args:
@@ -42,7 +42,7 @@ class Neighborhood(Grid):
             or (vertical, horizontal). A convolution's ``kernel_size`` corresponds to ``2 * radius + 1``.
 
     Raises:
-        ValueError: an argument does not meet these conditions.
+        ValueError: an argument does not meet the conditions above.
 
     Cost: rows are processed in squares of 8 x 8 cells if that is cheaper, with about ``(2 * radius + 8) ** 2`` keys for
     each square; see the page on grids.

@@ -1,4 +1,4 @@
-"""RowOrder: a row order that groups the cells of a grid into squares, and masks whose rows are in that order."""
+"""RowOrder: reorder the rows of a grid mask so that the cells of each square are adjacent."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Grounds(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RowOrder:
-    """An order of rows that makes the grid cells of a square adjacent; rows outside the grid stay at the ends.
+    """An order of rows where the grid cells of a square are adjacent. Rows outside the grid stay at the ends.
 
     Args:
         grounds: the grid.
         squares: the division of the grid into squares.
-        q_first: position of the first row; the others follow.
+        q_first: position of the first row; the positions of the rows are consecutive.
         q_len: number of rows.
     """
 
@@ -44,36 +44,36 @@ class RowOrder:
 
     @property
     def rows(self) -> Ints:
-        """Row at each index of the row order, int64 ``[q_len]``."""
+        """Original row at each index of the row order, int64 ``[q_len]``."""
         return _tables(self).rows
 
     @property
     def places(self) -> Ints:
-        """Index of each row in the row order, int64 ``[q_len]``."""
+        """Index of each original row in the row order, int64 ``[q_len]``."""
         return _tables(self).places
 
 
 class _Tables(NamedTuple):
-    """Tables of a row order, indexed by the place of a row in it."""
+    """Tables about the rows of a row order, indexed by the new index of a row."""
 
     positions: Ints
     rows: Ints
     places: Ints
     top: Ints
-    """Row of the grid, for minima; a number beyond the grid if there is no cell."""
+    """Grid row of each cell, for minima; a number beyond the grid for rows without a cell."""
     bottom: Ints
-    """Row of the grid, for maxima; -1 if there is no cell."""
+    """Grid row of each cell, for maxima; -1 for rows without a cell."""
     left: Ints
     right: Ints
     edges: Ints
     """Indices in the row order where squares begin."""
     shapes: tuple[bytes, ...]
-    """Displacements of the cells of each square from its first cell, as bytes, which cache their hash."""
+    """Displacements of the cells of each square from its first cell, as bytes, because bytes cache their hash."""
 
 
 @lru_cache(maxsize=64)
 def _tables(order: RowOrder) -> _Tables:
-    """Compute the tables of a row order."""
+    """Compute the tables that describe the rows of a row order."""
     (height, width, before), squares = order.grounds, order.squares
     positions = np.arange(order.q_first, order.q_first + order.q_len)
     cell = positions - before
@@ -108,7 +108,7 @@ def _tables(order: RowOrder) -> _Tables:
 
 @dataclasses.dataclass(frozen=True)
 class InOrder(Mask):
-    """A mask whose queries are numbered from 0 in a row order; keys keep their positions.
+    """A mask with reordered queries, which are numbered from 0. Keys keep their positions.
 
     Args:
         mask: the mask on positions.
@@ -164,13 +164,13 @@ class InOrder(Mask):
         return str(self.mask)
 
     def _grid(self) -> Grid | None:
-        """Return the mask if it is a `Grid` with the grid of the row order, else None."""
+        """Return the mask if it is a `Grid` on the same grid as the row order; None otherwise."""
         grid, grounds = _grid_of(self.mask)
         return grid if grounds == self.order.grounds else None
 
 
 def _hulls(tables: _Tables, first: Ints, last: Ints) -> Hulls:
-    """Return the hulls of the grid cells with indices ``first`` to ``last`` in a row order."""
+    """Return the hulls of the grid cells at indices ``first`` to ``last`` (inclusive) of a row order."""
     top, left = (_extreme_per_group(np.minimum, edge, first, last) for edge in (tables.top, tables.left))
     bottom, right = (_extreme_per_group(np.maximum, edge, first, last) for edge in (tables.bottom, tables.right))
     some = bottom >= 0
@@ -181,7 +181,7 @@ def _hulls(tables: _Tables, first: Ints, last: Ints) -> Hulls:
 
 @lru_cache(maxsize=256)
 def _cells(order: RowOrder, rows: range) -> Cells:
-    """Return the grid cells of a tile's rows; cached because a tile has several key ranges."""
+    """Return the grid cells of a tile's reordered rows. They are cached because a tile has several key ranges."""
     tables = _tables(order)
     hull = _hulls(tables, np.asarray([rows[0]]), np.asarray([rows[-1]]))
     square = int(np.searchsorted(tables.edges, rows[0], side="right")) - 1
@@ -194,12 +194,12 @@ def _cells(order: RowOrder, rows: range) -> Cells:
 
 
 def in_order(mask: Mask, order: RowOrder) -> Mask:
-    """Return a mask with its rows in a row order; each part of a combined mask is reordered separately."""
+    """Return the mask with its rows in the given order. Each part of a combined mask is reordered separately."""
     return mask.with_atoms(lambda atom: InOrder(atom, order))
 
 
 def wanted_order(mask: Mask, q_first: int, q_len: int) -> RowOrder | None:
-    """Return the best row order for a mask: that of its first grid, or None if it contains no grid.
+    """Return the row order for the first grid within a mask; None if the mask contains no grid.
 
     There are ``q_len`` rows, the first at position ``q_first``.
     """
@@ -211,13 +211,13 @@ def wanted_order(mask: Mask, q_first: int, q_len: int) -> RowOrder | None:
 
 
 def _grid_of(mask: Mask) -> tuple[Grid, Grounds] | tuple[None, None]:
-    """Return the grid mask within a mask, and the size and offset of its grid; (None, None) if there is none."""
+    """Return the grid within a shifted mask, with its size and offset, for reordering; (None, None) without a grid."""
     grid, before = (mask.rule, mask.length) if isinstance(mask, After) else (mask, 0)
     return (grid, Grounds(grid.height, grid.width, before)) if isinstance(grid, Grid) else (None, None)
 
 
 def _extreme_per_group(function: np.ufunc, values: Ints, first: Ints, last: Ints) -> Ints:
-    """Return the minimum or maximum of ``values`` from ``first`` to ``last`` (inclusive) for each group of rows."""
+    """Return the minimum or maximum of ``values[first]`` to ``values[last]`` (inclusive) per group of ordered rows."""
     edges = np.stack([first, last + 1], axis=-1).ravel()
     padded = np.append(values, values[-1:])  # an end may be after the last row
     reduced: Ints = function.reduceat(padded, edges)[::2]

@@ -19,11 +19,11 @@ class ShiftedWindows(Grid):
     r"""A mask on a grid divided into windows: a cell sees the cells of its window.
 
     Position p is the cell in row ``p // width`` and column ``p % width``, for queries and keys. Positions outside the
-    grid attend to nothing and are hidden.
+    grid attend to nothing and are never visible.
 
     Swin shifts the grid cyclically by ``shift`` cells, divides it into windows, and separates cells that only the shift
-    has brought together. This is equivalent to windows that begin at ``shift`` instead of 0, with smaller ones at all
-    four borders, so no cell has to be moved. Equal letters mark the cells of a window:
+    has brought together. This is equivalent to windows that begin at ``shift`` instead of 0, with smaller windows at
+    all four borders, so no cell has to be moved. Equal letters mark the cells of a window:
 
     >>> seen = ShiftedWindows(4, 6, 2, shift=1).to_dense(24)[0, 0]
     >>> first = seen.int().argmax(1)  # the first cell that each cell sees
@@ -42,7 +42,7 @@ class ShiftedWindows(Grid):
             window in every other layer of Swin, but 0 if one window covers the entire grid.
 
     Raises:
-        ValueError: an argument does not meet these conditions.
+        ValueError: an argument does not meet the conditions above.
 
     Cost: ``window ** 2`` keys per query; rows are processed window by window if that is cheaper.
 

@@ -1,3 +1,3 @@
-"""Mask classes, one per file."""
+"""Mask classes, such as `Causal` and `Window`, with one file for each class."""
 
 __all__: list[str] = []

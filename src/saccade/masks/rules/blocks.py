@@ -1,4 +1,4 @@
-"""Blocks: a block-sparse mask, with a layout for all heads or one per head."""
+"""Blocks: a block-sparse mask, with a layout for all heads or a layout per head."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Blocks(Mask):
     1 1 1 1
     1 1 1 1
 
-    Positions outside the layout attend to nothing and are hidden; attention over such positions raises an error.
+    Positions outside the layout attend to nothing and are never visible; attention over them raises an error.
 
     Args:
         layout: bool ``[blocks, blocks]``, or ``[heads, blocks, blocks]`` for a layout per head (nested lists or a

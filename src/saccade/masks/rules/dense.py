@@ -24,9 +24,9 @@ NO_BOOL = "a 0/1 mask becomes one with mask.bool(); terms that are added to the 
 class Dense(Mask):
     """A mask given by a bool tensor; True = may attend.
 
-    Row r of a tensor with L rows and S columns is at position S - L + r (bottom-right), column c at position c.
-    Positions outside attend to nothing and are hidden, and attention over them raises an error. A batch or head axis of
-    size 1 applies to all items or heads, a single row to every query (``[batch, 1, 1, kv]``), and a single row and
+    Row r of a tensor with L rows and S columns is at position S - L + r (bottom-right), and column c is at position c.
+    Positions outside attend to nothing and are never visible; attention over them raises an error. A batch or head axis
+    of size 1 applies to all items or heads, a single row to every query (``[batch, 1, 1, kv]``), and a single row and
     column to all pairs. Two dimensions are always ``[q, kv]``, as in torch: pass a mask of keys for each item,
     ``[batch, kv]``, as ``tensor[:, None, None, :]``.
 
@@ -105,7 +105,7 @@ class Dense(Mask):
 
 
 def _consecutive_part(allowed: Tensor, index: tuple[Tensor, ...]) -> Tensor | None:
-    """Copy entries of a dense mask at consecutive indices, ten times as fast as indexing; None for other indices."""
+    """Copy entries of a dense mask at consecutive indices, ten times as fast as indexing; return None otherwise."""
     if is_tracing() or math.prod([x.numel() for x in index]) < _MANY:
         return None
     if not (allowed.is_cpu and all(map(is_plain, (allowed, *index)))):
@@ -122,7 +122,7 @@ def _consecutive_part(allowed: Tensor, index: tuple[Tensor, ...]) -> Tensor | No
 
 
 def _consecutive_range(x: Tensor, axis: int) -> slice | None:
-    """Return the slice of consecutive indices into a dense mask along one of four axes; None for other tensors."""
+    """Return consecutive indices into an axis of a dense mask as a slice; None if they are not consecutive."""
     numbers = x.reshape(-1)
     first, stop = int(numbers[0]), int(numbers[-1]) + 1
     is_axis = x.dim() == 4 and x.shape[axis] == len(numbers) == stop - first

@@ -49,8 +49,8 @@ class Documents(Mask):
     . . 1 1
 
     Args:
-        lengths: lengths of the documents, in order, for all batch items; or one such list per batch item. Positions
-            after the documents of a shorter item belong to no document: they attend to nothing and are hidden.
+        lengths: lengths of the documents, in order, for all batch items; or a list of lengths per batch item. Positions
+            after the documents of a shorter item belong to no document: they attend to nothing and are never visible.
             Attention over positions after the longest item raises an error.
         rule: the mask within each document; full when None.
 
@@ -85,7 +85,7 @@ class Documents(Mask):
 
     @property
     def _inside(self) -> Mask:
-        """The mask within each document."""
+        """Mask that applies within each document, with positions from the start of the document."""
         return Full() if self.rule is None else self.rule
 
     @property
@@ -105,7 +105,7 @@ class Documents(Mask):
         item = b if len(self.lengths) > 1 else 0
         document, start = self._places.on(q.device).unbind(0)
         last = document.shape[1] - 1
-        # Entry 0 of the table is for all positions before the first document, the last one for those after.
+        # The first entry of the table is for positions before all documents, the last entry for positions after them.
         row, column = ((x + 1).clamp(0, last) for x in (q, kv))
         number = document[item, row]
         together = (number == document[item, column]) & (number >= 0)
@@ -114,7 +114,7 @@ class Documents(Mask):
         return together & self.rule.allows(b, h, q - start[item, row], kv - start[item, column])
 
     def _first_outside(self, inside: range | None) -> int:
-        """Return the first position whose offset within its document is not in the range ``inside``."""
+        """Return the first position of the packed row whose offset within its document is not in ``inside``."""
         if inside is None:
             return 1 << _TOTAL_BITS
         # A document longer than `inside` ends outside it; if `inside` starts after 0, every document starts outside it.
@@ -182,7 +182,7 @@ class Documents(Mask):
         return np.concatenate(edges)
 
     def _around(self, item: int, span: range) -> tuple[int, int, bool]:
-        """Return the result of `_spans` for a single group of rows; faster than `_spans`."""
+        """Return the document range around a single group of rows; faster than `_spans`."""
         lengths, ends = self._documents[item]
         total = int(ends[-1]) if len(ends) else 0
         if not total or span[0] >= total or span[-1] < 0:
@@ -191,7 +191,7 @@ class Documents(Mask):
         return int(ends[low] - lengths[low]), int(ends[high]), low == high and span[0] >= 0 and span[-1] < total
 
     def _spans(self, groups: Groups) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
-        """Return the start of each group's first document, the end of its last one, and whether they are the same."""
+        """Return starts and ends of the documents around each group of rows, and whether it is in a single document."""
         start, stop = np.zeros_like(groups.first), np.zeros_like(groups.first)
         one = np.zeros(groups.first.shape, dtype=bool)
         items = np.zeros_like(groups.batch) if len(self.lengths) == 1 else groups.batch
@@ -212,7 +212,7 @@ class Documents(Mask):
 
 
 def with_facts(pattern: Mask, batch_mask: Mask) -> Mask:
-    """Join a layer's pattern with the mask of a batch; the pattern restarts with each document of the batch."""
+    """Join the pattern of a layer with the mask of a batch. The pattern restarts with each document of the batch."""
     parts = batch_mask.parts if isinstance(batch_mask, And) else (batch_mask,)
     index = next((i for i, part in enumerate(parts) if isinstance(part, Documents)), None)
     if index is None:
@@ -224,7 +224,7 @@ def with_facts(pattern: Mask, batch_mask: Mask) -> Mask:
 
 
 def _lengths_per_item(lengths: object) -> tuple[tuple[int, ...], ...]:
-    """Return checked lengths of the documents per batch item; a single item if all items are equal."""
+    """Validate the document lengths and return them per batch item, or for a single item if all items are equal."""
     hint = "lengths in a list hold for all batch items; or one such list per item"
     values = items_of("lengths", lengths, "be ints of at least 0", hint=hint)
     if not values:
@@ -243,7 +243,7 @@ def _lengths_and_ends(item: tuple[int, ...]) -> tuple[Ints, Ints]:
 
 
 def _document_table(lengths: tuple[tuple[int, ...], ...]) -> Tensor:
-    """Return each position's document (-1 outside) and the document's start, int64 [2, items, 1 + positions + 1]."""
+    """Return the document of each position (-1 if none) and its start, int64 [2, items, 1 + positions + 1]."""
     longest = max(sum(item) for item in lengths)
     table = np.full((2, len(lengths), longest + 2), -1, dtype=np.int64)
     table[1] = 0

@@ -96,7 +96,7 @@ class Global(Mask):
         return self._runs().ravel() if self.sees else np.zeros(0, dtype=np.int64)
 
     def _is_global(self, x: Tensor) -> Tensor:
-        """Return whether each position is one of the global tokens, by bisection."""
+        """Return whether each position is that of a global token, by bisection."""
         if not self.positions:
             return x != x
         tokens = self._table.on(x.device)

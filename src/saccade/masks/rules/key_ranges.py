@@ -19,15 +19,15 @@ from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 class KeyRanges(Mask):
     """A mask with a few key ranges for each query, used for bool tensors that equal no standard pattern.
 
-    Row r of L is at position ``columns - L + r``, as in `Dense`; one row applies to every query.
+    Row r of L rows is at position ``columns - L + r``, as in `Dense`. A single row applies to every query.
 
     Args:
         starts, ends: int64 ``[items, rows, ranges]``, sorted and disjoint in each row. Empty ranges start at
             ``columns``, end at 0 and come last. A single item applies to the full batch.
         columns: number of keys.
 
-    Cost: 16 bytes per range. Bounds are exact for single rows; for several rows, they are the hulls of the rows' first
-        ranges, of their second ranges, and so on.
+    Cost: 16 bytes per range. Bounds are exact for single rows; for several rows, they are the hulls of the first
+        ranges of all rows, of the second ranges of all rows, and so on.
     """
 
     starts: Ints
@@ -67,7 +67,7 @@ class KeyRanges(Mask):
 
     @property
     def first_row(self) -> int:
-        """Position of the first row; 0 if one row applies to every query."""
+        """Position of the first row of key ranges; 0 if a single row applies to every query."""
         return 0 if self.hides_keys_only else self.columns - self.starts.shape[1]
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ class Prefix(Mask):
         length: number of positions at the beginning, an int of at least 0.
 
     Raises:
-        ValueError: an argument does not meet these conditions.
+        ValueError: an argument does not meet the conditions above.
 
     Reference: Raffel et al. 2020, arXiv:1910.10683, section 3.2.1.
     """

@@ -46,7 +46,7 @@ class Random(Mask):
         seed: seed of the random numbers.
 
     Raises:
-        ValueError: an argument does not meet these conditions.
+        ValueError: an argument does not meet the conditions above.
 
     Reference: Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D. There, blocks are sampled anew for every
     length (in a widespread implementation, only in training).
@@ -62,7 +62,7 @@ class Random(Mask):
         check_field(self, "seed", 0, bits=SEED_BITS)
 
     def drawn(self, rows: Ints) -> Ints:
-        """Return the random key blocks for given query blocks, int64 ``[rows, blocks_per_row]``, sorted by row."""
+        """Return the random key blocks of query blocks ``rows``, int64 ``[rows, blocks_per_row]``, sorted by row."""
         return np.sort(np.stack(list(self._draws(np.asarray(rows, dtype=np.int64))), axis=-1), axis=-1)
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
@@ -73,9 +73,9 @@ class Random(Mask):
         return allowed & (row >= 0)
 
     def _draws(self, row: Any) -> Iterator[Any]:
-        """Yield one random block for all rows at a time, for arrays and tensors.
+        """Sample random key blocks: yield one block for each row at a time, for arrays and tensors.
 
-        Floyd's sampling without replacement: each draw has one more candidate than the one before, and if it repeats
+        Floyd's sampling without replacement: each sample has one candidate more than the previous sample. If it repeats
         an earlier block, the last candidate is used instead.
         """
         draws = self.blocks_per_row
@@ -121,7 +121,7 @@ class Random(Mask):
 
 
 def _random_word(seed: int, row: Any, number: int) -> Any:
-    """Return 32 random bits for each row with Murmur3's finaliser, for arrays and tensors."""
+    """Return 32 random bits for each row of random blocks, from Murmur3's finaliser, for arrays and tensors."""
     x = (row & _WORD) ^ (seed * 0x9E3779B1 + number * 0x85EBCA77 + 0x27D4EB2F) & _WORD
     for _ in range(2):
         x = x ^ (x >> 16)

@@ -40,7 +40,7 @@ class Segments(Mask):
         memory: number of visible tokens before the segment, at least 0.
 
     Raises:
-        ValueError: an argument does not meet these conditions.
+        ValueError: an argument does not meet the conditions above.
 
     Reference: Dai et al. 2019, arXiv:1901.02860, section 3.2 (Transformer-XL).
     """

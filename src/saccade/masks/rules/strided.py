@@ -25,8 +25,8 @@ class Strided(Mask):
     1 . 1 .
     . 1 . 1
 
-    Kernels process every ``step``-th row and key, as views without copies. If the mask is joined with others by ``|``,
-    the results are merged using their log-sum-exp (lse).
+    Kernels process every ``step``-th row and key, as views without copies. If the mask is joined with other masks by
+    ``|``, the results are merged using their log-sum-exp (lse).
 
     Args:
         step: distance between two adjacent visible keys, an int of at least 1.

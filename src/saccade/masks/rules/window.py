@@ -38,7 +38,7 @@ class Window(Mask):
     . . 1 1
 
     Args:
-        left, right: numbers of keys *besides* the one at the query's position, at least 0; None means no limit.
+        left, right: numbers of keys *besides* the key at the query's position, at least 0; None means no limit.
 
     Raises:
         ValueError: a width is negative or not an integer.
