@@ -102,5 +102,5 @@ class Cache:
 
     @property
     def _self_attention(self) -> LayerCache | None:
-        """First self-attention cache, which counts the model's tokens; None if there is none."""
+        """First self-attention cache, which counts the model's tokens. None if the model has only cross-attention."""
         return next((layer for layer in self.flat if not isinstance(layer, CrossCache)), None)

@@ -37,12 +37,12 @@ class Memory(NamedTuple):
 
     @property
     def peaks(self) -> Tensor:
-        """Logarithms of the factors divided out of the sums, ``[batch, kv_heads]``; zeros if `peak` is None."""
+        """Logarithms of the factors divided out of the sums, ``[batch, kv_heads]``, with zeros if `peak` is None."""
         return self.state.new_zeros(self.state.shape[:2]) if self.peak is None else self.peak
 
     @property
     def taints(self) -> Tensor:
-        """Marks of heads with a NaN or inf in their sums, bool ``[batch, kv_heads]``; False if `tainted` is None."""
+        """Marks of heads with NaN or inf in their sums, bool ``[batch, kv_heads]``, all False if `tainted` is None."""
         whole = self.state
         return self.tainted if self.tainted is not None else whole.new_zeros(whole.shape[:2], dtype=torch.bool)
 
@@ -52,7 +52,7 @@ class Recurrent(Protocol):
     """The interface of a matrix of new tokens that continues from the `Memory` of all earlier tokens."""
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """Return the output for the new tokens, and the recurrent memory after them."""
+        """Return the output for the new tokens, and the recurrent memory that includes them."""
         ...
 
 
@@ -104,7 +104,7 @@ class RecurrentCache(LayerCache):
         self._source: Hashable = None
 
     def advance(self, call: Call) -> Tensor:
-        """Attend to all earlier tokens through the recurrent memory, and update it."""
+        """Attend to all earlier tokens through the recurrent state, and update the state."""
         if call.dropout_p:
             reason = "dropout_p is not 0, and single weights of earlier tokens cannot be dropped from a sum"
             hint = "KVCache() keeps the tokens themselves"
@@ -126,7 +126,7 @@ class RecurrentCache(LayerCache):
 
     @property
     def _memory(self) -> Memory | None:
-        """Stored recurrent memory, usable in the current gradient mode."""
+        """Stored recurrent state, in a form that the current gradient mode can use."""
         if not self._state:
             return None
         stored = {name: usable(x) for name, x in self._state.items()}

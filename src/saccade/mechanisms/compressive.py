@@ -38,7 +38,7 @@ class CompressiveMatrix(Sum):
     def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """Return the output for tokens that follow a compressive memory of all earlier tokens, and the new memory.
+        """Return the output for tokens after the compressive memory of all earlier tokens, and the updated memory.
 
         Arguments and results are those of `saccade.mechanisms.segments.EarlierSegments.advance_segments`.
         """

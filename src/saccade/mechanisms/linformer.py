@@ -112,7 +112,7 @@ class Linformer(Approximate):
         return LinformerMatrix(left, projection, tokens, dtype=inputs.query.dtype)
 
     def _check_last(self, positions: Positions | None, kv_len: int) -> None:
-        """Raise if a key position is beyond the projection; positions that cannot be read fail at run time instead."""
+        """Raise if a key is positioned beyond the Linformer's length. Unreadable positions fail at run time instead."""
         ends = (0, kv_len - 1) if positions is None else positions.ends
         last = -1 if ends is None else ends[1]
         if last >= self.kv_len:

@@ -146,14 +146,17 @@ def _check_heads(inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> N
 
 
 def _nonfinite(x: Tensor) -> Tensor | None:
-    """Return marks of tokens with NaN or inf, bool ``[batch, heads, len]``; None if none. A decay of -inf is valid."""
+    """Return which tokens of a gate have NaN or inf, bool ``[batch, heads, len]``. A decay of -inf is valid.
+
+    If no token has NaN or inf, return None.
+    """
     if is_surely_finite(x):
         return None
     return (x.detach().isnan() | (x.detach() == torch.inf)).any(-1) if x.shape[3] else None
 
 
 def _union(marks: list[Tensor | None]) -> Tensor | None:
-    """Return the union of bool marks; None if all are None."""
+    """Return the union of bool marks of non-finite tokens, from keys and gates. If all are None, return None."""
     present = [x for x in marks if x is not None]
     heads = max([1, *[x.shape[1] for x in present]])
     whole = None
