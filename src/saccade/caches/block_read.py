@@ -73,7 +73,7 @@ class BlockRead:
         return [slice(i, i + step) for i in range(0, len(self._index), step)]
 
     def read(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """Return the selected keys and values of the given (item, head) rows, ``[rows, columns, width]`` each."""
+        """Return the selected keys and values of some (item, head) rows, ``[rows, columns, width]`` each."""
         k, v = (self._gathered(name, table, rows) for name, table in zip(("keys", "values"), self._blocks, strict=True))
         if self.newest is None:
             return k, v
@@ -81,7 +81,7 @@ class BlockRead:
         return torch.cat([k[:, :-1], new_k], 1), torch.cat([v[:, :-1], new_v], 1)
 
     def columns(self, rows: slice) -> Tensor:
-        """Return the indices of the columns that the given (item, head) rows read, int64 ``[rows, columns]``."""
+        """Return the indices of the columns that a step reads in some (item, head) rows, int64 ``[rows, columns]``."""
         device = self.chosen.device
         blocks = self.chosen.flatten(0, 1)[rows]
         whole = (blocks[:, :, None] * self._size + torch.arange(self._size, device=device)).flatten(1)

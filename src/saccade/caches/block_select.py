@@ -39,7 +39,7 @@ class BlockSelectCache(KVCache):
     between with the highest scores for this query. The softmax of the mechanism then runs over these tokens.
 
     The result equals the run with a `KVCache` while at most ``budget`` tokens are stored. After that, each step equals
-    a dense run with all other blocks hidden. Nothing is forgotten: the next step may read the blocks that this one
+    a dense run with all other blocks masked. Nothing is forgotten: the next step may read the blocks that this step
     skips.
 
     In a ragged batch both statements hold for each item. The budget of an item counts its tokens but no padding, and

@@ -79,7 +79,7 @@ class LayerCache(ArgumentHints):
 
     @property
     def nbytes(self) -> int:
-        """Memory of the cache in bytes, including spare room; memory shared with a fork counts in both."""
+        """Memory of the cache in bytes, including spare room. Memory shared with a fork counts in both caches."""
         return sum(x.nbytes for x in self._state.values()) + self._tokens.nbytes
 
     @property
@@ -103,7 +103,7 @@ class LayerCache(ArgumentHints):
         positions: GivenPositions = None,
         dropout_p: float = 0.0,
     ) -> Tensor:
-        """Store new keys and values, and attend to all stored ones.
+        """Store new keys and values, and attend to all that are stored.
 
         Args:
             mechanism: returns the matrix of queries and keys.
@@ -202,7 +202,7 @@ class LayerCache(ArgumentHints):
         return numbers, tensors
 
     def restore(self, contents: Contents) -> None:
-        """Load the state that another cache with the same settings saved to a file; every value is checked."""
+        """Load and check the state that another cache with the same settings saved to a file."""
         if contents.is_empty(self.leaves):
             return
         state, sizes, like = contents.state(self.leaves, self._sizes(contents))
@@ -270,7 +270,7 @@ class LayerCache(ArgumentHints):
         return tokens
 
     def _selected(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Return the given batch items of a cache's state tensor, copied to new memory."""
+        """Copy some batch items of a cache's state tensor to new memory."""
         return x[rows]
 
     def _check_spec(self, stored: KeyValueSpec, new: KeyValueSpec) -> None:

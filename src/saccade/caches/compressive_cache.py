@@ -23,7 +23,7 @@ class RemembersSegments(Protocol):
     def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """Return four values: output, new compressive memory, where it has NaN or inf, and the tokens to store."""
+        """Return four values: output, updated compressive memory, where it has NaN or inf, and tokens to store."""
         ...
 
 
@@ -35,7 +35,7 @@ class CompressiveCache(LayerCache):
     run. In a ragged batch, each item has its own segments. Tokens cannot be subtracted from a sum, so `crop` supports
     only length 0. To try tokens that may be rejected, use `fork`, which copies nothing.
 
-    Gradients flow to the keys and values of the current call; stored ones are constants.
+    Gradients flow to the keys and values of the current call. Stored keys and values are constants.
 
     Args:
         max_len: largest number of tokens; None for no limit. The memory is the same in both cases.

@@ -60,8 +60,8 @@ class EvictingCache(LayerCache):
     A custom rule only needs to define `score`. After every call, tokens beyond ``budget`` are evicted. A call reads all
     tokens stored before it and its own tokens, so a prompt is exact. Padding never displaces a token.
 
-    Each call equals a dense run with the tokens hidden that the key head has evicted before. The result equals the run
-    with a `KVCache` until more than ``budget`` tokens have been passed. Evicted tokens cannot be read again.
+    Each call equals a dense run in which the tokens that a key head has evicted before are masked. The result equals
+    the run with a `KVCache` until more than ``budget`` tokens have been passed. Evicted tokens cannot be read again.
 
     `crop` continues as if the last tokens had never been passed. It works until a token is evicted (with
     ``evict_once``, for all tokens after the first call), for tokens that did not vote, and for the last 32 tokens.
@@ -279,14 +279,14 @@ class SnapKVCache(EvictingCache):
     r"""A cache of the prompt tokens that the prompt's last tokens attended to most, and of all tokens after the prompt.
 
     After the first call, and only then, each key head selects the tokens to store: the last ``window`` tokens and, of
-    those before, the ``budget - window`` that received the most attention from the last ones. This attention is summed
+    those before, the ``budget - window`` that received the most attention from the window. This attention is summed
     over the last tokens and over the heads that share the keys, then averaged over ``pool`` neighbouring tokens, which
     preserves some context. Padding neither votes nor displaces a token. An item that consists only of padding in the
     first call stores all tokens.
 
-    The first call equals the dense run; later calls equal the dense run with the tokens hidden that each key head
-    evicted. The question must be at the end of the prompt, since tokens that only a later question needs may be
-    evicted.
+    The first call equals the dense run; later calls equal the dense run in which the tokens that a key head
+    evicted are masked. The question must be at the end of the prompt, since tokens that only a later question needs
+    may be evicted.
 
     Args:
         budget: number of tokens of the first call that each key head stores.

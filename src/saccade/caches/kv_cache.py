@@ -26,7 +26,7 @@ class KVCache(LayerCache):
     batch the caller passes positions, with -1 for padding on either side, and every item continues after its last token
     (`padded_positions` computes such positions from lengths).
 
-    Gradients flow to the keys and values of the current call; stored ones are constants.
+    Gradients flow to the keys and values of the current call. Stored keys and values are constants.
 
     Args:
         max_len: largest number of columns; the first call allocates memory for all of them. None to grow by doubling.
@@ -69,7 +69,7 @@ class KVCache(LayerCache):
 
     @property
     def key(self) -> Tensor | None:
-        """Stored keys, ``[batch, kv_heads, length, head_dim]``, as a read-only view; None before the first call."""
+        """All stored keys, ``[batch, kv_heads, length, head_dim]``, as a read-only view; None before the first call."""
         return self._state["key"][:, :, : self.length] if self._state else None
 
     @property

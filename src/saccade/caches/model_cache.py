@@ -74,7 +74,7 @@ class Cache:
         return None if layers is None else layers.positions(q_len)
 
     def reorder(self, rows: Tensor | Sequence[int]) -> None:
-        """Keep only the given batch items in the caches of all layers, in this order; items may repeat."""
+        """Keep only the listed batch items in the caches of all layers, in the order of the list. Items may repeat."""
         for layer in self._layers:
             layer.reorder(rows)
 
@@ -85,7 +85,7 @@ class Cache:
             layer.crop(length)
 
     def fork(self) -> Cache:
-        """Return an independent copy of the caches of all layers; memory is shared until one of the two writes."""
+        """Return an independent copy of the caches of all layers. Memory is shared until one of the copies writes."""
         return Cache(layer.fork() for layer in self._layers)
 
     def __len__(self) -> int:

@@ -17,7 +17,7 @@ from saccade.support.validation import check_int
 
 
 class Memory(NamedTuple):
-    """The recurrent memory: sums over all earlier keys and values.
+    """The recurrent state of linear attention: sums over all earlier keys and values.
 
     Attributes:
         state: ``[batch, kv_heads, features, value_dim + 1]``, the sum of features times values, with the sum of
@@ -60,11 +60,11 @@ class RecurrentCache(LayerCache):
     """The running sums of causal linear attention: constant memory for sequences of any length.
 
     For mechanisms whose matrix is a product of features (`saccade.mechanisms.Linear`, `saccade.mechanisms.Performer`)
-    and the causal masks that these support. The result equals the run with a `saccade.caches.KVCache` and the full run.
-    The mask must be the same in every call. Tokens cannot be subtracted from a sum, so `crop` supports only length 0.
-    To try tokens that may be rejected, use `fork`, which copies nothing.
+    and the causal masks that these mechanisms support. The result equals the run with a
+    `saccade.caches.KVCache` and the full run. The mask must be the same in every call. Tokens cannot be subtracted from
+    a sum, so `crop` supports only length 0. To try tokens that may be rejected, use `fork`, which copies nothing.
 
-    Gradients flow to the keys and values of the current call; stored ones are constants.
+    Gradients flow to the keys and values of the current call. Stored keys and values are constants.
 
     Args:
         max_len: largest number of tokens; None for no limit. The memory is the same in both cases.
@@ -159,7 +159,7 @@ class RecurrentCache(LayerCache):
 
 
 def _as_lists(source: Hashable) -> Any:
-    """Return the source of a recurrent memory as JSON, with lists instead of tuples.
+    """Return the source of a recurrent state for a file: as JSON, with lists instead of tuples.
 
     Raises:
         UnsupportedError: it contains anything other than numbers, strings and None.
@@ -173,7 +173,7 @@ def _as_lists(source: Hashable) -> Any:
 
 
 def _source_in(contents: Contents) -> Hashable:
-    """Return the source of the recurrent memory in a file, with tuples instead of lists."""
+    """Return the source of a recurrent state from a file, with tuples instead of lists."""
 
     def as_tuples(value: object) -> Hashable:
         if isinstance(value, list):

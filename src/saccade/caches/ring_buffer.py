@@ -217,14 +217,14 @@ class RingCache(LayerCache):
 
 
 class SegmentCache(RingCache):
-    r"""A cache of the open segment and the ``memory`` tokens before it; all other tokens are forgotten.
+    r"""A cache of the open segment and the ``memory`` tokens before it; all earlier tokens are forgotten.
 
     The result equals the dense run with the layer's mask ``& masks.Segments(segment, memory)``, for any causal mask,
     any split of the sequence into calls, and ragged batches. Segments are counted in positions, so each item has its
     own segments.
 
-    Gradients flow to the keys and values of the current call; stored ones are constants. To train as in the paper, pass
-    one segment in each call.
+    Gradients flow to the keys and values of the current call. Stored keys and values are constants. To train as in
+    the paper, pass one segment in each call.
 
     Args:
         segment: number of positions in a segment, at least 1.

@@ -24,7 +24,7 @@ Update = Literal["linear", "delta"]
 
 
 class CompressiveMatrix(Sum):
-    """The matrix ``(1 - g) * within + g * earlier``: softmax within segments, and a memory of earlier segments.
+    """The lazy matrix ``(1 - g) * within + g * earlier``: softmax within segments, and a memory of earlier segments.
 
     Args:
         within: the softmax matrix within segments.

@@ -50,7 +50,7 @@ class LowRankMatrix(LinearTimeMatrix):
 
     @abstractmethod
     def _right(self, items: slice, heads: slice) -> Tensor:
-        """Return the dense right factor for the given heads, ``[batch | 1, heads or their groups, slots, kv_len]``."""
+        """Return the dense right factor for some heads, ``[batch | 1, heads or their groups, slots, kv_len]``."""
 
     def _times(self, value: Tensor) -> Tensor:
         return self._without_lost(self.left.times(self._gathered(value.to(self.left.query.dtype))))
@@ -162,7 +162,7 @@ class NarrowSoftmax(NamedTuple):
         return self.matrix().matmul(value)  # a compiler treats "@" as a product of tensors
 
     def weights(self, items: slice, heads: slice, rows: range) -> Tensor:
-        """Return the given rows of the softmax factor as a dense tensor."""
+        """Return some rows of the softmax factor as a dense tensor."""
         groups = groups_of(heads, self.query.shape[1], self.key.shape[1])
         scores = product(self.query[items, heads, rows.start : rows.stop], self.key[items, groups].mT) * self.scale
         hidden = self.hidden[items, None, None]

@@ -68,7 +68,7 @@ class EarlierSegments(LinearTimeMatrix):
     def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """Return the output for tokens that follow a memory of all earlier segments, and the new memory.
+        """Return the output for tokens that follow a memory of all earlier segments, and the updated memory.
 
         Args:
             value: ``[batch, kv_heads, kv_len, value_dim]``.
@@ -76,8 +76,9 @@ class EarlierSegments(LinearTimeMatrix):
             tainted: bool ``[batch, kv_heads]``, True where the memory contains a NaN or inf; None if nowhere.
 
         Returns:
-            The product; the memory of all segments except the last of each item; where it is tainted; and marks of the
-            tokens in that last segment, which the caller must store, bool ``[batch | 1, kv_len]``.
+            Four values: the output; the memory of all segments except the last of each item; where this memory is
+            tainted; and marks of the tokens in the last segment, which the caller must store, bool
+            ``[batch | 1, kv_len]``.
         """
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
         segments = self._columns.segments
@@ -295,7 +296,7 @@ class Tokens(NamedTuple):
         return self.spans[-1].stop if self.spans else 0
 
     def of(self, items: slice) -> Tokens:
-        """Return the segment layout of the given batch items."""
+        """Return the segment layout of some batch items."""
         is_one = self.places is None or len(self.places) == 1
         return self if is_one else self._replace(places=self.places[items])  # type: ignore[index]  # not None here
 

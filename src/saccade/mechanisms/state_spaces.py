@@ -19,7 +19,7 @@ from saccade.support.torch_modes import without_autocast
 
 
 class _Run(NamedTuple):
-    """Consecutive tokens of one sequence of a state space: their batch items and indices."""
+    """A sequence of a state space without masked tokens, as batch items and token indices."""
 
     items: slice
     places: Tensor | slice
@@ -82,7 +82,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
         return out.to(x.dtype)
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """Return the output for new tokens after a recurrent ``memory`` of all earlier tokens, and the new memory.
+        """Return the output for new tokens, and the state after them; ``memory`` is the state before them.
 
         Args:
             value: ``[batch, channels, len, value_dim]``.

@@ -147,7 +147,7 @@ class _Function(NamedTuple):
     size: int
 
     def scores(self, rows: range, stop: int) -> Tensor:
-        """Return the scores of the given rows, computed by the user's function."""
+        """Return the scores of a range of rows, computed by the user's function."""
         scores = self.function(self.query, self.key, rows)
         check_type("scorer", scores, Tensor, "answer with a tensor of scores")
         kv_len = self.key.shape[2]

@@ -17,7 +17,7 @@ _is_clean = ContextVar("saccade_taken_as_clean", default=False)
 
 @contextmanager
 def taken_as_clean() -> Iterator[None]:
-    """Within a ``with`` block, assume that tensors with unreadable values are finite, and unreadable marks empty."""
+    """Within a ``with`` block, assume that unreadable tensors are finite, and unreadable marks all False."""
     token = _is_clean.set(True)
     try:
         yield

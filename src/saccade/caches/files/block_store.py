@@ -108,7 +108,7 @@ class BlockFolder:
         return True
 
     def clear(self) -> None:
-        """Remove all block files; raise afterwards if some of them may not be removed."""
+        """Remove all block files. If some files may not be removed, remove the rest and raise."""
         with self._locked():
             left = [file.path for file in self._files() if not _try_remove(file.path)]
         if left:
@@ -116,7 +116,7 @@ class BlockFolder:
             raise value_error("folder", rule, f"{len(left)} that may not, such as {left[0]}")
 
     def _files(self) -> list[_File]:
-        """Return all files that count against the size limit: blocks, and unfinished ones."""
+        """Return all files that count against the size limit of the folder: blocks and unfinished blocks."""
         with _explain_errors(self._folder):
             folders = [Path(entry.path) for entry in _entries(self._folder) if entry.is_dir(follow_symlinks=False)]
         files: list[_File] = []

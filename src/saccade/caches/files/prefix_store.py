@@ -172,7 +172,7 @@ class PrefixStore:
         """Remove the stored prefixes of all models.
 
         Raises:
-            ValueError: some files may not be removed; all others are removed.
+            ValueError: some files may not be removed; all other files are removed.
         """
         self._blocks.clear()
 

@@ -141,7 +141,7 @@ def _triangle_of(scores: Tensor, size: int, reverse: bool) -> Tensor:
 
 
 def _pair_weights(line: Line, reverse: bool) -> Tensor:
-    """Return each key's weight for each row of a chunk, ``[batch | 1, groups | 1, len, len]``; 0 for later keys."""
+    """Return each key's weight for each row of a chunk, ``[batch | 1, groups | 1, len, len]``, or 0 for later keys."""
     weights: Tensor | int = 1
     if line.row_logs is not None and line.key_logs is not None:
         weights = (line.key_logs[:, :, None] - line.row_logs[..., None]).clamp_(max=0.0).exp_()

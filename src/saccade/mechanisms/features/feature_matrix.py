@@ -50,7 +50,7 @@ class FeatureMatrix(LinearTimeMatrix):
     Args:
         query: features of the queries, ``[batch, heads, q_len, features]``; their logs are the same for a full row, so
             they cancel and are ignored.
-        key: features of the keys, ``[batch, kv_heads, kv_len, features]``; 0 where a key was not finite.
+        key: features of the keys, ``[batch, kv_heads, kv_len, features]``; 0 for keys that were not finite.
         visible: the mask.
         dtype: dtype of the inputs and of matrix products.
         eps: added to the denominator, so that rows sum to slightly less than 1.
@@ -123,10 +123,10 @@ class FeatureMatrix(LinearTimeMatrix):
             return self._scatter(self._without_hidden(rows)).to(x.dtype)
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """Return the output for new tokens after a recurrent ``memory`` of all earlier tokens, and the new memory.
+        """Return the output for new tokens, and the state after them; ``memory`` is the state before them.
 
         Raises:
-            ValueError: a mask that is not causal, or a memory with different features or a different mask.
+            ValueError: a mask that is not causal, or a memory from different features or a different mask.
         """
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
         check_memory(self, self._order, self.visible, memory, (self._key.shape[3], value.shape[3] + 1))
@@ -192,7 +192,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return nonfinite_queries if nan is None else nan | nonfinite_queries
 
     def _rows_that_see(self, keys: Tensor) -> Tensor:
-        """Return which rows see a marked key of linear attention, bool ``[batch, heads, q_len]``."""
+        """Return which rows of linear attention may attend to a marked key, bool ``[batch, heads, q_len]``."""
         return rows_that_see(self, self._order, self.visible, keys)
 
     def _line_after(self, memory: Memory | None) -> Line:

@@ -113,7 +113,7 @@ def _masks_in_documents(part: Mask) -> tuple[Mask, ...]:
 
 
 def _union(marks: list[Tensor]) -> Tensor | None:
-    """Return the union of hidden tokens, given as bool marks. If certainly nothing is hidden, return None."""
+    """Return the union of bool marks of hidden tokens. If certainly no token is hidden, return None."""
     if not marks:
         return None
     union = marks[0]

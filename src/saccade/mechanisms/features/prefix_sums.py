@@ -15,7 +15,7 @@ from saccade.support.torch_modes import is_tracing
 
 
 def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, reverse: bool = False) -> Tensor:
-    r"""Sum the values of all keys up to each row, weighted by the dot products of row and keys.
+    r"""Sum the values of all keys up to each row, weighted by the dot products of the row with the keys.
 
     .. math:: o_i = \sum_{j \le i} w_{ij} (a_i \cdot b_j)\, c_j
 
@@ -88,7 +88,7 @@ def _derivatives(ctx: Any, grad: Tensor, run: Callable[..., Tensor]) -> tuple[Te
 
 
 def _mapped(info: Any, in_dims: tuple[int | None, ...], run: Callable[..., Tensor], *args: Any) -> tuple[Tensor, int]:
-    """Run the prefix sums under ``torch.func.vmap``: the mapped axis becomes part of the batch."""
+    """Run the prefix sums under ``torch.func.vmap``, whose mapped axis becomes part of the batch."""
     *tensors, reverse = args
     size, dim = info.batch_size, in_dims[0]
     batch = tensors[0].shape[0 if dim is None or dim else 1]

@@ -42,7 +42,7 @@ def directions(num_features: int, head_dim: int, *, orthogonal: bool, generator:
 def random_features(x: Tensor, projection: Tensor, kind: Kind) -> Features:
     r"""Return random features φ(x), with :math:`E[\phi(x) \cdot \phi(y)] = e^{x \cdot y}` over draws of the projection.
 
-    positive: :math:`e^{\omega x - |x|^2/2}` · hyperbolic: the same for both ω and -ω · trigonometric:
+    positive: :math:`e^{\omega x - |x|^2/2}` · hyperbolic: this feature for both ω and -ω · trigonometric:
     :math:`e^{|x|^2/2}` times sine and cosine of ωx.
 
     Args:

@@ -49,7 +49,7 @@ class Group(NamedTuple):
 
     @classmethod
     def of(cls, rule: Rule, span: slice, segment: Tensor | None) -> Group:
-        """Precompute the chunks of a range of tokens.
+        """Precompute the chunks of a recurrence for a range of tokens.
 
         Args:
             rule: the recurrence of the full sequences.
@@ -100,7 +100,7 @@ def _pair_weights(decays: Decays, query: Tensor, key: Tensor) -> tuple[Tensor, T
 
 
 def forwards(group: Group, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Run a group of chunks; return the outputs, ``[chunks, sequences, CHUNK, value_dim]``, and the next state.
+    """Run a group of chunks; return outputs ``[chunks, sequences, CHUNK, value_dim]`` and the next state.
 
     Args:
         group: the chunks.

@@ -95,7 +95,7 @@ class GatedRecurrence(Recurrence):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> RecurrenceMatrix:
-        """Return the recurrence's matrix for one call and its gates.
+        """Return the recurrence's matrix for the queries, keys and gates of one call.
 
         Args:
             query: ``[batch, heads, q_len, head_dim]``.
@@ -167,7 +167,7 @@ def _union(marks: list[Tensor | None]) -> Tensor | None:
 
 
 def _clean(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return a gate in a wide dtype, with its values at non-finite tokens set to 0."""
+    """Return a gate in the dtype of the recurrence, with 0 at non-finite tokens."""
     if x is None:
         return None
     return x.to(dtype) if is_surely_finite(x) else torch.where(x.isfinite(), x, 0.0).to(dtype)

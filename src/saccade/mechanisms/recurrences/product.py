@@ -20,7 +20,7 @@ def product(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) ->
 
     Args:
         rule: recurrence of the tokens.
-        value: ``[sequences, len, value_dim]``, in the dtype of the rule.
+        value: ``[sequences, len, value_dim]``, in the dtype of the recurrence.
         state: ``[sequences, head_dim, value_dim]``, the state before the first token.
         segment: int64 ``[sequences]``, the segment that the state belongs to; None without segments.
 
@@ -36,7 +36,7 @@ def product(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) ->
 
 
 def transposed(rule: Rule, x: Tensor, segment: Tensor | None) -> Tensor:
-    """Return the transposed product ``A.mT @ x``: the same recurrence from the last token to the first.
+    """Return the transposed product ``A.mT @ x``, by running the recurrence from the last token to the first.
 
     Args:
         rule: recurrence of the tokens.

@@ -94,7 +94,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return None if self._order.is_sorted else self._rule.key.unflatten(0, self.shape[:2])
 
     def of_heads(self, heads: Sequence[int]) -> RecurrenceMatrix:
-        """Return the recurrence matrix of the given heads, in this order; heads are counted from 0."""
+        """Return the recurrence matrix with only the listed heads, in the order of the list."""
         part, (batch, there, q_len, kv_len) = copy.copy(self), self.shape
         part.shape, part.kv_heads = (batch, len(heads), q_len, kv_len), len(heads)
         lines = [item * there + head for item in range(batch) for head in heads]
@@ -139,12 +139,12 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return F.pad(sums, (0, 0, 0, self.shape[3] - sums.shape[2])).to(x.dtype)
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """Return the output for new tokens after a recurrent ``memory`` of all earlier tokens, and the new memory.
+        """Return the output for new tokens, and the state after them; ``memory`` is the state before them.
 
         Args:
             value: ``[batch, kv_heads, kv_len, value_dim]``.
             memory: ``Memory(state)`` with a state ``[batch, kv_heads, head_dim, value_dim]``; None for zeros. Gradients
-                flow through both this and the returned memory.
+                flow through this memory and the returned one.
 
         Raises:
             ValueError: queries and keys of different tokens, or a memory from a different recurrence or mask.
@@ -272,7 +272,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
 
     @property
     def _empty_rows(self) -> Tensor | None:
-        """Rows that see no key, bool ``[batch | 1, heads, q_len]``; None if there are certainly none."""
+        """Rows of the recurrence that see no key, bool ``[batch | 1, heads, q_len]``; None if all rows see a key."""
         if self.visible.hidden_rows is self.visible.hidden_keys is None:
             return None
         anything = torch.ones(self.shape[0], 1, self.shape[3], dtype=torch.bool, device=self.device)

@@ -45,7 +45,7 @@ class Rule(NamedTuple):
         return self[:5]
 
     def of(self, lines: slice | list[int], length: int) -> Rule:
-        """Return the recurrence for the first tokens of the given sequences."""
+        """Return the recurrence for the first tokens of some of its sequences."""
         decay, beta, segments = (None if x is None else x[lines, :length] for x in self[2:5])
         query, key = self.query[lines, :length], self.key[lines, :length]
         return Rule(query, key, decay, beta, segments, self.scale, self.is_delta)
@@ -70,7 +70,7 @@ def cut(x: Tensor, span: slice, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def joined(chunks: Tensor, length: int) -> Tensor:
-    """Join the tokens of chunks into ``[sequences, length, width]``: the inverse of `cut`."""
+    """Join the chunks of a recurrence into ``[sequences, length, width]``: the inverse of `cut`."""
     return chunks.transpose(0, 1).flatten(1, 2)[:, :length]
 
 
