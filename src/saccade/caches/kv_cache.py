@@ -146,7 +146,7 @@ class KVCache(LayerCache):
             self._write_columns(name, 0, self._state.pop(name))
 
     def _write_columns(self, name: str, start: int, new: Tensor) -> Tensor:
-        """Write new keys or values after the first ``start`` columns, and return a view of all columns.
+        """Write new columns of one cached tensor after its first ``start`` columns, and return a view of all columns.
 
         Cost: a copy of ``new``, or of the full tensor when its memory has to grow.
         """
@@ -158,7 +158,7 @@ class KVCache(LayerCache):
         return x.narrow(2, 0, stop)
 
     def _grow(self, name: str, start: int, stop: int, new: Tensor) -> Tensor:
-        """Copy the first ``start`` columns of stored keys or values to new memory for at least ``stop`` columns."""
+        """Copy the first ``start`` columns of a cached tensor to new memory for at least ``stop`` columns."""
         old = self._state.get(name)
         size, room = (self.block_size, self.max_len) if name in ("key", "value") else (1, None)
         if room is None:

@@ -93,7 +93,7 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
 
 
 def read_plain(path: Path) -> bytes:
-    """Return the bytes of a regular (tensor) file. Links are not followed, and pipes raise an error.
+    """Return the bytes of a tensor file, which is a regular file. Links are not followed; pipes raise an error.
 
     Raises:
         OSError: the file does not exist, or may not be read.
