@@ -1,4 +1,4 @@
-"""`Call`, one checked call of a cache: the interface to a mechanism, and the checks before anything is written."""
+"""`Call`: the checked arguments of one call of a cache, with the checks and the interface of a mechanism."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Call(NamedTuple):
         mechanism, query, key, value, dropout_p: the arguments of the call.
         mask: the mask, evaluated at positions; None for no mask.
         positions: positions of the new tokens.
-        kv_positions: positions of all tokens so far if the cache preserves their order, else of the new tokens.
+        kv_positions: positions of all tokens so far if the cache preserves their order, otherwise of the new tokens.
     """
 
     mechanism: MakesMatrix
@@ -62,7 +62,7 @@ class Call(NamedTuple):
 
     @property
     def table(self) -> Tensor:
-        """Positions of the call's new tokens, int64 ``[batch | 1, q_len]``, on the device of the keys."""
+        """Positions of the new tokens of a cache call, int64 ``[batch | 1, q_len]``, on the device of the keys."""
         return self.positions.on(self.key.device)
 
     @property
@@ -72,17 +72,17 @@ class Call(NamedTuple):
 
     @property
     def sees_all_before(self) -> bool:
-        """True if the mask lets every new query attend to every earlier token."""
+        """True if the mask of the call lets every new query attend to every earlier token."""
         return self.mask is None or type(self.mask) is Causal
 
     @property
     def tells_heads_apart(self) -> bool:
-        """True if the mask may differ between heads or batch items."""
+        """True if the mask of the call may differ between heads or batch items."""
         return self.mask is not None and (self.mask.shape != (1, 1) or self.mask.asks_functions)
 
     @property
     def needs_graph(self) -> bool:
-        """True if autograd will record this attention call."""
+        """True if autograd will record the attention of this cache call."""
         if not torch.is_grad_enabled():
             return False
         if any(x.requires_grad for x in (self.query, self.key, self.value)):
@@ -96,7 +96,7 @@ class Call(NamedTuple):
 
 
 class KeyValueSpec(NamedTuple):
-    """The sizes, dtype and device of cached keys and values; new ones must match them."""
+    """The sizes, dtype and device of cached keys and values, which new keys and values must match."""
 
     batch: int
     kv_heads: int
@@ -120,7 +120,7 @@ _NEW = ShapeSpec(
 
 
 def check_call(mechanism: object, mask: object) -> None:
-    """Raise if a mechanism cannot be called, or if a cache's mask is a tensor, whose columns match no known tokens."""
+    """Raise if a mechanism cannot be called, or if the mask is a tensor, whose columns no cache can match to tokens."""
     if not callable(mechanism):
         hint = "for instance saccade.mechanisms.Softmax()"
         raise type_error("mechanism", "make matrices", type(mechanism).__name__, hint=hint)
@@ -155,7 +155,7 @@ def checked_rows(rows: Tensor | Sequence[int], batch: int | None) -> Tensor:
 
 
 def check_crop(length: object, stored: int) -> None:
-    """Raise unless the ``length`` of a crop is an int from 0 to the number of stored columns."""
+    """Raise unless a cache can be cropped to ``length``: an int from 0 to the number of stored columns."""
     if not 0 <= check_int("length", length, None) <= stored:
         raise value_error("length", f"be from 0 to {stored}, the columns held", length)
 

@@ -1,4 +1,4 @@
-"""The key blocks that a decoding step reads (`BlockRead`) and which of their columns it sees (`VisibleColumns`)."""
+"""The key blocks that a decoding step reads (`BlockRead`), and the columns visible to it (`VisibleColumns`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class BlockRead:
         keys, values: keys and values of all tokens, ``[batch, kv_heads, room, width]``; the allocated columns form full
             blocks.
         chosen: indices of the selected finished blocks, int64 ``[batch, kv_heads, blocks]``.
-        spare: marks of the selected blocks that are hidden fillers, bool of the same shape; None if there are none.
+        spare: marks of the selected blocks that are hidden fillers, bool with the shape of ``chosen``; None if
+            there are none.
         unfinished: number of columns in the unfinished block.
         size: number of columns in a block.
     """
@@ -46,12 +47,12 @@ class BlockRead:
 
     @property
     def column_bytes(self) -> int:
-        """Bytes of one key and its value in one key head."""
+        """Bytes of one column of the read blocks: one key and its value in one key head."""
         return sum(x.shape[1] // self._size * x.element_size() for x in self._blocks)
 
     @property
     def ranges(self) -> KeyRanges:
-        """Columns that the step reads, as key ranges with one row for each key head of each batch item."""
+        """Columns in the selected blocks, as key ranges with one row for each key head of each batch item."""
         stop = self._stop
         first = self.chosen.flatten(0, 1).sort(1).values * self._size
         last = first + self._size
@@ -62,17 +63,17 @@ class BlockRead:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all keys and values that the step reads."""
+        """Bytes of all keys and values in the blocks that the step reads."""
         return self.chosen.shape[0] * self.chosen.shape[1] * self.count * self.column_bytes
 
     def portions(self) -> list[slice]:
-        """Return slices of the (item, head) rows, each small enough to fit the reused memory."""
+        """Return slices of the (item, head) rows. The selected blocks of one slice fit into the reused memory."""
         each = self.count * self._blocks[0].shape[1] // self._size * self._blocks[0].element_size()
         step = max(1, _AT_ONCE // max(1, each))
         return [slice(i, i + step) for i in range(0, len(self._index), step)]
 
     def read(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """Return the selected keys and values of the given (item, head) rows, ``[rows, columns, width]`` each."""
+        """Return the selected keys and values of some (item, head) rows, ``[rows, columns, width]`` each."""
         k, v = (self._gathered(name, table, rows) for name, table in zip(("keys", "values"), self._blocks, strict=True))
         if self.newest is None:
             return k, v
@@ -80,7 +81,7 @@ class BlockRead:
         return torch.cat([k[:, :-1], new_k], 1), torch.cat([v[:, :-1], new_v], 1)
 
     def columns(self, rows: slice) -> Tensor:
-        """Return the indices of the columns that the given (item, head) rows read, int64 ``[rows, columns]``."""
+        """Return the indices of the columns that a step reads in some (item, head) rows, int64 ``[rows, columns]``."""
         device = self.chosen.device
         blocks = self.chosen.flatten(0, 1)[rows]
         whole = (blocks[:, :, None] * self._size + torch.arange(self._size, device=device)).flatten(1)
@@ -88,7 +89,7 @@ class BlockRead:
         return torch.cat([whole, rest], 1)
 
     def is_spare(self, rows: slice) -> Tensor | None:
-        """Return marks of the selected columns that are hidden fillers, bool ``[rows, columns]``; None if none."""
+        """Mark selected columns that are hidden fillers, bool ``[rows, columns]``. If there are none, return None."""
         if self._spare is None:
             return None
         spare = self._spare.flatten(0, 1)[rows].repeat_interleave(self._size, 1)
@@ -138,11 +139,11 @@ class VisibleColumns(NamedTuple):
         return cls(allowed, real, isinstance(kv_positions, range) or bool(real.all()), kv_positions)
 
     def tokens(self, blocks: int, size: int) -> Tensor:
-        """Return the number of visible tokens in each of the first blocks, int64 ``[batch | 1, blocks]``."""
+        """Return the number of real tokens in each of the first blocks, int64 ``[batch | 1, blocks]``."""
         return self.real[:, : blocks * size].unflatten(1, (blocks, size)).sum(2)
 
     def positions(self, read: BlockRead, rows: slice) -> Tensor:
-        """Return the positions of the columns that a step reads, int64 ``[rows, columns]``; -1 for hidden columns."""
+        """Return the positions of the columns that a step reads, int64 ``[rows, columns]``; -1 for masked columns."""
         columns = read.columns(rows)
         if isinstance(self.kv_positions, range):
             return columns + self.kv_positions.start

@@ -39,12 +39,12 @@ class BlockSelectCache(KVCache):
     between with the highest scores for this query. The softmax of the mechanism then runs over these tokens.
 
     The result equals the run with a `KVCache` while at most ``budget`` tokens are stored. After that, each step equals
-    a dense run with all other blocks hidden. Nothing is forgotten: the next step may read the blocks that this one
+    a dense run with all other blocks masked. Nothing is forgotten: the next step may read the blocks that this step
     skips.
 
-    In a ragged batch both hold for each item. The budget counts its tokens but no padding, and blocks that contain only
-    padding are ignored. Blocks are cut at the columns of the batch, so padding may move an item's tokens to different
-    blocks than in a run of this sequence alone.
+    In a ragged batch both statements hold for each item. The budget of an item counts its tokens but no padding, and
+    blocks that contain only padding are ignored. Blocks are cut at the columns of the batch, so padding may move an
+    item's tokens to different blocks than in a run of this sequence alone.
 
     Heads that share keys read the same blocks. Each head's scores are normalised by a softmax over blocks, and the
     score of a block is its maximum over these heads.
@@ -177,7 +177,7 @@ class BlockSelectCache(KVCache):
         return out
 
     def _advance_sparse(self, call: Call) -> Tensor:
-        """Attend with several tokens; each reads the blocks that a step with this token would read."""
+        """Attend with several tokens. Each token reads the blocks that it would read in a decoding step."""
         start, stop = self.length, self.length + call.key.shape[2]
 
         def select(query: Tensor, keys: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ class BlockSelectCache(KVCache):
 
     @staticmethod
     def _is_read_in_place(call: Call) -> bool:
-        """Return whether a kernel can read the blocks in place, without a copy."""
+        """Return whether a kernel can read the selected blocks in place, without a copy."""
         query = call.query
         is_plain = call.treats_heads_alike and not call.needs_graph and is_plain_tensor(query)
         return is_plain and query.is_cpu and native.is_on() and native.reads(query.dtype)
@@ -202,7 +202,7 @@ class BlockSelectCache(KVCache):
     def _read_in_place(
         self, call: Call, ranges: KeyRanges, finish: Callable[[Matrix, Tensor], tuple[Tensor]]
     ) -> tuple[Tensor]:
-        """Return the attention output, computed in place with the key heads of all items as batch items."""
+        """Return the attention output of blocks read in place, with the key heads of all items as batch items."""
         batch, heads, q_len, _ = call.query.shape
         keys, values = (self._state[name][:, :, : ranges.columns].flatten(0, 1)[:, None] for name in ("key", "value"))
         query = call.query.reshape(len(keys), -1, q_len, call.query.shape[3])
@@ -222,7 +222,7 @@ class BlockSelectCache(KVCache):
             self.exact_until = None
 
     def _summary_of(self, keys: Tensor, table: Tensor | None, finished: int) -> Tensor:
-        """Return the summaries by which finished blocks are ranked; each is computed only once."""
+        """Return the summaries by which finished blocks are ranked. Each summary is computed only once."""
         size, done = self.block_size, self._summarized
         if done < finished:
             blocks = keys[:, :, done * size : finished * size].unflatten(2, (finished - done, size))
@@ -236,7 +236,7 @@ class BlockSelectCache(KVCache):
         return self._state["summary"][:, :, :finished]
 
     def _rank(self, call: Call, summary: Tensor, visible: VisibleColumns) -> tuple[Tensor, int, int]:
-        """Return the ranking of finished blocks, ``[batch, kv_heads, blocks]``, its age, and the bytes read for it."""
+        """Rank finished blocks. Return three values: scores ``[batch, kv_heads, blocks]``, their age, bytes read."""
         batch, kv_heads, blocks, _ = summary.shape
         last = self._state.get("ranking")
         if last is not None and self.age < self.rescore_every:
@@ -255,7 +255,7 @@ class BlockSelectCache(KVCache):
     def _select(self, ranking: Tensor, visible: VisibleColumns) -> tuple[Tensor, Tensor | None]:
         """Return the blocks that a step reads besides the unfinished one: int64 ``[batch, kv_heads, blocks]``.
 
-        The second result, bool of the same shape or None, marks hidden blocks that only fill up the table.
+        The second result marks hidden blocks that only fill up the table; it has the shape of the first, or is None.
         """
         blocks, size = ranking.shape[2], self.block_size
         order = ranking.clone()
@@ -353,7 +353,7 @@ def _check_sparse_prompt(call: Call) -> None:
 
 
 def log_shares(scores: Tensor) -> Tensor:
-    """Return the log softmax of block scores; a block with a NaN gets the highest, since full attention reads it."""
+    """Return the log softmax of block scores. A block with NaN ranks highest, since full attention reads it."""
     shares = scores.log_softmax(-1)
     if is_finite(shares):
         return shares

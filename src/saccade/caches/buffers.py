@@ -45,7 +45,7 @@ def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def usable(x: Tensor) -> Tensor:
-    """Return the buffer itself, or a copy if it is an inference tensor and inference mode has ended.
+    """Return a cache buffer itself, or a copy if it is an inference tensor and inference mode has ended.
 
     An inference tensor can neither be written to outside of inference mode nor be part of an autograd graph. Call this
     function before using a tensor that was stored in an earlier call. It copies if the mode has changed, and costs
@@ -63,7 +63,7 @@ _MINE = _Kept()
 
 
 def reused(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Return an uninitialised buffer for one step; the next call with the same name overwrites it.
+    """Return an uninitialised buffer for one decoding step. The next call with the same name overwrites it.
 
     Allocating new pages costs more than the copy that fills them. There is one buffer for each thread and name, shared
     by all caches and not included in the memory size of any cache.

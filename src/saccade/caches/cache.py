@@ -50,7 +50,7 @@ class LayerCache(ArgumentHints):
         keeps_order: whether columns are stored in order of arrival, so that any positions are allowed.
         exposes_all_keys: whether the mechanism receives the keys of all tokens so far, in order.
         max_len: largest number of columns; None for no limit.
-        equivalent_run: the run without a cache that this one equals.
+        equivalent_run: the run without a cache that has the same result.
     """
 
     settings: ClassVar[tuple[str, ...]] = ()
@@ -79,7 +79,7 @@ class LayerCache(ArgumentHints):
 
     @property
     def nbytes(self) -> int:
-        """Memory of the cache in bytes, including spare room; memory shared with a fork counts in both."""
+        """Memory of the cache in bytes, including spare room. Memory shared with a fork counts in both caches."""
         return sum(x.nbytes for x in self._state.values()) + self._tokens.nbytes
 
     @property
@@ -103,7 +103,7 @@ class LayerCache(ArgumentHints):
         positions: GivenPositions = None,
         dropout_p: float = 0.0,
     ) -> Tensor:
-        """Store new keys and values, and attend to all stored ones.
+        """Store new keys and values, and attend to all that are stored.
 
         Args:
             mechanism: returns the matrix of queries and keys.
@@ -143,12 +143,12 @@ class LayerCache(ArgumentHints):
     def advance(self, call: Call) -> Tensor:
         """Return the output of one checked call, ``[batch, heads, q_len, value_dim]``, and store its keys and values.
 
-        If it fails, the cache's contents do not change. `attend` counts the new columns afterwards.
+        If the call fails, the contents of the cache do not change. `attend` counts the new columns afterwards.
         """
         raise NotImplementedError(f"{type(self).__name__} must define advance(call), or attend")
 
     def reorder(self, rows: Tensor | Sequence[int]) -> None:
-        """Keep only these batch items of the cache, in this order; they may repeat (beam search)."""
+        """Keep only the given batch items of the cache, in the given order. Items may repeat (beam search)."""
         like = self._spec
         index = checked_rows(rows, None if like is None else like.batch)
         if like is None or index.tolist() == list(range(like.batch)):
@@ -176,7 +176,7 @@ class LayerCache(ArgumentHints):
         self._length = length
 
     def fork(self) -> Self:
-        """Return an independent copy of the cache; the two share memory until one of them writes."""
+        """Return an independent copy of the cache. The original and the copy share memory until one of them writes."""
         other = copy.copy(self)
         other._state, other._traffic = dict(self._state), Traffic(0, 0)
         self._shared, other._shared = set(self._state), set(self._state)
@@ -202,7 +202,7 @@ class LayerCache(ArgumentHints):
         return numbers, tensors
 
     def restore(self, contents: Contents) -> None:
-        """Load the state that another cache with the same settings saved to a file; every value is checked."""
+        """Load and check the state that another cache with the same settings saved to a file."""
         if contents.is_empty(self.leaves):
             return
         state, sizes, like = contents.state(self.leaves, self._sizes(contents))
@@ -229,24 +229,24 @@ class LayerCache(ArgumentHints):
             refuse_replay()
 
     def _forget(self) -> None:
-        """Drop all stored tokens and their memory."""
+        """Drop all tokens of the cache and free their memory."""
         self._region = Region.current()
         self._state, self._shared, self._spec, self._traffic = {}, set(), None, Traffic(0, 0)
         self._tokens, self._length = _NO_TOKENS, 0
 
     def _empty(self) -> None:
-        """Forget all columns; the cache may reuse their memory for later columns."""
+        """Forget all columns of the cache, whose memory may be reused for later columns."""
         self._forget()
 
     def _crop(self, length: int) -> None:
-        """Forget all columns after the first ``length``, which is at least 1 and below the number of stored columns."""
+        """Forget all columns after the first ``length``, a number from 1 to one less than the stored columns."""
 
     def _why_not_cropped(self, length: int) -> str | None:
-        """Return the reason why `crop` cannot go back to ``length`` columns, or None."""
+        """Return the reason why `crop` cannot go back to ``length`` columns. If it can, return None."""
         return "what later tokens did to it cannot be undone"
 
     def _check_new(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """Raise unless new keys and values match each other and the stored ones, and fit into ``max_len``."""
+        """Raise unless new keys and values match each other and the cache, and fit into ``max_len``."""
         if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
             check_tensors(query, key, value)
         q, k, v = query.shape, key.shape, value.shape
@@ -261,7 +261,7 @@ class LayerCache(ArgumentHints):
             raise value_error("tokens", f"fit in max_len {self.max_len}", got, hint=hint)
 
     def _advanced(self, new: Positions, batch: int, device: torch.device) -> Positions:
-        """Return the last positions after new tokens; raise unless their positions increase from the last ones."""
+        """Return the last positions in the cache after new tokens. Raise unless positions keep increasing."""
         tokens = self._tokens.advanced(new, batch, device)
         if tokens is None:
             rule, hint = "come after those in the cache, one behind the other", "KVCache() takes any order"
@@ -270,11 +270,11 @@ class LayerCache(ArgumentHints):
         return tokens
 
     def _selected(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Return the given batch items of a cache's state tensor, copied to new memory."""
+        """Copy some batch items of a cache's state tensor to new memory."""
         return x[rows]
 
     def _check_spec(self, stored: KeyValueSpec, new: KeyValueSpec) -> None:
-        """Raise unless new keys and values have the sizes and dtype of the cached ones."""
+        """Raise unless new keys and values have the sizes and dtype of the cached keys and values."""
         hint = "a cache belongs to one layer and one batch: make a new one, or reorder(rows)"
         for name, old, received in zip(KeyValueSpec._fields, stored, new, strict=True):
             if old != received:
@@ -288,4 +288,4 @@ class LayerCache(ArgumentHints):
         return {}
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
-        """Raise if no cache of this kind could have written the file; otherwise set the numbers of the state."""
+        """Set the numbers of the state from a file. Raise if no cache of this kind could have written the file."""

@@ -23,7 +23,7 @@ class RemembersSegments(Protocol):
     def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """Return the output, the new compressive memory, marks where it has NaN or inf, and the tokens to store."""
+        """Return four values: output, updated compressive memory, where it has NaN or inf, and tokens to store."""
         ...
 
 
@@ -35,7 +35,7 @@ class CompressiveCache(LayerCache):
     run. In a ragged batch, each item has its own segments. Tokens cannot be subtracted from a sum, so `crop` supports
     only length 0. To try tokens that may be rejected, use `fork`, which copies nothing.
 
-    Gradients flow to the keys and values of the current call; stored ones are constants.
+    Gradients flow to the keys and values of the current call. Stored keys and values are constants.
 
     Args:
         max_len: largest number of tokens; None for no limit. The memory is the same in both cases.
@@ -116,7 +116,7 @@ class CompressiveCache(LayerCache):
 
 
 def _concatenate_positions(stored: Tensor, new: Tensor) -> Positions:
-    """Return the positions of stored tokens followed by new ones; as a range if they are consecutive."""
+    """Return the positions of stored and then new tokens, for the segments of a compressive memory."""
     rows = max(len(stored), len(new))
     table = torch.cat([stored.expand(rows, -1), new.expand(rows, -1)], 1)
     first = Positions(None, table).one_by_one()
@@ -124,7 +124,7 @@ def _concatenate_positions(stored: Tensor, new: Tensor) -> Positions:
 
 
 def _open_segment_tokens(tokens: dict[str, Tensor], is_open: Tensor) -> dict[str, Tensor]:
-    """Return the entries of tokens in each item's open segment, in order and followed by padding."""
+    """Return the tokens of each item's open segment, in order and followed by padding."""
     count = int(is_open.sum(1).amax()) if len(is_open) else 0
     order = (~is_open).to(torch.uint8).sort(dim=1, stable=True).indices[:, :count]
     if len(order) == 1:

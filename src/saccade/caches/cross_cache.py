@@ -59,17 +59,17 @@ class CrossCache(LayerCache):
 
     @property
     def key(self) -> Tensor | None:
-        """Keys of the context, ``[batch, kv_heads, length, head_dim]``; None before the first call."""
+        """Keys of the projected context, ``[batch, kv_heads, length, head_dim]``; None before the first call."""
         return self._state.get("key")
 
     @property
     def value(self) -> Tensor | None:
-        """Values of the context, ``[batch, kv_heads, length, value_dim]``; None before the first call."""
+        """Values of the projected context, ``[batch, kv_heads, length, value_dim]``; None before the first call."""
         return self._state.get("value")
 
     @property
     def kv_positions(self) -> range | Tensor | None:
-        """Positions of the context's tokens; None if they are 0, 1, 2, …"""
+        """Positions of the tokens in the cross-attention context; None if they are 0, 1, 2, …"""
         return self._state.get("kv_positions", self._run)
 
     def positions(self, q_len: int) -> None:
@@ -110,7 +110,7 @@ class CrossCache(LayerCache):
         positions: GivenPositions = None,
         dropout_p: float = 0.0,
     ) -> Tensor:
-        """Attend to the context; ``key`` and ``value`` are required in the first call, and None in later calls.
+        """Attend to the context. ``key`` and ``value`` are required in the first call, and None in later calls.
 
         Args:
             mechanism, query, mask, dropout_p: see `LayerCache.attend`.

@@ -49,19 +49,19 @@ class Held(NamedTuple):
         return sum(x.nbytes for x in self)
 
     def at(self, index: Tensor) -> Held:
-        """Return the stored tokens at the given columns, int64 ``[batch, kv_heads, columns]``."""
+        """Return the tokens of an evicting cache at the given columns, int64 ``[batch, kv_heads, columns]``."""
         wide = [x.gather(2, index[..., None].expand(-1, -1, -1, x.shape[3])) for x in (self.key, self.value)]
         return Held(wide[0], wide[1], self.table.gather(2, index), self.received.gather(2, index))
 
 
 class EvictingCache(LayerCache):
-    r"""A cache of the last ``recent`` tokens of each key head and, of the others, those with the highest `score`.
+    r"""A cache of the last ``recent`` tokens of each key head, and of the earlier tokens with the highest `score`.
 
     A custom rule only needs to define `score`. After every call, tokens beyond ``budget`` are evicted. A call reads all
     tokens stored before it and its own tokens, so a prompt is exact. Padding never displaces a token.
 
-    Each call equals a dense run with the tokens hidden that the key head has evicted before. The result equals the run
-    with a `KVCache` until more than ``budget`` tokens have been passed. Evicted tokens cannot be read again.
+    Each call equals a dense run in which the tokens that a key head has evicted before are masked. The result equals
+    the run with a `KVCache` until more than ``budget`` tokens have been passed. Evicted tokens cannot be read again.
 
     `crop` continues as if the last tokens had never been passed. It works until a token is evicted (with
     ``evict_once``, for all tokens after the first call), for tokens that did not vote, and for the last 32 tokens.
@@ -79,9 +79,9 @@ class EvictingCache(LayerCache):
         ValueError: sizes out of range, tokens positioned before earlier ones, or a different batch size than before.
         UnsupportedError: an impossible crop, or, with voting queries, a matrix whose rows are not distributions.
 
-    Cost: memory for ``batch * kv_heads * budget`` keys and values, and 12 bytes for each (16 in float64). If all
-    queries vote, another 132 bytes for each until a token is evicted. A call computes its weights a second time, which
-    are n²/2 weights for a prompt of n tokens, in O(n) memory.
+    Cost: memory for ``batch * kv_heads * budget`` keys and values, and 12 bytes for each key (16 in float64). If
+    all queries vote, another 132 bytes for each key until a token is evicted. A call computes its weights a
+    second time, which are n²/2 weights for a prompt of n tokens, in O(n) memory.
 
     Example:
         >>> from saccade import masks, mechanisms
@@ -171,7 +171,7 @@ class EvictingCache(LayerCache):
         *,
         product: bool = True,
     ) -> tuple[Tensor, ...]:
-        """Return the output of a call over all keys, and the statistic of its weights that scores tokens."""
+        """Return the output of a call over all keys, and the statistic of its weights by which tokens are evicted."""
 
         def finish(matrix: Matrix, v: Tensor) -> tuple[Tensor, ...]:
             return (*(call.product(matrix, v) if product else ()), *(matrix.compute(question) if question else ()))
@@ -230,7 +230,7 @@ class EvictingCache(LayerCache):
 
 
 def _voting_call(call: Call, voting_queries: int | None) -> Call | None:
-    """Return the call restricted to the queries that vote on evictions, the last ones of each item; None if none."""
+    """Return the call with only the last queries of each item, which vote on evictions. Without any, return None."""
     query, where = call.query, call.positions
     if voting_queries == 0:
         return None
@@ -245,7 +245,7 @@ def _voting_call(call: Call, voting_queries: int | None) -> Call | None:
 
 
 def _padding_first(table: Tensor) -> Tensor:
-    """Return an order of the columns with padding before all tokens and the tokens in their old order."""
+    """Return an order of the cached columns that moves padding before all tokens and keeps the order of tokens."""
     return (table >= 0).to(torch.uint8).sort(dim=-1, stable=True).indices
 
 
@@ -279,14 +279,14 @@ class SnapKVCache(EvictingCache):
     r"""A cache of the prompt tokens that the prompt's last tokens attended to most, and of all tokens after the prompt.
 
     After the first call, and only then, each key head selects the tokens to store: the last ``window`` tokens and, of
-    those before, the ``budget - window`` that received the most attention from the last ones. This attention is summed
+    those before, the ``budget - window`` that received the most attention from the window. This attention is summed
     over the last tokens and over the heads that share the keys, then averaged over ``pool`` neighbouring tokens, which
     preserves some context. Padding neither votes nor displaces a token. An item that consists only of padding in the
     first call stores all tokens.
 
-    The first call equals the dense run; later calls equal the dense run with the tokens hidden that each key head
-    evicted. The question must be at the end of the prompt, since tokens that only a later question needs may be
-    evicted.
+    The first call equals the dense run; later calls equal the dense run in which the tokens that a key head
+    evicted are masked. The question must be at the end of the prompt, since tokens that only a later question needs
+    may be evicted.
 
     Args:
         budget: number of tokens of the first call that each key head stores.
@@ -329,7 +329,7 @@ class SnapKVCache(EvictingCache):
 
 @dataclasses.dataclass(frozen=True)
 class _AllWeights(Statistic[Tensor, Tensor]):
-    """A statistic of all attention weights, ``[batch, heads, q_len, kv_len]``; used for few voting queries."""
+    """The statistic that collects the weights of the voting queries, ``[batch, heads, q_len, kv_len]``."""
 
     def start(self, info: MatrixInfo) -> Tensor:
         return torch.zeros(info.shape, dtype=info.dtype, device=info.device)
@@ -347,7 +347,7 @@ class _AllWeights(Statistic[Tensor, Tensor]):
 
 
 def _by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
-    """Sum attention ``[batch, heads, ...]`` over the heads that share keys."""
+    """Sum the attention that tokens received, ``[batch, heads, ...]``, over the heads that share keys."""
     return x.unflatten(1, (kv_heads, x.shape[1] // kv_heads)).sum(2)
 
 

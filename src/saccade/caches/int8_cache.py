@@ -27,7 +27,7 @@ class Rounded(NamedTuple):
         codes: int8 ``[batch, kv_heads, blocks * block_size, width]``.
         steps: float32 or float64 ``[batch, kv_heads, blocks, width]``: the step between adjacent codes in each block
             and channel.
-        zeros: the number that code 0 represents, in the shape of ``steps``.
+        zeros: the number that code 0 represents, with the shape of ``steps``.
         rest: unrounded columns of the unfinished block, ``[batch, kv_heads, fewer than block_size, width]``.
     """
 
@@ -45,7 +45,7 @@ class Rounded(NamedTuple):
         return cls(none.to(torch.int8), numbers, numbers, none)
 
     def extended(self, new: Tensor, size: int) -> Rounded:
-        """Return this store with new columns; blocks that are now full are rounded to int8."""
+        """Return this int8 store with new columns. Blocks that are now full are rounded to int8."""
         rest = torch.cat([self.rest, new], 2)
         full = rest.shape[2] // size
         if not full:
@@ -64,7 +64,7 @@ class Rounded(NamedTuple):
         )
 
     def read(self, new: Tensor, rows: slice) -> Tensor:
-        """Return all columns of the given key heads as floats, followed by the new ones, ``[rows, columns, width]``."""
+        """Return the stored columns of some key heads as floats, then new columns, ``[rows, columns, width]``."""
         codes, steps, zeros, rest = (x.flatten(0, 1)[rows] for x in self)
         blocks = steps.shape[1]
         wide = codes.view(len(codes), blocks, codes.shape[1] // max(1, blocks), codes.shape[2]) * steps[:, :, None]
@@ -92,8 +92,8 @@ class Int8Cache(LayerCache):
         ValueError: NaN or inf in a key or value, or a different batch size than before.
         UnsupportedError: a crop into a rounded block.
 
-    Cost: memory ``(1 + 8 / block_size)`` bytes for each element. A step reads these and writes them as floats, a few
-    key heads at a time (all heads if they must run together). This saves memory, but not time.
+    Cost: memory ``(1 + 8 / block_size)`` bytes for each element. A decoding step reads the codes and writes them as
+    floats, a few key heads at a time (all heads if they must run together). This saves memory, but not time.
 
     Example:
         >>> from saccade import masks, mechanisms
@@ -145,7 +145,7 @@ class Int8Cache(LayerCache):
         return out
 
     def _rounded(self, name: str) -> Rounded:
-        """Return the int8 store of the keys or of the values."""
+        """Return the int8 store of keys or values, as named."""
         return Rounded(*(self._state[f"{name}.{part}"] for part in Rounded._fields))
 
     def _check_new(self, query: Tensor, key: Tensor, value: Tensor) -> None:

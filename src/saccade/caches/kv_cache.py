@@ -26,7 +26,7 @@ class KVCache(LayerCache):
     batch the caller passes positions, with -1 for padding on either side, and every item continues after its last token
     (`padded_positions` computes such positions from lengths).
 
-    Gradients flow to the keys and values of the current call; stored ones are constants.
+    Gradients flow to the keys and values of the current call. Stored keys and values are constants.
 
     Args:
         max_len: largest number of columns; the first call allocates memory for all of them. None to grow by doubling.
@@ -69,7 +69,7 @@ class KVCache(LayerCache):
 
     @property
     def key(self) -> Tensor | None:
-        """Stored keys, ``[batch, kv_heads, length, head_dim]``, as a read-only view; None before the first call."""
+        """All stored keys, ``[batch, kv_heads, length, head_dim]``, as a read-only view; None before the first call."""
         return self._state["key"][:, :, : self.length] if self._state else None
 
     @property
@@ -109,7 +109,7 @@ class KVCache(LayerCache):
         return out
 
     def _bytes_read(self, matrix: AttentionMatrix, stored: int) -> int:
-        """Return the number of stored key and value bytes that a step reads; several causal queries read nearly all."""
+        """Return how many bytes of stored keys and values a call reads. Several causal queries read nearly all."""
         batch, _, _, kv_len = matrix.shape
         tiles = matrix.inputs.plan.tiles
         needed = {(tile.batch.start, tile.batch.stop, strip.keys) for tile in tiles for strip in tile.columns}
@@ -117,7 +117,7 @@ class KVCache(LayerCache):
         return stored * min(batch * kv_len, columns) // max(1, batch * kv_len)
 
     def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> None:
-        """Store given keys and values, such as those of a prefix, without attending.
+        """Store keys and values that are already known, such as those of a prefix, without attending.
 
         Args:
             key: ``[batch, kv_heads, len, head_dim]``.
@@ -146,7 +146,7 @@ class KVCache(LayerCache):
             self._write_columns(name, 0, self._state.pop(name))
 
     def _write_columns(self, name: str, start: int, new: Tensor) -> Tensor:
-        """Write new columns after the first ``start`` columns of a state tensor; return a view of all of them.
+        """Write new columns of one cached tensor after its first ``start`` columns, and return a view of all columns.
 
         Cost: a copy of ``new``, or of the full tensor when its memory has to grow.
         """
@@ -158,7 +158,7 @@ class KVCache(LayerCache):
         return x.narrow(2, 0, stop)
 
     def _grow(self, name: str, start: int, stop: int, new: Tensor) -> Tensor:
-        """Return a state tensor in new memory for at least ``stop`` columns, with a copy of the first ``start``."""
+        """Copy the first ``start`` columns of a cached tensor to new memory for at least ``stop`` columns."""
         old = self._state.get(name)
         size, room = (self.block_size, self.max_len) if name in ("key", "value") else (1, None)
         if room is None:

@@ -17,8 +17,9 @@ from saccade.support.validation import check_int
 class LatentCache(KVCache):
     """The latents of all tokens and the rotated part of their keys, which is exactly what latent attention needs.
 
-    Both are in one tensor: the first ``latent_dim`` channels of a key are its value, so only keys are stored. A
-    `KVCache` works with the same layers, but stores latents twice. `saccade.nn.LatentAttention.new_cache` returns one.
+    Latents and rotated parts are in one tensor: the first ``latent_dim`` channels of a key are its value, so only keys
+    are stored. A `KVCache` works with the same layers, but stores latents twice.
+    `saccade.nn.LatentAttention.new_cache` returns a LatentCache.
 
     Args:
         latent_dim: number of first channels of a key that are its value.

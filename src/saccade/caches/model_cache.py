@@ -74,7 +74,7 @@ class Cache:
         return None if layers is None else layers.positions(q_len)
 
     def reorder(self, rows: Tensor | Sequence[int]) -> None:
-        """Keep only the given batch items in the caches of all layers, in this order; items may repeat."""
+        """Keep only the listed batch items in the caches of all layers, in the order of the list. Items may repeat."""
         for layer in self._layers:
             layer.reorder(rows)
 
@@ -85,7 +85,7 @@ class Cache:
             layer.crop(length)
 
     def fork(self) -> Cache:
-        """Return an independent copy of the caches of all layers; memory is shared until one of the two writes."""
+        """Return an independent copy of the caches of all layers. Memory is shared until one of the copies writes."""
         return Cache(layer.fork() for layer in self._layers)
 
     def __len__(self) -> int:
@@ -102,5 +102,5 @@ class Cache:
 
     @property
     def _self_attention(self) -> LayerCache | None:
-        """First self-attention cache, which counts the model's tokens; None if there is none."""
+        """First self-attention cache, which counts the model's tokens. None if the model has only cross-attention."""
         return next((layer for layer in self.flat if not isinstance(layer, CrossCache)), None)

@@ -32,7 +32,7 @@ def attend_by_head(
         call: the cache call.
         kv_heads: number of key heads of each item.
         read: returns the keys and values of a slice of rows, ``[rows, columns, width]`` each.
-        positions: returns the positions of these keys, int64 ``[rows, columns]``, -1 for hidden ones. None if all heads
+        positions: returns the positions of these keys, int64 ``[rows, columns]``, -1 for masked keys. None if all heads
             store the same tokens, at the call's ``kv_positions``.
         finish: computes results from a matrix and its values, each ``[batch, heads, ...]``.
         portions: slices of rows to run at once, in order; all rows when empty.
@@ -67,7 +67,7 @@ def attend_by_head(
 
 
 def _positions_by_row(where: Positions, batch: int, kv_heads: int) -> Callable[[slice], GivenPositions]:
-    """Return a function that maps (item, head) rows to the positions of their batch items."""
+    """Return a function that maps (item, head) rows to positions, which are the same for all heads of an item."""
     if where.run is not None:
         return lambda part: where
     table = where.on().expand(batch, -1).repeat_interleave(kv_heads, 0)

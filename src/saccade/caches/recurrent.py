@@ -17,7 +17,7 @@ from saccade.support.validation import check_int
 
 
 class Memory(NamedTuple):
-    """The recurrent memory: sums over all earlier keys and values.
+    """The recurrent state of linear attention: sums over all earlier keys and values.
 
     Attributes:
         state: ``[batch, kv_heads, features, value_dim + 1]``, the sum of features times values, with the sum of
@@ -37,12 +37,12 @@ class Memory(NamedTuple):
 
     @property
     def peaks(self) -> Tensor:
-        """Logarithms of the factors divided out of the sums, ``[batch, kv_heads]``; zeros if `peak` is None."""
+        """Logarithms of the factors divided out of the sums, ``[batch, kv_heads]``, with zeros if `peak` is None."""
         return self.state.new_zeros(self.state.shape[:2]) if self.peak is None else self.peak
 
     @property
     def taints(self) -> Tensor:
-        """Marks of heads with a NaN or inf in their sums, bool ``[batch, kv_heads]``; False if `tainted` is None."""
+        """Marks of heads with NaN or inf in their sums, bool ``[batch, kv_heads]``, all False if `tainted` is None."""
         whole = self.state
         return self.tainted if self.tainted is not None else whole.new_zeros(whole.shape[:2], dtype=torch.bool)
 
@@ -52,7 +52,7 @@ class Recurrent(Protocol):
     """The interface of a matrix of new tokens that continues from the `Memory` of all earlier tokens."""
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """Return the output for the new tokens, and the recurrent memory after them."""
+        """Return the output for the new tokens, and the recurrent memory that includes them."""
         ...
 
 
@@ -60,11 +60,11 @@ class RecurrentCache(LayerCache):
     """The running sums of causal linear attention: constant memory for sequences of any length.
 
     For mechanisms whose matrix is a product of features (`saccade.mechanisms.Linear`, `saccade.mechanisms.Performer`)
-    and the causal masks that these support. The result equals the run with a `saccade.caches.KVCache` and the full run.
-    The mask must be the same in every call. Tokens cannot be subtracted from a sum, so `crop` supports only length 0.
-    To try tokens that may be rejected, use `fork`, which copies nothing.
+    and the causal masks that these mechanisms support. The result equals the run with a
+    `saccade.caches.KVCache` and the full run. The mask must be the same in every call. Tokens cannot be subtracted from
+    a sum, so `crop` supports only length 0. To try tokens that may be rejected, use `fork`, which copies nothing.
 
-    Gradients flow to the keys and values of the current call; stored ones are constants.
+    Gradients flow to the keys and values of the current call. Stored keys and values are constants.
 
     Args:
         max_len: largest number of tokens; None for no limit. The memory is the same in both cases.
@@ -104,7 +104,7 @@ class RecurrentCache(LayerCache):
         self._source: Hashable = None
 
     def advance(self, call: Call) -> Tensor:
-        """Attend to all earlier tokens through the recurrent memory, and update it."""
+        """Attend to all earlier tokens through the recurrent state, and update the state."""
         if call.dropout_p:
             reason = "dropout_p is not 0, and single weights of earlier tokens cannot be dropped from a sum"
             hint = "KVCache() keeps the tokens themselves"
@@ -126,7 +126,7 @@ class RecurrentCache(LayerCache):
 
     @property
     def _memory(self) -> Memory | None:
-        """Stored recurrent memory, usable in the current gradient mode."""
+        """Stored recurrent state, in a form that the current gradient mode can use."""
         if not self._state:
             return None
         stored = {name: usable(x) for name, x in self._state.items()}
@@ -159,7 +159,7 @@ class RecurrentCache(LayerCache):
 
 
 def _as_lists(source: Hashable) -> Any:
-    """Return the source of a recurrent memory as JSON, with lists instead of tuples.
+    """Return the source of a recurrent state for a file: as JSON, with lists instead of tuples.
 
     Raises:
         UnsupportedError: it contains anything other than numbers, strings and None.
@@ -173,7 +173,7 @@ def _as_lists(source: Hashable) -> Any:
 
 
 def _source_in(contents: Contents) -> Hashable:
-    """Return the source of the recurrent memory in a file, with tuples instead of lists."""
+    """Return the source of a recurrent state from a file, with tuples instead of lists."""
 
     def as_tuples(value: object) -> Hashable:
         if isinstance(value, list):

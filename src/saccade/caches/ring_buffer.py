@@ -20,7 +20,7 @@ Index = Tensor | slice
 
 
 class RingCache(LayerCache):
-    r"""A cache of the first few positions and the last ones, which equals the dense run with the mask `rule`.
+    r"""A cache of the first few and the last positions. The result equals the dense run with the mask `rule`.
 
     Base class of caches that evict tokens only by position. A subclass passes the positions to keep, and the mask.
 
@@ -81,7 +81,7 @@ class RingCache(LayerCache):
         self._tokens = Positions.ending_before(length)
 
     def _step(self, call: Call, table: Tensor, *, is_run: bool) -> Tensor:
-        """Attend with one token, which overwrites the slot of the token that leaves the window."""
+        """Attend with one new token, which overwrites the slot of the token that leaves the ring buffer."""
         before = self._write(call, table)
         used = min(self.length + 1, self._slots) if is_run else self._slots  # slots fill up one by one
         try:
@@ -105,7 +105,7 @@ class RingCache(LayerCache):
         return out
 
     def _attend_many(self, call: Call, table: Tensor) -> Tensor:
-        """Attend with several tokens; each sees its own subset of the stored and new tokens."""
+        """Attend with several tokens, each of which sees a different part of the stored and new tokens."""
         keys, values, kv_positions = self._stored_and_new(call, table)
         self._traffic = Traffic(keys.nbytes + values.nbytes, call.key.nbytes + call.value.nbytes)
         mask, where = self._joined_mask(call.mask), call.positions
@@ -113,7 +113,7 @@ class RingCache(LayerCache):
         return matrix.matmul(values, dropout_p=call.dropout_p)
 
     def _stored_and_new(self, call: Call, table: Tensor) -> tuple[Tensor, Tensor, GivenPositions]:
-        """Return the keys and values in the slots, followed by the new ones, and the positions of all."""
+        """Return keys, values and positions, each with the stored tokens (slots) first and then the new tokens."""
         if not self._state:
             return call.key, call.value, call.positions
         stored = self._state["table"]
@@ -123,11 +123,11 @@ class RingCache(LayerCache):
         return torch.cat([self._unrotated_keys(), call.key], 2), values, kv_positions
 
     def _unrotated_keys(self) -> Tensor:
-        """Return the keys in the slots, before any rotation."""
+        """Return the keys in the ring buffer, before any rotation."""
         return self._state["keys"]
 
     def _step_mask(self, call: Call, q_table: Tensor, table: Tensor) -> tuple[Mask | None, Tensor, Tensor]:
-        """Return the mask of a decoding step, and the positions of its query and of the slots."""
+        """Return three values for a decoding step: the mask, the query position, and the positions of the slots."""
         return self._joined_mask(call.mask), q_table, table
 
     def _visible_slots(self, x: Tensor, place: int) -> Tensor:
@@ -138,7 +138,7 @@ class RingCache(LayerCache):
         return self.rule if rule is None else self.rule & rule
 
     def _new_leaves(self, key: Tensor, value: Tensor) -> dict[str, tuple[Tensor, int]]:
-        """Return the new entries for each slot tensor, and its number of slots."""
+        """Return, for each tensor of the ring buffer, the entries of new tokens and the number of slots."""
         return {"keys": (key, self._slots), "values": (value, self._slots)}
 
     def _prepare_memory(self, call: Call, table: Tensor) -> None:
@@ -156,12 +156,12 @@ class RingCache(LayerCache):
             self._state["table"] = self._state["table"].repeat(len(table), 1)
 
     def _write(self, call: Call, table: Tensor) -> list[tuple[Tensor, Any, Tensor]]:
-        """Store the new tokens that later calls need; return the overwritten entries and their slots."""
+        """Store new tokens that later calls need; return the overwritten entries and their slots in the ring."""
         self._prepare_memory(call, table)
         return self._put(self._state, call._replace(key=call.key.detach(), value=call.value.detach()), table)
 
     def _put(self, leaves: dict[str, Tensor], call: Call, table: Tensor) -> list[tuple[Tensor, Any, Tensor]]:
-        """Write new tokens into their slots; return the overwritten entries and their slots."""
+        """Write new tokens into their ring-buffer slots; return the overwritten entries and their slots."""
         new = {name: x for name, (x, _) in self._new_leaves(call.key, call.value).items()}
         new["table"] = table[:, None, :, None]
         before, all_kept = [], self._places(call.positions.run, table, _FARTHEST)
@@ -178,7 +178,10 @@ class RingCache(LayerCache):
         return before
 
     def _places(self, run: range | None, table: Tensor, stop: int) -> tuple[Index, Index, Index] | None:
-        """Return batch items, columns and slots of the new tokens to store before ``stop``; None if there are none."""
+        """Return three indices of the new tokens to store before ``stop``: batch items, columns and slots.
+
+        If there are no such tokens, return None.
+        """
         if run is not None and len(run) == 1:
             place, sinks = run[0], self._first_slots
             slot = place if place < sinks else sinks + (place - sinks) % self._last_slots
@@ -188,7 +191,7 @@ class RingCache(LayerCache):
         return rows if len(table) > 1 else slice(None), columns, self._slot(table[rows, columns])
 
     def _slot(self, positions: Tensor) -> Tensor:
-        """Return the slot of each position: fixed slots for the first positions, and the other slots in turn."""
+        """Return the slot of each position. The first positions have fixed slots; later positions take turns."""
         later = self._first_slots + (positions - self._first_slots) % self._last_slots
         return torch.where(positions < self._first_slots, positions, later)
 
@@ -214,14 +217,14 @@ class RingCache(LayerCache):
 
 
 class SegmentCache(RingCache):
-    r"""A cache of the open segment and the ``memory`` tokens before it; all other tokens are forgotten.
+    r"""A cache of the open segment and the ``memory`` tokens before it; all earlier tokens are forgotten.
 
     The result equals the dense run with the layer's mask ``& masks.Segments(segment, memory)``, for any causal mask,
     any split of the sequence into calls, and ragged batches. Segments are counted in positions, so each item has its
     own segments.
 
-    Gradients flow to the keys and values of the current call; stored ones are constants. To train as in the paper, pass
-    one segment in each call.
+    Gradients flow to the keys and values of the current call. Stored keys and values are constants. To train as in
+    the paper, pass one segment in each call.
 
     Args:
         segment: number of positions in a segment, at least 1.

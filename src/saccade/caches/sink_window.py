@@ -29,7 +29,7 @@ class SinkWindowCache(RingCache):
     tokens. For each token, the result equals the dense run over these tokens at positions 0, 1, 2, …. However long the
     stream, no distance is larger than in a sequence of ``sink_tokens + window`` tokens. Keys are stored unrotated and
     rotated once, when they are read. Distances within the window do not change; only the first tokens are moved up to
-    it.
+    the window.
 
     Tokens that leave the window are lost, except for the first ones.
 
@@ -90,7 +90,7 @@ class SinkWindowCache(RingCache):
         return torch.cat([self._state["sinks"], keys[:, :, self.sink_tokens :]], 2) if "sinks" in self._state else keys
 
     def _attend_many(self, call: Call, table: Tensor) -> Tensor:
-        """Attend with several tokens; each sees the sinks and its own window."""
+        """Attend with several tokens, each of which sees the sinks and the window before it."""
         if self.rotary is None or not table.numel() or int(table.max()) < self._slots:
             return super()._attend_many(call, table)
         keys, values, kv_positions = self._stored_and_new(call, table)
@@ -120,7 +120,7 @@ class SinkWindowCache(RingCache):
         return leaves | {"sinks": (key, self.sink_tokens)} if self.rotary is not None and self.sink_tokens else leaves
 
     def _turn_sinks(self, rotary: Rotary, q_table: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotate the sinks up to the window; return the positions of the query and the slots inside the cache."""
+        """Rotate the sinks so that they are next to the window; return query and slot positions inside the cache."""
         shift = (q_table - (self._slots - 1)).clamp(min=0)  # [batch | 1, 1]; 0 for an item without a token
         first = torch.arange(table.shape[1], device=table.device) < self.sink_tokens
         inside = torch.where(first | (table < 0), table, table - shift)
@@ -159,7 +159,7 @@ class SinkWindowCache(RingCache):
 
 
 def _merge_softmaxes(outs: list[Tensor], logs: list[Tensor]) -> Tensor:
-    """Merge the outputs of softmaxes over disjoint sets of keys into one."""
+    """Merge the outputs of softmaxes over sinks and window, which are disjoint sets of keys, into one output."""
     log = torch.stack(logs)
     total = log.logsumexp(0)
     shares = (log - total).nan_to_num(nan=0.0).exp() * ~total.isinf()

@@ -22,18 +22,18 @@ _HOOKS += ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
 
 
 class Mechanism(ArgumentHints, nn.Module):
-    """A module that computes an attention matrix from queries and keys; the interface for caches and recordings."""
+    """A module that computes an attention matrix from queries and keys. Caches and recordings use this interface."""
 
     @property
     def treats_heads_alike(self) -> bool:
         """True if the matrices depend on dot products and the mask only, in the same way in every head.
 
-        Caches may then pass heads as batch items, and pass positions only if the mask needs them.
+        Caches may then pass heads as batch items, and may omit positions unless the mask needs them.
         """
         return False
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
-        """Return the reasons why the mechanism does not support this mask; an empty tuple if it does."""
+        """Return the reasons why the mechanism does not support a mask. The tuple is empty if the mask is supported."""
         return ()
 
     def new_cache(self, max_len: int | None = None) -> LayerCache:
@@ -56,7 +56,7 @@ class Mechanism(ArgumentHints, nn.Module):
         )
 
     def _with_hooks(self, other: M) -> M:
-        """Return ``other`` with the hooks of this mechanism, which it replaces for one call."""
+        """Copy the hooks of this mechanism to ``other``, which replaces it for one call, and return ``other``."""
         for hooks in _HOOKS:
             setattr(other, hooks, getattr(self, hooks))
         return other

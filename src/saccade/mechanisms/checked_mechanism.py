@@ -44,12 +44,12 @@ class Inputs(NamedTuple):
 
     @property
     def is_placed(self) -> bool:
-        """True if positions were passed; a position below 0 then means padding."""
+        """True if the caller passed positions; a position below 0 then means padding."""
         return self.q_positions is not None or self.kv_positions is not None
 
     @property
     def starts(self) -> tuple[int | None, int | None]:
-        """Positions of the first query and the first key, each None if the positions are not consecutive."""
+        """Positions of the first query and the first key; each is None if its tokens have gaps between them."""
         q, kv = self.q_positions, self.kv_positions
         first = 0 if self.is_placed else self.shape[3] - self.shape[2]
         return first if q is None else q.first, 0 if kv is None else kv.first
@@ -73,7 +73,7 @@ class Approximate(Mechanism):
 
     @abstractmethod
     def _matrix_of(self, inputs: Inputs) -> Matrix:
-        """Return the matrix of the mechanism for checked inputs."""
+        """Return the attention matrix of this mechanism for checked inputs."""
 
     def forward(
         self,
@@ -108,10 +108,10 @@ class Approximate(Mechanism):
 
 
 def parts_of(mask: Mask) -> tuple[Mask, ...]:
-    """Return the masks that a mask joins with ``&``, or only the mask itself if it joins none."""
+    """Return the masks that a mechanism's mask combines with ``&``. Any other mask is returned as the only part."""
     return mask.parts if isinstance(mask, And) else (mask,)
 
 
 def scale_of(scale: float | None, head_dim: int) -> float:
-    """Return the scale of a mechanism's dot products: ``head_dim ** -0.5`` for None."""
+    """Return the scale of a mechanism's dot products, which is ``head_dim ** -0.5`` by default."""
     return max(1, head_dim) ** -0.5 if scale is None else scale

@@ -106,7 +106,7 @@ class _Case(NamedTuple):
     mask: object
 
     def at(self, length: int) -> _Case:
-        """Return the case with a different number of keys, cut or repeated."""
+        """Return the tensors of the comparison with a different number of keys, by cutting or repeating tokens."""
         q_len, kv_len = self.query.shape[2], self.key.shape[2]
         if length == kv_len:
             return self
@@ -163,7 +163,11 @@ def _median_and_worst(x: Tensor) -> tuple[float, float]:
 
 
 def crossing(ratios: dict[int, float]) -> int | None:
-    """Return the length from which a ratio of times stays at 1 or above; None if it ends below 1."""
+    """Return the length from which a mechanism is faster than exact attention.
+
+    From this length on, the ratio of exact time to the time of the mechanism stays at 1 or above. If it ends below 1,
+    return None.
+    """
     since: int | None = None
     later: tuple[int, float] | None = None
     for length, ratio in sorted(ratios.items(), reverse=True):
@@ -178,7 +182,7 @@ def crossing(ratios: dict[int, float]) -> int | None:
 
 
 def _lengths(lengths: Sequence[int] | None, case: _Case, rule: Mask) -> list[int]:
-    """Return the numbers of keys at which to time mechanisms, always including the actual number."""
+    """Return the numbers of keys at which mechanisms are timed. The actual number is always among them."""
     kv_len = case.key.shape[2]
     if lengths is None:
         lengths = [kv_len // 8, kv_len // 4, kv_len // 2, kv_len, 2 * kv_len, 4 * kv_len]
@@ -196,7 +200,7 @@ def _lengths(lengths: Sequence[int] | None, case: _Case, rule: Mask) -> list[int
 
 
 def _timed(mechanisms: Sequence[Mechanism], case: _Case, lengths: Sequence[int]) -> list[dict[int, float]]:
-    """Return the time of each mechanism in seconds by length, exact attention first; NaN at unsupported lengths."""
+    """Time exact attention and all mechanisms at all lengths; return seconds by length, NaN at unsupported lengths."""
     kv_len = case.key.shape[2]
     results: list[dict[int, float]] = [{} for _ in mechanisms]
     for length in lengths:
@@ -217,7 +221,7 @@ def _timed(mechanisms: Sequence[Mechanism], case: _Case, lengths: Sequence[int])
 
 
 def _seconds(mechanism: Mechanism, case: _Case, *, is_own: bool) -> float:
-    """Return the median time of a mechanism's product; NaN if it does not support the case."""
+    """Return the median time of a mechanism's product in a comparison. If the inputs are not supported, return NaN."""
     _wait(case.query.device)
     start = time.perf_counter()
     try:
@@ -236,7 +240,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _peak_bytes(call: Callable[[], object], device: torch.device) -> float:
-    """Return the largest number of bytes that a call has allocated at any one time."""
+    """Return the peak memory that a compared mechanism allocates during a call, in bytes."""
     if device.type != "cuda":
         return float(counted(call).most)
     _wait(device)

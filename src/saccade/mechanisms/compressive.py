@@ -24,7 +24,7 @@ Update = Literal["linear", "delta"]
 
 
 class CompressiveMatrix(Sum):
-    """The matrix ``(1 - g) * within + g * earlier``: softmax within segments, and a memory of earlier segments.
+    """The lazy matrix ``(1 - g) * within + g * earlier``: softmax within segments, and a memory of earlier segments.
 
     Args:
         within: the softmax matrix within segments.
@@ -38,7 +38,7 @@ class CompressiveMatrix(Sum):
     def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """Return the output for tokens that follow a compressive memory of all earlier tokens, and the new memory.
+        """Return the output for tokens after the compressive memory of all earlier tokens, and the updated memory.
 
         Arguments and results are those of `saccade.mechanisms.segments.EarlierSegments.advance_segments`.
         """

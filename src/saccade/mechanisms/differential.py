@@ -75,7 +75,7 @@ class Differential(Mechanism):
 
     @property
     def weight(self) -> Tensor:
-        """λ, the weight of the second map: a differentiable tensor with one element, float32 or wider."""
+        """λ, the weight of the second attention map: a differentiable tensor with one element, float32 or wider."""
         pairs = ((self.lambda_q1, self.lambda_k1), (self.lambda_q2, self.lambda_k2))
         plus, minus = ((q.to(wide_dtype(q.dtype)) * k).sum().exp() for q, k in pairs)
         return plus - minus + self.lambda_init

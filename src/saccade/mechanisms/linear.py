@@ -87,7 +87,7 @@ class Linear(FeatureMechanism):
 
 
 def _map_of(feature_map: FeatureMapName | FeatureMap) -> FeatureMap:
-    """Return the feature map of linear attention with this name, or the function itself."""
+    """Return the feature map of linear attention for a name. A function is returned unchanged."""
     if isinstance(feature_map, str):
         hint = "a function of your own will do, too"
         return _MAPS[check_choice("feature_map", feature_map, _MAPS, hint=hint)]

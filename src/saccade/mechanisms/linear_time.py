@@ -47,10 +47,10 @@ class LinearTimeMatrix(Matrix):
 
     @abstractmethod
     def _times(self, value: Tensor) -> Tensor:
-        """Return the matrix product with a checked value, computed in linear time and in float32 or wider."""
+        """Return the product of a linear-time matrix with a checked value, computed in float32 or wider."""
 
     def _pieces(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[tuple[slice, slice, range]]:
-        """Yield batch items, heads and rows of each block to compute: everything if small, else rows of one head."""
+        """Yield the items, heads and rows of each block of weights. Large matrices are split by head and by rows."""
         self._check_part(batch, head, rows)
         items = range(self.shape[0]) if batch is None else range(batch, batch + 1)
         heads = range(self.shape[1]) if head is None else range(head, head + 1)
@@ -68,7 +68,7 @@ class LinearTimeMatrix(Matrix):
 
 
 def divide_rows(x: Tensor, total: Tensor, eps: float = 0.0) -> Tensor:
-    """Divide rows of linear attention by their totals plus eps; a row with total 0 becomes 0 and gets no gradient."""
+    """Divide each row of linear attention by its total plus eps. A row with total 0 becomes 0 and gets no gradient."""
     empty = total == 0
     if eps:  # the entries of a row may cancel out
         empty = empty & (x == 0).all(-1, keepdim=True)
@@ -77,7 +77,7 @@ def divide_rows(x: Tensor, total: Tensor, eps: float = 0.0) -> Tensor:
 
 
 def take_rows(x: Tensor, order: Tensor) -> Tensor:
-    """Return the rows of ``[batch, heads, len, width]`` in the given order, ``[batch | 1, indices]``."""
+    """Reorder tokens ``[batch, heads, len, width]`` for a linear-time sum, by indices ``[batch | 1, indices]``."""
     if len(order) == 1:
         return x.index_select(2, order[0])
     return x.gather(2, order[:, None, :, None].expand(len(x), x.shape[1], order.shape[1], x.shape[3]))

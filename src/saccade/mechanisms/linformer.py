@@ -112,7 +112,7 @@ class Linformer(Approximate):
         return LinformerMatrix(left, projection, tokens, dtype=inputs.query.dtype)
 
     def _check_last(self, positions: Positions | None, kv_len: int) -> None:
-        """Raise if a key position is beyond the projection; positions that cannot be read fail at run time instead."""
+        """Raise if a key is positioned beyond the Linformer's length. Unreadable positions fail at run time instead."""
         ends = (0, kv_len - 1) if positions is None else positions.ends
         last = -1 if ends is None else ends[1]
         if last >= self.kv_len:
@@ -135,7 +135,7 @@ class LinformerMatrix(LowRankMatrix):
 
     Args:
         left: attention of queries to the pooled keys, ``[batch, heads, q_len, rank]``.
-        projection: weights of values in slots, ``[batch | 1, kv_heads | 1, rank, kv_len]``; 0 at hidden keys.
+        projection: weights of values in slots, ``[batch | 1, kv_heads | 1, rank, kv_len]``; 0 for masked keys.
         tokens: the queries and keys.
         dtype: dtype of the inputs and of matrix products.
 
@@ -147,7 +147,7 @@ class LinformerMatrix(LowRankMatrix):
         self.projection, self._hidden = projection, tokens.hidden
 
     def slots(self) -> Tensor:
-        """Return the weight of each slot for each query, ``[batch, heads, q_len, rank]``; these rows sum to 1."""
+        """Return the weight of each slot for each query, ``[batch, heads, q_len, rank]``. Each row sums to 1."""
         return self._without_lost(self.left.matrix().to_dense())
 
     def _gathered(self, value: Tensor) -> Tensor:

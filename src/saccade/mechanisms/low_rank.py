@@ -42,15 +42,15 @@ class LowRankMatrix(LinearTimeMatrix):
 
     @abstractmethod
     def _gathered(self, value: Tensor) -> Tensor:
-        """Return ``right @ value``, the sum of values in each slot: ``[batch, kv_heads or heads, slots, width]``."""
+        """Return ``right @ value``, the sum of values in each slot, as ``[batch, kv_heads or heads, slots, width]``."""
 
     @abstractmethod
     def _scattered(self, x: Tensor) -> Tensor:
-        """Return ``right.mT @ x`` for ``x [batch, heads, slots, width]``."""
+        """Return ``right.mT @ x``, from slots back to keys, for ``x [batch, heads, slots, width]``."""
 
     @abstractmethod
     def _right(self, items: slice, heads: slice) -> Tensor:
-        """Return the dense right factor for the given heads, ``[batch | 1, heads or their groups, slots, kv_len]``."""
+        """Return the dense right factor for some heads, ``[batch | 1, heads or their groups, slots, kv_len]``."""
 
     def _times(self, value: Tensor) -> Tensor:
         return self._without_lost(self.left.times(self._gathered(value.to(self.left.query.dtype))))
@@ -78,7 +78,7 @@ class LowRankMatrix(LinearTimeMatrix):
 
 
 class Tokens(NamedTuple):
-    """The queries and keys of a low-rank matrix, with hidden tokens and padding set to 0.
+    """The queries and keys of a low-rank matrix, with masked tokens and padding set to 0.
 
     A non-finite token affects all rows, since every row attends to every slot.
 
@@ -99,7 +99,7 @@ class Tokens(NamedTuple):
 
     @classmethod
     def of(cls, inputs: Inputs) -> Tokens:
-        """Return the queries and keys of checked inputs, with hidden tokens set to 0."""
+        """Return the queries and keys of low-rank attention, with masked tokens set to 0."""
         rows, keys = inputs.position_tables()
         lost, hidden = _is_padding(inputs, rows), hidden_at(inputs, keys)
         query = inputs.query.to(inputs.wide).masked_fill(lost[:, None, :, None], 0.0)
@@ -108,7 +108,7 @@ class Tokens(NamedTuple):
 
 
 def hidden_at(inputs: Inputs, positions: Tensor) -> Tensor:
-    """Return marks of the keys that the mask hides, bool ``[batch, len]``, for positions ``[batch | 1, len]``."""
+    """Return which keys are masked for low-rank attention, bool ``[batch, len]``, at positions ``[batch | 1, len]``."""
     hidden = _is_padding(inputs, positions)
     if isinstance(inputs.rule, Full):
         return hidden
@@ -118,7 +118,7 @@ def hidden_at(inputs: Inputs, positions: Tensor) -> Tensor:
 
 
 def why_not_keys_only(mask: Mask, because: str) -> tuple[str, ...]:
-    """Return the reasons why low-rank attention does not support a mask; empty if the mask only hides keys."""
+    """Return the reasons why low-rank attention does not support a mask. There are none if it only hides keys."""
     return tuple(
         f"{type(part).__name__} lets queries see different keys: {because}"
         for part in parts_of(mask)
@@ -127,7 +127,7 @@ def why_not_keys_only(mask: Mask, because: str) -> tuple[str, ...]:
 
 
 def _is_padding(inputs: Inputs, positions: Tensor) -> Tensor:
-    """Return marks of the positions that are padding, bool ``[batch, len]``."""
+    """Return which tokens of low-rank attention are padding, bool ``[batch, len]``."""
     return ((positions < 0) & inputs.is_placed).expand(inputs.shape[0], -1)
 
 
@@ -147,7 +147,7 @@ class NarrowSoftmax(NamedTuple):
     scale: float
 
     def matrix(self) -> AttentionMatrix:
-        """Return the softmax of this factor as a lazy matrix."""
+        """Return this softmax factor as a lazy matrix."""
         if is_readable(self.hidden):
             mask = ~self.hidden[:, None, None] if bool(self.hidden.any()) else None
             return AttentionMatrix(self.query, self.key, mask, scale=self.scale)
@@ -156,13 +156,13 @@ class NarrowSoftmax(NamedTuple):
         return AttentionMatrix(self.query, self.key, bias=bias[:, None, None], scale=self.scale)
 
     def times(self, value: Tensor) -> Tensor:
-        """Return the product of the softmax factor with a value; hidden columns contribute nothing."""
+        """Return the product of the softmax factor with a value. Masked columns contribute nothing."""
         if not is_readable(self.hidden):
             value = value.masked_fill(self.hidden[:, None, :, None], 0.0)  # the weight is 0, but 0 * NaN is NaN
         return self.matrix().matmul(value)  # a compiler treats "@" as a product of tensors
 
     def weights(self, items: slice, heads: slice, rows: range) -> Tensor:
-        """Return the given rows of the softmax factor as a dense tensor."""
+        """Return some rows of the softmax factor as a dense tensor."""
         groups = groups_of(heads, self.query.shape[1], self.key.shape[1])
         scores = product(self.query[items, heads, rows.start : rows.stop], self.key[items, groups].mT) * self.scale
         hidden = self.hidden[items, None, None]

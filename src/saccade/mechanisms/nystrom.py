@@ -86,7 +86,7 @@ class Nystrom(Approximate):
 
 
 class NystromMatrix(LowRankMatrix):
-    """The Nystrom matrix ``left @ inner @ right``: queries by landmarks, landmarks by landmarks, landmarks by keys.
+    """The Nystrom matrix ``left @ inner @ right``, whose factors lead from queries through landmarks to keys.
 
     Args:
         left: attention of queries to the landmarks of keys, ``[batch, heads, q_len, landmarks]``.
@@ -113,11 +113,11 @@ class NystromMatrix(LowRankMatrix):
 
 
 def segment_means(x: Tensor, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the landmarks: means of equal numbers of neighbouring tokens, without hidden ones.
+    """Return the landmarks of the Nystrom method, which are means of equal numbers of neighbouring tokens.
 
     Args:
         x: ``[batch, heads, len, width]``.
-        hidden: bool ``[batch, len]``.
+        hidden: bool ``[batch, len]``, True at tokens that the means exclude.
         count: largest number of means; an item with fewer tokens has one for each token.
 
     Returns:
@@ -136,7 +136,7 @@ def segment_means(x: Tensor, hidden: Tensor, count: int) -> tuple[Tensor, Tensor
 
 
 def pseudo_inverse(matrix: Tensor, iterations: int | None) -> Tensor:
-    r"""Return the Moore-Penrose inverse of each matrix, exactly or by a fixed number of iterations.
+    r"""Return the Moore-Penrose inverse of the landmark matrices, exactly or by a fixed number of iterations.
 
     .. math:: Z_{k+1} = \tfrac14 Z_k (13 I - A Z_k (15 I - A Z_k (7 I - A Z_k))), \qquad
               Z_0 = A^\top / (\lVert A \rVert_1 \lVert A \rVert_\infty)
@@ -150,7 +150,7 @@ def pseudo_inverse(matrix: Tensor, iterations: int | None) -> Tensor:
         matrix: ``[..., rows, columns]``.
         iterations: number of iterations; None to compute it exactly, from singular values.
 
-    Cost: 4 products of such matrices in each iteration.
+    Cost: 4 matrix products in each iteration.
 
     Reference: Xiong et al. 2021, arXiv:2102.03902, section 3.3 and equation 14.
     """

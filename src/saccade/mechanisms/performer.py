@@ -32,7 +32,7 @@ class Performer(FeatureMechanism):
 
     To avoid overflow, the largest logarithm is divided out of each token's features. For a query it cancels in the row.
     For a key it is stored as the key's own weight, and each row is divided by the largest weight among the keys that it
-    may attend to. So a key never changes a row that does not see it, not even by rounding to 0. No other terms are
+    may attend to. So a key never changes a row that does not see it, not even by rounding to 0. Nothing else is
     added or left out.
 
     All heads use the same random directions. They depend on ``seed`` and the number of draws so far. The state dict
@@ -106,7 +106,7 @@ class Performer(FeatureMechanism):
         self._drawn: tuple[tuple[int, int], Tensor] | None = None
 
     def draw(self) -> None:
-        """Draw new random directions for later calls; existing states and matrices do not change.
+        """Draw new random directions for later calls of the Performer. Existing states and matrices do not change.
 
         Raises:
             UnsupportedError: the directions were passed by the caller.
@@ -147,7 +147,7 @@ class Performer(FeatureMechanism):
         return of_query, of_key, (*self._source(), self.num_features, self.kind, scale)
 
     def _source(self) -> tuple[Hashable, ...]:
-        """Return a value that is equal for equal random directions, as far as their values can be read."""
+        """Return an identifier of the random directions, equal for equal directions as far as values can be read."""
         if self.directions is None:
             return self.seed, int(self.draws) if is_readable(self.draws) else None, self.orthogonal
         if not is_readable(self.directions):
@@ -169,7 +169,7 @@ class Performer(FeatureMechanism):
 
 
 def _checked_directions(directions: object, num_features: int | None, redraw: int | None) -> Tensor:
-    """Return the passed directions; raise if they are not floats, or if other arguments say how to draw directions."""
+    """Return the directions that the caller passed. Raise if they are not floats, or conflict with other arguments."""
     given = check_type("directions", directions, Tensor, "be a float tensor [num_features, head_dim] or None")
     if given.dim() != 2 or not given.is_floating_point() or not len(given):
         rule = "be floats of shape [num_features, head_dim]"

@@ -94,7 +94,7 @@ class S4D(Approximate):
         return RecurrentCache(max_len)
 
     def modes(self) -> Modes:
-        """Return the modes of the state space, discretised so that one step is one token."""
+        """Return the discretised modes of the state space, which advance by one token at a time."""
         wide = widest_dtype(self.weight.device)
         rate = torch.complex(-self.log_rate.to(wide).exp(), self.frequency.to(wide))
         turn = rate * self.log_step.to(wide).exp()[:, None]

@@ -24,7 +24,7 @@ _NEVER = 1 << 62  # a segment after all others
 
 
 class EarlierSegments(LinearTimeMatrix):
-    r"""A lazy matrix whose rows read a memory of all earlier segments. The memory is updated one segment at a time.
+    r"""A lazy matrix of attention to earlier segments, through a memory that is updated one segment at a time.
 
     .. math:: A_{ij} = \frac{\sigma(q_i)}{\sigma(q_i) z_{s-1}}
               \Big( \prod_{u=s-1}^{t+1} (I - \sigma(K_u)^\top B_u) \Big) \sigma(k_j)^\top, \qquad
@@ -41,7 +41,7 @@ class EarlierSegments(LinearTimeMatrix):
         is_delta: whether a segment writes only the part that the state does not recall.
 
     Cost: `matmul` and `rmatmul` take O(n * head_dim * value_dim) time and a few operations for each segment. Each block
-    of rows takes a sweep over all keys.
+    of rows takes a pass over all keys.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class EarlierSegments(LinearTimeMatrix):
 
     @property
     def is_stochastic(self) -> bool:
-        """True with the linear update, whose rows are distributions, except that those of the first segment are 0."""
+        """True with the linear update, whose rows are distributions, except that rows of the first segment are 0."""
         return not self._is_delta
 
     def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """Return the output for tokens that follow a memory of all earlier segments, and the new memory.
+        """Return the output for tokens that follow a memory of all earlier segments, and the updated memory.
 
         Args:
             value: ``[batch, kv_heads, kv_len, value_dim]``.
@@ -76,8 +76,9 @@ class EarlierSegments(LinearTimeMatrix):
             tainted: bool ``[batch, kv_heads]``, True where the memory contains a NaN or inf; None if nowhere.
 
         Returns:
-            The product; the memory of all segments except the last of each item; where it is tainted; and marks of the
-            tokens in that last segment, which the caller must store, bool ``[batch | 1, kv_len]``.
+            Four values: the output; the memory of all segments except the last of each item; where this memory is
+            tainted; and marks of the tokens in the last segment, which the caller must store, bool
+            ``[batch | 1, kv_len]``.
         """
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
         segments = self._columns.segments
@@ -132,7 +133,7 @@ class EarlierSegments(LinearTimeMatrix):
         return out if nan is None else out.masked_fill(nan[..., None], math.nan)
 
     def _product(self, value: Tensor, memory: Tensor | None, is_open: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return the output, and the memory after all finished segments."""
+        """Return the output from the memory of earlier segments, and the memory after all finished segments."""
         lines, spans = self._rows.in_line(self._features(self._query, self._nonfinite_queries)), self._columns.spans
         empty = lines.new_zeros(self.shape[0], self.kv_heads, lines.shape[3], value.shape[3] + 1)
         state = empty if memory is None else memory
@@ -150,7 +151,7 @@ class EarlierSegments(LinearTimeMatrix):
         return self._rows.back(torch.cat(outs, 2)), memory if keys is None else state
 
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return normalised queries, keys, and keys normalised by the earlier memory, in segment order."""
+        """Return three tensors in segment order: normalised queries, keys, and keys normalised by earlier memory."""
         lines, keys = self._rows.in_line(self._features(self._query, self._nonfinite_queries)), self._keys(None)
         norm = keys.new_zeros(*keys.shape[:2], keys.shape[3], 1)
         totals = [lines[..., :0, :1]], [keys[..., :0, :1]]
@@ -164,7 +165,7 @@ class EarlierSegments(LinearTimeMatrix):
         return lines, keys, recalled
 
     def _rows_of(self, parts: tuple[Tensor, ...], items: slice, heads: slice, groups: slice, span: slice) -> Tensor:
-        """Return dense rows, ``[items, heads, rows, kv_len]``, computed from their segment back to the first one."""
+        """Return dense rows, ``[items, heads, rows, kv_len]``, computed back to the first segment."""
         lines, share = parts[0][items, heads, span], (heads.stop - heads.start) // max(1, groups.stop - groups.start)
         keys, recalled = (x[items, groups].repeat_interleave(share, 1) for x in parts[1:])
         begins = self._rows.segments.expand(self.shape[0], -1)[items, None, span, None]
@@ -182,7 +183,7 @@ class EarlierSegments(LinearTimeMatrix):
         return F.elu(clean.to(wide_dtype(x.dtype))) + 1.0
 
     def _keys(self, is_open: Tensor | None) -> Tensor:
-        """Return the keys to write to the segment memory, in segment order; hidden, open and bad keys are 0."""
+        """Return the keys to write to the memory, in segment order. Masked, open and non-finite keys are set to 0."""
         features = self._features(self._key, self._tainted)
         for marks in (self._hidden, is_open):
             features = features if marks is None else features.masked_fill(marks[:, None, :, None], 0.0)
@@ -190,7 +191,7 @@ class EarlierSegments(LinearTimeMatrix):
         return self._columns.in_line(features)
 
     def _clean(self, value: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return values with non-finite entries set to 0, and marks of the keys that make some query NaN."""
+        """Set non-finite values to 0 for the segment memory, and mark the keys that make later rows NaN."""
         worthless = nonfinite_tokens(value)
         if worthless is None:
             return value, self._bad_keys(self._tainted)
@@ -198,17 +199,17 @@ class EarlierSegments(LinearTimeMatrix):
         return value.masked_fill(worthless[..., None], 0.0), self._bad_keys(bad)
 
     def _bad_keys(self, bad: Tensor | None) -> Tensor | None:
-        """Return the non-finite keys that some query sees, bool ``[batch, kv_heads, kv_len]``; None if none."""
+        """Mark non-finite keys that are not masked, bool ``[batch, kv_heads, kv_len]``; None without such keys."""
         return None if bad is None else bad & self._visible[:, None]
 
     @property
     def _visible(self) -> Tensor:
-        """Keys that some query may see, bool ``[batch | 1, kv_len]``."""
+        """Marks of the keys that are not masked, bool ``[batch | 1, kv_len]``."""
         stands = self._columns.segments >= 0
         return stands if self._hidden is None else stands & ~self._hidden
 
     def _nan_rows(self, bad: Tensor | None, memory: Tensor | None, tainted: Tensor | None) -> Tensor | None:
-        """Return marks of the rows that must be NaN, bool ``[batch, heads, q_len]``; None if there are none."""
+        """Mark the rows that must be NaN, because of a query or an earlier segment. If there are none, return None."""
         rows, share, nan = self._rows.segments[:, None], self.shape[1] // max(1, self.kv_heads), []
         if bad is not None:
             nan.append(rows > self._first(bad).repeat_interleave(share, 1)[..., None])
@@ -222,13 +223,16 @@ class EarlierSegments(LinearTimeMatrix):
         return functools.reduce(torch.logical_or, nan) if nan else None
 
     def _first(self, keys: Tensor) -> Tensor:
-        """Return the first segment with a marked key, from marks ``[batch, groups, kv_len]``; past all if none."""
+        """Return the first segment with a marked key, from marks ``[batch, groups, kv_len]``.
+
+        If no key is marked, return a number larger than all segments.
+        """
         segments = torch.where(keys, self._columns.segments[:, None], _NEVER)
         return F.pad(segments, (0, 1), value=_NEVER).amin(-1)
 
 
 def _normalise(sums: Tensor) -> Tensor:
-    """Divide all columns of the memory's sums by the last column."""
+    """Divide the sums in the segment memory by their last column, which is the denominator."""
     return divide_rows(sums[..., :-1], sums[..., -1:])
 
 
@@ -236,15 +240,15 @@ class Tokens(NamedTuple):
     """The layout of queries or keys in a sequence that is sorted by segments.
 
     If positions are consecutive, tokens stay in order. Otherwise each segment has the same number of slots in all
-    items, as many as the longest item needs; unused slots stay empty.
+    items, enough for the longest item; unused slots stay empty.
 
     Attributes:
         segments: int64 ``[batch | 1, len]``, the segment of each token; -1 for padding.
         names: the segment numbers in order, the same for queries and keys.
         spans: the range of slots of each segment.
         first: number of tokens before the first slot, if tokens stay in order.
-        places: int64 ``[batch | 1, len]``, the slot of each token; that of padding is after all others. None if tokens
-            stay in order.
+        places: int64 ``[batch | 1, len]``, the slot of each token; padding has a slot after all others. None if
+            tokens stay in order.
     """
 
     segments: Tensor
@@ -288,11 +292,11 @@ class Tokens(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of slots in segment order."""
+        """Number of slots for the tokens of all segments."""
         return self.spans[-1].stop if self.spans else 0
 
     def of(self, items: slice) -> Tokens:
-        """Return the segment layout of the given batch items."""
+        """Return the segment layout of some batch items."""
         is_one = self.places is None or len(self.places) == 1
         return self if is_one else self._replace(places=self.places[items])  # type: ignore[index]  # not None here
 
@@ -306,7 +310,7 @@ class Tokens(NamedTuple):
         return take_rows(F.pad(x, (0, 0, 0, 1)), index[:, : self.size])
 
     def back(self, x: Tensor) -> Tensor:
-        """Move entries from segment order to token order, ``[batch, heads, len, width]``; 0 without a slot."""
+        """Move entries from segment order back to token order, ``[batch, heads, len, width]``, with 0 for padding."""
         if self.places is None:
             return F.pad(x, (0, 0, self.first, 0)) if self.first else x
         return take_rows(F.pad(x, (0, 0, 0, 1)), self.places)

@@ -28,8 +28,8 @@ class Softmax(Mechanism):
         bias: a `saccade.positions.Bias`, added to the scores; none when None. Pass a tensor, which belongs to one
             batch, to `saccade.attention` instead.
         scale, softcap, impl: see `saccade.AttentionMatrix`.
-        sink_logit: initial value of a trainable term in the denominator, ``[num_heads]``, or a number of heads to start
-            at 0.
+        sink_logit: initial value of a trainable logit that adds to the denominator, ``[num_heads]``, or a number of
+            heads to start at 0.
 
     Raises:
         TypeError: a score or bias of a wrong type, or a sink_logit that is not a float tensor.

@@ -19,7 +19,7 @@ from saccade.support.torch_modes import without_autocast
 
 
 class _Run(NamedTuple):
-    """Consecutive tokens of one sequence of a state space: their batch items and indices."""
+    """A sequence of a state space without masked tokens, as batch items and token indices."""
 
     items: slice
     places: Tensor | slice
@@ -62,7 +62,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
     def kernel(self, length: int | None = None) -> Tensor:
-        """Return each channel's impulse response, ``[channels, length]``; its length is that of the keys when None."""
+        """Return each channel's impulse response, ``[channels, length]``, by default as long as the keys."""
         return self.modes.kernel(self.shape[3] if length is None else length, self._wide)
 
     def rmatmul(self, x: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
         return out.to(x.dtype)
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """Return the output for new tokens after a recurrent ``memory`` of all earlier tokens, and the new memory.
+        """Return the output for new tokens, and the state after them; ``memory`` is the state before them.
 
         Args:
             value: ``[batch, channels, len, value_dim]``.
@@ -158,7 +158,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
         return out.unflatten(0, (value.shape[0], value.shape[3])).movedim(1, 3)
 
     def _run(self, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs of the state space for tokens ``[batch, channels, len, width]`` after a state."""
+        """Return the outputs of the state space for tokens ``[batch, channels, len, width]`` that follow a state."""
         batch, _, _, width = value.shape
         columns = value.movedim(3, 1).flatten(0, 1)  # [batch * width, channels, len]
         parts = state.movedim(3, 1).flatten(0, 1).unflatten(2, (2, -1))
@@ -167,20 +167,20 @@ class StateSpaceMatrix(LinearTimeMatrix):
         return tuple(x.unflatten(0, (batch, width)).movedim(1, 3) for x in (out, after))
 
     def _ranks(self) -> tuple[Tensor, Tensor]:
-        """Return each visible token's index in its sequence, and the sequence, int64 ``[batch | 1, length]``."""
+        """Return two tables, int64 ``[batch | 1, length]``: each visible token's index, and its sequence."""
         texts, there = self.visible.kv_documents, self._visible_tokens(slice(None))
         texts = torch.zeros_like(there[:1], dtype=torch.int64) if texts is None else texts[:, : self._length]
         return there.long().cumsum(1) - 1, texts  # only differences within a sequence matter
 
     def _visible_tokens(self, items: slice) -> Tensor:
-        """Return the visible tokens, bool ``[batch | 1, length]``; hidden tokens do not advance the state space."""
+        """Return the visible tokens, bool ``[batch | 1, length]``; masked tokens do not advance the state space."""
         hidden = self.visible.hidden_keys
         if hidden is None:
             return torch.ones(1, self._length, dtype=torch.bool, device=self.device)
         return ~(hidden if len(hidden) == 1 else hidden[items])[:, : self._length]
 
     def _runs(self) -> Iterator[_Run]:
-        """Yield the sequences of each batch item without hidden tokens; all items at once if equal."""
+        """Yield the sequences of the state space without masked tokens, for each batch item or all at once."""
         hidden, texts = self.visible.hidden_keys, self.visible.kv_documents
         if not self._length:
             return
@@ -197,7 +197,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
                 yield _Run(slice(item, item + 1), places[text == segment], segment)
 
     def _segment_after(self, segment: Tensor | None, run: _Run, batch: int) -> Tensor | None:
-        """Return the number of the sequence that each item's last token belongs to after a run."""
+        """Return the sequence (document) to which each item's state belongs after a run of tokens."""
         if self.visible.kv_documents is None:
             return None
         known = self.visible.kv_documents[:, 0] if segment is None else segment
@@ -207,7 +207,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
 
 
 def _replace_run(whole: Tensor, run: _Run, part: Tensor) -> Tensor:
-    """Return ``[batch, channels, len, width]`` with the tokens of a run replaced, without writing in place."""
+    """Replace the outputs of one run of tokens in ``[batch, channels, len, width]``, without writing in place."""
     if run.items == slice(None) and part.shape[2] == whole.shape[2]:
         return part
     places = run.places
@@ -253,7 +253,7 @@ class Modes(NamedTuple):
         return torch.cat([response[:, :1] + self.skip[:, None].to(dtype), response[:, 1:]], 1)
 
     def advance(self, value: Tensor, state: Tensor, powers: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the part of a state space's outputs that comes from the state, and the state after these tokens.
+        """Return two values: the part of the outputs that comes from the state, and the state after the new tokens.
 
         Args:
             value: ``[batch, channels, len]``.
@@ -285,7 +285,7 @@ class Modes(NamedTuple):
         return (torch.cat(added, 2) if added else value), state
 
     def step(self, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs and state of a state space, computed token by token; arguments as in `advance`."""
+        """Return the outputs and state of a state space, computed token by token. For arguments, see `advance`."""
         factor, weight, out = self.log_factor.exp().to(state.dtype), self.weight.to(state.dtype), []
         for one in value.unbind(2):
             state = factor * state + one[..., None]
@@ -293,7 +293,7 @@ class Modes(NamedTuple):
         return (torch.stack(out, 2) if out else value), state
 
     def run(self, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs and state of a state space by the faster way: FFTs of short parts, or token by token."""
+        """Return the outputs and state of a state space, by FFTs of short parts or token by token if faster."""
         if value.shape[2] <= _FEW:
             return self.step(value, state)
         kernel, out = self.kernel(min(value.shape[2], _PIECE), value.dtype), []

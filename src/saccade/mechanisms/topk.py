@@ -88,11 +88,11 @@ class TopK(Mechanism):
 
     @property
     def index_key(self) -> Tensor | None:
-        """Index keys that the scorer needs in addition to the keys of the call; None if it needs none."""
+        """Index keys, which some scorers of top-k selection need in addition to the keys. Otherwise None."""
         return self.scorer.index_key if isinstance(self.scorer, Scorer) else None
 
     def with_index_key(self, index_key: Tensor) -> TopK:
-        """Return this mechanism with the index keys of all tokens so far; called by a cache."""
+        """Return this top-k mechanism with the index keys of all tokens so far. A cache calls this method."""
         assert isinstance(self.scorer, Scorer)  # only a Scorer has index keys
         return TopK(self.scorer.with_index_key(index_key), self.k, self.block_size, softmax=self.softmax)
 
@@ -147,7 +147,7 @@ class _Function(NamedTuple):
     size: int
 
     def scores(self, rows: range, stop: int) -> Tensor:
-        """Return the scores of the given rows, computed by the user's function."""
+        """Return the scores of a range of rows, computed by the user's function."""
         scores = self.function(self.query, self.key, rows)
         check_type("scorer", scores, Tensor, "answer with a tensor of scores")
         kv_len = self.key.shape[2]

@@ -17,7 +17,7 @@ _is_clean = ContextVar("saccade_taken_as_clean", default=False)
 
 @contextmanager
 def taken_as_clean() -> Iterator[None]:
-    """Treat tensors whose values cannot be read as finite, and their marks as empty, within a ``with`` block."""
+    """Within a ``with`` block, assume that unreadable tensors are finite, and unreadable marks all False."""
     token = _is_clean.set(True)
     try:
         yield
@@ -29,23 +29,23 @@ def is_readable(*tensors: Tensor) -> bool:
     """Return whether Python code may read the values of tensors and branch on them.
 
     False under a tracing compiler, inside a transform of ``torch.func``, and for fake or meta tensors. Code that
-    branches on values needs an equivalent path that does not.
+    branches on values needs an equivalent path without branches.
     """
     return all(is_plain(x) and x.device.type != "meta" for x in tensors)
 
 
 def is_surely_finite(x: Tensor) -> bool:
-    """Return whether a tensor certainly has neither NaN nor inf; False if its values cannot be read."""
+    """Return whether a tensor certainly has neither NaN nor inf. If its values cannot be read, return False."""
     return is_finite(x) if is_readable(x) else _assumes_finite()
 
 
 def nonfinite_tokens(x: Tensor) -> Tensor | None:
-    """Return marks of the non-finite tokens, bool ``[batch, heads, len]``; None if there are certainly none."""
+    """Return which tokens are not finite, bool ``[batch, heads, len]``. If all are certainly finite, return None."""
     return None if is_surely_finite(x) else ~torch.isfinite(x.detach()).all(-1)
 
 
 def unless_none(marks: Tensor) -> Tensor | None:
-    """Return bool marks, or None if nothing is marked; marks whose values cannot be read are returned unchanged."""
+    """Return bool marks, or None if nothing is marked. Marks whose values cannot be read are returned unchanged."""
     return None if (not bool(marks.any()) if is_readable(marks) else _assumes_finite()) else marks
 
 

@@ -33,7 +33,7 @@ class _File(NamedTuple):
 class BlockFolder:
     """A folder of blocks. Each block is a file named by its key, and is either complete or absent.
 
-    It reads, counts and removes only files that it could have written itself. Links are never followed.
+    The folder reads, counts and removes only files that it could have written itself. Links are never followed.
 
     Args:
         folder: created if it does not exist.
@@ -66,7 +66,7 @@ class BlockFolder:
             return False
 
     def read(self, key: str) -> bytes | None:
-        """Return the contents of a block's file; None if it is missing, was just removed, or may not be read."""
+        """Return the contents of a block's file. If it is missing, just removed or unreadable, return None."""
         try:
             return read_plain(self.path(key)) if self.has(key) else None
         except OSError:
@@ -77,7 +77,7 @@ class BlockFolder:
         _try_remove(self.path(key))
 
     def touch(self, keys: Sequence[str]) -> None:
-        """Mark blocks as just used, later blocks of a sequence slightly earlier, so that they are removed first."""
+        """Mark blocks as just used. Later blocks of a sequence get an earlier time, so they are removed first."""
         now = time.time_ns()
         for i, key in enumerate(keys):
             if self.has(key):
@@ -108,7 +108,7 @@ class BlockFolder:
         return True
 
     def clear(self) -> None:
-        """Remove all block files; raise afterwards if some of them may not be removed."""
+        """Remove all block files. If some files may not be removed, remove the rest and raise."""
         with self._locked():
             left = [file.path for file in self._files() if not _try_remove(file.path)]
         if left:
@@ -116,7 +116,7 @@ class BlockFolder:
             raise value_error("folder", rule, f"{len(left)} that may not, such as {left[0]}")
 
     def _files(self) -> list[_File]:
-        """Return all files that count against the size limit: blocks, and unfinished ones."""
+        """Return all files that count against the size limit of the folder: blocks and unfinished blocks."""
         with _explain_errors(self._folder):
             folders = [Path(entry.path) for entry in _entries(self._folder) if entry.is_dir(follow_symlinks=False)]
         files: list[_File] = []
@@ -146,7 +146,7 @@ class BlockFolder:
 
 
 def _try_remove(path: Path) -> bool:
-    """Try to remove a file; return whether it is gone."""
+    """Try to remove a block file. Return whether the file is gone."""
     try:
         path.unlink(missing_ok=True)
     except OSError:
@@ -160,7 +160,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _as_file(entry: os.DirEntry[str]) -> _File | None:
-    """Return the size and age of a folder's entry; None if it is not a file of the block store."""
+    """Return the size and age of a folder's entry. If it is not a file of the block store, return None."""
     is_unfinished = _UNFINISHED.fullmatch(entry.name) is not None
     if not (is_unfinished or _BLOCK.fullmatch(entry.name)) or not entry.is_file(follow_symlinks=False):
         return None
@@ -175,7 +175,7 @@ def _as_file(entry: os.DirEntry[str]) -> _File | None:
 
 @contextlib.contextmanager
 def _explain_errors(path: Path) -> Iterator[None]:
-    """Convert an OSError about a path to a ValueError, except for errors of a full or broken disk."""
+    """Convert an OSError about the block folder to a ValueError, except for errors of a full or broken disk."""
     try:
         yield
     except OSError as error:

@@ -20,7 +20,7 @@ _LARGEST_EMPTY = 1 << 20  # largest size of an axis of an empty tensor, which th
 
 
 class MisfitError(Exception):
-    """An error about a file whose contents no cache could have written; its message continues "a file that"."""
+    """The error for a cache file with impossible contents. Its message continues the words "a file that"."""
 
 
 class Leaf(NamedTuple):
@@ -79,14 +79,14 @@ class Contents:
         return Contents({**inner, "kind": self.kind}, self._name, self._tensors)
 
     def count(self, key: str, least: int = 0, most: int = _LARGEST) -> int:
-        """Return an int from the cache file; raise if it is out of range."""
+        """Return an int from the cache file. Raise if it is out of range."""
         number = self.value(key)
         if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
             raise self.misfit(key)
         return number
 
     def count_or_none(self, key: str, least: int = 0, most: int = _LARGEST) -> int | None:
-        """Return an int or None from the cache file; raise if it is out of range."""
+        """Return an int or None from the cache file. Raise if it is out of range."""
         return None if self.value(key) is None else self.count(key, least, most)
 
     def position(self, key: str) -> int:
@@ -102,7 +102,7 @@ class Contents:
         return self._name + name in self._tensors
 
     def is_empty(self, leaves: Sequence[Leaf]) -> bool:
-        """Return whether the saved cache was empty; raise if it was, but the file contains tokens."""
+        """Return whether the saved cache was empty. Raise if it was empty but the file contains tokens."""
         is_empty = self.value("first") is None if not self.says("length") else self.position("length") == 0
         has_tokens = any(self.has(leaf.name) and self._tensors[self._name + leaf.name].numel() for leaf in leaves)
         if is_empty and (has_tokens or (self.says("next") and self.count("next", 0, 0))):
@@ -141,7 +141,7 @@ class Contents:
     def state(
         self, leaves: Sequence[Leaf], sizes: dict[str, int]
     ) -> tuple[dict[str, Tensor], dict[str, int], KeyValueSpec]:
-        """Return all state tensors of the file by name, the sizes of their axes, and the spec of its keys and values.
+        """Return three values: the state tensors of the file by name, axis sizes, and the spec of keys and values.
 
         Args:
             leaves: the declarations of the tensors, keys first.

@@ -95,7 +95,7 @@ class PrefixStore:
         return self._blocks.nbytes
 
     def find(self, tokens: Sequence[int]) -> int:
-        """Return the number of tokens at the beginning of a sequence that are stored; no file is read."""
+        """Return how many tokens at the beginning of a sequence are stored, without reading a file."""
         chain = self._chain(tokens)
         return self.block_size * next((i for i, key in enumerate(chain) if not self._blocks.has(key)), len(chain))
 
@@ -172,7 +172,7 @@ class PrefixStore:
         """Remove the stored prefixes of all models.
 
         Raises:
-            ValueError: some files may not be removed; all others are removed.
+            ValueError: some files may not be removed; all other files are removed.
         """
         self._blocks.clear()
 
@@ -192,7 +192,7 @@ class PrefixStore:
         return chain
 
     def _block(self, key: str, tokens: list[int], layers: int) -> list[Tensor] | None:
-        """Return the stored keys and values of a block for each layer; None if it is missing or damaged."""
+        """Return the stored keys and values of a block for each layer. If it is missing or damaged, return None."""
         raw = self._blocks.read(key)
         if raw is None:
             return None
@@ -224,7 +224,7 @@ def _differ(one: Tensor, other: Tensor) -> bool:
 
 
 def _single_sequence(layer: KVCache) -> dict[str, Tensor]:
-    """Return the keys and values of one layer's cache; raise unless it stores one sequence from position 0."""
+    """Return the keys and values of a prefix from one layer. Raise unless it stores one sequence from position 0."""
     key, value = layer.key, layer.value
     if not isinstance(layer.kv_positions, range) or layer.kv_positions != range(layer.length):
         raise value_error("cache", "hold tokens at 0, 1, 2, …", "others", hint="one text, unpadded")
@@ -235,7 +235,7 @@ def _single_sequence(layer: KVCache) -> dict[str, Tensor]:
 
 
 def _layers(cache: Cache | LayerCache) -> list[KVCache]:
-    """Return the caches of all layers; raise unless each of them stores all keys."""
+    """Return the caches of all layers, to save or restore a prefix. Raise unless each of them stores all keys."""
     check_type("cache", cache, (Cache, LayerCache), "be a cache")
     layers: list[KVCache] = []
     for layer in cache.flat if isinstance(cache, Cache) else (cache,):

@@ -138,7 +138,7 @@ def _check_fingerprint(fingerprint: object) -> None:
 
 
 def _describe(cache: Cache | LayerCache, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the description of a cache for its file; add its tensors under names that begin with ``name``."""
+    """Return the description of a cache for its file, and add its tensors to ``tensors`` with ``name`` as prefix."""
     if isinstance(cache, Cache):
         layers = [_describe(layer, f"{name}{i}.", tensors) for i, layer in enumerate(cache)]
         return {"kind": "Cache", "layers": layers}
@@ -244,7 +244,7 @@ def _rotary(contents: Contents) -> encodings.Rotary:
 
 
 def _is_scaling_setting(value: object) -> bool:
-    """Return whether a value may be a setting of rotary scaling: numbers, a bool, or None."""
+    """Return whether a value in a cache file may be a setting of rotary scaling: numbers, a bool, or None."""
     if isinstance(value, list):
         return all(isinstance(number, float) for number in value)
     return value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 53)

@@ -24,7 +24,7 @@ _PIECE = 1 << 24  # bytes of one write
 
 
 def checked_path(name: str, path: object) -> Path:
-    """Return a file path; raise unless the argument is a string or a path."""
+    """Return the path of a tensor file. Raise unless the argument is a string or a path."""
     if isinstance(path, os.PathLike):
         path = os.fspath(path)
     if not isinstance(path, str):
@@ -93,7 +93,7 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
 
 
 def read_plain(path: Path) -> bytes:
-    """Return the bytes of a regular file. Links are not followed, and pipes raise an error.
+    """Return the bytes of a tensor file, which is a regular file. Links are not followed; pipes raise an error.
 
     Raises:
         OSError: the file does not exist, or may not be read.
@@ -104,7 +104,7 @@ def read_plain(path: Path) -> bytes:
 
 
 def decoded(raw: bytes, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors in the bytes of a tensor file by name, and their description; raise like `read_tensors`."""
+    """Decode the bytes of a tensor file: return tensors by name, and their description. Raise like `read_tensors`."""
     try:
         from safetensors import SafetensorError  # noqa: PLC0415  imported when used
         from safetensors.torch import load  # noqa: PLC0415
@@ -129,7 +129,7 @@ def decoded(raw: bytes, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _header_description(raw: bytes) -> dict[str, Any] | None:
-    """Return saccade's description in the header of a tensor file; None if saccade did not write it."""
+    """Return the description in the header of a tensor file. If saccade did not write the file, return None."""
     try:
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
         about = json.loads(header["__metadata__"][_WORD])
@@ -157,7 +157,7 @@ def _checksum(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush a folder to disk, so that a new file name survives a crash; not supported on all systems."""
+    """Flush a folder to disk where supported, so that the name of a new tensor file survives a crash."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -30,13 +30,13 @@ class Line(NamedTuple):
     segments: Tensor | None = None
 
     def turned(self) -> Line:
-        """Return the weights for the transposed sum, which exchanges rows and keys and runs in the other direction."""
+        """Return the weights of the transposed prefix sum, which swaps rows and keys and runs backwards."""
         if self.row_logs is None or self.key_logs is None:
             return self
         return Line(-self.key_logs, -self.row_logs, self.segments)
 
     def at(self, part: slice) -> Line:
-        """Return the sum weights of a range of tokens."""
+        """Return the weights and segments of a range of tokens."""
         return Line(*(None if x is None else x[..., part] for x in self))
 
 
@@ -97,11 +97,11 @@ class Carried(NamedTuple):
 
     @classmethod
     def nothing(cls, batch: int, groups: int, like: Tensor) -> Carried:
-        """Return the scale of the empty state before the first chunk."""
+        """Return the scale of the empty state before the first chunk of a prefix sum."""
         return cls(like.new_full((batch, groups), _FLOOR), None)
 
     def share_of(self, line: Line) -> Tensor:
-        """Return the weight of the state for each row of the next chunk, ``[batch | 1, groups | 1, len]``."""
+        """Return the weight of the carried state in each row of the next chunk, ``[batch | 1, groups | 1, len]``."""
         logs = torch.zeros_like(self.peak)[..., None]
         if line.row_logs is not None:
             logs = self.peak[..., None] - line.row_logs
@@ -113,7 +113,7 @@ class Carried(NamedTuple):
     def advanced(
         self, state: Tensor, keys: Tensor, brought: Tensor, line: Line, *, last: int
     ) -> tuple[Tensor, Carried]:
-        """Return the state after one more chunk of keys, whose last key (in the sum's direction) is at ``last``."""
+        """Return the state after another chunk of keys. ``last`` is the index of the key that the sum reaches last."""
         segment, peak, take, keep = self.segment, self.peak, torch.ones_like(self.peak)[..., None], None
         logs = line.key_logs
         if line.segments is not None:
@@ -133,7 +133,7 @@ class Carried(NamedTuple):
 
 
 def _triangle_of(scores: Tensor, size: int, reverse: bool) -> Tensor:
-    """Keep the scores between rows of a chunk and earlier keys, and set all others to 0."""
+    """Set the scores of each row of a chunk to 0 at all keys that come later in the prefix sum."""
     if scores.shape[2:] == (size, size):
         return scores.triu_() if reverse else scores.tril_()
     pairs = scores.new_ones(size, size)
@@ -141,7 +141,7 @@ def _triangle_of(scores: Tensor, size: int, reverse: bool) -> Tensor:
 
 
 def _pair_weights(line: Line, reverse: bool) -> Tensor:
-    """Return each key's weight for each row of a chunk, ``[batch | 1, groups | 1, len, len]``; 0 for later keys."""
+    """Return each key's weight for each row of a chunk, ``[batch | 1, groups | 1, len, len]``, or 0 for later keys."""
     weights: Tensor | int = 1
     if line.row_logs is not None and line.key_logs is not None:
         weights = (line.key_logs[:, :, None] - line.row_logs[..., None]).clamp_(max=0.0).exp_()
@@ -152,14 +152,14 @@ def _pair_weights(line: Line, reverse: bool) -> Tensor:
 
 
 def _spread(scores: Tensor, size: int, weights: Tensor) -> Tensor:
-    """Multiply scores of several heads, ``[batch, groups, heads * size, others * size]``, by shared pair weights."""
+    """Multiply chunk scores of several heads, ``[batch, groups, heads * size, others * size]``, by shared weights."""
     batch, groups, rows, columns = scores.shape
     pairs = scores.view(batch, groups, rows // size, size, columns // size, size)
     return (pairs * weights).view(scores.shape)
 
 
 def _scaled(rows: Tensor, factors: Tensor) -> Tensor:
-    """Multiply ``[batch, groups, heads * size, width]`` by token factors ``[batch | 1, groups | 1, size]``."""
+    """Multiply rows of a chunk, ``[batch, groups, heads * size, width]``, by one factor for each token."""
     batch, groups, _, width = rows.shape
     if factors.shape[2] == 1:
         return rows * factors[..., None]

@@ -50,7 +50,7 @@ class FeatureMatrix(LinearTimeMatrix):
     Args:
         query: features of the queries, ``[batch, heads, q_len, features]``; their logs are the same for a full row, so
             they cancel and are ignored.
-        key: features of the keys, ``[batch, kv_heads, kv_len, features]``; 0 where a key was not finite.
+        key: features of the keys, ``[batch, kv_heads, kv_len, features]``; 0 for keys that were not finite.
         visible: the mask.
         dtype: dtype of the inputs and of matrix products.
         eps: added to the denominator, so that rows sum to slightly less than 1.
@@ -123,10 +123,10 @@ class FeatureMatrix(LinearTimeMatrix):
             return self._scatter(self._without_hidden(rows)).to(x.dtype)
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """Return the output for new tokens after a recurrent ``memory`` of all earlier tokens, and the new memory.
+        """Return the output for new tokens, and the state after them; ``memory`` is the state before them.
 
         Raises:
-            ValueError: a mask that is not causal, or a memory with different features or a different mask.
+            ValueError: a mask that is not causal, or a memory from different features or a different mask.
         """
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
         check_memory(self, self._order, self.visible, memory, (self._key.shape[3], value.shape[3] + 1))
@@ -182,7 +182,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return rows if hidden is None else rows.masked_fill(hidden[:, None, :, None], 0.0)
 
     def _nan_rows(self, bad: Tensor | None) -> Tensor | None:
-        """Return rows that must be NaN, bool ``[batch, heads, q_len]``: they see a bad key, or their query is bad."""
+        """Return rows of linear attention that must be NaN, because their query or a key they see is not finite."""
         nan = None if bad is None else self._rows_that_see(bad)
         if self._nonfinite_queries is None:
             return nan
@@ -192,11 +192,11 @@ class FeatureMatrix(LinearTimeMatrix):
         return nonfinite_queries if nan is None else nan | nonfinite_queries
 
     def _rows_that_see(self, keys: Tensor) -> Tensor:
-        """Return the rows, bool ``[batch, heads, q_len]``, that see a marked key, ``[batch, kv_heads, kv_len]``."""
+        """Return which rows of linear attention may attend to a marked key, bool ``[batch, heads, q_len]``."""
         return rows_that_see(self, self._order, self.visible, keys)
 
     def _line_after(self, memory: Memory | None) -> Line:
-        """Return the weights and segments of tokens that follow a recurrent memory."""
+        """Return the weights and segments of the prefix sum over tokens that follow a recurrent state."""
         segments, floor = self.visible.kv_documents, None
         if memory is not None and segments is not None and memory.segment is not None:
             segments = torch.maximum(segments, memory.segment[:, None])  # without a token, the document stays the same
@@ -207,7 +207,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return line_of(self._logs, segments, floor)
 
     def _tainted_by(self, bad: Tensor, line: Line, memory: Memory | None) -> tuple[Tensor, Tensor]:
-        """Return the rows that see a non-finite key, old or new, and a mark where the memory now contains one."""
+        """Return the rows that see a non-finite key, old or new, and the heads whose state now contains such a key."""
         line, marks = Line(segments=line.segments), bad[..., None].to(self._key.dtype)
         before = memory
         if memory is not None:
@@ -218,7 +218,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return self._without_hidden(out) > 0.5, state[..., 0, 0] > 0.5
 
     def _gather(self, c: Tensor) -> Tensor:
-        """Sum c, ``[batch, kv_heads, kv_len, width]``, over the keys that each row may attend to."""
+        """Return feature-weighted sums of c, ``[batch, kv_heads, kv_len, width]``, over the keys that each row sees."""
         if self._order is None or 0 in self.shape:
             key = self._key if self._logs is None else self._key * _relative(self._logs)[..., None]
             return product(self._query, key.mT @ c)
@@ -227,9 +227,10 @@ class FeatureMatrix(LinearTimeMatrix):
         return order.rows_of(prefix_sums(a, b, c, order.line(self._logs)))
 
     def _piece_len(self, value: Tensor) -> int | None:
-        """Return the number of tokens to process at a time, a multiple of the chunk size; None for all tokens.
+        """Return the number of tokens that linear attention processes at a time, or None to process all at once.
 
-        For a long sequence, allocating memory for all sums at once costs as much time as computing them.
+        The number is a multiple of the chunk size. For a long sequence, allocating memory for all sums at once would
+        cost as much time as computing the sums.
         """
         order, (batch, heads, q_len, _) = self._order, self.shape
         size = CHUNK * max(1, _PIECE // max(1, batch * heads * CHUNK * value.shape[3]))
@@ -239,7 +240,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return None if needs and torch.is_grad_enabled() else size
 
     def _in_pieces(self, value: Tensor, size: int) -> Tensor:
-        """Return the normalised sums of a long sequence, computed part by part without an autograd graph."""
+        """Return the output of linear attention for a long sequence, computed part by part without autograd."""
         assert self._order is not None  # checked by `_piece_len`
         line, summed = self._order.line(self._logs), None
         out = value.new_empty(*self.shape[:3], value.shape[3])
@@ -251,7 +252,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return self._without_hidden(out)
 
     def _scatter(self, x: Tensor) -> Tensor:
-        """Sum x, ``[batch, heads, q_len, width]``, over the rows that may attend to each key."""
+        """Return feature-weighted sums of x, ``[batch, heads, q_len, width]``, over the rows that see each key."""
         key = self._key.repeat_interleave(self._heads_per_key, 1)
         logs = None if self._logs is None else self._logs.repeat_interleave(self._heads_per_key, 1)
         if self._order is None or 0 in self.shape:
@@ -268,7 +269,7 @@ def _with_ones(value: Tensor) -> Tensor:
 
 
 def _relative(logs: Tensor) -> Tensor:
-    """Return ``exp(logs)`` divided by its maximum along the last axis."""
+    """Return the scale factors ``exp(logs)`` of features, divided by their maximum along the last axis."""
     if not logs.shape[-1]:
         return logs
     peak = logs.amax(-1, keepdim=True)
@@ -313,6 +314,6 @@ class FeatureMechanism(Approximate):
 
 
 def _zero_nonfinite(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Return tokens with non-finite ones set to 0, and marks for these tokens; None if there are certainly none."""
+    """Set non-finite queries or keys to 0; return the tokens and marks of those set to 0, or None if there are none."""
     bad = nonfinite_tokens(x)
     return (x if bad is None else x.masked_fill(bad[..., None], 0.0)).to(dtype), bad

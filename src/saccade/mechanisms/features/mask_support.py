@@ -1,4 +1,4 @@
-"""The masks that linear attention supports, since a sum over keys can implement them."""
+"""The masks that linear attention supports, which are those that a sum over keys can implement."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _BECAUSE = "a sum over keys is all that is kept of them"
 
 
 def why_no_sum(mask: Mask) -> tuple[str, ...]:
-    """Return the reasons why linear attention, which sums over keys, cannot implement this mask.
+    """Return the reasons why linear attention, which sums over keys, cannot implement a mask.
 
-    Empty for Causal, Documents, masks that only hide keys (Padding), and combinations of these with ``&``.
+    There are none for Causal, Documents, masks that only hide keys (Padding), and combinations of such masks with
+    ``&``.
     """
     reasons = []
     for part in parts_of(mask):
@@ -90,7 +91,7 @@ class Visible:
 
     @property
     def hides_nothing(self) -> bool:
-        """True if every row sees every key."""
+        """True if the mask of linear attention lets every row see every key."""
         return not self.causal and self.hidden_rows is self.hidden_keys is self.q_documents is None
 
     def allowed(self, batch: slice, rows: range, columns: range) -> Tensor:
@@ -107,12 +108,12 @@ class Visible:
 
 
 def _masks_in_documents(part: Mask) -> tuple[Mask, ...]:
-    """Return the masks that apply within documents."""
+    """Return the masks that a Documents mask applies within its documents."""
     return parts_of(part.rule) if isinstance(part, Documents) and part.rule is not None else ()
 
 
 def _union(marks: list[Tensor]) -> Tensor | None:
-    """Return the union of bool marks; None if certainly nothing is marked."""
+    """Return the union of bool marks of hidden tokens. If certainly no token is hidden, return None."""
     if not marks:
         return None
     union = marks[0]
@@ -122,7 +123,7 @@ def _union(marks: list[Tensor]) -> Tensor | None:
 
 
 def _documents(mask: Documents, positions: Tensor) -> Tensor:
-    """Return the document number at each position; -1 outside all documents."""
+    """Return the number of the document at each position, or -1 outside all documents."""
     longest = max(map(len, mask.lengths))
     padded = [(*item, *(0 for _ in range(longest - len(item)))) for item in mask.lengths]
     ends = torch.tensor(padded, dtype=torch.int64, device=positions.device).reshape(len(padded), longest).cumsum(1)
@@ -134,7 +135,7 @@ def _documents(mask: Documents, positions: Tensor) -> Tensor:
 
 
 def _offset(inputs: Inputs, q: Tensor, kv: Tensor, causal: bool) -> int | None:
-    """Return the number of keys before the first query's own key if all positions are consecutive, else None."""
+    """Return the number of keys before the first query. If tokens are not known to be in order, return None."""
     q_len, kv_len = inputs.shape[2:]
     q_start, kv_start = inputs.starts
     if q_start is not None and kv_start is not None:

@@ -15,7 +15,7 @@ from saccade.support.torch_modes import is_tracing
 
 
 def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, reverse: bool = False) -> Tensor:
-    r"""Sum the values of all keys up to each row, weighted by the dot products of row and keys.
+    r"""Sum the values of all keys up to each row, weighted by the dot products of the row with the keys.
 
     .. math:: o_i = \sum_{j \le i} w_{ij} (a_i \cdot b_j)\, c_j
 
@@ -42,7 +42,7 @@ def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, re
 
 
 def continued(a: Tensor, b: Tensor, c: Tensor, line: Line, memory: Memory | None) -> tuple[Tensor, Tensor, Carried]:
-    """Return `prefix_sums` that continue from a memory, the state after the last key, and the scale of this state."""
+    """Continue `prefix_sums` after a recurrent state. Return three values: the sums, the new state and its scale."""
     out = prefix_sums(a, b, c, line)
     if memory is None:
         carried = Carried.nothing(len(a), b.shape[1], a.detach())
@@ -75,7 +75,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _derivatives(ctx: Any, grad: Tensor, run: Callable[..., Tensor]) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the prefix sums, which are prefix sums again, forwards or backwards."""
+    """Return the gradients of the prefix sums. Each gradient is itself a prefix sum, forwards or backwards."""
     a, b, c, *line_tensors = ctx.saved_tensors
     line, reverse, needs_grad = Line(*line_tensors), ctx.reverse, ctx.needs_input_grad
     turned = line.turned()
@@ -88,7 +88,7 @@ def _derivatives(ctx: Any, grad: Tensor, run: Callable[..., Tensor]) -> tuple[Te
 
 
 def _mapped(info: Any, in_dims: tuple[int | None, ...], run: Callable[..., Tensor], *args: Any) -> tuple[Tensor, int]:
-    """Run the prefix sums under ``torch.func.vmap``: the mapped axis becomes part of the batch."""
+    """Run the prefix sums under ``torch.func.vmap``, whose mapped axis becomes part of the batch."""
     *tensors, reverse = args
     size, dim = info.batch_size, in_dims[0]
     batch = tensors[0].shape[0 if dim is None or dim else 1]
@@ -100,7 +100,7 @@ def _mapped(info: Any, in_dims: tuple[int | None, ...], run: Callable[..., Tenso
 
 
 def _into_batch(x: Tensor, dim: int | None, size: int, batch: int) -> Tensor:
-    """Move a mapped axis of ``torch.func.vmap`` into the batch."""
+    """Move the mapped axis of ``torch.func.vmap`` into the batch axis of a prefix sum."""
     x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
     return x.expand(size, batch, *x.shape[2:]).flatten(0, 1)  # segments may be the same for the full batch
 
@@ -121,7 +121,7 @@ class _PrefixSums(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, da: Tensor | None, db: Tensor | None, dc: Tensor | None, *_: None) -> Tensor:
-        """Return the forward-mode derivative of the prefix sums: one sum for each argument that changes."""
+        """Return the forward-mode derivative of prefix sums: a total of one prefix sum for each changed argument."""
         a, b, c, *line = ctx.saved_tensors
         threes = ((da, b, c), (a, db, c), (a, b, dc))
         changed = [three for three in threes if all(x is not None for x in three)]

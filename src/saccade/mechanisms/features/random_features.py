@@ -17,7 +17,7 @@ KINDS: tuple[Kind, ...] = ("positive", "hyperbolic", "trigonometric")
 
 
 def directions(num_features: int, head_dim: int, *, orthogonal: bool, generator: torch.Generator) -> Tensor:
-    """Draw the random directions ω, each from a standard normal distribution.
+    """Draw the directions ω of random features, each from a standard normal distribution.
 
     Orthogonal directions come in blocks of ``head_dim`` rows that are perpendicular to one another. Their lengths are
     drawn separately, like those of independent normal vectors. Each row by itself is then normally distributed, which
@@ -42,7 +42,7 @@ def directions(num_features: int, head_dim: int, *, orthogonal: bool, generator:
 def random_features(x: Tensor, projection: Tensor, kind: Kind) -> Features:
     r"""Return random features φ(x), with :math:`E[\phi(x) \cdot \phi(y)] = e^{x \cdot y}` over draws of the projection.
 
-    positive: :math:`e^{\omega x - |x|^2/2}` · hyperbolic: the same for both ω and -ω · trigonometric:
+    positive: :math:`e^{\omega x - |x|^2/2}` · hyperbolic: this feature for both ω and -ω · trigonometric:
     :math:`e^{|x|^2/2}` times sine and cosine of ωx.
 
     Args:
@@ -75,14 +75,14 @@ def random_features(x: Tensor, projection: Tensor, kind: Kind) -> Features:
 
 
 def drawn(seed: int, number: int, num_features: int, head_dim: int, *, orthogonal: bool) -> Tensor:
-    """Return the random directions of one draw, float64 ``[num_features, head_dim]``, given seed, number and width."""
+    """Return the directions of draw ``number`` with this seed, float64 ``[num_features, head_dim]``."""
     entropy = np.random.SeedSequence([seed, number, head_dim])
     generator = torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0]) >> 1)
     return directions(num_features, head_dim, orthogonal=orthogonal, generator=generator)
 
 
 def drawn_at_run_time(seed: int, number: Tensor, num_features: int, head_dim: int, *, orthogonal: bool) -> Tensor:
-    """Return the random directions of a draw whose number is only known at run time, using a custom operation."""
+    """Return random directions by a custom operation, for a draw whose number is only known at run time."""
     return _operation(number, str(seed), num_features, head_dim, orthogonal)  # a seed may exceed 64 bits
 
 

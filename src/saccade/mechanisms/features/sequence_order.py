@@ -65,13 +65,13 @@ class Order(NamedTuple):
         return cls(0, kv_len, q_len + kv_len, segments, order)
 
     def with_rows(self, x: Tensor) -> Tensor:
-        """Return rows ``[batch, heads, q_len, width]`` in sequence order, with 0 at indices without a query."""
+        """Return rows ``[batch, heads, q_len, width]`` in merged order, with 0 at indices without a query."""
         if self.order is None:
             return F.pad(x, (0, 0, self.past, 0)) if self.past else x
         return take_rows(F.pad(x, (0, 0, self.kv_len, 0)), self.order)
 
     def with_keys(self, x: Tensor) -> Tensor:
-        """Return keys ``[batch, groups, kv_len, width]`` in sequence order, with 0 at indices without a key."""
+        """Return keys ``[batch, groups, kv_len, width]`` in merged order, with 0 at indices without a key."""
         if self.order is None:
             return x if self.length == self.kv_len else x[:, :, : self.length]
         return take_rows(F.pad(x, (0, 0, 0, self.length - self.kv_len)), self.order)
@@ -83,13 +83,13 @@ class Order(NamedTuple):
         return take_rows(x, self.order.argsort(1)[:, self.kv_len :])
 
     def keys_of(self, x: Tensor) -> Tensor:
-        """Return the entries that belong to keys, ``[batch, heads, kv_len, width]``; 0 for keys without an entry."""
+        """Return the entries of the merged sequence that belong to keys, ``[batch, heads, kv_len, width]``, or 0."""
         if self.order is None:
             return F.pad(x, (0, 0, 0, self.kv_len - self.length))
         return take_rows(x, self.order.argsort(1)[:, : self.kv_len])
 
     def rows_after(self, marks: Tensor) -> Tensor:
-        """Return the rows that follow a marked key in sequence order, bool ``[batch, groups, q_len]``."""
+        """Return which rows follow a marked key in the merged sequence, bool ``[batch, groups, q_len]``."""
         places = torch.arange(self.length, device=marks.device)
         marked = self.with_keys(marks[..., None])[..., 0]
         last = torch.where(marked, places, -1).cummax(-1).values
@@ -100,7 +100,7 @@ class Order(NamedTuple):
         return self.rows_of((last >= first)[..., None])[..., 0]
 
     def line(self, logs: Tensor | None) -> Line:
-        """Return sum weights and segments in sequence order, given the keys' logs, ``[batch, groups, kv_len]``."""
+        """Return the weights and segments of the prefix sum from the keys' logs, ``[batch, groups, kv_len]``."""
         if logs is not None and self.order is None:
             logs = logs[..., : self.length]
         elif logs is not None and self.order is not None:
@@ -110,10 +110,12 @@ class Order(NamedTuple):
 
 
 def line_of(logs: Tensor | None, segments: Tensor | None, floor: Tensor | None = None) -> Line:
-    """Return sum weights, with each row divided by the largest weight so far, so that later keys affect no rounding.
+    """Return the weights of keys in a prefix sum, divided in each row by the largest weight so far.
+
+    Since no later key enters this division, later keys cannot change the rounding of earlier rows.
 
     Args:
-        logs: ``[batch, groups, len]``; -inf for a key that is in no row's sum.
+    logs: ``[batch, groups, len]``; -inf for a key that is in no row's sum.
         segments: int64 ``[batch | 1, len]``, non-decreasing; the largest weight is taken within each segment.
         floor: ``[batch | 1, groups, len]``, the largest logs of earlier calls.
     """
@@ -136,7 +138,7 @@ def line_of(logs: Tensor | None, segments: Tensor | None, floor: Tensor | None =
 
 
 def rows_that_see(matrix: Matrix, order: Order | None, visible: Visible, keys: Tensor) -> Tensor:
-    """Return the rows, bool ``[batch, heads, q_len]``, that may attend to at least one marked key."""
+    """Return which rows may attend to at least one marked key, bool ``[batch, heads, q_len]``, in linear time."""
     if visible.hidden_keys is not None:
         keys = keys & ~visible.hidden_keys[:, None]
     rows = keys.any(-1, keepdim=True).expand(-1, -1, matrix.shape[2]) if order is None else order.rows_after(keys)
@@ -145,7 +147,7 @@ def rows_that_see(matrix: Matrix, order: Order | None, visible: Visible, keys: T
 
 
 class Continued(Protocol):
-    """The interface of a matrix that can continue from a recurrent memory."""
+    """The interface of a linear-time matrix that can continue from the recurrent state of earlier tokens."""
 
     shape: tuple[int, int, int, int]
     source: Hashable
@@ -154,7 +156,7 @@ class Continued(Protocol):
 def check_memory(
     matrix: Continued, order: Order | None, visible: Visible, memory: Memory | None, sizes: tuple[int, int]
 ) -> None:
-    """Raise unless new tokens can continue a recurrent memory; ``sizes`` is the shape of its state for one head."""
+    """Raise unless new tokens can continue from a recurrent state; ``sizes`` is the shape of the state for one head."""
     if not visible.causal:
         hint = "join masks.Causal(), or use a KVCache, which keeps the tokens themselves"
         rule = "be causal: a state sums over what came before"

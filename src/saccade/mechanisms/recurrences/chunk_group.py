@@ -12,25 +12,25 @@ from saccade.mechanisms.recurrences.recurrence_spec import CHUNK, Rule, cut
 
 
 class Group(NamedTuple):
-    """Several chunks of a recurrence, as tensors ``[chunks, lines, CHUNK, width]``, and their precomputed factors.
+    """Several chunks of a recurrence and their precomputed factors, as tensors ``[chunks, sequences, CHUNK, width]``.
 
     In a chunk with incoming state S, b are the log decays summed from the start of the chunk, and b_C is their total:
 
         u = T (beta v - beta K~ S)     o = Q~ S + P u     S' = e S + K^T u
 
     Attributes:
-        query, key: those of the rule; the query is multiplied by the scale.
-        beta: None for 1.
+        query, key: queries, multiplied by the scale, and keys.
+        beta: the strength with which each token is written; None for 1.
         decays: the decays exp(b_i - b_j), and the allowed pairs of tokens.
-        weights: P, the weights of the chunk's tokens for each query.
-        recalled: the weights of earlier tokens for each key, strictly below the diagonal; None without the delta rule.
+        weights: P, the weights of tokens in the same chunk for each query.
+        recalled: the weights of earlier tokens in the chunk for each key; None without the delta rule.
         inverse: T, the inverse of 1 + beta * recalled; None without the delta rule.
         reads: Q~, queries times the decay since the start of the chunk.
-        recalls: ``-beta K~``, where K~ are keys times the same decay; None without the delta rule.
+        recalls: ``-beta K~``, where K~ are keys times the decay since the start; None without the delta rule.
         writes: K^, keys times the decay up to the end of the chunk.
-        keeps: e, the share of the incoming state that remains at the end, ``[chunks, lines, 1 | head_dim, 1]``.
-        first, last: tokens that read the incoming state, and tokens that write to the outgoing state, marked by 0 and
-            1, ``[chunks, lines, CHUNK, 1]``; None for all tokens.
+        keeps: e, the share of the incoming state that remains at the end, ``[chunks, sequences, 1 | head_dim, 1]``.
+        first, last: tokens that read the incoming state, and tokens that write to the outgoing state, marked by 1
+            (others by 0), ``[chunks, sequences, CHUNK, 1]``; None for all tokens.
     """
 
     query: Tensor
@@ -49,12 +49,12 @@ class Group(NamedTuple):
 
     @classmethod
     def of(cls, rule: Rule, span: slice, segment: Tensor | None) -> Group:
-        """Precompute the chunks of a range of tokens.
+        """Precompute the chunks of a recurrence for a range of tokens.
 
         Args:
             rule: the recurrence of the full sequences.
             span: the range of tokens.
-            segment: int64 ``[lines]``, the segment of the incoming state; None without segments.
+            segment: int64 ``[sequences]``, the segment of the incoming state; None without segments.
         """
         dtype = rule.query.dtype
         query, key = cut(rule.query, span), cut(rule.key, span)
@@ -81,18 +81,18 @@ class Group(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """Number of chunks in the group."""
+        """Number of chunks in the group, which are computed together."""
         return self.key.shape[0]
 
 
 def scaled(x: Tensor, factor: Tensor | None, marks: Tensor | None) -> Tensor:
-    """Multiply a tensor by two optional factors; None counts as 1."""
+    """Multiply tokens of a chunk by two optional factors. None counts as 1."""
     x = x if factor is None else x * factor
     return x if marks is None else x * marks
 
 
 def _pair_weights(decays: Decays, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weights of a chunk's earlier keys for queries, and for keys (needed by the delta rule)."""
+    """Return the weights of earlier keys in a chunk for each query and, with the delta rule, for each key."""
     if decays.table is None and decays.sums is not None:
         return decays.products(query, key), decays.products(key, key).tril_(-1)
     both = decays.products(torch.cat([query, key], 2), key)
@@ -100,12 +100,12 @@ def _pair_weights(decays: Decays, query: Tensor, key: Tensor) -> tuple[Tensor, T
 
 
 def forwards(group: Group, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Run a group of chunks; return the outputs, ``[chunks, lines, CHUNK, value_dim]``, and the next state.
+    """Run a group of chunks; return outputs ``[chunks, sequences, CHUNK, value_dim]`` and the next state.
 
     Args:
         group: the chunks.
-        value: ``[chunks, lines, CHUNK, value_dim]``.
-        state: the incoming state, ``[lines, head_dim, value_dim]``.
+        value: ``[chunks, sequences, CHUNK, value_dim]``.
+        state: the incoming state, ``[sequences, head_dim, value_dim]``.
     """
     new, states = written_by(group, value, state)
     return _chunk_product(group.weights, new).add_(_chunk_product(group.reads, states[:-1])), states[-1]
@@ -114,7 +114,7 @@ def forwards(group: Group, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor
 def written_by(group: Group, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Return u, the values that the tokens of a group of chunks write to the state, and the states between chunks.
 
-    The states are those before each chunk and after the last.
+    There is one state before each chunk, and one after the last chunk.
     """
     new = value if group.beta is None else value * group.beta
     states = state.new_empty(group.chunks + 1, *state.shape)
@@ -136,11 +136,11 @@ def backwards(group: Group, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         group: the chunks.
-        x: ``[chunks, lines, CHUNK, width]``, the gradients of the outputs.
-        state: ``[lines, head_dim, width]``, the state that comes in at the end.
+        x: ``[chunks, sequences, CHUNK, width]``, the gradients of the outputs.
+        state: ``[sequences, head_dim, width]``, the state that comes in at the end.
 
     Returns:
-        The gradients, in the shape of x, and states ``[chunks + 1, lines, head_dim, width]``: one before the first
+        The gradients, in the shape of x, and states ``[chunks + 1, sequences, head_dim, width]``: one before the first
         chunk, and one after each.
     """
     states = state.new_empty(group.chunks + 1, *state.shape)
@@ -159,7 +159,7 @@ def backwards(group: Group, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def after(rule: Rule, span: slice, segment: Tensor | None) -> Tensor | None:
-    """Return the segment of the state before a range of tokens, if the sequence begins within ``segment``."""
+    """Return the segment of the recurrence before a range of tokens. Before the first token it is ``segment``."""
     if rule.segments is None or span.start == 0:
         return segment
     return rule.segments[:, span.start - 1]
@@ -168,11 +168,15 @@ def after(rule: Rule, span: slice, segment: Tensor | None) -> Tensor | None:
 def _split_segments(
     segments: Tensor, segment: Tensor, allowed: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return marks of each chunk: pairs in one segment, tokens in its first and last one, and if it has only one."""
+    """Mark where segments begin and end within chunks of a recurrence.
+
+    Return four values: pairs within one segment, tokens in the segment of the incoming state, tokens in the last
+    segment of their chunk, and chunks that lie within the segment of the incoming state.
+    """
     missing = -segments.shape[1] % CHUNK
     whole = torch.cat([segments, segments[:, -1:].expand(-1, missing)], 1) if missing else segments
-    before = torch.cat([segment[:, None], whole], 1)[:, :-1:CHUNK].mT  # [chunks, lines]
-    in_chunks = whole.unflatten(1, (-1, CHUNK)).transpose(0, 1)  # [chunks, lines, CHUNK]
+    before = torch.cat([segment[:, None], whole], 1)[:, :-1:CHUNK].mT  # [chunks, sequences]
+    in_chunks = whole.unflatten(1, (-1, CHUNK)).transpose(0, 1)  # [chunks, sequences, CHUNK]
     first, last = in_chunks == before[..., None], in_chunks == in_chunks[..., -1:]
     keeps = in_chunks[..., -1] == before
     pairs = (in_chunks[..., :, None] == in_chunks[..., None, :]) & allowed
@@ -180,5 +184,5 @@ def _split_segments(
 
 
 def _chunk_product(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply matrices chunk by chunk, in one call for all of them."""
+    """Multiply the matrices of all chunks in one batched call."""
     return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])

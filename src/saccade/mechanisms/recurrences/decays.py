@@ -15,7 +15,7 @@ _SAFE = -60.0  # exp(60), times queries, keys and gradients, is finite in float3
 
 
 class _Step(NamedTuple):
-    """Adjacent rows of a chunk, with decays among them, and decays from earlier columns computed via the first row."""
+    """A few adjacent rows of a chunk, with the decays between them and from all earlier tokens of the chunk."""
 
     rows: slice
     before: slice
@@ -28,11 +28,11 @@ class Decays(NamedTuple):
     """The decays between the tokens of several chunks, computed from log decays summed within each chunk.
 
     Attributes:
-        sums: float64 ``[chunks, lines, CHUNK, 1 | head_dim]``; in float32, the difference of two large sums would be
-            lost to rounding. None for no decay.
+        sums: float64 ``[chunks, sequences, CHUNK, 1 | head_dim]``; in float32, the difference of two large sums would
+            be lost to rounding. None for no decay.
         allowed: bool ``[..., CHUNK, CHUNK]``, True for each token paired with itself or an earlier token.
-        table: the share that remains for each allowed pair, ``[chunks, lines, CHUNK, CHUNK]``, if all channels share
-            one decay; otherwise None.
+        table: the share that remains for each allowed pair, ``[chunks, sequences, CHUNK, CHUNK]``, if all channels
+            share one decay; otherwise None.
         from_start, to_end: the share of the incoming state that remains at each token, and the share of each token that
             remains at the end of the chunk. None without decay.
     """
@@ -45,7 +45,7 @@ class Decays(NamedTuple):
 
     @classmethod
     def of(cls, decay: Tensor | None, allowed: Tensor, dtype: torch.dtype) -> Decays:
-        """Return the decays of chunks given their log decays, float64 ``[chunks, lines, CHUNK, 1 | head_dim]``."""
+        """Compute the decays of chunks from log decays, float64 ``[chunks, sequences, CHUNK, 1 | head_dim]``."""
         if decay is None:
             return cls(None, allowed, None, None, None)
         sums, table = decay.cumsum(2), None
@@ -54,17 +54,18 @@ class Decays(NamedTuple):
         return cls(sums, allowed, table, sums.exp().to(dtype), (sums[:, :, -1:] - sums).exp_().to(dtype))
 
     def kept(self, like: Tensor) -> Tensor:
-        """Return the decay of the state over a full chunk, ``[chunks, lines, 1 | head_dim, 1]``."""
+        """Return the share of the state that remains after a full chunk, ``[chunks, sequences, 1 | head_dim, 1]``."""
         if self.from_start is None:
             return like.new_ones(len(like), 1, 1, 1)
         return self.from_start[:, :, -1, :, None]
 
     def products(self, a: Tensor, k: Tensor) -> Tensor:
-        """Return decayed dot products ``sum_c a_ic k_jc exp(sums_ic - sums_jc)`` where allowed, 0 elsewhere.
+        """Return decayed dot products ``sum_c a_ic k_jc exp(sums_ic - sums_jc)``, or 0 for pairs not allowed.
 
         Args:
-            a: ``[chunks, lines, CHUNK, head_dim]``, or several of these stacked, if all channels share one decay.
-            k: ``[chunks, lines, CHUNK, head_dim]``.
+            a: ``[chunks, sequences, CHUNK, head_dim]``, or several such tensors stacked, if all channels share
+                one decay.
+            k: ``[chunks, sequences, CHUNK, head_dim]``.
         """
         if self.sums is None:
             return self._hidden((a @ k.mT).unflatten(2, (-1, k.shape[2]))).flatten(2, 3)
@@ -82,9 +83,9 @@ class Decays(NamedTuple):
         return self._hidden(out[:, :, None])[:, :, 0]
 
     def gradients(self, grad: Tensor, a: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients of `products` for ``a`` and ``k``; those of the sums are ``a * da`` and ``-k * dk``.
+        """Return da and dk, the gradients of `products` for ``a`` and ``k``.
 
-        ``a`` may again be several stacked tensors.
+        The gradients for the summed log decays are ``a * da`` and ``-k * dk``. Several tensors may be stacked as ``a``.
         """
         high, several = k.shape[2], grad.unflatten(2, (-1, k.shape[2]))
         if self.table is not None:
@@ -114,12 +115,12 @@ class Decays(NamedTuple):
 
     @property
     def _is_mild(self) -> bool:
-        """True if decays are weak enough to be computed as quotients; False if their values cannot be read."""
+        """True if decays are weak enough to be quotients of two exponentials. False if values are unreadable."""
         sums = self.sums
         return sums is not None and is_readable(sums) and sums.numel() > 0 and bool(sums.amin() > _SAFE)
 
     def _hidden(self, pairs: Tensor) -> Tensor:
-        """Set pairs that are not allowed to 0, in a tensor ``[chunks, lines, several, CHUNK, CHUNK]``."""
+        """Set decayed products ``[chunks, sequences, several, CHUNK, CHUNK]`` to 0 where the pair is not allowed."""
         allowed = self.allowed if self.allowed.dim() == 2 else self.allowed[:, :, None]
         return pairs.masked_fill(~allowed, 0.0)
 

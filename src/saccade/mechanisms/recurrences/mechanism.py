@@ -95,7 +95,7 @@ class GatedRecurrence(Recurrence):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> RecurrenceMatrix:
-        """Return the recurrence's matrix for one call and its gates.
+        """Return the recurrence's matrix for the queries, keys and gates of one call.
 
         Args:
             query: ``[batch, heads, q_len, head_dim]``.
@@ -146,14 +146,17 @@ def _check_heads(inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> N
 
 
 def _nonfinite(x: Tensor) -> Tensor | None:
-    """Return marks of tokens with NaN or inf, bool ``[batch, heads, len]``; None if none. A decay of -inf is valid."""
+    """Return which tokens of a gate have NaN or inf, bool ``[batch, heads, len]``. A decay of -inf is valid.
+
+    If no token has NaN or inf, return None.
+    """
     if is_surely_finite(x):
         return None
     return (x.detach().isnan() | (x.detach() == torch.inf)).any(-1) if x.shape[3] else None
 
 
 def _union(marks: list[Tensor | None]) -> Tensor | None:
-    """Return the union of bool marks; None if all are None."""
+    """Return the union of bool marks of non-finite tokens, from keys and gates. If all are None, return None."""
     present = [x for x in marks if x is not None]
     heads = max([1, *[x.shape[1] for x in present]])
     whole = None
@@ -164,7 +167,7 @@ def _union(marks: list[Tensor | None]) -> Tensor | None:
 
 
 def _clean(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return a gate in a wide dtype, with its values at non-finite tokens set to 0."""
+    """Return a gate in the dtype of the recurrence, with 0 at non-finite tokens."""
     if x is None:
         return None
     return x.to(dtype) if is_surely_finite(x) else torch.where(x.isfinite(), x, 0.0).to(dtype)

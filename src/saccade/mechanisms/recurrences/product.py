@@ -1,4 +1,4 @@
-"""Products of a recurrence: A @ v with states in and out, A.mT @ x, and their gradients."""
+"""Matrix products of a recurrence and their gradients: A @ v, which passes on a state, and A.mT @ x."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def product(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) ->
 
     Args:
         rule: recurrence of the tokens.
-        value: ``[lines, len, value_dim]``, in the dtype of the rule.
-        state: ``[lines, head_dim, value_dim]``, the state before the first token.
-        segment: int64 ``[lines]``, the segment that the state belongs to; None without segments.
+        value: ``[sequences, len, value_dim]``, in the dtype of the recurrence.
+        state: ``[sequences, head_dim, value_dim]``, the state before the first token.
+        segment: int64 ``[sequences]``, the segment that the state belongs to; None without segments.
 
     Returns:
-        The outputs, ``[lines, len, value_dim]``, and the last state.
+        The outputs, ``[sequences, len, value_dim]``, and the last state.
 
     Cost: time O(len * (head_dim + value_dim) * CHUNK + len * head_dim * value_dim); memory for one group of chunks in
     addition to inputs and output. The backward pass stores the inputs and one state for each group.
@@ -36,11 +36,11 @@ def product(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) ->
 
 
 def transposed(rule: Rule, x: Tensor, segment: Tensor | None) -> Tensor:
-    """Return the transposed product ``A.mT @ x``: the same recurrence from the last token to the first.
+    """Return the transposed product ``A.mT @ x``, by running the recurrence from the last token to the first.
 
     Args:
         rule: recurrence of the tokens.
-        x: ``[lines, rows, width]``, the entries of the last rows; earlier rows are taken to be 0.
+        x: ``[sequences, rows, width]``, the entries of the last rows; earlier rows count as 0.
         segment: as in `product`.
     """
     lines, length, head_dim = rule.key.shape
@@ -73,7 +73,7 @@ def _run_groups(
     scale: float,
     is_delta: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the outputs of a recurrence, its last state, and the state before each group of chunks."""
+    """Run a recurrence group by group. Return three values: outputs, last state, and the state before each group."""
     rule, spans = Rule(query, key, decay, beta, segments, scale, is_delta), list(groups_of(key.shape[1]))
     out, states = torch.empty_like(value), state.new_empty(len(spans), *state.shape)
     for i, span in enumerate(spans):
@@ -97,7 +97,7 @@ def _gradients(
     grad: Tensor,
     grad_state: Tensor,
 ) -> list[Tensor]:
-    """Return the product's gradients for query, key, decay, beta, value and state; empty tensors instead of None."""
+    """Return the gradients of `product` for query, key, decay, beta, value and state, with empty tensors for None."""
     rule = Rule(query, key, decay, beta, segments, scale, is_delta)
     given = (query, key, decay, beta, value)
     grads = [query.new_empty(0) if x is None else torch.empty_like(x) for x in given]
@@ -149,7 +149,7 @@ def _gradients_of(
 
 
 def _unweighted(group: Group, value: Tensor, new: Tensor, before: Tensor) -> Tensor:
-    """Return the values that tokens of a recurrence write to the state, divided by beta."""
+    """Return the values that tokens write to the state of a recurrence, without their factor beta."""
     if group.recalled is None or group.beta is None:
         return value
     if is_readable(group.beta) and bool((group.beta != 0).all()):
@@ -183,7 +183,7 @@ def _derivatives(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _differentiable(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the product's gradients in differentiable form, computed token by token with every state stored."""
+    """Return differentiable gradients of `product`, computed token by token with every state stored."""
     query, key, decay, beta, segments, value, _, segment, state = ctx.saved_tensors
     rule = Rule(query, key, decay, beta, segments, ctx.scale, ctx.is_delta)
     given = (query, key, decay, beta, value, state)
@@ -197,7 +197,7 @@ def _differentiable(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor 
 def _mark_nan(
     bad: Tensor, segments: Tensor | None, grads: list[Tensor], state: Tensor, segment: Tensor | None
 ) -> list[Tensor]:
-    """Write NaN into the gradients of the tokens and the state that a row with a NaN gradient has read."""
+    """Set to NaN the gradients of the state and of every token that a row with a NaN gradient depends on."""
     marks = bad.flip(1).int().cumsum(1).flip(1)  # number of such rows from here on
     before = marks[:, :1, 0] > 0
     if segments is not None and segment is not None:

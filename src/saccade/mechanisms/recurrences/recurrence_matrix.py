@@ -50,7 +50,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         tainted, nonfinite_queries, source: as in `saccade.mechanisms.features.feature_matrix.FeatureMatrix`.
 
     Cost: `matmul` and `rmatmul` take O(n * head_dim * value_dim); memory is O(n * head_dim) plus a state. Each block of
-    rows takes one sweep from its last row to the first token. With dropout, a product is computed pair by pair.
+    rows takes one pass from its last row to the first token. With dropout, a product is computed pair by pair.
     """
 
     is_stochastic = False
@@ -90,11 +90,11 @@ class RecurrenceMatrix(LinearTimeMatrix):
 
     @property
     def key(self) -> Tensor | None:
-        """Keys up to the last query's own, ``[batch, heads, len, head_dim]``; None if tokens are not in order."""
+        """Keys up to the last query, ``[batch, heads, len, head_dim]``; None if tokens are not in order."""
         return None if self._order.is_sorted else self._rule.key.unflatten(0, self.shape[:2])
 
     def of_heads(self, heads: Sequence[int]) -> RecurrenceMatrix:
-        """Return the recurrence matrix of the given heads, in this order; heads are counted from 0."""
+        """Return the recurrence matrix with only the listed heads, in the order of the list."""
         part, (batch, there, q_len, kv_len) = copy.copy(self), self.shape
         part.shape, part.kv_heads = (batch, len(heads), q_len, kv_len), len(heads)
         lines = [item * there + head for item in range(batch) for head in heads]
@@ -105,9 +105,9 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return part
 
     def below(self, earlier: RecurrenceMatrix) -> RecurrenceMatrix | None:
-        """Return one recurrence matrix over the same tokens, with the rows of an earlier call above these rows.
+        """Return one recurrence matrix with the rows of an earlier call above the rows of this matrix.
 
-        None if the calls have masks, or if rows between them are missing.
+        If the calls have masks, or if rows between them are missing, return None.
         """
         q_len, past, visible = earlier.shape[2], self._order.past, self.visible
         plain = all(
@@ -129,7 +129,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return joined
 
     def rmatmul(self, x: Tensor) -> Tensor:
-        """Return ``A.mT @ x`` in linear time, by a sweep from the last token to the first; see `Matrix.rmatmul`."""
+        """Return ``A.mT @ x`` in linear time, by a pass from the last token to the first; see `Matrix.rmatmul`."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         if not (self._tainted is self._nonfinite_queries is None and is_surely_finite(x)):
             return super().rmatmul(x)  # find the affected rows pair by pair
@@ -139,15 +139,15 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return F.pad(sums, (0, 0, 0, self.shape[3] - sums.shape[2])).to(x.dtype)
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """Return the output for new tokens after a recurrent ``memory`` of all earlier tokens, and the new memory.
+        """Return the output for new tokens, and the state after them; ``memory`` is the state before them.
 
         Args:
             value: ``[batch, kv_heads, kv_len, value_dim]``.
             memory: ``Memory(state)`` with a state ``[batch, kv_heads, head_dim, value_dim]``; None for zeros. Gradients
-                flow through both this and the returned memory.
+                flow through this memory and the returned one.
 
         Raises:
-            ValueError: queries and keys of different tokens, or a memory from a different rule or mask.
+            ValueError: queries and keys of different tokens, or a memory from a different recurrence or mask.
         """
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
         if memory is not None and memory.segment is None and self._rule.segments is not None:
@@ -194,7 +194,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
                 yield Block(slice(b, b + 1), heads, span, (range(length),), weights)
 
     def _compute_by_sweep(self, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo) -> dict[int, Any]:
-        """Compute column sums of the recurrence by one matrix product, and other statistics by a sweep over rows."""
+        """Compute column sums of the recurrence by one matrix product, and other statistics by a pass over its rows."""
         places = [place for place, statistic in enumerate(statistics) if type(statistic) is Received]
         if not places:
             return {}
@@ -214,7 +214,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
     def _product(
         self, rule: Rule, value: Tensor, state: Tensor | None, segment: Tensor | None, blind: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the outputs of all rows, 0 for rows that see no key, and the state of each key head after them."""
+        """Return the output of each row (0 if the row sees no key), and the last state of each key head."""
         dtype, (batch, heads, q_len, _) = rule.key.dtype, self.shape
         value = self._lines(self._order.with_keys(value.to(dtype)))
         if state is None:
@@ -242,18 +242,18 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return grad
 
     def _lines(self, x: Tensor) -> Tensor:
-        """Return a tensor ``[batch, heads | fewer, len, width]`` as one sequence for each head of each batch item."""
+        """Flatten ``[batch, heads | fewer, len, width]`` to one sequence for each head of each batch item."""
         heads = self.shape[1]
         return (x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)).flatten(0, 1)
 
     @property
     def _segment(self) -> Tensor | None:
-        """Segment of the recurrence's empty state, which is that of the first token."""
+        """Segment of the empty state before the recurrence, which is the segment of the first token."""
         segments = self._rule.segments
         return None if segments is None or not segments.shape[1] else segments[:, 0]
 
     def _after(self, memory: Memory) -> tuple[Rule, Tensor | None]:
-        """Return the recurrence of tokens that follow a memory, and the memory's segment for every head."""
+        """Return the recurrence of tokens that follow a stored state, and the segment of this state for every head."""
         rule = self._rule
         if rule.segments is None or memory.segment is None:
             return rule, self._segment
@@ -262,7 +262,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return rule._replace(segments=torch.maximum(rule.segments, segment[:, None])), segment
 
     def _nan_rows(self, bad: Tensor | None) -> Tensor | None:
-        """Return rows that must be NaN, bool ``[batch, heads, q_len]``: they follow a bad token, or are bad."""
+        """Return rows of the recurrence that must be NaN: those that follow a non-finite token or have one as query."""
         nan = None if bad is None else rows_that_see(self, self._order, self.visible, bad)
         if self._nonfinite_queries is None:
             return nan
@@ -272,7 +272,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
 
     @property
     def _empty_rows(self) -> Tensor | None:
-        """Rows that see no key, bool ``[batch | 1, heads, q_len]``; None if there are certainly none."""
+        """Rows of the recurrence that see no key, bool ``[batch | 1, heads, q_len]``; None if all rows see a key."""
         if self.visible.hidden_rows is self.visible.hidden_keys is None:
             return None
         anything = torch.ones(self.shape[0], 1, self.shape[3], dtype=torch.bool, device=self.device)
@@ -281,7 +281,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
     def _rows_after_bad(
         self, bad: Tensor, segments: Tensor | None, before: Tensor, segment: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the rows that follow a non-finite token, old or new, and whether the state now contains one."""
+        """Return the rows that depend on a non-finite token, old or new, and the heads whose state now contains one."""
         groups, heads = bad.shape[1], self.shape[1]
         whole = torch.cat([before[..., None], bad], 2).to(torch.int64)
         if segments is None or segment is None:

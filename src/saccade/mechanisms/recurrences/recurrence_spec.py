@@ -21,10 +21,11 @@ class Rule(NamedTuple):
     with :math:`u_t = \beta_t v_t`, or with the delta rule :math:`u_t = \beta_t (v_t - (D_t S_{t-1})^T k_t)`.
 
     Attributes:
-        query, key: ``[lines, len, head_dim]``, float32 or wider and finite; a line is one head of one batch item.
-        decay: g, at most 0, ``[lines, len, 1 | head_dim]``; None for 0.
-        beta: ``[lines, len, 1]``; None for 1.
-        segments: int64 ``[lines, len]``, non-decreasing; where it increases, the state is emptied. None for one
+        query, key: ``[sequences, len, head_dim]``, float32 or wider and finite; each head of each batch item is one
+            sequence.
+        decay: g, at most 0, ``[sequences, len, 1 | head_dim]``; None for 0.
+        beta: ``[sequences, len, 1]``; None for 1.
+        segments: int64 ``[sequences, len]``, non-decreasing; where it increases, the state is emptied. None for one
             segment.
         scale: s.
         is_delta: whether a token writes only the part that its key does not recall.
@@ -40,26 +41,27 @@ class Rule(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """All tensors of the recurrence."""
+        """All tensors that define the recurrence."""
         return self[:5]
 
     def of(self, lines: slice | list[int], length: int) -> Rule:
-        """Return the recurrence for the first tokens of the given sequences."""
+        """Return the recurrence for the first tokens of some of its sequences."""
         decay, beta, segments = (None if x is None else x[lines, :length] for x in self[2:5])
         query, key = self.query[lines, :length], self.key[lines, :length]
         return Rule(query, key, decay, beta, segments, self.scale, self.is_delta)
 
 
 def groups_of(length: int) -> Iterator[slice]:
-    """Yield the token range of each group of chunks, in order."""
+    """Yield the token range of each group of chunks of a recurrence, in order."""
     for start in range(0, length, GROUP):
         yield slice(start, min(start + GROUP, length))
 
 
 def cut(x: Tensor, span: slice, dtype: torch.dtype | None = None) -> Tensor:
-    """Cut tokens ``[lines, len, width]`` into chunks, ``[chunks, lines, CHUNK, width]``, padded with zeros at the end.
+    """Cut tokens ``[sequences, len, width]`` into chunks, ``[chunks, sequences, CHUNK, width]``.
 
-    Chunks are the first axis, so that each is contiguous and products need no copy.
+    The last chunk is padded with zeros. Chunks are the first axis, so that each chunk is contiguous and matrix products
+    need no copy.
     """
     part = x[:, span]
     missing = -part.shape[1] % CHUNK
@@ -68,7 +70,7 @@ def cut(x: Tensor, span: slice, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def joined(chunks: Tensor, length: int) -> Tensor:
-    """Join the tokens of chunks into ``[lines, length, width]``: the inverse of `cut`."""
+    """Join the chunks of a recurrence into ``[sequences, length, width]``: the inverse of `cut`."""
     return chunks.transpose(0, 1).flatten(1, 2)[:, :length]
 
 
@@ -76,7 +78,7 @@ FEW = 2  # up to this number of tokens, single steps cost less than a chunk
 
 
 def stepped(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the `product` of a recurrence, computed token by token as defined; differentiable any number of times.
+    """Compute the `product` of a recurrence token by token, as defined; differentiable any number of times.
 
     Cost: a few passes over the state for each token; with gradients, every state is stored.
     """
