@@ -351,7 +351,7 @@ class SetDecoderConfig(Config):
 
 
 def _checked(name: str, value: Any, kind: Any) -> Any:
-    """Return the value of a config field if it matches the annotation; raise otherwise."""
+    """Return the value of a config field if it matches the field's annotation; raise otherwise."""
     origin, inner = get_origin(kind), get_args(kind)
     if NoneType in inner:
         return None if value is None else _checked(name, value, inner[0])

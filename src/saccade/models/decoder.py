@@ -141,7 +141,7 @@ class Decoder(SavedText):
     def _embedded(
         self, tokens: Tensor, mask: object, positions: GivenPositions, cache: Cache | None
     ) -> tuple[Tensor, Positions | None]:
-        """Return the decoder's token embeddings and the checked positions of the tokens."""
+        """Check the decoder's inputs; return the token embeddings and the positions of the tokens."""
         check_tokens("tokens", tokens, self.config.vocab_size)
         batch, length = tokens.shape
         checked = None if positions is None else Positions.of(positions, length=length, batch=batch)

@@ -30,7 +30,7 @@ _VALID = ShapeSpec("valid [batch, H, W]")
 
 
 class _Features(NamedTuple):
-    """A feature map as the detector's tokens, with position vectors and a mask that hides padding."""
+    """The inputs of the detector's encoder: a feature map as tokens, position vectors, and a mask of the padding."""
 
     tokens: Tensor
     place: Tensor
@@ -192,7 +192,7 @@ class SetDecoder(Pretrained):
         ]
 
     def _features(self, images: Tensor, valid: Tensor | None) -> _Features:
-        """Return the inputs of the detector's encoder: image features as tokens, position vectors and mask."""
+        """Compute the inputs of the detector's encoder: tokens, position vectors and a mask of the padding."""
         if self.backbone is None:
             features = images
         else:
@@ -212,14 +212,14 @@ class SetDecoder(Pretrained):
         return _Features(self.dropout(x), _cell_positions(cells, self.config.embed_dim).to(x.dtype), mask)
 
     def _encode(self, images: Tensor, valid: Tensor | None) -> _Features:
-        """Return the output of the detector's encoder for images."""
+        """Run the detector's encoder on images."""
         x, place, mask = self._features(images, valid)
         for layer in self.encoder:
             x = layer(x, place, mask=mask)
         return _Features(x if self.encoder_norm is None else self.encoder_norm(x), place, mask)
 
     def _states(self, encoded: _Features) -> list[Tensor]:
-        """Return the input of each decoder layer and the output of the last one, before `decoder_norm`."""
+        """Return the input of each layer in the detector's decoder, then the output before `decoder_norm`."""
         query = self.query.weight.to(encoded.tokens.dtype)
         states = [torch.zeros_like(query).expand(len(encoded.tokens), -1, -1)]
         for layer in self.decoder:
@@ -319,7 +319,9 @@ def _check_backbone(backbone: nn.Module | None) -> nn.Module | None:
 
 
 def _cell_positions(valid: Tensor, embed_dim: int) -> Tensor:
-    """Return position vectors of image cells, from row and column as fractions of the unpadded image.
+    """Return the detector's position vectors of image cells.
+
+    They encode each cell's row and column as fractions of the image without its padding.
 
     Args:
         valid: bool ``[batch, rows, columns]``.

@@ -167,7 +167,7 @@ class DualEncoder(PretrainedText):
         return F.normalize(self.text_projection(last), dim=-1)
 
     def _ends(self, tokens: Tensor) -> Tensor:
-        """Return the index of each text's end token: int64 ``[texts]``."""
+        """Return the index of the end token in each text, where CLIP reads the text's vector: int64 ``[texts]``."""
         config = self.text_encoder.config
         check_tokens("tokens", tokens, config.vocab_size)
         if not tokens.shape[1]:
@@ -189,7 +189,10 @@ def _projection(width: int, embed_dim: int) -> nn.Linear:
 
 
 def _part_config(config: Mapping[str, Any], part: str) -> dict[str, Any]:
-    """Return the config of CLIP's image or text encoder; older files have two copies, and the second one counts."""
+    """Return the part of a CLIP config that describes its image or text encoder.
+
+    Older files contain this part under two names. The second copy then takes precedence.
+    """
     merged = DEFAULTS[part]
     for name in (part, f"{part}_dict"):
         values = config.get(name)

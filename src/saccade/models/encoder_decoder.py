@@ -255,7 +255,7 @@ def _position(config: EncoderDecoderConfig) -> nn.Module | None:
 
 
 def _parts(config: EncoderDecoderConfig, mask: Causal | None) -> dict[str, Any]:
-    """Return the parts and options that encoder and decoder layers share."""
+    """Build the arguments that the encoder layers and decoder layers of an encoder-decoder share."""
     dim, heads = config.embed_dim, config.num_heads
     rotary = Rotary(dim // heads) if config.position_encoding == "rotary" else None
     return {
@@ -271,7 +271,7 @@ def _decoder_layer(config: EncoderDecoderConfig) -> DecoderLayer:
 
 
 def _final_norm(config: EncoderDecoderConfig) -> nn.Module | None:
-    """Return the final norm of a pre-norm encoder or decoder; None for post-norm."""
+    """Build the final norm of a pre-norm encoder or decoder. If its layers are post-norm, return None."""
     if not config.norm_first:
         return None
     return make_norm(config.norm, config.embed_dim, config.norm_eps)

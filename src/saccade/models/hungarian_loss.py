@@ -201,7 +201,10 @@ def set_loss(
 
 
 def _check(found: Detections, objects: Sequence[Targets]) -> None:
-    """Raise unless every image has detection targets with known classes and no more objects than queries."""
+    """Raise unless the targets of the detection loss match the predictions.
+
+    Every image needs targets, with known classes and at most as many objects as there are queries.
+    """
     check_type("found", found, Detections, "be what a SetDecoder returns")
     sizes = _DETECTIONS.check(*found)
     check_type("objects", objects, Sequence, "be a list, with Targets for each picture")

@@ -23,7 +23,7 @@ def init_small_weights(model: nn.Module) -> None:
 
 
 def scale_residual_weights(model: nn.Module, num_layers: int) -> None:
-    """Divide the initial weights of the output projections by the square root of twice the number of layers.
+    """Scale down a model's initial output projections: divide them by the square root of twice the number of layers.
 
     The sum of the residual branches then has about the same magnitude at any depth.
 

@@ -272,7 +272,7 @@ class Qwen2(Llama):
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
-    """Return the size of the sliding window in config.json; None if tokens attend to all earlier tokens."""
+    """Return the size of the sliding window in config.json. If tokens attend to all earlier tokens, return None."""
     if config.get("model_type") == "llama" or config.get("use_sliding_window", True) is False:
         return None
     return config.get("sliding_window")

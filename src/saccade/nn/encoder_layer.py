@@ -68,7 +68,10 @@ class ResidualLayer(ArgumentHints, Layer):
         return f"norm_first={self.norm_first}"
 
     def _add(self, x: Tensor, part: Callable[[Tensor], Tensor], norm: nn.Module) -> Tensor:
-        """Return ``x + dropout(part(norm(x)))`` if the layer is pre-norm, else ``norm(x + dropout(part(x)))``."""
+        """Apply one residual branch of an encoder or decoder layer.
+
+        With pre-norm, return ``x + dropout(part(norm(x)))``; with post-norm, return ``norm(x + dropout(part(x)))``.
+        """
         change = part(norm(x) if self.norm_first else x)
         drop = self.dropout
         if drop.training:  # skip the call in eval mode, because its overhead matters when decoding

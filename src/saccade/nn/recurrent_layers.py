@@ -24,7 +24,7 @@ from saccade.support.validation import check_bool, check_choice, check_int, chec
 
 
 class Read(NamedTuple):
-    """The projections of a recurrent layer's input tokens, and the mechanism with the tokens' gates.
+    """The projections of a recurrent layer's input tokens, and the recurrence mechanism with their gates.
 
     Args:
         make: the mechanism, with the gates of these tokens.
@@ -97,7 +97,7 @@ class RecurrentLayer(AttentionLayer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
-        """Return the lazy matrix equivalent to the recurrence, ``[batch, num_heads, len, len]``; see `forward`."""
+        """Return the lazy matrix that equals the recurrence, ``[batch, num_heads, len, len]``; see `forward`."""
         joined, positions = self._checked_options(query, mask, positions, bias, None)
         make, heads, key, _, _ = self._read(query)
         return make(heads, key, mask=joined, q_positions=positions, kv_positions=positions)
@@ -105,7 +105,7 @@ class RecurrentLayer(AttentionLayer):
     def _checked_options(
         self, query: Tensor, mask: object, positions: GivenPositions, bias: object, cache: LayerCache | None
     ) -> tuple[Mask | None, Positions | None]:
-        """Check the options of a recurrent layer's call; return the combined mask and the positions."""
+        """Check the options of a call to a recurrent layer; return the combined mask and the positions."""
         if bias is not None:
             raise unsupported("bias", ["there are no scores to which it could be added"])
         check_dense(query=query)
@@ -215,7 +215,7 @@ class Recurrence(RecurrentLayer):
         return self.output_projection(normed.transpose(1, 2).flatten(2))
 
     def _gates(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the gates of each token for the recurrence: decay, beta or step size."""
+        """Compute the gates of each token in the recurrence: decay, beta or step size, as the mechanism needs them."""
         gates = {}
         if self.write is not None:
             gates["beta"] = self.write(x).sigmoid().mT

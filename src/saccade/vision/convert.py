@@ -106,7 +106,7 @@ def _names(module: nn.Module) -> dict[str, str]:
 
 
 def _differences(module: nn.Module) -> list[str]:
-    """Return the settings of a vision module that its counterpart in timm lacks."""
+    """Return the settings of a vision module that have no equivalent in timm."""
     reasons = []
     gate = module.spatial if isinstance(module, CBAM) else module
     if isinstance(gate, SpatialAttention) and gate.norm is None:
