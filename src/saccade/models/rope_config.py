@@ -83,7 +83,8 @@ def _fields(kind: str) -> dict[str, dataclasses.Field[Any]]:
 def _settings(config: Mapping[str, Any]) -> Any:
     """Return the rotary settings in config.json.
 
-    Older files store them under a different key and without ``rope_theta``."""
+    Older files store them under a different key and without ``rope_theta``.
+    """
     return config.get("rope_parameters") or config.get("rope_scaling") or {}
 
 

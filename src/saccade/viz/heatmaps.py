@@ -127,7 +127,10 @@ def rule_cells(axes: "Axes", rows: int, columns: int) -> None:
 
 
 def _size(shape: tuple[int, int], annotate: bool, labelled: bool) -> tuple[float, float]:
-    """Return a heatmap's width and height in inches, as whole pixels; cells are square unless it would be too thin."""
+    """Return a heatmap's width and height in inches, rounded to whole pixels.
+
+    Cells are square, unless the heatmap would then be too thin.
+    """
     rows, columns = shape
     longer = max(rows, columns)
     # Inches of a cell, and limit for the longer side. Annotated maps have a limited number of cells instead.
@@ -159,7 +162,7 @@ def _draw_cells(
 
 
 def _draw_values(axes: "Axes", image: "AxesImage", matrix: Array) -> None:
-    """Write each value of a heatmap in black or white, whichever contrasts more with its cell."""
+    """Write each value of a heatmap into its cell, in black or white, whichever contrasts more with the cell."""
     pattern = "{:.2f}" if np.nanmax(np.abs(matrix)) < 10 else "{:.3g}"
     for (row, column), value in np.ndenumerate(matrix):
         red, green, blue, _ = image.to_rgba(np.array([value]))[0]
@@ -169,6 +172,9 @@ def _draw_values(axes: "Axes", image: "AxesImage", matrix: Array) -> None:
 
 
 def _luminance(red: float, green: float, blue: float) -> float:
-    """Return the relative luminance of a colour (WCAG 2): above 0.179, black text has more contrast."""
+    """Return the relative luminance of a heatmap colour, as defined by WCAG 2.
+
+    If it is above 0.179, black text has more contrast than white text.
+    """
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (red, green, blue)]
     return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))

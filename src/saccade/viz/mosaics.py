@@ -92,7 +92,10 @@ def mosaic(
 
 
 def _read_maps(weights: object, batch: int, allowed: object) -> tuple[Array, tuple[int, int]]:
-    """Return a mosaic's maps ``[(layers,) heads, rows, columns]``, pooled if lazy, and the matrices' lengths."""
+    """Read the maps of a mosaic; maps of lazy matrices are pooled.
+
+    Return two values: the maps ``[(layers,) heads, rows, columns]``, and the lengths ``(q_len, kv_len)``.
+    """
     lazy = weights if isinstance(weights, Matrix) else _layers(weights)
     if lazy is None:
         refuse_choice(batch=batch)
@@ -105,14 +108,17 @@ def _read_maps(weights: object, batch: int, allowed: object) -> tuple[Array, tup
 
 
 def _layers(weights: object) -> Sequence[Matrix] | None:
-    """Return the lazy matrices in the weights of a mosaic, as a list; None if `weights` are dense."""
+    """Return the list of lazy matrices passed to a mosaic. If `weights` are dense, return None."""
     given = weights if isinstance(weights, list | tuple) else ()
     layers = [one for one in given if isinstance(one, Matrix)]
     return layers if layers and len(layers) == len(given) else None
 
 
 def _scaled(maps: Array, shared_scale: bool, log: bool) -> tuple[Array, list[tuple[float, float]]]:
-    """Return a mosaic's maps ``[maps, rows, columns]`` (their logarithms if ``log``), and the ends of each scale."""
+    """Return the maps of a mosaic ``[maps, rows, columns]``, and the two ends of each map's colour scale.
+
+    With ``log``, both are logarithms.
+    """
     flat = maps.reshape(-1, *maps.shape[-2:])
     if not log:
         if not shared_scale:
@@ -142,7 +148,7 @@ def _tile_size(q_len: int, kv_len: int) -> tuple[int, int]:
 
 
 def _enlarged(matrix: Array, height: int, width: int) -> Array:
-    """Resize a map of a mosaic to a size in pixels: cells are enlarged, or pooled to their largest value."""
+    """Resize a map of a mosaic to ``[height, width]`` pixels: enlarge cells, or pool them to their largest value."""
     pooled = max_pool(matrix, height, width)
     y = np.arange(height) * pooled.shape[0] // height
     x = np.arange(width) * pooled.shape[1] // width

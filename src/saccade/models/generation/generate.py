@@ -128,7 +128,7 @@ def _prepare(
     stop: int | Collection[int] | None,
     seed: int | None,
 ) -> tuple[list[list[int]], frozenset[int], Iterator[Step]]:
-    """Check the arguments of `generate`; return the prompts, the stop tokens and an iterator over the `Step` objects."""
+    """Check the arguments of `generate`; return the prompts, the stop tokens and an iterator over `Step` objects."""
     prompts = as_prompts(tokens)
     check_int("max_new_tokens", max_new_tokens, 0)
     hint = "for instance saccade.models.Sampler(temperature=0.8, top_p=0.95)"
