@@ -99,14 +99,18 @@ class FileFormat(ABC):
         raise NotImplementedError
 
     def entries(self, our_names: Iterable[str]) -> list[Entry]:
-        """Return every tensor that a checkpoint must contain, given the names of our tensors."""
+        """Return an `Entry` for every tensor that a checkpoint of our model must contain.
+
+        Args:
+            our_names: the names of all tensors in our model.
+        """
         grouped: dict[str, list[str]] = {}
         for name in our_names:
             grouped.setdefault(self._published_name(name), []).append(name)
         return [Entry(theirs, tuple(ours), self._is_transposed(theirs)) for theirs, ours in grouped.items()]
 
     def write_weights(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors to store in a checkpoint, given our state dict."""
+        """Convert our state dict to the tensors to store in a checkpoint."""
         weights = {}
         for entry in self.entries(state):
             parts = [state[name] for name in entry.our_names]

@@ -33,10 +33,10 @@ class DualEncoder(PretrainedText):
 
     .. math:: s_{ij} = \tau\, \frac{u_i \cdot v_j}{\lVert u_i \rVert \lVert v_j \rVert}
 
-    for image i and text j. The text encoder is a causal decoder. A text's vector is the output at its first end
-    token, one of ``text_encoder.config.end_tokens``. If the config has no end tokens, the first occurrence of the
-    text's highest token number serves as the end, as in CLIP's files. `from_pretrained` and `from_state_dict` read
-    transformers' ``CLIPModel``; the tokenizer is stored with the text encoder.
+    for image i with vector u and text j with vector v. The text encoder is a causal decoder. A text's vector is the
+    output at its first end token, which is any of ``text_encoder.config.end_tokens``. If the config has no end tokens,
+    the text ends at the first occurrence of its highest token number, as in CLIP's files. `from_pretrained` and
+    `from_state_dict` read transformers' ``CLIPModel``; the tokenizer is stored with the text encoder.
 
     Args:
         image_encoder: encodes an image as one vector.

@@ -1,4 +1,4 @@
-"""EncoderDecoder: a sequence-to-sequence model, which predicts one sequence given a source sequence."""
+"""EncoderDecoder: a sequence-to-sequence model, which predicts a target sequence from a source sequence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class EncoderDecoder(SavedText):
-    """A sequence-to-sequence model: a language model of one sequence, given a source sequence.
+    """A sequence-to-sequence model: it predicts the tokens of a target sequence from a source sequence.
 
     Both sequences share one vocabulary. The embedding shares its weights with the projection to the vocabulary, and
     embeddings are multiplied by the square root of ``embed_dim``. Models are saved in saccade's own format.
@@ -95,7 +95,7 @@ class EncoderDecoder(SavedText):
             tokens: int ``[batch, len]``; with a cache, only the new tokens.
             source_positions: positions of the tokens in ``source``; -1 marks padding, which no token attends to
                 (`saccade.caches.padded_positions` computes them from lengths).
-            mask: the mask of this batch for ``tokens``; later tokens are always hidden.
+            mask: the mask of this batch for ``tokens``; later tokens are always masked.
             positions: positions of ``tokens``; -1 marks padding.
             cache: a cache from `new_cache`; ``source`` is projected in the first call only.
 

@@ -102,8 +102,8 @@ class SignalEncoder(ArgumentHints, nn.Module):
             lengths: length of each signal without the padding on its right; None for no padding.
 
         Returns:
-            ``[batch, frames, embed_dim]``. The method `frames` returns how many frames of each signal are not padding;
-            padding does not affect these.
+            ``[batch, frames, embed_dim]``. The method `frames` returns how many frames of each signal are valid, that
+            is, not padding. Valid frames do not depend on the padding.
         """
         frames, padding = self._frames_of(signal, lengths)
         return self.stack(frames, mask=padding)

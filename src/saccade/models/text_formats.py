@@ -262,7 +262,10 @@ class Llama(DecoderFormat):
 
 
 class Qwen2(Llama):
-    """Qwen2's format: Llama's with query, key and value biases but no output bias, so ours is set to 0."""
+    """Qwen2's format: Llama's, with biases of queries, keys and values.
+
+    The output projection has no bias in the file; in our model, its bias is set to 0.
+    """
 
     def clean_weights(self, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
         cleaned = super().clean_weights(weights, config)

@@ -19,7 +19,7 @@ from saccade.support.validation import check_type
 
 
 class VisionTransformer(Pretrained):
-    """An image encoder: square patches become tokens, and every token attends to every other.
+    """An image encoder: each square patch of an image becomes a token, and every token attends to every other token.
 
     The class token, if there is one, comes first, followed by the patches row by row. The patch in row y and column x
     of the grid is token ``y * columns + x``, or one more with a class token. ``mask.after(1)`` shifts a grid mask by

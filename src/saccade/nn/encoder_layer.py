@@ -151,7 +151,7 @@ class EncoderLayer(ResidualLayer):
 
 
 def _width(attentions: Mapping[str, AttentionLayer | None], feed_forward: nn.Module) -> int:
-    """Check the types and widths of an encoder or decoder layer's parts, and return their common width."""
+    """Check the types and widths of the parts of an encoder or decoder layer; return their common width."""
     width = 0
     for name, part in attentions.items():
         if part is None and name != "attention":

@@ -27,7 +27,7 @@ class Read(NamedTuple):
     """The projections of a recurrent layer's input tokens, and the recurrence mechanism with their gates.
 
     Args:
-        make: the mechanism, with the gates of these tokens.
+        make: the mechanism, with the gates of the input tokens.
         query, key, value: ``[batch, heads, len, width]``.
         gate: the output gate, with the shape of the values, or None.
     """
@@ -130,9 +130,9 @@ class Recurrence(RecurrentLayer):
     0.001 and 0.1; it is multiplied by a rate of the head, initially 1 to ``num_heads``. With `SSD`, each head also adds
     a learned multiple of its values, which is not part of the matrix.
 
-    It can replace self-attention in `EncoderLayer`, `DecoderLayer` and stacks, supports packed and padded sequences,
-    and has a cache of constant size. It is causal. Published layers also have a short convolution before queries, keys
-    and values, which is not included.
+    The layer is causal. It can replace self-attention in `EncoderLayer`, `DecoderLayer` and stacks, supports packed and
+    padded sequences, and has a cache of constant size. Published layers also have a short convolution before queries,
+    keys and values, which is not included.
 
     Args:
         embed_dim: width of the tokens.
@@ -236,8 +236,8 @@ class StateSpace(RecurrentLayer):
 
     .. math:: \mathrm{out} = W\, \mathrm{gelu}(A x) + b, \qquad A = \text{the S4D matrix of each channel}
 
-    It can replace self-attention in `EncoderLayer`, `DecoderLayer` and stacks, supports packed and padded sequences,
-    and has a cache of constant size. It is causal.
+    The layer is causal. It can replace self-attention in `EncoderLayer`, `DecoderLayer` and stacks, supports packed and
+    padded sequences, and has a cache of constant size.
 
     Args:
         embed_dim: width of the tokens, which is the number of channels.

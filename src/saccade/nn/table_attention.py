@@ -23,8 +23,8 @@ _PAIRS = ShapeSpec("pairs [batch, columns, columns, pair_dim]")
 class TableAttention(ArgumentHints, Layer):
     """The base class of the Evoformer's layers: a norm, and gated multi-head attention within each row of a table.
 
-    All rows are computed together: the rows form the batch axis, and the heads of all batch items the head axis, so
-    that an item's bias is stored only once for all of its rows.
+    All rows are computed in one call: the rows form the batch axis, and the heads of all batch items form the head
+    axis. In this way, the bias of a batch item is stored only once for all of the item's rows.
 
     Args:
         embed_dim: width of the tokens.

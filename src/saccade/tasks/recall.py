@@ -45,7 +45,7 @@ class Recall:
         return dataclasses.replace(self, tokens=self.tokens.masked_fill(answers & ~asked, 0))
 
     def accuracy(self, logits: Tensor) -> float:
-        """Return the share of correct answers, that is, of targets that are the most likely token.
+        """Return the accuracy on a recall task: the share of targets to which the logits give the highest probability.
 
         Args:
             logits: ``[examples, length, vocab]``, or for the last n tokens ``[examples, n, vocab]``.
@@ -75,7 +75,7 @@ def passkey(examples: int, length: int, *, key_len: int, vocab_size: int, seed: 
         examples: number of sequences.
         length: number of tokens in a sequence.
         key_len: number of tokens in a key.
-        vocab_size: number of tokens, more than ``9 + key_len``.
+        vocab_size: number of tokens in the vocabulary, more than ``9 + key_len``.
         seed: seed of the random generator.
 
     Raises:
@@ -160,7 +160,7 @@ def induction(examples: int, length: int, *, copied: int, vocab_size: int, seed:
     Args:
         examples: number of sequences.
         length: number of tokens in a sequence.
-        copied: length of the repeated segment, at least 2; its original starts at a random position.
+        copied: length of the copied segment, at least 2; the original segment starts at a random position.
         vocab_size: number of tokens; token 0 is not used.
         seed: seed of the random generator.
 

@@ -30,9 +30,9 @@ class NonLocal(ArgumentHints, nn.Module):
     - ``"concatenation"``: :math:`\mathrm{ReLU}(w^\top [\theta_i; \phi_j])` over the number of positions,
       computed by sorting.
 
-    The first two have a row-stochastic `matrix`; the weights of the others can be negative and have any sum. The matrix
-    of all pairs is never stored, in either the forward or the backward pass. The norm starts at 0, so a new block is
-    the identity.
+    For the first two kinds, the rows of `matrix` sum to 1; for the last two, weights can be negative and have any sum.
+    The matrix of all pairs is never stored, in either the forward or the backward pass. The norm starts at 0, so
+    a new block is the identity.
 
     Args:
         channels: channels of the feature map.

@@ -47,8 +47,8 @@ def heatmap(
 
     A weight of 0 is white, and if there are numbers below 0, the scale is symmetric around 0. NaN, infinite entries and
     pairs that are not allowed are grey. For a lazy matrix (`saccade.AttentionMatrix` or any other
-    `saccade.matrix.Matrix`), only the drawn cells are stored. Pairs that its mask hides are grey, and without labels,
-    its axes show token positions.
+    `saccade.matrix.Matrix`), only the drawn cells are stored. Pairs that the matrix's mask hides are grey, and without
+    labels, the axes show token positions.
 
     Sinks (keys that receive most of the attention of most queries) do not affect the colour scale. Without ``limits``,
     the scale ends at the largest weight of 95 % of the queries, ignoring sinks, if that is below half of the largest
@@ -56,8 +56,8 @@ def heatmap(
 
     Args:
         weights: a lazy matrix, or ``[q_len, kv_len]``: a tensor of any dtype and device, an array, or nested lists.
-        head, batch: the head and batch item of a lazy matrix to draw; no others are computed. A matrix with one head
-            needs neither.
+        head, batch: the head and batch item of a lazy matrix to draw; other heads and items are not computed. A matrix
+            with a single head needs neither.
         x_labels: one label per key, shown literally, never as mathematics; only as many as fit are drawn. Long labels
             are cut. A label with a character that no installed font supports is replaced by its number, counted from 1:
             ``#4``.

@@ -49,8 +49,8 @@ def mosaic(
         title: text above the figure.
         highlight: the map to frame, ``(layer, head)`` or ``(head,)``.
         shared_scale: whether all maps share one colour scale.
-        allowed: bool, broadcastable to the weights: the visible pairs; others are grey. All are visible if None. Not
-            needed for lazy matrices, which have a mask.
+        allowed: bool, broadcastable to the weights: True for visible pairs, False for pairs to draw in grey. All pairs
+            are visible if None. Not needed for lazy matrices, which have a mask.
         log: whether the colour scale is logarithmic, over four decades below the largest weight; smaller values are
             white.
 
@@ -59,8 +59,7 @@ def mosaic(
 
     Raises:
         TypeError: ``weights`` are not real numbers.
-        ValueError: the wrong number of axes, no finite weight, or ``highlight`` is not one of the
-            maps.
+        ValueError: the wrong number of axes, no finite weight, or a ``highlight`` that does not exist.
         ImportError: matplotlib is not installed.
 
     Cost: O(layers * heads * q_len * kv_len) time, and as much memory for dense weights; each lazy matrix takes one

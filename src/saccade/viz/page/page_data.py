@@ -1,4 +1,4 @@
-"""The data of one recording for a page, as numbers and packed bytes."""
+"""The data of one recording for a page, as numbers and compressed bytes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def read_side(
     Args:
         name: name of the recording.
         layers: layers by name.
-        labels: checked tokens of the layers.
+        labels: the tokens of the layers, already checked.
         item: the batch item to show.
         heads: (layer, head) pairs to show in detail; the most informative ones if None.
         size: approximate size limit of the page in bytes.
@@ -211,7 +211,7 @@ def _choose_details(
 
 
 def _most_informative(layers: Sequence[_Layer]) -> Iterator[tuple[int, int]]:
-    """Yield all heads on a page, most informative first: the best by each statistic, then the second best, and so on."""
+    """Yield all heads on a page, most informative first: the best by each statistic, then the second best, etc."""
     orders = []
     for name in _TELLING:
         values = {
