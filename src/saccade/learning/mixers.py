@@ -94,7 +94,7 @@ class LSTM(nn.Module):
 def _attention(
     mask: Callable[[int, int], Mask], mechanism: Callable[[], Mechanism] | None = None, heads: int = 8
 ) -> Mixer:
-    """Return a mixer that is an attention layer, whose mask depends on the length and the layer."""
+    """Return a mixer of tokens that is an attention layer; its mask depends on the length and the layer."""
 
     def make(width: int, length: int, layer: int) -> nn.Module:
         built = None if mechanism is None else mechanism()

@@ -61,7 +61,7 @@ def figure_of(matrices: Sequence[Matrix], words: Sequence[Word], *, layer: int |
 
 
 def _most_informative(matrices: Sequence[Matrix], words: Sequence[Word], layer: int | None, head: int | None) -> Head:
-    """Return the layer and head of the attention figure.
+    """Return the layer and head to draw in the attention figure.
 
     If ``layer`` or ``head`` is None, choose the head whose attention between words is least explained by distance and
     popular words.

@@ -156,11 +156,14 @@ class DualEncoder(PretrainedText):
         return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.mT, targets)) / 2
 
     def embed_images(self, images: Tensor) -> Tensor:
-        """Return a unit vector for each image: ``[images, embed_dim]``."""
+        """Return a unit vector for each image, in the vector space shared with texts: ``[images, embed_dim]``."""
         return F.normalize(self.image_projection(self.image_encoder.embed(images)), dim=-1)
 
     def embed_texts(self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None) -> Tensor:
-        """Return a unit vector for each text: ``[texts, embed_dim]``; arguments as in `similarity`."""
+        """Return a unit vector for each text, in the vector space shared with images: ``[texts, embed_dim]``.
+
+        The arguments are those of `similarity`.
+        """
         ends = self._ends(tokens)
         hidden = self.text_encoder.hidden(tokens, mask=mask, positions=positions)
         last = hidden[torch.arange(len(hidden), device=hidden.device), ends]

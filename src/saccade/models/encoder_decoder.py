@@ -136,7 +136,7 @@ class EncoderDecoder(SavedText):
         positions: GivenPositions = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Return the last decoder layer's output, ``[batch, len, embed_dim]``.
+        """Return the last decoder layer's output for an encoded source, ``[batch, len, embed_dim]``.
 
         Args:
             context: the output of `encode`; None if it is already in the cache.
@@ -156,7 +156,7 @@ class EncoderDecoder(SavedText):
         return F.linear(hidden, self.embedding.weight)
 
     def matrices(self, source: Tensor, *, source_positions: GivenPositions = None) -> list[Matrix]:
-        """Return the lazy self-attention matrices of all encoder layers.
+        """Return the lazy self-attention matrices of all encoder layers for a source sequence.
 
         Args:
             source, source_positions: as in `forward`.

@@ -65,7 +65,7 @@ class Pretrained(ArgumentHints, nn.Module):
     def from_state_dict(
         cls, config: object, state_dict: Mapping[str, Tensor], *, dtype: torch.dtype = torch.float32
     ) -> Self:
-        """Build a model in eval mode from weights in memory; they are copied.
+        """Build a pretrained model in eval mode from weights in memory, which are copied.
 
         Args:
             config: the contents of the model's ``config.json`` as a dict, or a config of transformers.
@@ -127,7 +127,7 @@ class PretrainedText(Pretrained):
         tokenizer: Tokenizer | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Self:
-        """Build a model in eval mode from weights in memory; they are copied.
+        """Build a pretrained model in eval mode from weights in memory, which are copied.
 
         Args:
             config: the contents of the model's ``config.json`` as a dict, or a config of transformers.
@@ -156,7 +156,7 @@ class SavedText(PretrainedText):
     tokenizer: Tokenizer | None
 
     def save_pretrained(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a folder, if possible in a format that transformers can also read.
+        """Save the model and its tokenizer in a folder, if possible in a format that transformers can also read.
 
         Files are written under temporary names and then renamed, so that a reader sees either the old
         file or the new one, never a partial file.

@@ -71,7 +71,7 @@ class VisionTransformer(Pretrained):
         init_small_weights(self)
 
     def forward(self, images: Tensor, *, mask: object = None) -> Tensor:
-        """Return the classifier's logits for images.
+        """Return the Vision Transformer's class logits for images.
 
         Args:
             images: ``[batch, channels, H, W]``, with the size in the config.

@@ -119,7 +119,7 @@ class MultiHeadAttention(AttentionLayer):
         cache: LayerCache | None = None,
         **unknown: Never,
     ) -> Tensor:
-        """Apply attention to `query`.
+        """Apply multi-head attention to `query`.
 
         Args:
             query: ``[batch, q_len, embed_dim]``, or a nested tensor. Each item of a nested tensor attends only to
@@ -177,7 +177,7 @@ class MultiHeadAttention(AttentionLayer):
         kv_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
-        """Return the lazy attention matrix of this call, ``[batch, num_heads, q_len, kv_len]``; see `forward`."""
+        """Return the lazy matrix of multi-head attention, ``[batch, num_heads, q_len, kv_len]``; see `forward`."""
         return self._matrix(self._heads(query, key, None, mask, positions, kv_positions, None), bias)
 
     def with_weights(

@@ -129,7 +129,7 @@ class LatentAttention(AttentionLayer):
         cache: LayerCache | None = None,
         **unknown: Never,
     ) -> Tensor:
-        """Apply self-attention to `query`.
+        """Apply latent self-attention to `query`.
 
         Args:
             query: the tokens, ``[batch, len, embed_dim]``; with a cache, only the new tokens.

@@ -73,9 +73,9 @@ class Expanded(NamedTuple):
     values: Tensor
 
     def matmul(self, latents: Tensor, *, dropout_p: float = 0.0) -> Tensor:
-        """Return the matrix times the values of all heads.
+        """Multiply the matrix of latent attention by the values of all heads.
 
-        The argument is ignored: a cache passes its latents as values, but the values have been computed from them.
+        The argument ``latents`` is ignored, because the values have already been computed from the latents.
         """
         del latents
         return self.matrix.matmul(self.values, dropout_p=dropout_p)
@@ -105,7 +105,7 @@ class Expanding(nn.Module):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> Expanded:
-        """Return the matrix in its expanded form, together with the values of all heads.
+        """Return the matrix of latent attention in its expanded form, together with the values of all heads.
 
         Args:
             query: ``[batch, heads, q_len, head]``.

@@ -53,7 +53,7 @@ class RecurrentLayer(AttentionLayer):
 
     @abstractmethod
     def _read(self, x: Tensor) -> Read:
-        """Return the recurrent layer's projections of tokens ``[batch, len, embed_dim]``."""
+        """Project the recurrent layer's input tokens ``[batch, len, embed_dim]`` to queries, keys, values and gates."""
 
     @abstractmethod
     def _project_output(self, out: Tensor, read: Read) -> Tensor:
@@ -68,7 +68,7 @@ class RecurrentLayer(AttentionLayer):
         bias: Tensor | Bias | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """Return the recurrent layer's output.
+        """Return the recurrent layer's output for a sequence, or for new tokens after a cached sequence.
 
         Args:
             query: ``[batch, len, embed_dim]``; with a cache, only the new tokens.

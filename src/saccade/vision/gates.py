@@ -199,7 +199,7 @@ class SpatialAttention(ArgumentHints, nn.Module):
         return torch.sigmoid(logits if self.norm is None else self.norm(logits))
 
     def check(self, features: Tensor) -> None:
-        """Raise unless the spatial gate accepts the features.
+        """Raise unless the spatial gate supports the feature map.
 
         Raises:
             ValueError, TypeError: as listed for the class.

@@ -67,7 +67,7 @@ class Sampler:
         return torch.zeros_like(top).scatter_(-1, index, top / top.sum(-1, keepdim=True))
 
     def draw(self, logits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Sample one token per row of logits.
+        """Sample the next token of each text from its logits.
 
         Return two tensors: the tokens, int64 ``[batch]``, and their log-probabilities, ``[batch]``.
 

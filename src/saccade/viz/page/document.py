@@ -65,7 +65,7 @@ def code(name: str) -> str:
 
 @cache
 def style() -> str:
-    """Return the style sheet of the HTML document."""
+    """Return the style sheet of the attention page's HTML document."""
     return _BROWSER.joinpath("page.css").read_text("utf-8")
 
 

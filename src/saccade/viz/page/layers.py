@@ -53,11 +53,11 @@ class Source(Protocol):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """The shape of the layer's attention, (batch, heads, q_len, kv_len)."""
+        """Shape of the layer's attention matrix, ``(batch, heads, q_len, kv_len)``."""
 
     @property
     def is_signed(self) -> bool:
-        """True if weights may be below 0."""
+        """Whether weights of the layer may be below 0."""
 
     def measures(self, item: int) -> list[Measure]:
         """Return statistics of the layer's heads, each ``[1, heads]``."""
@@ -77,7 +77,7 @@ class Recorded(Protocol):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """The shape of the recorded attention, (batch, heads, q_len, kv_len)."""
+        """Shape of the recorded layer's attention matrix, ``(batch, heads, q_len, kv_len)``."""
 
     @property
     def matrix(self) -> Matrix:
@@ -89,7 +89,7 @@ class Recorded(Protocol):
 
     @property
     def statistics(self) -> dict[str, Tensor]:
-        """The recorded statistics of queries and keys, by name."""
+        """The recorded statistics of the layer's queries and keys, by name."""
 
     def summary(self) -> Summary:
         """Return the summary statistics of the recorded layer's heads."""
@@ -319,7 +319,7 @@ class WrittenOut(Matrix):
 
     @cached_property
     def is_signed(self) -> bool:
-        """True if any weight is below 0."""
+        """Whether any of the dense weights is below 0."""
         return bool((self._weights < 0).any())
 
     @cached_property

@@ -117,7 +117,7 @@ class Without(Statistic[_Cells, Tensor]):
 
 
 def _larger(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], k: int) -> tuple[Tensor, Tensor]:
-    """Merge two lists of strongest weights with their indices: keep the k weights farthest from 0."""
+    """Merge two lists of strongest weights and their indices; keep only the k weights farthest from 0."""
     weights, names = (torch.cat(pair, -1) for pair in zip(one, other, strict=True))
     best = weights.abs().topk(k, -1).indices
     weights = weights.gather(-1, best)
