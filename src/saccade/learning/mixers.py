@@ -19,8 +19,8 @@ class Mixer(NamedTuple):
     """A mixer of tokens for small models, such as attention or a convolution.
 
     Args:
-        make: returns a module that maps ``[batch, length, width]`` to the same shape, given a width, a length and a
-            layer index from 0.
+        make: function of a width, a length and a layer index (from 0) that returns a module, which maps
+            ``[batch, length, width]`` to the same shape.
         sees_later: whether tokens attend to later tokens.
     """
 
@@ -53,7 +53,7 @@ class ShortConvolution(nn.Module):
 
 
 class DilatedConvolutions(nn.Module):
-    """Three causal convolutions of three tokens with doubling dilations, and projections that mix channels.
+    """A mixer of three causal convolutions with doubling dilations, each over three tokens, and channel projections.
 
     Args:
         width: number of channels.
@@ -94,7 +94,7 @@ class LSTM(nn.Module):
 def _attention(
     mask: Callable[[int, int], Mask], mechanism: Callable[[], Mechanism] | None = None, heads: int = 8
 ) -> Mixer:
-    """Return an attention mixer, whose mask depends on length and layer."""
+    """Return a mixer of tokens that is an attention layer; its mask depends on the length and the layer."""
 
     def make(width: int, length: int, layer: int) -> nn.Module:
         built = None if mechanism is None else mechanism()

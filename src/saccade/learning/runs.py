@@ -39,7 +39,10 @@ class Run(NamedTuple):
 
 
 def planned(mixers: Sequence[str], questions: Sequence[str], seeds: int) -> list[Run]:
-    """Return all training runs to do; mixers that attend to later tokens skip tasks that contain the answers."""
+    """Return the training runs of all mixers and tasks.
+
+    Mixers that attend to later tokens skip tasks whose sequences contain the answers.
+    """
     return [
         Run(mixer, question, seed)
         for seed in range(check_int("seeds", seeds))
@@ -83,7 +86,10 @@ def run_all(
 
 
 def _train_all(runs: list[Run], settings: Settings, workers: int) -> Iterator[tuple[Run, Outcome]]:
-    """Yield training runs as they finish, in spawned processes, which do not inherit this process's state."""
+    """Train all runs in several processes, and yield the runs with their outcomes as they finish.
+
+    Processes are spawned, so that they do not inherit the state of this process.
+    """
     if not runs:
         return
     context = multiprocessing.get_context("spawn")
@@ -101,7 +107,7 @@ def _train_all(runs: list[Run], settings: Settings, workers: int) -> Iterator[tu
 
 
 def _initialize_worker() -> None:
-    """Set up a worker to use one thread and to exit with the parent process."""
+    """Set up a process for training runs: it uses one thread and exits when the parent process does."""
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -118,7 +124,7 @@ def _run(run: Run, settings: Settings) -> Outcome:
 
 
 def _load(path: Path, settings: Settings) -> Outcome | None:
-    """Return the outcome of a run from its file; None if there is no file."""
+    """Read the outcome of a training run from its file. If there is no file, return None."""
     if not path.exists():
         return None
     hint = f"remove {path.name}, or choose another folder"
@@ -135,7 +141,7 @@ def _load(path: Path, settings: Settings) -> Outcome | None:
 
 
 def _save(path: Path, outcome: Outcome, settings: Settings) -> None:
-    """Write the outcome of a run to its file atomically."""
+    """Write the outcome of a training run to its file atomically."""
     contents = {"outcome": outcome._asdict(), "settings": settings._asdict()}
     text = json.dumps({**contents, "checksum": _checksum(**contents)}, indent=1)
     with NamedTemporaryFile("w", dir=path.parent, prefix=".", suffix=".part", delete=False, encoding="utf-8") as file:
@@ -152,7 +158,7 @@ _SAMPLE = 2000  # number of sequences to find the most common answer
 
 
 def rows(outcomes: Mapping[Run, Outcome]) -> list[list[str]]:
-    """Return the lines of the outcome table, headings first; the last line has the share of the most common answer.
+    """Return the rows of the outcome table: headings, one row per mixer, and the share of the commonest answer.
 
     A cell contains the number of steps in which all seeds learned the task, or the mean share of correct answers and
     its range.
@@ -164,20 +170,20 @@ def rows(outcomes: Mapping[Run, Outcome]) -> list[list[str]]:
 
 
 def names(outcomes: Mapping[Run, Outcome]) -> tuple[list[str], list[str]]:
-    """Return the mixers and tasks of the outcomes in order of appearance."""
+    """Return two lists, the mixers and the tasks of some outcomes, in order of appearance."""
     both = [run.mixer for run in outcomes], [run.question for run in outcomes]
     return list(dict.fromkeys(both[0])), list(dict.fromkeys(both[1]))
 
 
 def shares(outcomes: Mapping[Run, Outcome]) -> list[list[float]]:
-    """Return the mean shares of correct answers, one row for each mixer; NaN for missing runs."""
+    """Return each mixer's mean share of correct answers in each task, one row per mixer; NaN marks missing runs."""
     mixers, questions = names(outcomes)
     cells = [[[x.accuracy for x in _select(outcomes, mixer, question)] for question in questions] for mixer in mixers]
     return [[statistics.mean(cell) if cell else math.nan for cell in line] for line in cells]
 
 
 def legend(outcomes: Mapping[Run, Outcome]) -> str:
-    """Return an explanation of the table's cells, and the cost of the runs."""
+    """Return the legend of the outcome table: the meaning of its cells, and the cost of the runs."""
     seeds, minutes = len({run.seed for run in outcomes}), sum(outcome.seconds for outcome in outcomes.values()) / 60
     return (
         f"Share of right answers to fresh texts, mean over {seeds} seed{'' if seeds == 1 else 's'} (least to most), or "

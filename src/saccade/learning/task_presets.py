@@ -13,7 +13,7 @@ class Question(NamedTuple):
     """A task preset: a task with fixed sizes.
 
     Args:
-        make: draws examples, given their number and a seed.
+        make: function of a number of examples and a seed that generates the examples.
         vocab_size: number of tokens.
         length: number of tokens in a sequence.
         hides_answers: whether sequences exclude the answers, so that models may attend to later tokens.

@@ -163,7 +163,7 @@ class Learner(nn.Module):
 
         Args:
             tokens: sequences no longer than ``length``.
-            asked: bool ``[batch, length]``, True at tokens to compute logits for; None for all tokens.
+            asked: bool ``[batch, length]``, True for the tokens to compute logits for; if None, all tokens.
 
         Returns:
             ``[batch, length, vocab_size]``, or ``[selected tokens, vocab_size]``.

@@ -61,7 +61,11 @@ def figure_of(matrices: Sequence[Matrix], words: Sequence[Word], *, layer: int |
 
 
 def _most_informative(matrices: Sequence[Matrix], words: Sequence[Word], layer: int | None, head: int | None) -> Head:
-    """Return the requested head whose attention between words is least explained by distance and popular words."""
+    """Return the layer and head to draw in the attention figure.
+
+    If ``layer`` or ``head`` is None, choose the head whose attention between words is least explained by distance and
+    popular words.
+    """
     if layer is not None and head is not None:
         return Head(layer, head, float("nan"))
     layers = range(len(matrices)) if layer is None else [layer]
@@ -72,7 +76,10 @@ def _most_informative(matrices: Sequence[Matrix], words: Sequence[Word], layer: 
 
 
 def _among_words(matrix: Matrix, words: Sequence[Word]) -> Tensor:
-    """Return the attention weights between words, or a pooled map if the text is long: ``[heads, n, n]``."""
+    """Return attention weights between words for choosing a head, ``[heads, n, n]``.
+
+    For a long text, return pooled maps of the matrix instead, because they need less memory.
+    """
     if matrix.shape[3] > _LONGEST:
         return matrix.pooled(_BINS)[0]
     ordinary = [number for number, word in enumerate(words) if not word.special]

@@ -76,7 +76,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def check_types(config: Mapping[str, Any], name: str = "config.json") -> None:
     """Raise unless every value that we read from config.json has the right type; null counts as missing.
 
-    Nothing in the file is trusted, because it comes from elsewhere.
+    The file may come from anywhere, so no value in it is trusted.
 
     Args:
         config: the contents of config.json, of any model family.
@@ -159,7 +159,7 @@ def write_folder(
 
 
 def read_tokenizer(folder: Path) -> "Tokenizer | None":
-    """Read ``tokenizer.json`` from a checkpoint folder; return None if the file does not exist.
+    """Read the tokenizer from ``tokenizer.json`` in a checkpoint folder. If the file does not exist, return None.
 
     Truncation and padding are always turned off, whatever the file says, so that a text gets exactly its own tokens.
 

@@ -30,7 +30,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a published checkpoint, with the names of our tensors that it contains.
+    """A tensor in a published checkpoint file, and the names of the tensors in our model that it contains.
 
     Args:
         name: name of the tensor in the file.
@@ -43,7 +43,7 @@ class Entry:
     transposed: bool = False
 
     def shape(self, state: Mapping[str, Tensor]) -> torch.Size:
-        """Return the shape that the checkpoint's tensor must have to match our tensors in ``state``."""
+        """Return the shape that this tensor of the checkpoint must have, computed from our tensors in ``state``."""
         rows = sum(state[name].shape[0] for name in self.our_names)
         shape = (rows, *state[self.our_names[0]].shape[1:])
         return torch.Size(reversed(shape) if self.transposed else shape)
@@ -76,37 +76,41 @@ class FileFormat(ABC):
 
     @abstractmethod
     def reasons_to_read(self, config: Mapping[str, Any]) -> list[str]:
-        """Return the reasons why we cannot reproduce a model with this config.json exactly; empty if we can."""
+        """Return the reasons why we cannot exactly reproduce the model in a checkpoint; an empty list if we can."""
 
     @abstractmethod
     def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Any:
-        """Return our config for a config.json that `reasons_to_read` accepts."""
+        """Convert the contents of a checkpoint's config.json to our config; `reasons_to_read` must be empty."""
 
     @abstractmethod
     def sides(self, config: Any) -> tuple[str, ...]:
-        """Return the fields of our config that equal a dimension of some weight."""
+        """Return the names of the fields in our config that equal a dimension of some weight in the checkpoint."""
 
     @abstractmethod
     def clean_weights(self, weights: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
-        """Return the checkpoint's weights under the names of `entries`, without those that do not affect the output."""
+        """Return the checkpoint's weights, renamed as in `entries`, without weights that do not affect the output."""
 
     def reasons_to_write(self, config: Any) -> list[str]:
-        """Return the reasons why this checkpoint format cannot express a model; empty if it can."""
+        """Return the reasons why this checkpoint format cannot express a model; an empty list means that it can."""
         return []
 
     def write_config(self, config: Any) -> dict[str, Any]:
-        """Return the contents of config.json for a model that this format can express."""
+        """Return the contents of config.json for a model that this checkpoint format can express."""
         raise NotImplementedError
 
     def entries(self, our_names: Iterable[str]) -> list[Entry]:
-        """Return every tensor that a checkpoint must contain, given the names of our tensors."""
+        """Return an `Entry` for every tensor that a checkpoint of our model must contain.
+
+        Args:
+            our_names: the names of all tensors in our model.
+        """
         grouped: dict[str, list[str]] = {}
         for name in our_names:
             grouped.setdefault(self._published_name(name), []).append(name)
         return [Entry(theirs, tuple(ours), self._is_transposed(theirs)) for theirs, ours in grouped.items()]
 
     def write_weights(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors to store in a checkpoint, given our state dict."""
+        """Convert our state dict to the tensors to store in a checkpoint."""
         weights = {}
         for entry in self.entries(state):
             parts = [state[name] for name in entry.our_names]
@@ -123,7 +127,7 @@ class FileFormat(ABC):
         return f"{self.names[part]}.{kind}"
 
     def _is_transposed(self, name: str) -> bool:
-        """Return whether a tensor of a checkpoint is the transpose of ours."""
+        """Return whether the checkpoint stores a tensor as the transpose of ours."""
         return False
 
     def _activation(self, config: Mapping[str, Any]) -> str:
@@ -136,7 +140,7 @@ class FileFormat(ABC):
         return [f"{self.activation_key} is {name!r}, not one of {', '.join(ACTIVATIONS)}"]
 
     def _required(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the required values of config.json under our names; the error lists all missing keys."""
+        """Return the required values of config.json under our names; raise an error that lists all missing keys."""
         missing = [key for key in self.sizes if config.get(key) is None]
         if missing:
             raise value_error("config.json", f"have {', '.join(self.sizes)}", f"no {', '.join(missing)}")
@@ -167,7 +171,7 @@ class DecoderFormat(FileFormat):
         return self._without_tied_head(cleaned) if config.tied else cleaned
 
     def _without_tied_head(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Drop the duplicate of the embeddings from a checkpoint; raise if the two differ."""
+        """Remove a checkpoint's output head that duplicates the embeddings; raise if the two tensors differ."""
         head, embedding = "lm_head.weight", f"{self.names['embedding']}.weight"
         if head in weights and embedding in weights and not torch.equal(weights[head], weights[embedding]):
             hint = "set tie_word_embeddings to false if the model has a head of its own"
@@ -176,13 +180,16 @@ class DecoderFormat(FileFormat):
 
 
 def differences(config: DecoderConfig, expected: Mapping[str, object]) -> list[str]:
-    """Return the fields of a config whose values a checkpoint format cannot express."""
+    """Describe each field of a config whose value a checkpoint format cannot express."""
     actual = {name: getattr(config, name) for name in expected}
     return [f"{name} is {value}, not {expected[name]}" for name, value in actual.items() if value != expected[name]]
 
 
 def reasons_no_format_can_express(config: DecoderConfig) -> list[str]:
-    """Return the reasons why no config.json can express a model's mask or rotary scaling; empty if one can."""
+    """Return the reasons why no published checkpoint format can express a model's mask or rotary scaling.
+
+    An empty list means that a published format can express both.
+    """
     reasons = []
     if config.mask is not None and window_size(config.causal_mask) is None:
         reasons.append(f"its mask is {config.mask}: a file has words for a sliding window only")
@@ -192,7 +199,7 @@ def reasons_no_format_can_express(config: DecoderConfig) -> list[str]:
 
 
 def end_tokens_of(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the end tokens in config.json, which may list none, one or several."""
+    """Return the end tokens that a checkpoint's config.json lists; there may be none, one or several."""
     tokens = config.get("eos_token_id")
     if tokens is None:
         return ()

@@ -62,7 +62,7 @@ class Config:
 
 @dataclasses.dataclass(frozen=True)
 class TextConfig(Config):
-    """The base class of text model configs."""
+    """The base class of the configs of text models."""
 
     vocab_size: int
     max_len: int
@@ -179,7 +179,7 @@ class DecoderConfig(TextConfig):
 
     @property
     def causal_mask(self) -> Mask:
-        """The decoder's ``mask``, restricted so that later tokens stay hidden."""
+        """The decoder's ``mask`` combined with a causal mask, so that no token attends to later tokens."""
         if self.mask is None:
             return Causal()
         parts = self.mask.parts if isinstance(self.mask, And) else (self.mask,)
@@ -351,7 +351,7 @@ class SetDecoderConfig(Config):
 
 
 def _checked(name: str, value: Any, kind: Any) -> Any:
-    """Return the value of a config field if it matches the annotation; raise otherwise."""
+    """Return the value of a config field if it matches the field's annotation; raise otherwise."""
     origin, inner = get_origin(kind), get_args(kind)
     if NoneType in inner:
         return None if value is None else _checked(name, value, inner[0])

@@ -84,7 +84,7 @@ class Decoder(SavedText):
     def forward(
         self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None
     ) -> Tensor:
-        """Return logits of the next token at every position.
+        """Return the decoder's logits of the next token at every position.
 
         Args:
             tokens: int ``[batch, len]``; with a cache, only the new tokens.
@@ -131,7 +131,7 @@ class Decoder(SavedText):
         return self.stack.matrices(x, mask=mask, positions=positions)
 
     def new_cache(self, max_len: int | None = None) -> Cache:
-        """Return an empty cache for this decoder.
+        """Return an empty cache for this decoder, to pass to `forward`.
 
         Args:
             max_len: number of tokens to allocate memory for at once; if None, the cache grows as needed.
@@ -141,7 +141,7 @@ class Decoder(SavedText):
     def _embedded(
         self, tokens: Tensor, mask: object, positions: GivenPositions, cache: Cache | None
     ) -> tuple[Tensor, Positions | None]:
-        """Return the decoder's token embeddings and the checked positions of the tokens."""
+        """Check the decoder's inputs; return the token embeddings and the positions of the tokens."""
         check_tokens("tokens", tokens, self.config.vocab_size)
         batch, length = tokens.shape
         checked = None if positions is None else Positions.of(positions, length=length, batch=batch)

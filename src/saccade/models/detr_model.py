@@ -30,7 +30,7 @@ _VALID = ShapeSpec("valid [batch, H, W]")
 
 
 class _Features(NamedTuple):
-    """A feature map as the detector's tokens, with position vectors and a mask that hides padding."""
+    """The inputs of the detector's encoder: a feature map as tokens, position vectors, and a mask of the padding."""
 
     tokens: Tensor
     place: Tensor
@@ -118,7 +118,7 @@ class SetDecoder(Pretrained):
         backbone: nn.Module | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Self:
-        """Build a model in eval mode from weights in memory; they are copied.
+        """Build a detector in eval mode from DETR's weights in memory, which are copied.
 
         Args:
             config: the contents of the model's ``config.json`` as a dict, or a config of transformers.
@@ -140,7 +140,7 @@ class SetDecoder(Pretrained):
         return self.eval()
 
     def forward(self, images: Tensor, *, valid: Tensor | None = None) -> Detections:
-        """Detect objects in images.
+        """Detect objects in images: predict classes and a box for each query.
 
         Args:
             images: images for the backbone, or feature maps ``[batch, channels, H, W]`` if there is no backbone.
@@ -157,7 +157,7 @@ class SetDecoder(Pretrained):
         return self._detections(self.decoder_norm(self._states(self._encode(images, valid))[-1]))
 
     def every_layer(self, images: Tensor, *, valid: Tensor | None = None) -> list[Detections]:
-        """Return the detections after each decoder layer; the last ones are those of `forward`.
+        """Return the detections after each decoder layer; those of the last layer equal the output of `forward`.
 
         In training, add the losses of all layers, so that each layer learns not to detect an object twice.
         """
@@ -192,7 +192,7 @@ class SetDecoder(Pretrained):
         ]
 
     def _features(self, images: Tensor, valid: Tensor | None) -> _Features:
-        """Return the inputs of the detector's encoder: image features as tokens, position vectors and mask."""
+        """Compute the inputs of the detector's encoder: tokens, position vectors and a mask of the padding."""
         if self.backbone is None:
             features = images
         else:
@@ -212,14 +212,14 @@ class SetDecoder(Pretrained):
         return _Features(self.dropout(x), _cell_positions(cells, self.config.embed_dim).to(x.dtype), mask)
 
     def _encode(self, images: Tensor, valid: Tensor | None) -> _Features:
-        """Return the output of the detector's encoder for images."""
+        """Run the detector's encoder on images."""
         x, place, mask = self._features(images, valid)
         for layer in self.encoder:
             x = layer(x, place, mask=mask)
         return _Features(x if self.encoder_norm is None else self.encoder_norm(x), place, mask)
 
     def _states(self, encoded: _Features) -> list[Tensor]:
-        """Return the input of each decoder layer and the output of the last one, before `decoder_norm`."""
+        """Return the input of each layer in the detector's decoder, then the output before `decoder_norm`."""
         query = self.query.weight.to(encoded.tokens.dtype)
         states = [torch.zeros_like(query).expand(len(encoded.tokens), -1, -1)]
         for layer in self.decoder:
@@ -271,7 +271,7 @@ class _SpatialLayer(ResidualLayer):
         context_mask: object = None,
         mask: object = None,
     ) -> Tensor:
-        """Return the output of a detector layer.
+        """Apply one layer of the object detector.
 
         Args:
             x: ``[batch, len, embed_dim]``.
@@ -298,7 +298,7 @@ class _SpatialLayer(ResidualLayer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
-        """Return the lazy self-attention matrix of `forward`: ``[batch, num_heads, len, len]``."""
+        """Return the lazy self-attention matrix of a detector layer, ``[batch, num_heads, len, len]``."""
         tokens = self.attention_norm(x) if self.norm_first else x
         tokens = tokens if place is None else tokens + place
         return self.attention.matrix(tokens, mask=mask, positions=positions, bias=bias)
@@ -306,7 +306,7 @@ class _SpatialLayer(ResidualLayer):
     def cross_matrix(
         self, x: Tensor, place: Tensor, context: Tensor, context_place: Tensor, *, context_mask: object = None
     ) -> Matrix:
-        """Return the lazy cross-attention matrix of `forward`: ``[batch, num_heads, len, context_len]``."""
+        """Return the lazy cross-attention matrix of a detector layer, ``[batch, num_heads, len, context_len]``."""
         cross, norm = self.cross_attention, self.cross_attention_norm
         assert cross is not None and norm is not None  # noqa: PT018  SetDecoder calls it on decoder layers only
         x = self._add(x, lambda x: self.attention(keys := x + place, keys, x), self.attention_norm)
@@ -319,7 +319,9 @@ def _check_backbone(backbone: nn.Module | None) -> nn.Module | None:
 
 
 def _cell_positions(valid: Tensor, embed_dim: int) -> Tensor:
-    """Return position vectors of image cells, from row and column as fractions of the unpadded image.
+    """Return the detector's position vectors of image cells.
+
+    They encode each cell's row and column as fractions of the image without its padding.
 
     Args:
         valid: bool ``[batch, rows, columns]``.

@@ -33,10 +33,10 @@ class DualEncoder(PretrainedText):
 
     .. math:: s_{ij} = \tau\, \frac{u_i \cdot v_j}{\lVert u_i \rVert \lVert v_j \rVert}
 
-    for image i and text j. The text encoder is a causal decoder. A text's vector is the output at its first end
-    token, one of ``text_encoder.config.end_tokens``. If the config has no end tokens, the first occurrence of the
-    text's highest token number serves as the end, as in CLIP's files. `from_pretrained` and `from_state_dict` read
-    transformers' ``CLIPModel``; the tokenizer is stored with the text encoder.
+    for image i with vector u and text j with vector v. The text encoder is a causal decoder. A text's vector is the
+    output at its first end token, which is any of ``text_encoder.config.end_tokens``. If the config has no end tokens,
+    the text ends at the first occurrence of its highest token number, as in CLIP's files. `from_pretrained` and
+    `from_state_dict` read transformers' ``CLIPModel``; the tokenizer is stored with the text encoder.
 
     Args:
         image_encoder: encodes an image as one vector.
@@ -156,18 +156,21 @@ class DualEncoder(PretrainedText):
         return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.mT, targets)) / 2
 
     def embed_images(self, images: Tensor) -> Tensor:
-        """Return a unit vector for each image: ``[images, embed_dim]``."""
+        """Return a unit vector for each image, in the vector space shared with texts: ``[images, embed_dim]``."""
         return F.normalize(self.image_projection(self.image_encoder.embed(images)), dim=-1)
 
     def embed_texts(self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None) -> Tensor:
-        """Return a unit vector for each text: ``[texts, embed_dim]``; arguments as in `similarity`."""
+        """Return a unit vector for each text, in the vector space shared with images: ``[texts, embed_dim]``.
+
+        The arguments are those of `similarity`.
+        """
         ends = self._ends(tokens)
         hidden = self.text_encoder.hidden(tokens, mask=mask, positions=positions)
         last = hidden[torch.arange(len(hidden), device=hidden.device), ends]
         return F.normalize(self.text_projection(last), dim=-1)
 
     def _ends(self, tokens: Tensor) -> Tensor:
-        """Return the index of each text's end token: int64 ``[texts]``."""
+        """Return the index of the end token in each text, where CLIP reads the text's vector: int64 ``[texts]``."""
         config = self.text_encoder.config
         check_tokens("tokens", tokens, config.vocab_size)
         if not tokens.shape[1]:
@@ -189,7 +192,10 @@ def _projection(width: int, embed_dim: int) -> nn.Linear:
 
 
 def _part_config(config: Mapping[str, Any], part: str) -> dict[str, Any]:
-    """Return the config of CLIP's image or text encoder; older files have two copies, and the second one counts."""
+    """Return the part of a CLIP config that describes its image or text encoder.
+
+    Older files contain this part under two names. The second copy then takes precedence.
+    """
     merged = DEFAULTS[part]
     for name in (part, f"{part}_dict"):
         values = config.get(name)

@@ -1,4 +1,4 @@
-"""EncoderDecoder: a sequence-to-sequence model, which predicts one sequence given a source sequence."""
+"""EncoderDecoder: a sequence-to-sequence model, which predicts a target sequence from a source sequence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class EncoderDecoder(SavedText):
-    """A sequence-to-sequence model: a language model of one sequence, given a source sequence.
+    """A sequence-to-sequence model: it predicts the tokens of a target sequence from a source sequence.
 
     Both sequences share one vocabulary. The embedding shares its weights with the projection to the vocabulary, and
     embeddings are multiplied by the square root of ``embed_dim``. Models are saved in saccade's own format.
@@ -95,7 +95,7 @@ class EncoderDecoder(SavedText):
             tokens: int ``[batch, len]``; with a cache, only the new tokens.
             source_positions: positions of the tokens in ``source``; -1 marks padding, which no token attends to
                 (`saccade.caches.padded_positions` computes them from lengths).
-            mask: the mask of this batch for ``tokens``; later tokens are always hidden.
+            mask: the mask of this batch for ``tokens``; later tokens are always masked.
             positions: positions of ``tokens``; -1 marks padding.
             cache: a cache from `new_cache`; ``source`` is projected in the first call only.
 
@@ -136,7 +136,7 @@ class EncoderDecoder(SavedText):
         positions: GivenPositions = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Return the last decoder layer's output, ``[batch, len, embed_dim]``.
+        """Return the last decoder layer's output for an encoded source, ``[batch, len, embed_dim]``.
 
         Args:
             context: the output of `encode`; None if it is already in the cache.
@@ -156,7 +156,7 @@ class EncoderDecoder(SavedText):
         return F.linear(hidden, self.embedding.weight)
 
     def matrices(self, source: Tensor, *, source_positions: GivenPositions = None) -> list[Matrix]:
-        """Return the lazy self-attention matrices of all encoder layers.
+        """Return the lazy self-attention matrices of all encoder layers for a source sequence.
 
         Args:
             source, source_positions: as in `forward`.
@@ -255,7 +255,7 @@ def _position(config: EncoderDecoderConfig) -> nn.Module | None:
 
 
 def _parts(config: EncoderDecoderConfig, mask: Causal | None) -> dict[str, Any]:
-    """Return the parts and options that encoder and decoder layers share."""
+    """Build the arguments that the encoder layers and decoder layers of an encoder-decoder share."""
     dim, heads = config.embed_dim, config.num_heads
     rotary = Rotary(dim // heads) if config.position_encoding == "rotary" else None
     return {
@@ -271,7 +271,7 @@ def _decoder_layer(config: EncoderDecoderConfig) -> DecoderLayer:
 
 
 def _final_norm(config: EncoderDecoderConfig) -> nn.Module | None:
-    """Return the final norm of a pre-norm encoder or decoder; None for post-norm."""
+    """Build the final norm of a pre-norm encoder or decoder. If its layers are post-norm, return None."""
     if not config.norm_first:
         return None
     return make_norm(config.norm, config.embed_dim, config.norm_eps)

@@ -104,8 +104,8 @@ def match_sets(
 ) -> list[tuple[Tensor, Tensor]]:
     """Match a query to each object so that the total cost is minimal (bipartite matching).
 
-    A pair costs less if the query gives the object's class a higher probability, its box is nearer, or the overlap is
-    larger.
+    A pair costs less if the query predicts the object's class with a higher probability, or if the predicted box is
+    nearer to the object's box or overlaps more with it.
 
     Args:
         found: predictions of the model.
@@ -163,7 +163,7 @@ def set_loss(
     Args:
         found, objects, class_weight, box_weight, overlap_weight: as in `match_sets`; the total has the same weights.
         no_object_weight: weight of queries without an object in the cross entropy; it is small because most queries
-            have none.
+            have no object.
 
     Returns:
         The total and its components, differentiable.
@@ -201,7 +201,10 @@ def set_loss(
 
 
 def _check(found: Detections, objects: Sequence[Targets]) -> None:
-    """Raise unless every image has detection targets with known classes and no more objects than queries."""
+    """Raise unless the targets of the detection loss match the predictions.
+
+    Every image needs targets, with known classes and at most as many objects as there are queries.
+    """
     check_type("found", found, Detections, "be what a SetDecoder returns")
     sizes = _DETECTIONS.check(*found)
     check_type("objects", objects, Sequence, "be a list, with Targets for each picture")

@@ -11,7 +11,7 @@ from saccade.nn import DecoderLayer, EncoderLayer
 
 
 def init_small_weights(model: nn.Module) -> None:
-    """Initialize a model with small normal weights, zero biases and a zero padding vector, as in BERT and GPT-2."""
+    """Initialize a model as in BERT and GPT-2: small normal weights, zero biases, a zero vector for padding."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
@@ -23,7 +23,7 @@ def init_small_weights(model: nn.Module) -> None:
 
 
 def scale_residual_weights(model: nn.Module, num_layers: int) -> None:
-    """Divide the initial weights of the output projections by the square root of twice the number of layers.
+    """Scale down a model's initial output projections: divide them by the square root of twice the number of layers.
 
     The sum of the residual branches then has about the same magnitude at any depth.
 

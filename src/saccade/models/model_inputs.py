@@ -16,8 +16,8 @@ from saccade.support.validation import ShapeSpec
 def check_tokens(argument: str, tokens: object, vocab_size: int | None = None) -> None:
     """Raise unless a model's input ``tokens`` are int ``[batch, len]`` with values below ``vocab_size``.
 
-    Values are checked on the CPU only, because reading them would block other devices. There, and in compiled programs,
-    torch's embedding lookup raises anyway.
+    Values are checked on the CPU only, because reading them from another device would block it. On other devices, and
+    in compiled programs, torch's embedding lookup raises an error for wrong values.
     """
     if not isinstance(tokens, Tensor):
         raise type_error(argument, "be a tensor", type(tokens).__name__)
@@ -35,9 +35,10 @@ def check_tokens(argument: str, tokens: object, vocab_size: int | None = None) -
 
 
 def positions_in_documents(positions: GivenPositions, mask: object) -> range | Tensor:
-    """Return positions for looking up learned position vectors, counted within each packed document.
+    """Return the positions of tokens for learned position vectors, counted from 0 in each packed document.
 
-    Masks and relative positions do not need this, because they count over the full sequence or distinguish documents.
+    Masks and relative positions do not need these positions, because they count over the full sequence or distinguish
+    documents.
     """
     resolved = Positions.of(positions)
     for part in mask.parts if isinstance(mask, And) else (mask,):
@@ -47,7 +48,10 @@ def positions_in_documents(positions: GivenPositions, mask: object) -> range | T
 
 
 def check_map(name: str, x: Tensor, channels: int, weight: Tensor | None) -> None:
-    """Raise unless input images or feature maps are ``[batch, channels, H, W]``, non-empty, and of a weight's dtype."""
+    """Raise unless a model's input images or feature maps have the right shape and dtype.
+
+    They must be non-empty, ``[batch, channels, H, W]``, and have the dtype of ``weight``.
+    """
     hint = f"{name}[None] adds the batch" if isinstance(x, Tensor) and x.dim() == 3 else None
     sizes = ShapeSpec(f"{name} [batch, channels, H, W]").check(x, hint=hint, channels=channels)
     if not sizes["H"] * sizes["W"]:
@@ -59,14 +63,14 @@ def check_map(name: str, x: Tensor, channels: int, weight: Tensor | None) -> Non
 
 
 def cell_indices(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the row and the column of each image cell, row by row: float64 ``[height * width]`` each."""
+    """Return two tensors with the row and the column of each image cell, row by row: float64 ``[height * width]``."""
     sides = (torch.arange(side, dtype=torch.float64, device=device) for side in (height, width))
     y, x = torch.meshgrid(*sides, indexing="ij")
     return y.flatten(), x.flatten()
 
 
 def sinusoids(y: Tensor, x: Tensor, embed_dim: int, base: float = 10000.0) -> Tensor:
-    """Return a sinusoidal position vector for each image cell: half of it encodes the row, half the column.
+    """Return a sinusoidal position vector for each image cell: one half encodes the row, the other half the column.
 
     Each half is the vector of `saccade.positions.Sinusoidal`; positions may be fractional.
 

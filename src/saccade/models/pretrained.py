@@ -65,7 +65,7 @@ class Pretrained(ArgumentHints, nn.Module):
     def from_state_dict(
         cls, config: object, state_dict: Mapping[str, Tensor], *, dtype: torch.dtype = torch.float32
     ) -> Self:
-        """Build a model in eval mode from weights in memory; they are copied.
+        """Build a pretrained model in eval mode from weights in memory, which are copied.
 
         Args:
             config: the contents of the model's ``config.json`` as a dict, or a config of transformers.
@@ -87,14 +87,17 @@ class Pretrained(ArgumentHints, nn.Module):
         dtype: torch.dtype,
         tokenizer: Callable[[], Any],
     ) -> Self:
-        """Build a pretrained model from a config.json, reading the weights and the tokenizer only when needed."""
+        """Build a pretrained model from the contents of its config.json.
+
+        The weights and the tokenizer are read only if the config is supported.
+        """
         file_format = cls._format_of(config)
         check_types(config)
         return build(file_format, cls, config, weights, dtype, tokenizer)
 
     @classmethod
     def _format_of(cls, config: Mapping[str, Any]) -> FileFormat:
-        """Return the file format that a config.json names.
+        """Return the file format for the ``model_type`` in a pretrained model's config.json.
 
         Raises:
             UnsupportedError: an unknown family. If the class has only one format, the reasons against it are listed
@@ -124,7 +127,7 @@ class PretrainedText(Pretrained):
         tokenizer: Tokenizer | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Self:
-        """Build a model in eval mode from weights in memory; they are copied.
+        """Build a pretrained model in eval mode from weights in memory, which are copied.
 
         Args:
             config: the contents of the model's ``config.json`` as a dict, or a config of transformers.
@@ -153,7 +156,7 @@ class SavedText(PretrainedText):
     tokenizer: Tokenizer | None
 
     def save_pretrained(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a folder, if possible in a format that transformers can also read.
+        """Save the model and its tokenizer in a folder, if possible in a format that transformers can also read.
 
         Files are written under temporary names and then renamed, so that a reader sees either the old
         file or the new one, never a partial file.
@@ -220,13 +223,16 @@ def build(
 
 
 def check_tensors(weights: object) -> None:
-    """Raise unless a state dict is a mapping of names to tensors."""
+    """Raise unless the weights of a pretrained model are a mapping from names to tensors."""
     for name, x in check_type("state_dict", weights, Mapping, "be a state dict of tensors").items():
         check_type(f"state_dict[{name!r}]", x, Tensor, "be a tensor")
 
 
 def check_fit(weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> None:
-    """Raise unless a file's weights have exactly the model's names and shapes; the error lists the differences."""
+    """Raise unless the weights in a file have exactly the names and shapes that the model needs.
+
+    The error lists all differences.
+    """
     facts = [f"missing     {name}" for name in shapes if name not in weights]
     facts += [f"unexpected  {name}" for name in weights if name not in shapes]
     for name, shape in shapes.items():
@@ -240,17 +246,21 @@ def check_fit(weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -
 
 
 def _config_dict(config: object) -> Mapping[str, Any]:
-    """Return the contents of config.json as a dict, given a dict or a config object of transformers."""
+    """Return the contents of a pretrained model's config.json as a dict.
+
+    The argument may be such a dict already, or a config object of transformers.
+    """
     contents = config.to_dict() if hasattr(config, "to_dict") else config
     hint = "json.load(open('config.json')), or a config of transformers"
     return check_type("config", contents, Mapping, "be a dict as config.json holds it", hint=hint)
 
 
 def _check_sizes(config: Any, file_format: FileFormat, weights: Mapping[str, Tensor]) -> None:
-    """Raise if config.json states larger sizes than the weights have, before anything of that size is built.
+    """Raise if a pretrained model's config.json states larger sizes than its weights have.
 
-    Each layer has at least one tensor, and each of the format's ``sides`` equals a dimension of some tensor. Smaller
-    mismatches are reported later, with the tensor's name.
+    This check runs before the model is built, so that a wrong file cannot use up the memory. Each layer has at least
+    one tensor, and each of the format's ``sides`` equals a dimension of some tensor. Smaller mismatches are reported
+    later, with the tensor's name.
     """
     rule = "tell of sizes that the weights have"
     for layers in (getattr(config, count) for count in file_format.stacks):
@@ -264,7 +274,10 @@ def _check_sizes(config: Any, file_format: FileFormat, weights: Mapping[str, Ten
 
 
 def _shapes(model_class: type[nn.Module], config: Any, file_format: FileFormat) -> dict[str, Tensor]:
-    """Return the shapes of a model's weights, inferred from one layer of each stack on the meta device."""
+    """Return the shapes of a pretrained model's weights without building the full model.
+
+    They are inferred from one layer of each stack, built on torch's meta device.
+    """
     with torch.device("meta"):
         state = model_class(dataclasses.replace(config, **dict.fromkeys(file_format.stacks, 1))).state_dict()
     shapes = dict[str, Tensor]()
@@ -284,7 +297,7 @@ def _convert_weights(
     shapes: Mapping[str, Tensor],
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """Return our state dict, copied from the tensors of a checkpoint file.
+    """Convert the tensors of a checkpoint file to the state dict of our model; all tensors are copied.
 
     Args:
         entries: the exact set of tensors that the file must contain.

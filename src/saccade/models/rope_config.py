@@ -14,7 +14,10 @@ _TRAINED = "original_max_position_embeddings"  # our trained_len; every other ke
 
 
 def rope_reasons(config: Mapping[str, Any]) -> list[str]:
-    """Return the reasons why our rotary angles would differ from the published model's; empty if they are equal."""
+    """Return the reasons why our rotary angles would differ from those of the published model.
+
+    An empty list means that the angles are equal.
+    """
     settings = _settings(config)
     if not isinstance(settings, Mapping):
         return [f"rope_parameters is no JSON object but {settings!r}"]
@@ -47,7 +50,7 @@ def rope_base(config: Mapping[str, Any]) -> float:
 
 
 def rope_scaling(config: Mapping[str, Any]) -> Scaling | None:
-    """Return the scaling of the rotary frequencies in config.json; None for the default."""
+    """Return the scaling of the rotary frequencies in config.json. If it is the default, return None."""
     settings = _settings(config)
     kind = _kind(settings)
     if kind not in _KINDS:
@@ -61,7 +64,7 @@ def rope_scaling(config: Mapping[str, Any]) -> Scaling | None:
 
 
 def rope_words(base: float, scaling: Scaling | None) -> dict[str, Any] | None:
-    """Return the ``rope_parameters`` to write to config.json; None if they cannot express this scaling."""
+    """Return the ``rope_parameters`` to write to config.json. If they cannot express the scaling, return None."""
     if scaling is None:
         return {"rope_type": "default", "rope_theta": base}
     kind = next((kind for kind, scaling_class in _KINDS.items() if type(scaling) is scaling_class), None)
@@ -72,13 +75,16 @@ def rope_words(base: float, scaling: Scaling | None) -> dict[str, Any] | None:
 
 
 def _fields(kind: str) -> dict[str, dataclasses.Field[Any]]:
-    """Return the fields of our rotary scaling class for a RoPE type, by their keys in config.json."""
+    """Return a dict from the keys of a RoPE type in config.json to the fields of our rotary scaling class."""
     fields = dataclasses.fields(_KINDS[kind]) if kind in _KINDS else ()
     return {_TRAINED if field.name == "trained_len" else field.name: field for field in fields}
 
 
 def _settings(config: Mapping[str, Any]) -> Any:
-    """Return the rotary settings in config.json under their new or old key; the old one excludes ``rope_theta``."""
+    """Return the rotary settings in config.json.
+
+    Older files store them under a different key and without ``rope_theta``.
+    """
     return config.get("rope_parameters") or config.get("rope_scaling") or {}
 
 
@@ -87,7 +93,7 @@ def _kind(settings: Mapping[str, Any]) -> str:
 
 
 def _attention_factor(settings: Mapping[str, Any]) -> float | None:
-    """Return RoPE's attention factor, computed from two numbers that some config.json files have; None without them."""
+    """Compute YaRN's attention factor from two RoPE settings in config.json. If they are missing, return None."""
     factor, scale, scale_all = (settings.get(key) for key in ("factor", "mscale", "mscale_all_dim"))
     if not (factor and scale and scale_all):
         return None

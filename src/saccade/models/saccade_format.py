@@ -22,7 +22,7 @@ _PAIR_NAMES = tuple(field.name for field in _PAIR_FIELDS)
 
 
 class SaccadeFormat(DecoderFormat):
-    """saccade's format for decoders: the fields of `DecoderConfig` and our weight names, unchanged."""
+    """saccade's own file format for decoders: the fields of `DecoderConfig` and our weight names."""
 
     names = {"embedding": "embedding"}
     prefix = ""
@@ -61,7 +61,7 @@ class SaccadeFormat(DecoderFormat):
 
 
 class EncoderDecoderFormat(FileFormat):
-    """saccade's format for encoder-decoders: the fields of `EncoderDecoderConfig` and our weight names."""
+    """saccade's own file format for encoder-decoders: the fields of `EncoderDecoderConfig` and our weight names."""
 
     sizes = {field.name: field.name for field in _PAIR_FIELDS if field.default is dataclasses.MISSING}
     stacks = {

@@ -102,8 +102,8 @@ class SignalEncoder(ArgumentHints, nn.Module):
             lengths: length of each signal without the padding on its right; None for no padding.
 
         Returns:
-            ``[batch, frames, embed_dim]``. The method `frames` returns how many frames of each signal are not padding;
-            padding does not affect these.
+            ``[batch, frames, embed_dim]``. The method `frames` returns how many frames of each signal are valid, that
+            is, not padding. Valid frames do not depend on the padding.
         """
         frames, padding = self._frames_of(signal, lengths)
         return self.stack(frames, mask=padding)
@@ -118,14 +118,18 @@ class SignalEncoder(ArgumentHints, nn.Module):
         return self.stack.matrices(frames, mask=padding)
 
     def frames(self, lengths: Sequence[int] | Tensor) -> tuple[int, ...]:
-        """Return the number of frames of signals with these lengths."""
+        """Return the number of frames that the encoder computes for a signal of each length."""
         return _shortened(Padding(lengths).lengths, self.strides)
 
     def extra_repr(self) -> str:
         return f"{self.channels}, strides={self.strides}, kernel_size={self.kernel_size}"
 
     def _frames_of(self, signal: Tensor, lengths: Sequence[int] | Tensor | None) -> tuple[Tensor, Padding | None]:
-        """Return the frames of a signal before the attention layers, and their padding."""
+        """Check a signal, and apply the signal encoder's convolutions.
+
+        Return two values: the frames, ``[batch, frames, embed_dim]``, and a mask of their padding. If there are no
+        ``lengths``, the mask is None.
+        """
         sizes = _SIGNAL.check(signal, channels=self.channels)
         if not sizes["len"]:
             raise value_error("signal", "have at least one step", list(signal.shape))

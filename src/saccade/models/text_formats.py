@@ -262,7 +262,10 @@ class Llama(DecoderFormat):
 
 
 class Qwen2(Llama):
-    """Qwen2's format: Llama's with query, key and value biases but no output bias, so ours is set to 0."""
+    """Qwen2's format: Llama's, with biases of queries, keys and values.
+
+    The output projection has no bias in the file; in our model, its bias is set to 0.
+    """
 
     def clean_weights(self, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
         cleaned = super().clean_weights(weights, config)
@@ -272,7 +275,7 @@ class Qwen2(Llama):
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
-    """Return the size of the sliding window in config.json; None if tokens attend to all earlier tokens."""
+    """Return the size of the sliding window in config.json. If tokens attend to all earlier tokens, return None."""
     if config.get("model_type") == "llama" or config.get("use_sliding_window", True) is False:
         return None
     return config.get("sliding_window")

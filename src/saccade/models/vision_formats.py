@@ -117,7 +117,10 @@ class ViT(VisionFormat):
 
 
 def _pair(size: Any) -> tuple[int, ...]:
-    """Return height and width from config.json, where one number means both; None gives an empty tuple."""
+    """Return the height and width of images or patches in config.json, where a single number stands for both.
+
+    If the size is None, return an empty tuple.
+    """
     if size is None:
         return ()
     return tuple(size) if isinstance(size, list | tuple) else (size, size)
@@ -225,7 +228,7 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_prefix(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Remove the prefix from the names of CLIP's weights, and drop the table of positions 0, 1, 2, ..."""
+    """Remove the prefix from the names of CLIP's weights, and drop the constant position indices 0, 1, 2, ..."""
     return {name.removeprefix(prefix): weight for name, weight in weights.items() if not name.endswith("position_ids")}
 
 
@@ -308,6 +311,9 @@ class Detr(FileFormat):
 
 
 def _side(weights: Mapping[str, Tensor], name: str, axis: int) -> int:
-    """Return the size of one dimension of a weight; 1 if DETR's file lacks the weight, which is reported later."""
+    """Return the size of one dimension of a weight in DETR's file.
+
+    If the weight is missing, return 1; the missing weight is reported later.
+    """
     weight = weights.get(name, weights.get(f"model.{name}"))
     return weight.shape[axis] if weight is not None and weight.dim() > axis else 1

@@ -19,7 +19,7 @@ from saccade.support.validation import check_type
 
 
 class VisionTransformer(Pretrained):
-    """An image encoder: square patches become tokens, and every token attends to every other.
+    """An image encoder: each square patch of an image becomes a token, and every token attends to every other token.
 
     The class token, if there is one, comes first, followed by the patches row by row. The patch in row y and column x
     of the grid is token ``y * columns + x``, or one more with a class token. ``mask.after(1)`` shifts a grid mask by
@@ -71,7 +71,7 @@ class VisionTransformer(Pretrained):
         init_small_weights(self)
 
     def forward(self, images: Tensor, *, mask: object = None) -> Tensor:
-        """Return the classifier's logits for images.
+        """Return the Vision Transformer's class logits for images.
 
         Args:
             images: ``[batch, channels, H, W]``, with the size in the config.

@@ -25,7 +25,10 @@ from saccade.support.validation import check_bool
 
 
 class _Heads(NamedTuple):
-    """The projected and rotated heads of one attention call. Once a CrossCache is filled, key and value are unused."""
+    """The projected and rotated query, key and value heads of one attention call.
+
+    Once a CrossCache is filled, ``key`` and ``value`` are not used.
+    """
 
     query: Tensor
     key: Tensor
@@ -116,7 +119,7 @@ class MultiHeadAttention(AttentionLayer):
         cache: LayerCache | None = None,
         **unknown: Never,
     ) -> Tensor:
-        """Apply attention to `query`.
+        """Apply multi-head attention to `query`.
 
         Args:
             query: ``[batch, q_len, embed_dim]``, or a nested tensor. Each item of a nested tensor attends only to
@@ -174,7 +177,7 @@ class MultiHeadAttention(AttentionLayer):
         kv_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
-        """Return the lazy attention matrix of this call, ``[batch, num_heads, q_len, kv_len]``; see `forward`."""
+        """Return the lazy matrix of multi-head attention, ``[batch, num_heads, q_len, kv_len]``; see `forward`."""
         return self._matrix(self._heads(query, key, None, mask, positions, kv_positions, None), bias)
 
     def with_weights(
@@ -220,7 +223,7 @@ class MultiHeadAttention(AttentionLayer):
         kv_positions: GivenPositions,
         cache: LayerCache | None,
     ) -> _Heads:
-        """Check, project and rotate the inputs of an attention call into heads."""
+        """Check the inputs of an attention call, project them to heads, and rotate queries and keys."""
         if cache is not None:
             positions_unknown = self.rotary is not None and positions is None
             checks.check_with_cache(
@@ -266,7 +269,10 @@ class MultiHeadAttention(AttentionLayer):
     def _attend_nested(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, mask: object, bias: Tensor | Bias | None
     ) -> Tensor:
-        """Attend within the items of nested tensors, packed into one sequence; return a nested output."""
+        """Compute multi-head attention within each item of nested tensors, by packing the items into one sequence.
+
+        The output is nested in the same way.
+        """
         if is_tracing():  # a compiled graph cannot read the lengths
             return torch.compiler.disable(self._attend_nested)(query, key, value, mask, bias)
         if value is not None and key is None:
@@ -298,12 +304,12 @@ class MultiHeadAttention(AttentionLayer):
         )
 
     def _project_output(self, heads: Tensor, query: Tensor) -> Tensor:
-        """Return the attention layer's output: the heads, gated if there is a gate, then projected."""
+        """Apply the output gate, if there is one, and the output projection to the attention heads."""
         merged = heads.transpose(1, 2).flatten(2)
         if self.gate_projection is not None:
             merged = merged * torch.sigmoid(self.gate_projection(query))
         return self.output_projection(merged)
 
     def _split(self, x: Tensor) -> Tensor:
-        """Split a projection into attention heads; under tensor parallelism there are fewer heads."""
+        """Split projected tokens into attention heads; under tensor parallelism, only some heads are on this device."""
         return x.reshape(*x.shape[:2], x.shape[2] // self.head_dim, self.head_dim).transpose(1, 2)

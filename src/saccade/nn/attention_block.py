@@ -85,12 +85,12 @@ class AttentionBlock(ArgumentHints, Layer):
         bias: Tensor | Bias | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """Return the block's output, ``[batch, q_len, embed_dim]``; arguments as in `MultiHeadAttention.forward`."""
+        """Return the attention block's output, ``[batch, q_len, embed_dim]``; see `MultiHeadAttention.forward`."""
         facts = {"mask": mask, "positions": positions, "kv_positions": kv_positions, "bias": bias}
         return self._add(query, self.attention(query, key, value, cache=cache, **facts))
 
     def matrix(self, query: Tensor, key: Tensor | None = None, **kwargs: Unpack[_CallOptions]) -> Matrix:
-        """Return the lazy attention matrix of the block; arguments as in `forward`."""
+        """Return the lazy attention matrix of the block; the arguments are those of `forward`."""
         return self.attention.matrix(query, key, **kwargs)
 
     def with_weights(

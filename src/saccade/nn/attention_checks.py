@@ -49,7 +49,7 @@ def check_inputs(
     context_dim: int,
     dtype: torch.dtype | None,
 ) -> None:
-    """Raise unless query, key and value have the attention layer's widths and dtype (None accepts any dtype)."""
+    """Raise unless query, key and value have the attention layer's widths and dtype; None accepts any dtype."""
     tensors = {"query": (query, embed_dim)}
     if key is not query or value is not query or context_dim != embed_dim:
         tensors |= {"key": (key, context_dim), "value": (value, context_dim)}
@@ -78,7 +78,10 @@ def _misfit(tensors: dict[str, tuple[Tensor, int]], argument: str, rule: str, go
 def check_nested_call(
     mask: object, bias: object, positions: object, kv_positions: object, cache: LayerCache | None
 ) -> None:
-    """Raise unless an attention call on nested tensors uses only masks and biases defined on positions."""
+    """Raise unless an attention call supports nested tensors.
+
+    Its mask and bias must be defined on positions, and it must have no positions and no cache.
+    """
     check_nested(mask, bias, None, positions=positions, kv_positions=kv_positions, cache=cache)
 
 
@@ -93,7 +96,7 @@ def check_with_cache(
     *,
     positions_unknown: bool,
 ) -> None:
-    """Raise unless an attention call passes exactly the inputs that are not in its cache yet."""
+    """Raise unless an attention call with a cache passes exactly the inputs that the cache does not contain yet."""
     if not isinstance(cache, LayerCache):
         hint = "for instance saccade.caches.KVCache(); a Cache of a whole model holds one for each layer"
         check_type("cache", cache, LayerCache, "be the cache of a layer, or None", hint=hint)
@@ -125,7 +128,7 @@ def check_with_cache(
 
 
 def check_document_positions(mask: Mask, positions: Positions) -> None:
-    """Raise if positions restart in each document but the attention mask tells documents apart by position."""
+    """Raise if positions restart in each document although the attention mask distinguishes documents by position."""
     table = positions.table
     if table is None or not can_be_read(table) or is_transformed() or not _has_documents(mask):
         return
@@ -144,7 +147,10 @@ def _has_documents(mask: Mask) -> bool:
 
 
 def checked_bias(bias: object) -> Bias:
-    """Return an attention bias if it is defined on positions; raise for a tensor, which covers only one call."""
+    """Return a bias that all calls of an attention layer can use.
+
+    It must be defined on positions. Raise for a tensor, because its shape fits only one call.
+    """
     hint = "for instance positions.ALiBi(num_heads), or a saccade.positions.Bias of your own"
     return check_type("bias", bias, Bias, "be a rule on positions with a cache", hint=hint)
 
@@ -152,7 +158,7 @@ def checked_bias(bias: object) -> Bias:
 def check_causal(mask: Mask | None, positions: range | Tensor | None, cache: LayerCache) -> Positions | None:
     """Return the positions of new tokens; raise if the attention mask lets tokens attend to later keys.
 
-    With a cache, the output would then differ from that of a single full pass.
+    With such a mask, the output with a cache would differ from that of a single pass over the full sequence.
     """
     if positions is None:
         return None

@@ -145,7 +145,7 @@ class AttentionPool(ArgumentHints, Layer):
         return self.embed_dim if widths is None else widths[0]
 
     def _queries(self, x: Tensor, query: Tensor | None) -> Tensor:
-        """Return the pooling queries of this call, ``[batch, num_queries, width]``."""
+        """Return the pooling queries of a call, learned or passed: ``[batch, num_queries, width]``."""
         _TOKENS.check(x, embed_dim=self.embed_dim)
         if self.query is not None:
             if query is not None:

@@ -64,7 +64,7 @@ class AttentionLayer(ArgumentHints, Layer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
-        """Return the layer's lazy self-attention matrix for these tokens, ``[batch, num_heads, len, len]``."""
+        """Return the attention layer's lazy self-attention matrix for some tokens, ``[batch, num_heads, len, len]``."""
 
     def reset_parameters(self) -> None:
         """Initialize the projections with Xavier-uniform weights and zero biases, as in ``nn.MultiheadAttention``."""
@@ -75,11 +75,15 @@ class AttentionLayer(ArgumentHints, Layer):
                     nn.init.zeros_(projection.bias)
 
     def new_cache(self, max_len: int | None = None) -> LayerCache:
-        """Return an empty cache for the layer, with room for ``max_len`` tokens; None lets it grow."""
+        """Return an empty cache for the attention layer.
+
+        Args:
+            max_len: number of tokens to allocate memory for at once; if None, the cache grows as needed.
+        """
         return self.mechanism.new_cache(max_len)
 
     def _joined(self, mask: object, shape: tuple[int, int, int, int]) -> Mask | None:
-        """Combine the layer's mask with that of the batch; raise if the mechanism does not support the result."""
+        """Combine the attention layer's mask with that of a call; raise if the mechanism does not support it."""
         joined = self.mask
         if mask is not None:
             batch_mask = as_mask(mask, shape)

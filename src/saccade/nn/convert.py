@@ -130,7 +130,7 @@ def to_torch(module: nn.Module) -> nn.Module:
 
 
 def _check_layout(module: nn.Module, batch_first: object) -> None:
-    """Raise for a torch module that takes the length first, unless ``batch_first=True``."""
+    """Raise if a torch module expects the length before the batch, unless the user passed ``batch_first=True``."""
     what = type(module).__name__
     if batch_first is not None and batch_first is not True:
         hint = "ours takes [batch, len, embed_dim] only; x.transpose(0, 1) turns the one into the other"
@@ -145,7 +145,10 @@ def _check_layout(module: nn.Module, batch_first: object) -> None:
 
 
 def _check_forward(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> None:
-    """Raise for modules that override ``forward``, because converting the weights would not give equal outputs."""
+    """Raise if a module to convert, or a part of it, overrides ``forward``.
+
+    A converted module with the same weights would then compute a different output.
+    """
     reasons = [
         f"{f'{name} is' if name else 'it is'} {type(part).__name__}, whose forward is not that of {kind.__name__}"
         for name, part in module.named_modules()
@@ -184,7 +187,7 @@ def _attention_from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
 
 
 def _reasons_against_torch(module: AttentionLayer) -> list[str]:
-    """Return the reasons why torch has no equivalent of our attention layer; empty if it has one."""
+    """Return the reasons why torch has no equivalent of our attention layer; an empty list if it has one."""
     if not isinstance(module, MultiHeadAttention):
         return [f"it is a {type(module).__name__}; torch has multi-head attention only"]
     reasons = []
@@ -226,7 +229,7 @@ def _attention_to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:
     share = module.num_heads // module.num_kv_heads
 
     def expanded(parameter: Tensor) -> Tensor:
-        """Repeat a parameter's rows of each key or value head for all query heads that share it."""
+        """Repeat the rows of each key or value head in a parameter for all query heads that share the head."""
         return parameter.unflatten(0, (-1, module.head_dim)).repeat_interleave(share, 0).flatten(0, 1)
 
     with torch.no_grad():
@@ -243,7 +246,7 @@ def _projections(module: MultiHeadAttention) -> list[nn.Linear]:
 
 
 def _weights(module: nn.MultiheadAttention) -> list[tuple[Tensor, Tensor | None]]:
-    """Return views of the weights and biases of torch's attention projections: query, key, value, output."""
+    """Return views of the weights and biases in torch's attention module, for query, key, value and output."""
     apart = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
     weights = apart if module.in_proj_weight is None else module.in_proj_weight.chunk(3)
     biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
@@ -341,7 +344,7 @@ def _stack_to_torch(module: EncoderStack | DecoderStack) -> TorchStack:
 
 
 def _reasons_of_layer(module: EncoderLayer | DecoderLayer) -> list[str]:
-    """Return the reasons why torch has no equivalent of our encoder or decoder layer; empty if it has one."""
+    """Return the reasons why torch has no equivalent of our encoder or decoder layer; an empty list if it has one."""
     attentions, norms = _ENCODER if isinstance(module, EncoderLayer) or module.cross_attention is None else _DECODER
     reasons = []
     if isinstance(module, DecoderLayer) and module.cross_attention is None:
@@ -366,7 +369,7 @@ def _reasons_of_layer(module: EncoderLayer | DecoderLayer) -> list[str]:
 
 
 def _activation_of(activation: Any) -> Activation | None:
-    """Return our name for a torch layer's activation; None if we do not have it."""
+    """Return our name for the activation of a torch layer. If we do not support the activation, return None."""
     if isinstance(activation, nn.GELU) and activation.approximate == "tanh":
         return "gelu_tanh"
     kinds = (name for kind, name in _MODULES.items() if isinstance(activation, kind))

@@ -138,7 +138,7 @@ class DecoderLayer(ResidualLayer):
         return cross.matrix(tokens, context, mask=context_mask, positions=positions, kv_positions=context_positions)
 
     def new_cache(self, max_len: int | None = None) -> LayerCache | Cache:
-        """Return an empty cache for this decoder layer: for its attention, and for cross-attention if it has one.
+        """Return an empty cache for this decoder layer, which includes its cross-attention if there is one.
 
         Args:
             max_len: number of tokens to allocate memory for at once; if None, the cache grows as needed.
@@ -147,7 +147,10 @@ class DecoderLayer(ResidualLayer):
         return cache if self.cross_attention is None else Cache([cache, CrossCache()])
 
     def _caches(self, cache: LayerCache | Cache | None) -> tuple[LayerCache | None, CrossCache | None]:
-        """Return a decoder layer's caches for self-attention and cross-attention."""
+        """Return a decoder layer's two caches, for self-attention and for cross-attention.
+
+        If there is no cache or no cross-attention, the corresponding value is None.
+        """
         if cache is None:
             return None, None
         if self.cross_attention is None and isinstance(cache, LayerCache):
@@ -160,7 +163,7 @@ class DecoderLayer(ResidualLayer):
         raise type_error("cache", rule, type(cache).__name__, hint="new_cache() of the layer makes one")
 
     def _check_context(self, context: Tensor | None, context_cached: bool) -> None:
-        """Raise for a context without cross-attention, or cross-attention without a context."""
+        """Raise if a decoder layer without cross-attention gets a context, or one with cross-attention gets none."""
         if self.cross_attention is None and context is not None:
             hint = "DecoderLayer(..., cross_attention=MultiHeadAttention(...)) makes a layer that looks across"
             rule = "be None in a layer without cross_attention"
@@ -172,9 +175,9 @@ class DecoderLayer(ResidualLayer):
 
 
 def _cross_positions(positions: GivenPositions, x: Tensor, context_mask: object) -> GivenPositions:
-    """Return the positions of cross-attention queries within their own sequence, independent of the context length.
+    """Return the positions of cross-attention queries, counted in their own sequence.
 
-    A tensor mask needs no positions, because it is indexed by rows.
+    They do not depend on the length of the context. A tensor mask needs no positions, because it is indexed by rows.
     """
     if positions is not None or isinstance(context_mask, Tensor):
         return positions

@@ -87,13 +87,16 @@ class DifferentialAttention(MultiHeadAttention):
 
 
 class _EachHalf(nn.Module):
-    """A rotary embedding that rotates both halves of each differential head."""
+    """A rotary embedding for differential attention, which rotates both halves of each head separately."""
 
     def __init__(self, rotary: Rotary):
         super().__init__()
         self.rotary = rotary
 
     def forward(self, x: Tensor, positions: range | Tensor) -> Tensor:
-        """Rotate both halves of ``x [batch, heads, len, 2 * head_dim]``; see `saccade.positions.Rotary`."""
+        """Rotate both halves of each differential head, ``[batch, heads, len, 2 * head_dim]``.
+
+        The arguments are those of `saccade.positions.Rotary`.
+        """
         both = x.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2)
         return self.rotary(both, positions).unflatten(1, (-1, 2)).transpose(2, 3).flatten(-2)

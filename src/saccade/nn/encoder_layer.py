@@ -68,7 +68,10 @@ class ResidualLayer(ArgumentHints, Layer):
         return f"norm_first={self.norm_first}"
 
     def _add(self, x: Tensor, part: Callable[[Tensor], Tensor], norm: nn.Module) -> Tensor:
-        """Return ``x + dropout(part(norm(x)))`` if the layer is pre-norm, else ``norm(x + dropout(part(x)))``."""
+        """Apply one residual branch of an encoder or decoder layer.
+
+        With pre-norm, return ``x + dropout(part(norm(x)))``; with post-norm, return ``norm(x + dropout(part(x)))``.
+        """
         change = part(norm(x) if self.norm_first else x)
         drop = self.dropout
         if drop.training:  # skip the call in eval mode, because its overhead matters when decoding
@@ -148,7 +151,7 @@ class EncoderLayer(ResidualLayer):
 
 
 def _width(attentions: Mapping[str, AttentionLayer | None], feed_forward: nn.Module) -> int:
-    """Check the types and widths of an encoder or decoder layer's parts, and return their common width."""
+    """Check the types and widths of the parts of an encoder or decoder layer; return their common width."""
     width = 0
     for name, part in attentions.items():
         if part is None and name != "attention":

@@ -129,7 +129,7 @@ class LatentAttention(AttentionLayer):
         cache: LayerCache | None = None,
         **unknown: Never,
     ) -> Tensor:
-        """Apply self-attention to `query`.
+        """Apply latent self-attention to `query`.
 
         Args:
             query: the tokens, ``[batch, len, embed_dim]``; with a cache, only the new tokens.
@@ -173,7 +173,7 @@ class LatentAttention(AttentionLayer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
-        """Return the lazy attention matrix of this call, ``[batch, num_heads, len, len]``, in the chosen form.
+        """Return the lazy matrix of latent attention for a call, ``[batch, num_heads, len, len]``.
 
         In the absorbed form, the matrix has one key head, which contains the latents. In the expanded form, it has
         ``num_heads`` key heads.
@@ -187,11 +187,15 @@ class LatentAttention(AttentionLayer):
         return expanding(heads, latents, mask=joined, q_positions=positions, kv_positions=positions).matrix
 
     def new_cache(self, max_len: int | None = None) -> LatentCache:
-        """Return an empty cache of latents, with room for ``max_len`` tokens; None lets it grow."""
+        """Return an empty cache of latents.
+
+        Args:
+            max_len: number of tokens to allocate memory for at once; if None, the cache grows as needed.
+        """
         return LatentCache(self.sizes.latent, max_len)
 
     def explain(self, q_len: int = 1, kv_len: int | None = None, *, dtype: torch.dtype | None = None) -> str:
-        """Describe which form a call uses and why, and the size of the cache.
+        """Describe which form of latent attention a call uses and why, and the size of the cache.
 
         Args:
             q_len: number of new tokens in the call.
@@ -240,7 +244,10 @@ class LatentAttention(AttentionLayer):
         return possible[0] if len(possible) == 1 else self.sizes.cheaper(q_len, kv_len)
 
     def _project(self, x: Tensor, mask: object, positions: GivenPositions, cache: LayerCache | None) -> _Projected:
-        """Check and project inputs to rotated queries, latents ``[batch, 1, len, cached]``, mask and positions."""
+        """Check and project the inputs of latent attention.
+
+        Return four values: the rotated queries, the latents ``[batch, 1, len, cached]``, the mask and the positions.
+        """
         if isinstance(cache, CrossCache):
             rule, hint = "be that of a self-attention", "new_cache() makes one"
             raise value_error("cache", rule, type(cache).__name__, hint=hint)

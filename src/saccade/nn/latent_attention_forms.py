@@ -49,37 +49,40 @@ class LatentSizes(NamedTuple):
 
     @property
     def crossover(self) -> float:
-        """Number of queries from which the expanded form is cheaper, in the limit of many keys."""
+        """Number of queries above which the expanded form of latent attention is cheaper, in the limit of many keys."""
         more = 2 * self.latent + self.rotated - self.head - self.value
         return self.latent * (self.plain + self.value) / more if more > 0 else float("inf")
 
     def cost(self, form: Form, q_len: int, kv_len: int) -> int:
-        """Return the number of multiplications per head in a form of latent attention, if every pair is visible."""
+        """Return the number of multiplications per head in one form of latent attention without a mask."""
         weights = self.latent * (self.plain + self.value)
         if form == "expanded":
             return kv_len * weights + q_len * kv_len * (self.head + self.value)
         return q_len * weights + q_len * kv_len * (self.cached + self.latent)
 
     def cheaper(self, q_len: int, kv_len: int) -> Form:
-        """Return the form of latent attention with fewer multiplications."""
+        """Return the form of latent attention with fewer multiplications, "expanded" or "absorbed"."""
         costs = {form: self.cost(form, q_len, kv_len) for form in FORMS[1:]}
         return min(costs, key=costs.__getitem__)  # expanded in case of a tie
 
 
 class Expanded(NamedTuple):
-    """An attention matrix in the expanded form, with the values of all heads computed from the latents."""
+    """The matrix of latent attention in its expanded form, together with the values of all heads."""
 
     matrix: Matrix
     values: Tensor
 
     def matmul(self, latents: Tensor, *, dropout_p: float = 0.0) -> Tensor:
-        """Return the matrix times the expanded values; ignore the latents that a cache passes as values."""
+        """Multiply the matrix of latent attention by the values of all heads.
+
+        The argument ``latents`` is ignored, because the values have already been computed from the latents.
+        """
         del latents
         return self.matrix.matmul(self.values, dropout_p=dropout_p)
 
 
 class Expanding(nn.Module):
-    """A mechanism for latent caches that computes the keys and values of all heads from latents.
+    """A mechanism for the expanded form of latent attention: it computes keys and values from cached latents.
 
     It is a module so that the cache can check whether its parameters require a gradient.
 
@@ -102,7 +105,12 @@ class Expanding(nn.Module):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> Expanded:
-        """Return matrix and values for ``query [batch, heads, q_len, head]`` and ``key [batch, 1, kv_len, cached]``."""
+        """Return the matrix of latent attention in its expanded form, together with the values of all heads.
+
+        Args:
+            query: ``[batch, heads, q_len, head]``.
+            key: the latents, ``[batch, 1, kv_len, cached]``.
+        """
         sizes = self.sizes
         latents, rotated = key[:, 0].split([sizes.latent, sizes.rotated], -1)
         both = self.expansion(latents).unflatten(-1, (sizes.heads, -1)).transpose(1, 2)
@@ -114,7 +122,7 @@ class Expanding(nn.Module):
 
 
 def absorb(query: Tensor, weight: Tensor, sizes: LatentSizes) -> Tensor:
-    """Return transformed queries whose scores with latents equal those of ``query`` with the expanded keys.
+    """Transform queries for the absorbed form: their scores with latents equal those of ``query`` with expanded keys.
 
     Args:
         query: ``[batch, heads, q_len, head]``.

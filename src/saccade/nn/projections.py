@@ -8,17 +8,17 @@ from torch import Tensor, nn
 
 
 def weight_of(layer: nn.Module) -> Tensor | None:
-    """Return the weight that determines the dtype and device of a projection's input, or None.
+    """Return the weight of a projection layer, which determines the dtype and device of its input.
 
-    It is None for 8-bit layers, whose weights are integer codes, and for adapters, which hide the layer with the
-    weights. Both check their inputs themselves.
+    For 8-bit layers, whose weights are integer codes, and for adapters, which wrap the layer with the weights, return
+    None. Both check their inputs themselves.
     """
     weight = getattr(layer, "weight", None)
     return weight if isinstance(weight, Tensor) and weight.is_floating_point() else None
 
 
 def reasons_against_plain(layers: Mapping[str, nn.Module], theirs: str) -> list[str]:
-    """Return a reason for each projection that is not a plain linear layer; empty if all are.
+    """Return a reason for each projection that is not a plain linear layer and so cannot be converted.
 
     Args:
         layers: the layers by name.

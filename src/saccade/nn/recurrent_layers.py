@@ -24,10 +24,10 @@ from saccade.support.validation import check_bool, check_choice, check_int, chec
 
 
 class Read(NamedTuple):
-    """The projections of a recurrent layer's input tokens, and the mechanism with the tokens' gates.
+    """The projections of a recurrent layer's input tokens, and the recurrence mechanism with their gates.
 
     Args:
-        make: the mechanism, with the gates of these tokens.
+        make: the mechanism, with the gates of the input tokens.
         query, key, value: ``[batch, heads, len, width]``.
         gate: the output gate, with the shape of the values, or None.
     """
@@ -53,7 +53,7 @@ class RecurrentLayer(AttentionLayer):
 
     @abstractmethod
     def _read(self, x: Tensor) -> Read:
-        """Return the recurrent layer's projections of tokens ``[batch, len, embed_dim]``."""
+        """Project the recurrent layer's input tokens ``[batch, len, embed_dim]`` to queries, keys, values and gates."""
 
     @abstractmethod
     def _project_output(self, out: Tensor, read: Read) -> Tensor:
@@ -68,7 +68,7 @@ class RecurrentLayer(AttentionLayer):
         bias: Tensor | Bias | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """Return the recurrent layer's output.
+        """Return the recurrent layer's output for a sequence, or for new tokens after a cached sequence.
 
         Args:
             query: ``[batch, len, embed_dim]``; with a cache, only the new tokens.
@@ -97,7 +97,7 @@ class RecurrentLayer(AttentionLayer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
-        """Return the lazy matrix equivalent to the recurrence, ``[batch, num_heads, len, len]``; see `forward`."""
+        """Return the lazy matrix that equals the recurrence, ``[batch, num_heads, len, len]``; see `forward`."""
         joined, positions = self._checked_options(query, mask, positions, bias, None)
         make, heads, key, _, _ = self._read(query)
         return make(heads, key, mask=joined, q_positions=positions, kv_positions=positions)
@@ -105,7 +105,7 @@ class RecurrentLayer(AttentionLayer):
     def _checked_options(
         self, query: Tensor, mask: object, positions: GivenPositions, bias: object, cache: LayerCache | None
     ) -> tuple[Mask | None, Positions | None]:
-        """Check the options of a recurrent layer's call; return the combined mask and the positions."""
+        """Check the options of a call to a recurrent layer; return the combined mask and the positions."""
         if bias is not None:
             raise unsupported("bias", ["there are no scores to which it could be added"])
         check_dense(query=query)
@@ -130,9 +130,9 @@ class Recurrence(RecurrentLayer):
     0.001 and 0.1; it is multiplied by a rate of the head, initially 1 to ``num_heads``. With `SSD`, each head also adds
     a learned multiple of its values, which is not part of the matrix.
 
-    It can replace self-attention in `EncoderLayer`, `DecoderLayer` and stacks, supports packed and padded sequences,
-    and has a cache of constant size. It is causal. Published layers also have a short convolution before queries, keys
-    and values, which is not included.
+    The layer is causal. It can replace self-attention in `EncoderLayer`, `DecoderLayer` and stacks, supports packed and
+    padded sequences, and has a cache of constant size. Published layers also have a short convolution before queries,
+    keys and values, which is not included.
 
     Args:
         embed_dim: width of the tokens.
@@ -215,7 +215,7 @@ class Recurrence(RecurrentLayer):
         return self.output_projection(normed.transpose(1, 2).flatten(2))
 
     def _gates(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the gates of each token for the recurrence: decay, beta or step size."""
+        """Compute the gates of each token in the recurrence: decay, beta or step size, as the mechanism needs them."""
         gates = {}
         if self.write is not None:
             gates["beta"] = self.write(x).sigmoid().mT
@@ -236,8 +236,8 @@ class StateSpace(RecurrentLayer):
 
     .. math:: \mathrm{out} = W\, \mathrm{gelu}(A x) + b, \qquad A = \text{the S4D matrix of each channel}
 
-    It can replace self-attention in `EncoderLayer`, `DecoderLayer` and stacks, supports packed and padded sequences,
-    and has a cache of constant size. It is causal.
+    The layer is causal. It can replace self-attention in `EncoderLayer`, `DecoderLayer` and stacks, supports packed and
+    padded sequences, and has a cache of constant size.
 
     Args:
         embed_dim: width of the tokens, which is the number of channels.

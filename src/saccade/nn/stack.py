@@ -75,7 +75,7 @@ class EncoderStack(ArgumentHints, Layer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> list[Matrix]:
-        """Return the lazy attention matrices that `forward` uses in the stack's layers."""
+        """Return the lazy attention matrices of all layers in the encoder stack; arguments as in `forward`."""
         options = {"mask": mask, "positions": positions, "bias": bias}
         return [layer.matrix(x, **options) for layer, x in with_inputs(self.layers, x, **options)]
 
@@ -164,7 +164,7 @@ class DecoderStack(ArgumentHints, Layer):
 
 
 def with_inputs(layers: nn.ModuleList, x: Tensor, *others: Any, **options: Any) -> Iterator[tuple[Any, Tensor]]:
-    """Yield each layer of a stack with its input, computed by passing ``x`` through the layers before it."""
+    """Yield each layer of a stack together with the layer's input; the first layer's input is ``x``."""
     for layer in layers:
         yield layer, x
         x = layer(x, *others, **options)

@@ -23,8 +23,8 @@ _PAIRS = ShapeSpec("pairs [batch, columns, columns, pair_dim]")
 class TableAttention(ArgumentHints, Layer):
     """The base class of the Evoformer's layers: a norm, and gated multi-head attention within each row of a table.
 
-    All rows are computed together: the rows form the batch axis, and the heads of all batch items the head axis, so
-    that an item's bias is stored only once for all of its rows.
+    All rows are computed in one call: the rows form the batch axis, and the heads of all batch items form the head
+    axis. In this way, the bias of a batch item is stored only once for all of the item's rows.
 
     Args:
         embed_dim: width of the tokens.
@@ -46,7 +46,7 @@ class TableAttention(ArgumentHints, Layer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize table attention as in AlphaFold, with open gates and zero outputs: a new layer adds nothing."""
+        """Initialize table attention as in AlphaFold, with open gates and an output of 0."""
         self.attention.reset_parameters()
         gate, output = self.attention.gate_projection, self.attention.output_projection
         assert isinstance(gate, nn.Linear)
@@ -57,7 +57,7 @@ class TableAttention(ArgumentHints, Layer):
         return f"{self.embed_dim}, num_heads={self.num_heads}"
 
     def _check(self, x: Tensor, valid: Tensor | None, shapes: ShapeSpec = _TABLE) -> None:
-        """Raise unless the shapes of a token table and ``valid`` match the layer and each other."""
+        """Raise unless the shapes of a table of tokens and of ``valid`` match the layer and each other."""
         shapes.check(x, embed_dim=self.embed_dim)
         weight = weight_of(self.attention.query_projection)
         if weight is not None and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
@@ -296,7 +296,10 @@ class TriangleAttention(TableAttention):
         return f"{super().extra_repr()}, around={self.around!r}"
 
     def _prepare(self, pairs: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the inputs of triangle attention: normalized pairs (one row per shared node), bias and ``valid``."""
+        """Prepare the inputs of triangle attention.
+
+        Return three values: the normalized pairs, with one row for each shared node, the bias, and ``valid``.
+        """
         self._check(pairs, valid, _NODE_PAIRS)
         x = self._around(self.norm(pairs))
         return x, self.bias_projection(x), None if valid is None else self._around(valid)

@@ -17,10 +17,11 @@ _SHORTEST = 8
 
 
 def listops(examples: int, length: int, *, depth: int, seed: int) -> Recall:
-    """Draw ListOps sequences: nested lists of digits, each with an operation, whose result the model must predict.
+    """Generate ListOps sequences: nested lists of digits, each with an operation, whose result the model must predict.
 
-    Tokens 1 to 10 are the digits 0 to 9, 11 to 14 open a list with max, min, median (the lower of two in the middle)
-    and sum modulo 10, 15 closes it, 16 is the question at the end; 0 is padding after it.
+    Tokens 1 to 10 are the digits 0 to 9. Tokens 11 to 14 open a list whose operation is max, min, median (the lower of
+    two in the middle) or sum modulo 10, and token 15 closes the list. Token 16 at the end asks for the result, and
+    token 0 is padding after it.
 
     Args:
         examples: number of sequences.
@@ -54,7 +55,7 @@ def listops(examples: int, length: int, *, depth: int, seed: int) -> Recall:
 
 
 def _list(depth: int, draw: random.Random) -> tuple[list[int], int]:
-    """Draw a nested list; return its tokens and the result of its operation."""
+    """Generate a nested list for ListOps; return its tokens and the result of its operation."""
     operation = draw.choice(_OPERATIONS)
     tokens, results = [_OPEN[operation]], []
     for _ in range(draw.randint(2, 5)):

@@ -19,7 +19,7 @@ class Needle(NamedTuple):
         query: ``[examples, 1, 1, head_dim]``.
         key: ``[examples, 1, kv_len, head_dim]``.
         value: ``[examples, 1, kv_len, head_dim]``, random.
-        start: int64 ``[examples]``: position of the first key that matters.
+        start: position of the first key of the needle, int64 ``[examples]``.
     """
 
     query: Tensor
@@ -29,7 +29,7 @@ class Needle(NamedTuple):
 
 
 def needle(examples: int, kv_len: int, head_dim: int, *, needle_len: int, strength: float, seed: int) -> Needle:
-    """Draw a needle test: Gaussian queries and keys, with ``needle_len`` adjacent keys shifted towards the query.
+    """Generate a needle test: Gaussian queries and keys, with ``needle_len`` adjacent keys shifted towards the query.
 
     Scores (``query @ key / sqrt(head_dim)``) of the other keys have a standard deviation of about 1; scores of the
     needle are higher by ``strength``.
@@ -38,8 +38,8 @@ def needle(examples: int, kv_len: int, head_dim: int, *, needle_len: int, streng
         examples: number of queries.
         kv_len: number of keys.
         head_dim: width of a head.
-        needle_len: number of keys that matter, starting at a random position.
-        strength: the difference in score.
+        needle_len: number of adjacent keys with high scores, starting at a random position.
+        strength: difference between the scores of the needle and those of other keys.
         seed: seed of the random generator.
 
     Raises:

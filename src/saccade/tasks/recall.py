@@ -21,9 +21,9 @@ class Recall:
 
     Args:
         tokens: int64 ``[examples, length]``.
-        targets: int64 ``[examples, length]``: the next token if it can be predicted, else `IGNORED`.
-        context_len: number of tokens that a model may read at once. The rest are questions, read token by token, so
-            that the model does not know a question in advance.
+        targets: int64 ``[examples, length]``: the next token if it can be predicted, otherwise `IGNORED`.
+        context_len: number of tokens that a model may read at once. The other tokens are questions, which the model
+            reads one at a time, so that it does not know a question in advance.
     """
 
     tokens: Tensor
@@ -45,7 +45,7 @@ class Recall:
         return dataclasses.replace(self, tokens=self.tokens.masked_fill(answers & ~asked, 0))
 
     def accuracy(self, logits: Tensor) -> float:
-        """Return the share of correct answers, that is, of targets that are the most likely token.
+        """Return the accuracy on a recall task: the share of targets to which the logits give the highest probability.
 
         Args:
             logits: ``[examples, length, vocab]``, or for the last n tokens ``[examples, n, vocab]``.
@@ -59,23 +59,23 @@ class Recall:
 
 
 def begin(seed: int, **sizes: int) -> torch.Generator:
-    """Check that all sizes of a recall task are ints of at least 1, and return its random generator."""
+    """Check that all sizes of a recall task are ints of at least 1; return a random generator for the task."""
     for name, size in sizes.items():
         check_int(name, size)
     return torch.Generator().manual_seed(check_int("seed", seed, 0))
 
 
 def passkey(examples: int, length: int, *, key_len: int, vocab_size: int, seed: int) -> Recall:
-    """Draw passkey sequences: repeated filler tokens that contain a sign and a key; the end asks for the key.
+    """Generate passkey sequences: repeated filler tokens that contain a sign and a key; the end asks for the key.
 
-    Token 0 is the sign, tokens 1 to 8 are filler, the others form keys without repetition. The model must predict the
-    key token by token.
+    Token 0 is the sign, tokens 1 to 8 are filler, and the other tokens form keys without repetition. The model must
+    predict the key token by token.
 
     Args:
         examples: number of sequences.
         length: number of tokens in a sequence.
         key_len: number of tokens in a key.
-        vocab_size: number of tokens, more than ``9 + key_len``.
+        vocab_size: number of tokens in the vocabulary, more than ``9 + key_len``.
         seed: seed of the random generator.
 
     Raises:
@@ -109,10 +109,11 @@ def passkey(examples: int, length: int, *, key_len: int, vocab_size: int, seed: 
 
 
 def mqar(examples: int, length: int, num_pairs: int, *, vocab_size: int, seed: int) -> Recall:
-    """Draw sequences of multi-query associative recall: pairs of a key and a value, then the keys again as questions.
+    """Generate sequences of multi-query associative recall: pairs of a key and a value, then the keys as questions.
 
-    Token 0 fills the rest. Keys are drawn without repetition from the lower half of the other tokens, values from the
-    upper. The pairs are at the beginning, the questions at random positions after them, two tokens each.
+    The pairs are at the beginning, and the questions at random positions after them; each takes two tokens. Token 0
+    fills the remaining positions. Keys are sampled without repetition from the lower half of the other tokens, values
+    from the upper half.
 
     Args:
         examples: number of sequences.
@@ -152,14 +153,14 @@ def mqar(examples: int, length: int, num_pairs: int, *, vocab_size: int, seed: i
 
 
 def induction(examples: int, length: int, *, copied: int, vocab_size: int, seed: int) -> Recall:
-    """Draw induction sequences: random tokens, then a repeated segment that is predictable from its second token.
+    """Generate induction sequences: random tokens, then a copied segment that is predictable from its second token.
 
     No token occurs twice in the first part, so that the answer is unique.
 
     Args:
         examples: number of sequences.
         length: number of tokens in a sequence.
-        copied: length of the repeated segment, at least 2; its original starts at a random position.
+        copied: length of the copied segment, at least 2; the original segment starts at a random position.
         vocab_size: number of tokens; token 0 is not used.
         seed: seed of the random generator.
 
@@ -189,9 +190,10 @@ def induction(examples: int, length: int, *, copied: int, vocab_size: int, seed:
 
 
 def selective_copying(examples: int, length: int, *, copied: int, vocab_size: int, seed: int) -> Recall:
-    """Draw selective-copying sequences: tokens at random positions among blanks, then a sign to recall each.
+    """Generate selective-copying sequences: tokens at random positions among blanks, then one sign for each token.
 
-    Token 0 is the blank, token 1 the sign; the others are copied.
+    At each sign, the model must predict the next of the tokens. Token 0 is the blank, token 1 is the sign, and the
+    other tokens are copied.
 
     Args:
         examples: number of sequences.

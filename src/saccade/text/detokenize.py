@@ -16,11 +16,11 @@ def is_special(token: str) -> bool:
 
 
 def spelled(tokens: Sequence[str]) -> tuple[str, ...]:
-    """Return tokens as readable text, with spaces as spaces and bytes as the characters that they encode.
+    """Decode tokens to readable text, with real spaces, and with bytes decoded to characters.
 
     Three spellings are recognised: GPT-2's, with a letter for each byte and Ġ for the space; SentencePiece's, with ▁
     for the space and ``<0xE4>`` for a byte; and BERT's, where ## continues a word. Tokens in other spellings stay
-    unchanged. If several tokens form one character, each shows the character and its own number.
+    unchanged. If several tokens form one character, each token shows the character and the token's number within it.
 
     Args:
         tokens: from ``tokenizer.convert_ids_to_tokens(ids)`` or ``tokenizers.Encoding.tokens``.
@@ -52,14 +52,14 @@ def spelled(tokens: Sequence[str]) -> tuple[str, ...]:
 
 @cache
 def _gpt2_alphabet() -> dict[str, int]:
-    """Return a map from each letter of GPT-2's vocabulary to the byte that it encodes."""
+    """Return a dict from the letters of GPT-2's vocabulary to the bytes that they encode."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unseen = [byte for byte in range(256) if byte not in seen]
     return {**{chr(byte): byte for byte in seen}, **{chr(256 + place): byte for place, byte in enumerate(unseen)}}
 
 
 def _gpt2_bytes(token: str) -> bytes | None:
-    """Return the bytes that a token in GPT-2's spelling encodes; None for a special token."""
+    """Return the bytes that a token in GPT-2's spelling encodes. For a special token, return None."""
     letters = _gpt2_alphabet()
     if is_special(token) or any(letter not in letters for letter in token):
         return None
@@ -67,7 +67,7 @@ def _gpt2_bytes(token: str) -> bytes | None:
 
 
 def _is_gpt2_spelling(plain: Sequence[str]) -> bool:
-    """Return whether tokens are in GPT-2's spelling: they contain its space sign, or decode to non-ASCII text."""
+    """Return whether tokens are in GPT-2's spelling: they contain Ġ for a space, or decode to text beyond ASCII."""
     if any("▁" in token for token in plain):
         return False
     data = [piece for token in plain if (piece := _gpt2_bytes(token)) is not None]
@@ -111,7 +111,11 @@ def _texts(tokens: Sequence[str], pieces: Sequence[bytes | None]) -> Iterator[st
 
 
 def _character(pieces: Sequence[bytes | None]) -> tuple[int, str]:
-    """Return the number of tokens that form complete characters, and these; else one token with escaped bytes."""
+    """Decode the first tokens of a list that together form complete characters.
+
+    Return two values: the number of tokens, and the characters. If no number of tokens forms complete characters,
+    return 1 and the first token with escaped bytes.
+    """
     data = b""
     for count, piece in enumerate(pieces, 1):
         if piece is None:

@@ -22,7 +22,9 @@ def visible(text: str) -> str:
 
 
 def legible(word: str) -> str:
-    r"""Return a label on one line, with line breaks as ↵, tabs as ⇥, a word of spaces as ␣, the rest as in `visible`.
+    r"""Return a label on one line: line breaks become ↵, tabs become ⇥, and a label of spaces becomes ␣.
+
+    All other characters are treated as in `visible`.
 
     Example:
         >>> legible("end.\r\n\t")

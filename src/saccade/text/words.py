@@ -41,11 +41,11 @@ class Encoding(Protocol):
 
     @property
     def word_ids(self) -> list[int | None]:
-        """Index of each token's word; None for a special token."""
+        """Index of the word that each token belongs to; None for a special token."""
 
     @property
     def offsets(self) -> list[tuple[int, int]]:
-        """Range of each token's characters in the text, as start and stop."""
+        """Start and stop of each token's characters in the text."""
 
 
 def words(encoding: Encoding, text: str | Sequence[str], *, unknown: str = "[UNK]") -> tuple[Word, ...]:
@@ -54,7 +54,7 @@ def words(encoding: Encoding, text: str | Sequence[str], *, unknown: str = "[UNK
     Words are those of the pre-tokenizer, spelled as in ``text`` (with capitals and accents) and split at spaces. In
     scripts without spaces, each character is a word. Contractions and numbers that the pre-tokenizer splits (``don't``,
     ``3.14``) are joined again. Line breaks, tabs, special tokens and tokens that contain only spaces are separate
-    words. If ``text`` is a list of words, these are returned unchanged.
+    words. If ``text`` is a list of words, its words are returned unchanged.
 
     Args:
         encoding: the tokenizer's encoding of ``text``, without padding.
@@ -85,7 +85,7 @@ def words(encoding: Encoding, text: str | Sequence[str], *, unknown: str = "[UNK
 
 @dataclass(frozen=True)
 class _Piece:
-    """The adjacent tokens of one pre-tokenized word: the word's number and the characters it covers."""
+    """Adjacent tokens of one word of the pre-tokenizer, with the word's number and its range of characters."""
 
     word: Word
     number: int | None
@@ -110,8 +110,8 @@ def _pieces(encoding: Encoding, unknown: str, text: str) -> list[_Piece]:
 def _continues(before: _Piece, number: int, span: tuple[int, int], text: str) -> bool:
     """Return whether a token belongs to the same word as the tokens before it.
 
-    Some pre-tokenizers, such as Llama's, treat a full text as one word. There, a space begins a word and belongs to it.
-    In a script without spaces, each character is a word, and only the bytes of one character are joined.
+    Some pre-tokenizers, such as Llama's, treat a full text as one word. In their tokens, a space begins a new word and
+    belongs to it. In a script without spaces, each character is a word, so only the bytes of one character are joined.
     """
     if before.number != number:
         return False
@@ -122,7 +122,7 @@ def _continues(before: _Piece, number: int, span: tuple[int, int], text: str) ->
 
 
 def _has_no_spaces(character: str) -> bool:
-    """Return whether a character is Han, kana or their punctuation."""
+    """Return whether a character belongs to a script without spaces between words: Han, kana or their punctuation."""
     return unicodedata.east_asian_width(character) in ("W", "F") if character else False
 
 
@@ -137,7 +137,10 @@ def _words_of_list(pieces: list[_Piece], words: list[str]) -> tuple[Word, ...]:
 
 
 def _is_one_word(first: _Piece, middle: _Piece, last: _Piece, text: str) -> bool:
-    """Return whether ``middle`` joins its neighbours: an apostrophe in a word, or a separator in a number."""
+    """Return whether three parts of a text form one word, joined by the middle part.
+
+    The middle part must be an apostrophe between letters, or a separator between digits.
+    """
     if first.word.special or last.word.special or middle.word.special:
         return False
     # Compare neighbouring characters, not pieces: a space may lie between pieces.
@@ -172,7 +175,7 @@ def merge(weights: torch.Tensor, query_words: Sequence[Word], key_words: Sequenc
     Args:
         weights: ``[..., q_tokens, kv_tokens]``, with a floating dtype.
         query_words: the words of the rows; together they cover every row once, in order.
-        key_words: the words of the columns; ``query_words`` when None.
+        key_words: the words of the columns; ``query_words`` if None.
 
     Returns:
         ``[..., q_words, kv_words]``, float32 or wider.

@@ -33,7 +33,7 @@ class CBAM(ArgumentHints, nn.Module):
 
     .. math:: x' = s_{\mathrm{channel}}(x) \odot x, \qquad \mathrm{out} = s_{\mathrm{spatial}}(x') \odot x'
 
-    The second gate reads the output of the first, so the order matters.
+    The second gate is computed from the output of the first, so the order matters.
 
     Args:
         channels: channels of the feature map.
@@ -46,7 +46,7 @@ class CBAM(ArgumentHints, nn.Module):
     Raises:
         ValueError, TypeError: incompatible sizes, or features of the wrong shape or dtype.
 
-    Cost: the sum of its two parts: `ChannelAttention` with two poolings, and `SpatialAttention`.
+    Cost: that of `ChannelAttention` with two poolings plus that of `SpatialAttention`.
 
     Example:
         >>> import torch

@@ -57,9 +57,9 @@ def to_timm(module: nn.Module) -> dict[str, Tensor]:
 
 
 def from_timm(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert the state dict of a timm layer to one for our vision module, with equal outputs; see `to_timm`.
+    """Convert the state dict of a timm layer to a state dict for our vision module, with equal outputs; see `to_timm`.
 
-    ``module.load_state_dict(from_timm(module, theirs.state_dict()))`` loads it.
+    To load it, call ``module.load_state_dict(from_timm(module, theirs.state_dict()))``.
 
     Args:
         module: our module, which provides names and shapes and is not modified.
@@ -86,7 +86,7 @@ def from_timm(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def _names(module: nn.Module) -> dict[str, str]:
-    """Return timm's names for the parameters of one of our vision modules.
+    """Return timm's names for the parameters of our vision module.
 
     Raises:
         TypeError, UnsupportedError: timm has no counterpart.
@@ -106,7 +106,7 @@ def _names(module: nn.Module) -> dict[str, str]:
 
 
 def _differences(module: nn.Module) -> list[str]:
-    """Return the settings of a vision module that its counterpart in timm lacks."""
+    """Return the settings of a vision module that have no equivalent in timm."""
     reasons = []
     gate = module.spatial if isinstance(module, CBAM) else module
     if isinstance(gate, SpatialAttention) and gate.norm is None:

@@ -22,8 +22,7 @@ class ChannelAttention(ArgumentHints, nn.Module):
     .. math:: s = \sigma\Big(\sum_{p} W_2\,\mathrm{ReLU}(W_1\,\mathrm{pool}_p(x))\Big), \qquad
               \mathrm{out}_{c} = s_c\, x_{c}
 
-    Each channel is pooled to one number, and two layers with a bottleneck turn these numbers into gates between 0 and
-    1.
+    Each channel is pooled to one number. Two layers with a bottleneck compute gates between 0 and 1 from the numbers.
     The gates are independent: they do not sum to 1, so they are not an attention distribution.
 
     Args:
@@ -83,7 +82,12 @@ class ChannelAttention(ArgumentHints, nn.Module):
 
 
 def pooled(features: Tensor, how: str) -> Tensor:
-    """Return the ``average`` or ``max`` of each feature channel over all positions, ``[batch, channels]``."""
+    """Pool each channel of a feature map to its average or maximum over all positions: ``[batch, channels]``.
+
+    Args:
+        features: ``[batch, channels, H, W]``.
+        how: "average" or "max".
+    """
     return features.mean((2, 3)) if how == "average" else features.amax((2, 3))
 
 
@@ -195,7 +199,7 @@ class SpatialAttention(ArgumentHints, nn.Module):
         return torch.sigmoid(logits if self.norm is None else self.norm(logits))
 
     def check(self, features: Tensor) -> None:
-        """Raise unless the spatial gate accepts the features.
+        """Raise unless the spatial gate supports the feature map.
 
         Raises:
             ValueError, TypeError: as listed for the class.

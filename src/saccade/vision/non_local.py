@@ -30,9 +30,9 @@ class NonLocal(ArgumentHints, nn.Module):
     - ``"concatenation"``: :math:`\mathrm{ReLU}(w^\top [\theta_i; \phi_j])` over the number of positions,
       computed by sorting.
 
-    The first two have a row-stochastic `matrix`; the weights of the others can be negative and have any sum. The matrix
-    of all pairs is never stored, in either the forward or the backward pass. The norm starts at 0, so a new block is
-    the identity.
+    For the first two kinds, the rows of `matrix` sum to 1; for the last two, weights can be negative and have any sum.
+    The matrix of all pairs is never stored, in either the forward or the backward pass. The norm starts at 0, so
+    a new block is the identity.
 
     Args:
         channels: channels of the feature map.
@@ -137,7 +137,10 @@ class NonLocal(ArgumentHints, nn.Module):
         self.norm.check_spread(features[:, 0].numel())
 
     def _context(self, features: Tensor) -> Tensor:
-        """Return the subsampled feature map for keys and values; edge cells may be pooled from fewer positions."""
+        """Return the feature map from which the non-local block computes keys and values, subsampled by max pooling.
+
+        Cells at the edges may be pooled from fewer positions.
+        """
         if self.subsample == 1:
             return features
         return nn.functional.max_pool2d(features, self.subsample, ceil_mode=True)
@@ -160,7 +163,7 @@ class NonLocal(ArgumentHints, nn.Module):
 
 
 def rectified_sum_mean(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    r"""Return the mean over keys j of :math:`\mathrm{ReLU}(a_i + b_j)\, v_j`, with one a per query and one b per key.
+    r"""Return the mean over keys j of :math:`\mathrm{ReLU}(a_i + b_j)\, v_j`, for the "concatenation" non-local block.
 
     If keys are sorted by b, those with a positive sum form a prefix, and the total over them is
     :math:`a_i \sum_j v_j + \sum_j b_j v_j`. These are two running sums, looked up at one index, so no pairs are

@@ -88,7 +88,7 @@ def non_local_means(
 
 
 class _Band(NamedTuple):
-    """A band of image rows that is denoised at a time, with the rows around it.
+    """A band of adjacent image rows for non-local means, which are denoised together, and the rows around them.
 
     Attributes:
         padded: ``[batch, channels, rows, W]``: the rows to denoise, the rows within the search radius, and half a patch
@@ -112,7 +112,7 @@ def _bands(images: Tensor, patch_size: int, search_radius: int) -> Iterator[_Ban
 
 
 def _denoise(band: _Band, patch_size: int, search_radius: int, h: float, sigma: float) -> Tensor:
-    """Return the denoised rows of a band, ``[batch, channels, rows, W]``."""
+    """Denoise the rows of one band by non-local means: ``[batch, channels, rows, W]``."""
     half = patch_size // 2
     height, width = (size - 2 * half for size in band.padded.shape[2:])
     patches = F.unfold(band.padded, patch_size).mT[:, None] * _weights(band.padded, patch_size, h)
@@ -132,7 +132,10 @@ def _denoise(band: _Band, patch_size: int, search_radius: int, h: float, sigma: 
 
 
 def _weights(like: Tensor, patch_size: int, h: float) -> Tensor:
-    """Return factors for a patch's pixels that turn half of a squared patch distance into an exponent."""
+    """Return the factors by which a patch's pixels are multiplied in non-local means, ``[channels * patch_size ** 2]``.
+
+    Half of the squared distance of two multiplied patches is the negative exponent of their weight.
+    """
     channels, deviation = like.shape[1], (patch_size - 1) / 4
     if patch_size == 1:
         return like.new_full((channels,), math.sqrt(2 / channels) / h)
@@ -144,7 +147,10 @@ def _weights(like: Tensor, patch_size: int, h: float) -> Tensor:
 
 
 class _Excess(Score):
-    """A Gaussian patch score that subtracts a threshold from half of each squared distance, clipping at 0."""
+    """The score of non-local means with ``sigma``: the squared patch distance, reduced by that expected from noise.
+
+    Half of each squared distance is reduced by a threshold, to at least 0; the score is the negative result.
+    """
 
     def __init__(self, threshold: float):
         super().__init__()
@@ -160,7 +166,7 @@ def _at_most_0(q: Tensor, k: Tensor, threshold: Tensor) -> Tensor:
 
 
 def _as_batch(image: Tensor, patch_size: int) -> Tensor:
-    """Check the image to denoise, and return it as ``[batch, channels, H, W]``."""
+    """Check the image to denoise, and reshape it to ``[batch, channels, H, W]``."""
     hint = "torch.from_numpy(array); a picture [H, W, channels] becomes channels first by .permute(2, 0, 1)"
     check_type("image", image, Tensor, "be a tensor", hint=hint)
     if image.dtype not in (torch.float32, torch.float64):

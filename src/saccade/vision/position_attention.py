@@ -1,4 +1,4 @@
-"""PositionAttention: every position of a feature map attends to every other."""
+"""PositionAttention: every position of a feature map attends to all positions."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def as_matrix(weights: object) -> Array:
 
 
 def as_maps(weights: object) -> Array:
-    """Convert weights to an array of maps, ``[layers, heads, q_len, kv_len]`` or ``[heads, q_len, kv_len]``."""
+    """Convert weights to an array of maps to draw, ``[layers, heads, q_len, kv_len]`` or ``[heads, q_len, kv_len]``."""
     return _checked(weights, "[heads, q_len, kv_len] or [layers, heads, q_len, kv_len]", axes=(3, 4))
 
 
@@ -56,7 +56,7 @@ def as_numbers(argument: str, values: object) -> Array:
 
 
 def max_pool(matrix: Array, rows: int, columns: int) -> Array:
-    """Pool an array to at most ``[rows, columns]``, keeping the value farthest from 0 in each group of neighbours.
+    """Pool an array for a figure to at most ``[rows, columns]``; each cell gets the value farthest from 0 in its group.
 
     A mean would almost erase a thin diagonal. NaN is ignored if a group contains any number.
     """
@@ -69,7 +69,7 @@ def max_pool(matrix: Array, rows: int, columns: int) -> Array:
 
 
 def limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
-    """Return the two ends of an array's colour scale.
+    """Return the two ends of the colour scale of an array: `limits`, or ends computed from the values.
 
     If all values have the same sign, one end is 0, so that a weight's colour shows its size.
     """
@@ -105,11 +105,11 @@ def log_limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[fl
 
 
 def masked(matrix: Array, allowed: object) -> Array:
-    """Return an array with NaN where ``allowed`` is False.
+    """Return a copy of an attention matrix for a figure, with NaN where ``allowed`` is False.
 
     Args:
         matrix: ``[..., q_len, kv_len]``.
-        allowed: bool, broadcastable to the matrix; None if everything is visible.
+        allowed: bool, broadcastable to the matrix; None if all pairs are visible.
     """
     if allowed is None:
         return matrix
@@ -141,7 +141,10 @@ def _checked(weights: object, shape: str, axes: tuple[int, ...]) -> Array:
 
 
 def scale_of(cells: Array, limits: tuple[float, float] | None, *, log: bool = False) -> tuple[float, float, bool]:
-    """Return the ends of an array's colour scale (symmetric for mixed signs), and whether values lie above it."""
+    """Return the colour scale of an array as three values: its two ends, and whether some values lie above it.
+
+    If there are values of both signs, the scale is symmetric around 0.
+    """
     low, high = (log_limits_of if log else limits_of)(cells, limits)
     if limits is None and not log and low < 0:
         return -max(high, -low), max(high, -low), False
@@ -154,13 +157,13 @@ def scale_of(cells: Array, limits: tuple[float, float] | None, *, log: bool = Fa
 def robust_top(cells: Array) -> float:
     """Return the upper end of a colour scale: the largest weight, unless a few keys or queries are outliers.
 
-    Columns to which at least half of the rows give five times the mean weight are *sinks*. Sinks are ignored, and so
-    are the 5 % of rows with the largest remaining weights. If all other weights are below half of the largest weight,
-    the scale ends at the largest of them, but never below a thousandth of the largest weight.
+    A column is a *sink* if at least half of the rows give it five times the mean weight. Sinks are ignored, and so are
+    the 5 % of rows with the largest weights outside sinks. If all other weights are below half of the largest weight,
+    the scale ends at the largest of the other weights, but never below a thousandth of the largest weight.
 
     Args:
-        cells: ``[rows, columns]``; NaN marks hidden cells. If a number is below 0, the array does not contain weights,
-            and the scale ends at the largest number.
+        cells: ``[rows, columns]``; NaN marks masked cells. If a number is below 0, the numbers are not attention
+            weights, and the scale ends at the largest number.
     """
     top = float(np.fmax.reduce(cells, axis=None))
     if not top > 0 or float(np.fmin.reduce(cells, axis=None)) < 0:

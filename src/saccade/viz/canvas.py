@@ -41,12 +41,12 @@ class Canvas:
     axes: "Axes"
 
     def write(self, x: float, y: float, text: str, **style: Any) -> None:
-        """Write ``text`` at a point of the map, literally and never as mathematics."""
+        """Write ``text`` at a point of the figure's map; dollar signs do not start mathematics."""
         shown, families = drawable_title(text)
         self.axes.text(x, y, shown, family=families, **PLAIN, **style)
 
     def show_pixels(self, pixels: Array, title: str | None) -> "Figure":
-        """Draw an image ``[height, width, 3]`` pixel by pixel, without axes; return the figure."""
+        """Draw an image ``[height, width, 3]`` on the canvas pixel by pixel, without axes; return the figure."""
         height, width, _ = pixels.shape
         self.axes.imshow(pixels, interpolation="nearest", aspect="auto", extent=(0, width, height, 0))
         self.axes.set_axis_off()
@@ -75,7 +75,7 @@ class Canvas:
         return self.figure
 
     def add_scale(self, image: "AxesImage", most: float | None = None) -> None:
-        """Draw the colour scale of ``image`` to the right of the map, with an arrow if values lie above it."""
+        """Draw the colour scale of ``image`` to the right of the map, with an arrow if some values exceed it."""
         scale = self.figure.add_axes((0.0, 0.0, 1.0, 1.0))
         above = "neither" if most is None else "max"
         self.figure.colorbar(image, cax=scale, extend=above, extendfrac=0.04).outline.set_visible(False)
@@ -94,7 +94,8 @@ class Canvas:
 def colours(*, signed: bool = False) -> "Colormap":
     """Return the colour map of all figures: white for 0, then reversed magma, whose lightness decreases evenly.
 
-    It also works in greyscale. With ``signed``, white is in the middle, and values below 0 get darker shades of blue.
+    The order of the colours is preserved in greyscale. With ``signed``, white is in the middle of the scale, and values
+    below 0 are blue, darker the farther they are from 0.
     """
     from matplotlib import colormaps  # noqa: PLC0415  matplotlib is optional
     from matplotlib.colors import LinearSegmentedColormap  # noqa: PLC0415
@@ -106,12 +107,12 @@ def colours(*, signed: bool = False) -> "Colormap":
 
 
 def whole_pixels(inches: float) -> float:
-    """Round a length in inches to a whole number of pixels."""
+    """Round a length on the canvas, in inches, to a whole number of pixels."""
     return round(inches * DPI) / DPI
 
 
 def blank() -> Canvas:
-    """Return an empty canvas outside pyplot, which notebooks display.
+    """Return an empty canvas for a figure; it is not registered with pyplot, but notebooks display it.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -128,7 +129,7 @@ def blank() -> Canvas:
 
 
 def dress(axes: "Axes") -> None:
-    """Style the axes of a diagram: two dark axis lines instead of a frame, and small numbers."""
+    """Style the axes of a figure: two dark axis lines instead of a frame, and small numbers."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(INK)
     axes.tick_params(labelsize=8, length=2, color=INK, labelcolor=INK)

@@ -97,7 +97,7 @@ def profile(
 
 
 def _read_lines(values: object, x: object, baseline: object, log: bool) -> tuple[Array, Array, Array | None]:
-    """Return a profile's coordinates, its lines ``[lines, points]``, and its baseline."""
+    """Check the data of a profile; return its coordinates, its lines ``[lines, points]``, and its baseline."""
     lines = as_numbers("values", values)
     lines = lines[None] if lines.ndim == 1 else lines
     if lines.ndim != 2 or 0 in lines.shape:
@@ -124,7 +124,10 @@ def _line(argument: str, values: object, points: int) -> Array:
 
 
 def _grouped(x: Array, y: Array, log: bool) -> tuple[Array, Array, Array]:
-    """Pool neighbouring points of a profile; return each group's coordinate, largest and smallest number."""
+    """Pool neighbouring points of a profile chart.
+
+    Return three arrays: the coordinate of each group, its largest number and its smallest number.
+    """
     groups = _LOG_POINTS if log else _POINTS
     if len(x) <= groups:
         return x, y, y
@@ -169,8 +172,8 @@ def channel_weights(
         x_labels: one per channel, shown literally, never as mathematics; numbers from 0 if None.
         title: text above the figure.
         x_name: name of the horizontal axis.
-        limits: the two ends of the vertical axis. If None, they are 0 and 1 if all weights lie between, else they are
-            computed from the weights.
+        limits: the two ends of the vertical axis. If None, they are 0 and 1 if all weights lie between 0 and 1;
+            otherwise they are computed from the weights.
 
     Returns:
         A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.

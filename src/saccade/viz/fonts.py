@@ -63,7 +63,10 @@ def drawable_labels(labels: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def drawable_title(title: str) -> tuple[str, list[str]]:
-    """Return a title that can be drawn, with characters that no installed font supports escaped, and its fonts."""
+    """Return a title that can be drawn, and the font families to draw it with.
+
+    Characters that no installed font supports are escaped.
+    """
     shown = visible(title)
     families, missing = covering_families(set(shown))
     if missing:
@@ -72,7 +75,7 @@ def drawable_title(title: str) -> tuple[str, list[str]]:
 
 
 def covering_families(characters: Iterable[str]) -> tuple[list[str], set[str]]:
-    """Return installed font families that together support all ``characters``.
+    """Find installed font families that together support all ``characters``.
 
     Returns:
         The families, the user's default first (matplotlib falls back from one to the next, glyph by glyph), and the
@@ -98,7 +101,7 @@ def covering_families(characters: Iterable[str]) -> tuple[list[str], set[str]]:
 
 
 def _known_faces() -> list[_Face]:
-    """Return the font faces that matplotlib knows and the bundled one, most legible families first."""
+    """Return the font faces that matplotlib has listed, and the bundled font; the most legible families come first."""
     from matplotlib import font_manager  # noqa: PLC0415  matplotlib is optional
 
     if all(entry.name != _OWN_FAMILY for entry in font_manager.fontManager.ttflist):
@@ -113,7 +116,7 @@ def _known_faces() -> list[_Face]:
 
 
 def _new_faces() -> list[_Face]:
-    """Return the font faces installed since matplotlib built its list, which it does not update."""
+    """Return the font faces that were installed after matplotlib built its list of fonts."""
     from matplotlib import font_manager  # noqa: PLC0415  matplotlib is optional
 
     before = _known_faces()
@@ -133,7 +136,7 @@ def _characters_drawn_with(properties: "FontProperties") -> frozenset[str]:
 
 @cache
 def _characters(path: str, face: int) -> frozenset[str]:
-    """Return the characters that a font face supports; none if the font cannot be read."""
+    """Return the characters that a font face supports. If the font cannot be read, return an empty set."""
     from matplotlib.ft2font import FT2Font  # noqa: PLC0415  matplotlib is optional
 
     try:
@@ -161,7 +164,7 @@ def _warn_once(missing: set[str]) -> None:
 
 
 def _callers_level() -> int:
-    """Return the number of stack frames between the warning and the user's code."""
+    """Return the ``stacklevel`` of the font warning: the number of stack frames between it and the user's code."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == "saccade":
         level, frame = level + 1, frame.f_back

@@ -79,7 +79,7 @@ def head_grid(
 
 
 def _number(canvas: Canvas, shape: tuple[int, int], cell: int, top: int, left: int) -> None:
-    """Write layer numbers to the left of a grid and head numbers below it, as many as are legible."""
+    """Write layer numbers to the left of a head grid and head numbers below it, skipping some if there are many."""
     layers, heads = shape
     for layer in range(0, layers, _every(layers, 1)):
         y = top + (layer + 0.5) * cell
@@ -108,5 +108,8 @@ def _grids_by_name(values: object) -> dict[str, Array]:
 
 
 def _every(count: int, least: int) -> int:
-    """Return the interval between numbered rows or columns of a grid: ``least`` if there are at most 16, else 4."""
+    """Return the interval between numbered rows or columns of a head grid.
+
+    It is ``least`` for at most 16 rows or columns, and 4 for more.
+    """
     return least if count <= 16 else 4

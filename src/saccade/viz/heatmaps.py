@@ -47,8 +47,8 @@ def heatmap(
 
     A weight of 0 is white, and if there are numbers below 0, the scale is symmetric around 0. NaN, infinite entries and
     pairs that are not allowed are grey. For a lazy matrix (`saccade.AttentionMatrix` or any other
-    `saccade.matrix.Matrix`), only the drawn cells are stored. Pairs that its mask hides are grey, and without labels,
-    its axes show token positions.
+    `saccade.matrix.Matrix`), only the drawn cells are stored. Pairs that the matrix's mask hides are grey, and without
+    labels, the axes show token positions.
 
     Sinks (keys that receive most of the attention of most queries) do not affect the colour scale. Without ``limits``,
     the scale ends at the largest weight of 95 % of the queries, ignoring sinks, if that is below half of the largest
@@ -56,8 +56,8 @@ def heatmap(
 
     Args:
         weights: a lazy matrix, or ``[q_len, kv_len]``: a tensor of any dtype and device, an array, or nested lists.
-        head, batch: the head and batch item of a lazy matrix to draw; no others are computed. A matrix with one head
-            needs neither.
+        head, batch: the head and batch item of a lazy matrix to draw; other heads and items are not computed. A matrix
+            with a single head needs neither.
         x_labels: one label per key, shown literally, never as mathematics; only as many as fit are drawn. Long labels
             are cut. A label with a character that no installed font supports is replaced by its number, counted from 1:
             ``#4``.
@@ -127,7 +127,10 @@ def rule_cells(axes: "Axes", rows: int, columns: int) -> None:
 
 
 def _size(shape: tuple[int, int], annotate: bool, labelled: bool) -> tuple[float, float]:
-    """Return a heatmap's width and height in inches, as whole pixels; cells are square unless it would be too thin."""
+    """Return a heatmap's width and height in inches, rounded to whole pixels.
+
+    Cells are square, unless the heatmap would then be too thin.
+    """
     rows, columns = shape
     longer = max(rows, columns)
     # Inches of a cell, and limit for the longer side. Annotated maps have a limited number of cells instead.
@@ -159,7 +162,7 @@ def _draw_cells(
 
 
 def _draw_values(axes: "Axes", image: "AxesImage", matrix: Array) -> None:
-    """Write each value of a heatmap in black or white, whichever contrasts more with its cell."""
+    """Write each value of a heatmap into its cell, in black or white, whichever contrasts more with the cell."""
     pattern = "{:.2f}" if np.nanmax(np.abs(matrix)) < 10 else "{:.3g}"
     for (row, column), value in np.ndenumerate(matrix):
         red, green, blue, _ = image.to_rgba(np.array([value]))[0]
@@ -169,6 +172,9 @@ def _draw_values(axes: "Axes", image: "AxesImage", matrix: Array) -> None:
 
 
 def _luminance(red: float, green: float, blue: float) -> float:
-    """Return the relative luminance of a colour (WCAG 2): above 0.179, black text has more contrast."""
+    """Return the relative luminance of a heatmap colour, as defined by WCAG 2.
+
+    If it is above 0.179, black text has more contrast than white text.
+    """
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (red, green, blue)]
     return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))

@@ -49,8 +49,8 @@ def mosaic(
         title: text above the figure.
         highlight: the map to frame, ``(layer, head)`` or ``(head,)``.
         shared_scale: whether all maps share one colour scale.
-        allowed: bool, broadcastable to the weights: the visible pairs; others are grey. All are visible if None. Not
-            needed for lazy matrices, which have a mask.
+        allowed: bool, broadcastable to the weights: True for visible pairs, False for pairs to draw in grey. All pairs
+            are visible if None. Not needed for lazy matrices, which have a mask.
         log: whether the colour scale is logarithmic, over four decades below the largest weight; smaller values are
             white.
 
@@ -59,8 +59,7 @@ def mosaic(
 
     Raises:
         TypeError: ``weights`` are not real numbers.
-        ValueError: the wrong number of axes, no finite weight, or ``highlight`` is not one of the
-            maps.
+        ValueError: the wrong number of axes, no finite weight, or a ``highlight`` that does not exist.
         ImportError: matplotlib is not installed.
 
     Cost: O(layers * heads * q_len * kv_len) time, and as much memory for dense weights; each lazy matrix takes one
@@ -92,7 +91,10 @@ def mosaic(
 
 
 def _read_maps(weights: object, batch: int, allowed: object) -> tuple[Array, tuple[int, int]]:
-    """Return a mosaic's maps ``[(layers,) heads, rows, columns]``, pooled if lazy, and the matrices' lengths."""
+    """Read the maps of a mosaic; maps of lazy matrices are pooled.
+
+    Return two values: the maps ``[(layers,) heads, rows, columns]``, and the lengths ``(q_len, kv_len)``.
+    """
     lazy = weights if isinstance(weights, Matrix) else _layers(weights)
     if lazy is None:
         refuse_choice(batch=batch)
@@ -105,14 +107,17 @@ def _read_maps(weights: object, batch: int, allowed: object) -> tuple[Array, tup
 
 
 def _layers(weights: object) -> Sequence[Matrix] | None:
-    """Return the lazy matrices in the weights of a mosaic, as a list; None if `weights` are dense."""
+    """Return the list of lazy matrices passed to a mosaic. If `weights` are dense, return None."""
     given = weights if isinstance(weights, list | tuple) else ()
     layers = [one for one in given if isinstance(one, Matrix)]
     return layers if layers and len(layers) == len(given) else None
 
 
 def _scaled(maps: Array, shared_scale: bool, log: bool) -> tuple[Array, list[tuple[float, float]]]:
-    """Return a mosaic's maps ``[maps, rows, columns]`` (their logarithms if ``log``), and the ends of each scale."""
+    """Return the maps of a mosaic ``[maps, rows, columns]``, and the two ends of each map's colour scale.
+
+    With ``log``, both are logarithms.
+    """
     flat = maps.reshape(-1, *maps.shape[-2:])
     if not log:
         if not shared_scale:
@@ -142,7 +147,7 @@ def _tile_size(q_len: int, kv_len: int) -> tuple[int, int]:
 
 
 def _enlarged(matrix: Array, height: int, width: int) -> Array:
-    """Resize a map of a mosaic to a size in pixels: cells are enlarged, or pooled to their largest value."""
+    """Resize a map of a mosaic to ``[height, width]`` pixels: enlarge cells, or pool them to their largest value."""
     pooled = max_pool(matrix, height, width)
     y = np.arange(height) * pooled.shape[0] // height
     x = np.arange(width) * pooled.shape[1] // width

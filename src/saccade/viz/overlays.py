@@ -72,7 +72,7 @@ def spatial_map(
 
 
 def _tints(opacity: float) -> "Colormap":
-    """Return an overlay's colour map, from transparent to red, which preserves light and dark in the image."""
+    """Return an overlay's colour map, from transparent to red, so that the image stays visible below it."""
     from matplotlib.colors import LinearSegmentedColormap  # noqa: PLC0415  matplotlib is optional
 
     steps = [(*rgb, share * opacity) for share, rgb in zip((0.0, 0.45, 0.8, 1.0), _TINTS, strict=True)]
@@ -80,14 +80,14 @@ def _tints(opacity: float) -> "Colormap":
 
 
 def _grey(image: object) -> Array:
-    """Return the image's luminance, stretched to [0, 1]; an image of uniform brightness becomes mid-grey."""
+    """Convert an overlay's image to grey, stretched to [0, 1]; an image of uniform brightness becomes mid-grey."""
     planes = _plane("image", image, (1, 3))
     low, high = float(planes.min()), float(planes.max())
     return (planes - low) / (high - low) if low < high else np.full_like(planes, 0.5)
 
 
 def _plane(argument: str, values: object, channels: tuple[int, ...]) -> Array:
-    """Return an overlay's image or map as ``[H, W]``; three channels are reduced to their luminance."""
+    """Check an overlay's image or map, and convert it to ``[H, W]``; three channels are reduced to their luminance."""
     array = as_numbers(argument, values)
     if array.ndim == 3 and array.shape[0] in channels:
         array = np.tensordot(np.array(_LUMINANCE, array.dtype), array, 1) if array.shape[0] == 3 else array[0]

@@ -27,7 +27,7 @@ _SURELY_HIDDEN = -500.0  # logs of hidden pairs are below this, those of visible
 
 
 def chosen(matrix: Matrix, batch: object, head: object) -> tuple[int, int]:
-    """Check and return the batch item and head of a matrix to draw; the head may be omitted if there is only one.
+    """Check and return the batch item and head of a lazy matrix to draw; a matrix with a single head needs no ``head``.
 
     Raises:
         TypeError: an index is not an int.
@@ -52,7 +52,7 @@ def chosen(matrix: Matrix, batch: object, head: object) -> tuple[int, int]:
 
 
 def refuse_choice(**named: object) -> None:
-    """Raise if an option was passed that only applies to lazy matrices."""
+    """Raise if dense weights are drawn with an option that only applies to lazy matrices."""
     for name, value in named.items():
         if value not in (None, 0):
             hint = "index an array yourself: weights[batch, head]"
@@ -88,7 +88,10 @@ def maps_of(matrices: Matrix | Sequence[Matrix], batch: object, bins: int) -> Ar
 
 
 def places_of(matrix: Matrix, batch: int) -> tuple[Ints, Ints]:
-    """Return the positions of a batch item's queries and keys, int64 ``[q_len]`` and ``[kv_len]``; -1 marks padding."""
+    """Return the positions of a matrix's queries and keys for numbering the axes of its map.
+
+    Return two arrays, int64 ``[q_len]`` and ``[kv_len]``, where -1 marks padding.
+    """
     _, _, q_len, kv_len = matrix.shape
     q, kv = matrix.positions(range(q_len), (range(kv_len),))
     rows, columns = (x.expand(matrix.shape[0], -1, -1, -1)[batch].flatten().cpu().numpy() for x in (q, kv))
@@ -96,14 +99,14 @@ def places_of(matrix: Matrix, batch: int) -> tuple[Ints, Ints]:
 
 
 def _maps(matrix: Matrix, batch: int, heads: range, bins: int) -> Array:
-    """Return the pooled maps of a range of heads, ``[heads, rows, columns]``."""
+    """Return the pooled maps of consecutive heads in a lazy matrix, ``[heads, rows, columns]``."""
     return sweep_maps(matrix, batch, heads, bins)[0]
 
 
 def sweep_maps(
     matrix: Matrix, batch: int, heads: range, bins: int, statistics: Sequence[Statistic[Any, Any]] = ()
 ) -> tuple[Array, tuple[Any, ...]]:
-    """Compute pooled maps of one head or of all heads, with other statistics of a batch item, in one pass.
+    """Compute pooled maps of a batch item, and other statistics, in one pass over the matrix.
 
     Args:
         matrix: a matrix with at least one query and one key.
@@ -140,7 +143,7 @@ def sweep_maps(
 
 
 class _VisibleCells:
-    """The cells of a pooled map that contain a visible pair, bool ``[heads, rows, columns]``.
+    """A record of which cells of a pooled map contain a visible pair, bool ``[heads, rows, columns]``.
 
     Args:
         info: description of the drawn part of the matrix.
@@ -155,7 +158,10 @@ class _VisibleCells:
         self._column = torch.arange(kv_len, device=info.device) * columns // kv_len
 
     def add_all(self, matrix: AttentionMatrix, batch: int, heads: range) -> None:
-        """Mark visible cells of a pooled map from the mask's plan; pairs are evaluated only in partial tiles."""
+        """Mark the visible cells of a pooled map from the mask's tiles.
+
+        Single pairs are evaluated only in tiles that the mask hides in part.
+        """
         inputs = matrix.inputs.current()
         tells_heads_apart = inputs.rule.shape[1] > 1 or inputs.rule.asks_functions
         for head in heads if tells_heads_apart else heads[:1]:
@@ -166,7 +172,7 @@ class _VisibleCells:
                     self._mark(local_heads, piece.rows, strip.keys, None if allowed is None else allowed[0, 0])
 
     def add_block(self, matrix: Matrix, block: Block, batch: int) -> None:
-        """Mark visible cells of a pooled map from weights, where a weight of exactly 0 counts as hidden."""
+        """Mark the visible cells of a pooled map from a block of weights; a weight of exactly 0 counts as masked."""
         if isinstance(matrix, FeatureMatrix | RecurrenceMatrix | StateSpaceMatrix):
             # These masks are the same for all heads, and a weight that has decayed to 0 is not hidden.
             item = slice(batch, batch + 1)
@@ -180,7 +186,13 @@ class _VisibleCells:
                 self._mark(head, block.rows, keys, part[0, head - block.heads.start])
 
     def _mark(self, heads: int | slice, rows: range, keys: range, allowed: Tensor | None) -> None:
-        """Mark the map cells that contain a pair in ``allowed``, bool ``[rows, keys]``; None for all pairs."""
+        """Mark the cells of a pooled map that contain an allowed pair.
+
+        Args:
+            heads: the heads to mark.
+            rows, keys: the queries and keys of the pairs.
+            allowed: bool ``[rows, keys]``; None if all pairs are allowed.
+        """
         row, column = self._row[as_slice(rows)], self._column[as_slice(keys)]
         if allowed is None:
             self.cells[heads, row.unique()[:, None], column.unique()] = True

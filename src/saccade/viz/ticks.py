@@ -1,4 +1,4 @@
-"""Tick labels along the axes of a map, as many as are legible."""
+"""Tick labels along the axes of a map; some are skipped if there are too many to read."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -58,7 +58,7 @@ def name_rows(
 
 
 def name_axis(axis: "Axis", name: str) -> None:
-    """Write the name of an axis beside it."""
+    """Write the name of a map's axis beside the axis."""
     shown, families = drawable_title(name)
     axis.set_label_text(shown, size=_SIZE, family=families, style="italic", **PLAIN)
 
@@ -73,7 +73,7 @@ def _write(
     *,
     across: bool,
 ) -> bool:
-    """Write tick labels along ``axis``; return whether they are too wide to fit without a slant."""
+    """Write tick labels along an axis of a map; return whether they must be slanted to fit."""
     name_axis(axis, name)
     if labels is None:
         axis.set_tick_params(which="major", length=3, color=INK, labelcolor=INK, labelsize=_SIZE)
@@ -89,7 +89,7 @@ def _write(
 
 
 def _number(axis: "Axis", places: Ints, length: float, *, across: bool) -> None:
-    """Write round numbers as ticks along consecutive positions; otherwise label a selection of the positions."""
+    """Number the ticks of an axis: with round numbers if positions are consecutive, otherwise with some positions."""
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415  matplotlib is optional
 
     # Use as many ticks as fit; small maps number every cell.

@@ -109,7 +109,7 @@ class _Open(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class _Search:
-    """The beam search for one prompt, with its open and finished beams, best first."""
+    """The state of the beam search for one prompt: its open and its finished beams, each sorted from best to worst."""
 
     beams: int
     length_penalty: float
@@ -119,10 +119,14 @@ class _Search:
     done: list[Hypothesis] = dataclasses.field(default_factory=list)
 
     def extend(self, log_probs: Tensor) -> list[tuple[int, int]]:
-        """Extend all beams by one token; return (parent, token) of each open beam, or nothing if the search is over.
+        """Extend all open beams by one token.
 
         Args:
-            log_probs: ``[open beams, vocab]``.
+            log_probs: log-probabilities of the next token, ``[open beams, vocab]``.
+
+        Returns:
+            For each new open beam, the index of the beam that it extends, and its new token; an empty list if the
+            search is over.
         """
         vocab = log_probs.shape[1]
         totals = log_probs.double() + torch.tensor([one.total for one in self.open], device=log_probs.device)[:, None]
@@ -153,7 +157,7 @@ class _Search:
         return total / length**self.length_penalty
 
     def _cannot_improve(self, length: int) -> bool:
-        """Return whether no open beam can still beat the worst finished one."""
+        """Return whether the beam search can stop, because no open beam can still beat the worst finished beam."""
         if len(self.done) < self.beams:
             return False
         # Totals only decrease, but the divisor may grow.

@@ -24,13 +24,13 @@ Tokens = Tensor | Sequence[int] | Sequence[Sequence[int]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """One step of text generation: the generated tokens and the amount of work.
+    """The result of one model call in text generation: the generated tokens and the amount of work.
 
     Args:
         phase: "prefill" if the model read the prompt, "decode" if it read the last generated tokens.
         tokens: the generated tokens, int64 ``[batch]``; -1 for a text that has already ended.
         log_probs: log-probabilities of the tokens under the sampling distribution, ``[batch]``; 0 without a sampler.
-        processed: number of tokens that the model read in this step, not counting padding and texts that have ended.
+        processed: number of tokens that the model read in this call, not counting padding and texts that have ended.
         bytes_read: bytes of keys and values that attention read from the caches of all layers; None without a cache.
         bytes_appended: bytes of keys and values that were added to the caches; None without a cache.
     """
@@ -128,7 +128,7 @@ def _prepare(
     stop: int | Collection[int] | None,
     seed: int | None,
 ) -> tuple[list[list[int]], frozenset[int], Iterator[Step]]:
-    """Check all arguments of a generation; return the prompts, the end tokens and an iterator over the steps."""
+    """Check the arguments of `generate`; return the prompts, the stop tokens and an iterator over `Step` objects."""
     prompts = as_prompts(tokens)
     check_int("max_new_tokens", max_new_tokens, 0)
     hint = "for instance saccade.models.Sampler(temperature=0.8, top_p=0.95)"

@@ -23,7 +23,7 @@ FOREIGN_NAMES: Mapping[str, str] = {
 
 
 def as_prompts(tokens: Tensor | Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
-    """Convert the prompts of a generation to lists of ints.
+    """Check the prompts passed to `generate`, and convert them to lists of ints.
 
     Args:
         tokens: int ``[batch, len]``, or a list of lists of ints, which may differ in length.
@@ -58,7 +58,9 @@ def _as_prompt(rule: str, number: int, given: object) -> list[int]:
 
 
 def left_padded(prompts: list[list[int]], starts: list[int], device: torch.device) -> tuple[Tensor, range | Tensor]:
-    """Return prompts as tokens ``[batch, len]`` padded on the left, with their positions; -1 marks padding.
+    """Pad prompts on the left to a common length.
+
+    Return two tensors ``[batch, len]``: the tokens, and their positions, where -1 marks padding.
 
     Args:
         prompts: the tokens of each prompt; an empty list for a text that has ended.
@@ -76,7 +78,7 @@ def left_padded(prompts: list[list[int]], starts: list[int], device: torch.devic
 
 
 def stop_tokens(stop: int | Collection[int] | None) -> frozenset[int]:
-    """Return the stop tokens of a generation as a set of ints."""
+    """Check the stop tokens passed to `generate`, and return them as a set of ints."""
     tokens = () if stop is None else (stop,) if is_integer(stop) else stop
     if isinstance(tokens, str) or not isinstance(tokens, Collection):
         raise type_error("stop", "be a token, several tokens or None", type(stop).__name__)

@@ -67,7 +67,9 @@ class Sampler:
         return torch.zeros_like(top).scatter_(-1, index, top / top.sum(-1, keepdim=True))
 
     def draw(self, logits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Sample one token per row; return the tokens, int64 ``[batch]``, and their log-probabilities, ``[batch]``.
+        """Sample the next token of each text from its logits.
+
+        Return two tensors: the tokens, int64 ``[batch]``, and their log-probabilities, ``[batch]``.
 
         Each row uses one random number, so a text's samples do not depend on the lengths of the other texts.
         """

@@ -1,4 +1,4 @@
-"""Reader: feeds new tokens to a language model step by step, with a cache or without."""
+"""Reader: feeds new tokens to a language model during text generation, with or without a cache."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from saccade.support.validation import check_type
 
 
 class LanguageModel(Protocol):
-    """The interface of models for generation. Without ``new_cache()`` a model reads the full texts in each step."""
+    """The interface of models that can generate text.
+
+    A model without a ``new_cache()`` method reads the full text again for each new token.
+    """
 
     def __call__(self, tokens: Tensor, *, positions: GivenPositions) -> Tensor:
-        """Return next-token logits, ``[batch, len, vocab]``; models with a cache also take ``cache=``."""
+        """Return next-token logits, ``[batch, len, vocab]``; a model with a cache also accepts ``cache=``."""
         ...
 
 
 class Reader(Protocol):
-    """A language model together with the texts it has read so far.
+    """A language model together with the texts that it has read so far.
 
     Attributes:
         processed: number of tokens that the model read in the last call of `read`.
@@ -36,16 +39,20 @@ class Reader(Protocol):
     traffic: Traffic | None = None
 
     def read(self, new: list[list[int]]) -> Tensor:
-        """Read new tokens of each text (none if it has ended); return next-token logits, float ``[batch, vocab]``."""
+        """Feed new tokens to the language model, and return the logits of the next token, float ``[batch, vocab]``.
+
+        Args:
+            new: the new tokens of each text; an empty list for a text that has ended.
+        """
         ...
 
     def reorder(self, rows: list[int]) -> None:
-        """Keep only these texts of the batch, in this order; beam search may repeat a text."""
+        """Replace the texts of the batch by those at the indices ``rows``; in beam search, an index may repeat."""
         ...
 
 
 def new_reader(model: LanguageModel, cache: Cache | LayerCache | None) -> Reader:
-    """Return a reader for a language model, with a cache if the model supports one."""
+    """Return a `Reader` for a language model; it uses a cache if the model supports caches."""
     if not callable(model):
         raise type_error("model", "be a model, model(tokens, ...) -> logits", type(model).__name__)
     check_type("cache", cache, (Cache, LayerCache, NoneType), "be what model.new_cache() gives, or None")
@@ -97,7 +104,10 @@ class _WholeTextReader(Reader):
 
 
 def _last(model: LanguageModel, tokens: Tensor, **how: object) -> Tensor:
-    """Return a model's logits at the last token, skipping the others if the model has ``hidden`` and ``logits``."""
+    """Return a language model's logits at the last token of each text, ``[batch, vocab]``.
+
+    If the model has the methods ``hidden`` and ``logits``, no logits are computed for the other tokens.
+    """
     hidden, project = getattr(model, "hidden", None), getattr(model, "logits", None)
     with torch.no_grad():
         if callable(hidden) and callable(project):

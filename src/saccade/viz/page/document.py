@@ -14,7 +14,7 @@ _EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
 
 
 def document(title: str, parts: Mapping[str, str]) -> str:
-    """Return the complete HTML document of a page.
+    """Return the complete HTML document of an attention page.
 
     Args:
         title: title of the browser window.
@@ -46,7 +46,7 @@ def document(title: str, parts: Mapping[str, str]) -> str:
 
 @cache
 def code(name: str) -> str:
-    """Return a JavaScript module and all its imports as one script for the document."""
+    """Return a JavaScript module together with all modules that it imports, as one script for the HTML document."""
     done: dict[str, str] = {}
 
     def add(module: str) -> None:
@@ -65,7 +65,7 @@ def code(name: str) -> str:
 
 @cache
 def style() -> str:
-    """Return the style sheet of the HTML document."""
+    """Return the style sheet of the attention page's HTML document."""
     return _BROWSER.joinpath("page.css").read_text("utf-8")
 
 

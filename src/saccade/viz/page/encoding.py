@@ -16,19 +16,24 @@ _ZERO = 128  # the level of 0 if weights have both signs
 
 
 def tops_of(cells: Array) -> list[float]:
-    """Return the largest absolute weight in each map of ``[heads, rows, columns]``; 0 if none is finite."""
+    """Return the largest absolute weight in each head's map for encoding the map, or 0 if no weight is finite.
+
+    Args:
+        cells: the maps, ``[heads, rows, columns]``.
+    """
     sizes = np.abs(np.where(np.isfinite(cells), cells, 0.0))
     return [float(top) for top in sizes.max(axis=(1, 2), initial=0.0)]
 
 
 def levels(cells: Array, top: float, *, is_signed: bool) -> npt.NDArray[np.uint8]:
-    """Encode a map as one byte per cell, on a log scale of six decades in steps of 6 % (12 % with signs).
+    """Encode a map as one byte per cell, on a logarithmic scale of six decades.
 
-    Weights are rounded away from 0, so that no weight exceeds its level. Level 0 marks a hidden cell. Without signs,
-    255 is ``top`` and 1 is close to 0; with signs, 255 is ``top``, 128 is 0 and 1 is ``-top``.
+    Neighbouring levels differ by 6 %, or by 12 % if weights may be below 0. Weights are rounded away from 0, so that no
+    weight exceeds its level. Level 0 marks a masked cell. Without signs, 255 is ``top`` and 1 is close to 0; with
+    signs, 255 is ``top``, 128 is 0 and 1 is ``-top``.
 
     Args:
-        cells: the weights, NaN where hidden.
+        cells: the weights; NaN marks masked cells.
         top: the largest absolute weight.
         is_signed: whether weights may be below 0.
     """
@@ -42,7 +47,7 @@ def levels(cells: Array, top: float, *, is_signed: bool) -> npt.NDArray[np.uint8
 
 
 def halves(numbers: Array, top: float) -> bytes:
-    """Encode numbers as float16 fractions of the largest, accurate to 0.05 %."""
+    """Encode numbers for a page as float16 fractions of ``top``, with an accuracy of 0.05 %."""
     parts = numbers / top if top > 0 else np.zeros_like(numbers)
     return np.clip(np.nan_to_num(parts), -1.0, 1.0).astype("<f2").tobytes()
 
@@ -53,7 +58,7 @@ def packed(data: bytes) -> str:
 
 
 def as_json(value: Any) -> bytes:
-    """Encode a value as JSON for a page; numbers get six digits, or null if not finite."""
+    """Encode a value as JSON for a page; numbers are rounded to six digits, and become null if they are not finite."""
     return json.dumps(_plain(value), ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
 
 

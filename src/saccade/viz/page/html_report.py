@@ -130,7 +130,7 @@ def checked_options(
     language: object,
     size: object,
 ) -> Options:
-    """Check and return the options of a report that do not depend on its data."""
+    """Check the options of a report that do not depend on its data, and return them."""
     check_type("title", title, str, "be a string")
     pair = tuple(names) if isinstance(names, Sequence) and not isinstance(names, str) else ()
     if len(pair) != 2 or not all(isinstance(name, str) for name in pair):
@@ -162,7 +162,10 @@ def write(
     other_tokens: Tokens = None,
     live: float = 0.0,
 ) -> None:
-    """Write a report whose options have been checked; if ``live`` is above 0, it reloads every ``live`` seconds."""
+    """Write an HTML report whose options have been checked.
+
+    If ``live`` is above 0, the page reloads itself every ``live`` seconds.
+    """
     data = page_parts(options, given, other, other_tokens, live)
     write_whole(path, memoryview(document(visible(options.title), data).encode()))
 
@@ -170,7 +173,7 @@ def write(
 def page_parts(
     options: Options, given: object, other: object = None, other_tokens: Tokens = None, live: float = 0.0
 ) -> dict[str, str]:
-    """Return the packed data of a report by name."""
+    """Return the compressed data of an HTML report, as a dict by names."""
     if other is None and other_tokens is not None:
         raise value_error("other_tokens", "be left out where there is no other recording", kind(other_tokens))
     check_tokens(other_tokens)

@@ -22,17 +22,17 @@ from saccade.viz.page.statistics import BothWays, Strong, Without
 from saccade.viz.pooled_maps import sweep_maps
 
 Columns = tuple[tuple[int, ...], ...]
-"""For some columns of a map, the keys to pool again without the others."""
+"""The keys to pool again for each of some map columns; other keys of the column, such as sinks, are left out."""
 
 
 class Map(NamedTuple):
-    """Small maps of a layer's heads, and some of their columns recomputed without attention sinks.
+    """Pooled maps of a layer's heads on a page.
 
     Attributes:
-        cells: ``[heads, rows, columns]``, NaN where hidden.
-        beside: ``[heads, rows, chosen columns]``.
+        cells: the maps, ``[heads, rows, columns]``; NaN marks masked cells.
+        beside: some columns of the maps, pooled again without attention sinks, ``[heads, rows, selected columns]``.
         answers: results of the additional statistics.
-        how: how a cell is reduced, as in `saccade.statistics.Pooled`.
+        how: how the weights of a cell are reduced to one number, as in `saccade.statistics.Pooled`.
     """
 
     cells: Array
@@ -42,22 +42,22 @@ class Map(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The details of one head of a layer: a larger map and the strongest weights; None if unknown."""
+    """The details of one head on a page: a larger map and the strongest weights; each is None if it is unknown."""
 
     map: Map | None
     strong: Strong | None
 
 
 class Source(Protocol):
-    """The data source of a layer on a page; each method returns the data of one batch item."""
+    """The interface of a layer on a page; each method returns data of one batch item."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """The shape of the layer's attention, (batch, heads, q_len, kv_len)."""
+        """Shape of the layer's attention matrix, ``(batch, heads, q_len, kv_len)``."""
 
     @property
     def is_signed(self) -> bool:
-        """True if weights may be below 0."""
+        """Whether weights of the layer may be below 0."""
 
     def measures(self, item: int) -> list[Measure]:
         """Return statistics of the layer's heads, each ``[1, heads]``."""
@@ -66,40 +66,40 @@ class Source(Protocol):
         """Return the attention that each key of the layer receives, ``[heads, kv_len]``."""
 
     def map(self, item: int, bins: int, columns: Columns, statistics: Sequence[Statistic[Any, Any]]) -> Map | None:
-        """Return small maps of the layer's heads, with further statistics; None if unknown."""
+        """Return small maps of the layer's heads with additional statistics, or None if the maps are unknown."""
 
     def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
-        """Return the details of one head of the layer."""
+        """Return the details of one head of the layer: a larger map and the strongest weights."""
 
 
 class Recorded(Protocol):
-    """The interface of a recorded layer; `saccade.recording.layer_record.Run` is one."""
+    """The interface of a recorded layer on a page, which `saccade.recording.layer_record.Run` implements."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """The shape of the recorded attention, (batch, heads, q_len, kv_len)."""
+        """Shape of the recorded layer's attention matrix, ``(batch, heads, q_len, kv_len)``."""
 
     @property
     def matrix(self) -> Matrix:
-        """The matrix of the recorded layer, if queries and keys were recorded."""
+        """The attention matrix of the recorded layer, which exists only if queries and keys were recorded."""
 
     @property
     def kept(self) -> tuple[Statistic[Any, Any], ...]:
-        """The kinds of statistics that were recorded."""
+        """The additional statistics that were recorded, such as pooled maps."""
 
     @property
     def statistics(self) -> dict[str, Tensor]:
-        """The recorded statistics of queries and keys, by name."""
+        """The recorded statistics of the layer's queries and keys, by name."""
 
     def summary(self) -> Summary:
-        """Return the recorded statistics of heads."""
+        """Return the summary statistics of the recorded layer's heads."""
 
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
-        """Compute statistics of the recorded layer."""
+        """Return the results of additional statistics of the recorded layer."""
 
 
 def layers_of(data: object) -> dict[str, Source]:
-    """Return the layers to show on a page by name, given the user's argument.
+    """Convert the data that the user passed to `report` to the layers of a page, by name.
 
     Raises:
         TypeError: the argument is neither matrices, nor weights, nor a recording.
@@ -150,7 +150,10 @@ def _is_real(dtype: torch.dtype) -> bool:
 
 
 def _is_recorded(layer: object) -> TypeGuard[Recorded]:
-    """Return whether an object is a recorded layer, judging by its type because reading properties may be slow."""
+    """Return whether an object is a recorded layer.
+
+    Only the object's type is checked, because reading its properties may be slow.
+    """
     names = ("shape", "matrix", "kept", "statistics", "summary", "compute")
     return all(hasattr(type(layer), name) for name in names)
 
@@ -204,7 +207,7 @@ class OfMatrix(Source):
 
 
 class Kept(Source):
-    """A page's layer with recorded results only, without queries and keys."""
+    """A page's layer of which only results were recorded, not queries and keys."""
 
     def __init__(self, run: Recorded):
         self._run = copy.copy(run)  # another thread may still extend it
@@ -250,13 +253,13 @@ class Kept(Source):
 
     @property
     def _best(self) -> Pooled | None:
-        """The most detailed recorded map; None if no map was recorded."""
+        """The recorded statistic with the most detailed map of the layer, or None if no map was recorded."""
         kept = [statistic for statistic in self._run.kept if isinstance(statistic, Pooled)]
         return max(kept, key=lambda statistic: (statistic.how == "max", statistic.bins), default=None)
 
     @cached_property
     def _pooled(self) -> Tensor | None:
-        """The cells of the most detailed recorded map, ``[batch, heads, rows, columns]``."""
+        """The most detailed recorded map of the layer, ``[batch, heads, rows, columns]``, or None if there is none."""
         try:
             return None if self._best is None else self._run.compute(self._best)[0]
         except UnsupportedError:  # maps of several calls cannot be combined
@@ -271,7 +274,10 @@ class Kept(Source):
 
 
 def _measures(summary: Summary | None, plain: Mapping[str, Tensor], item: int) -> list[Measure]:
-    """Return a layer's statistics for one batch item; without a summary, they are means over queries."""
+    """Return the statistics of a page's layer for one batch item.
+
+    If there is no summary, they are computed from the recorded statistics of queries, as means or maxima.
+    """
     if summary is not None:
         cut = slice(item, item + 1)
         return [one._replace(values=one.values[cut], uniform=one.uniform[cut]) for one in summary.measures]
@@ -313,7 +319,7 @@ class WrittenOut(Matrix):
 
     @cached_property
     def is_signed(self) -> bool:
-        """True if any weight is below 0."""
+        """Whether any of the dense weights is below 0."""
         return bool((self._weights < 0).any())
 
     @cached_property

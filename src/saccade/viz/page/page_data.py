@@ -1,4 +1,4 @@
-"""The data of one recording for a page, as numbers and packed bytes."""
+"""The data of one recording for a page, as numbers and compressed bytes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _TELLING = ("position_information", "previous_mass", "induction_mass", "first_ma
 
 
 class Side(NamedTuple):
-    """The page data of one recording.
+    """The data of one recording on a page.
 
     Attributes:
         descriptions: names and settings of the texts, layers and heads.
-        parts: packed bytes by name: maps of each layer, and details of heads.
+        parts: compressed data by name: the maps of each layer, and the details of heads.
     """
 
     descriptions: dict[str, Any]
@@ -81,7 +81,7 @@ def read_side(
     Args:
         name: name of the recording.
         layers: layers by name.
-        labels: checked tokens of the layers.
+        labels: the tokens of the layers, already checked.
         item: the batch item to show.
         heads: (layer, head) pairs to show in detail; the most informative ones if None.
         size: approximate size limit of the page in bytes.
@@ -140,7 +140,10 @@ def _layer(name: str, source: Source, labels: Labels, item: int) -> _Layer:
 
 
 def _sinks(received: Tensor) -> list[int]:
-    """Return a layer's attention sinks: keys with at least 5 % of its attention and four times the average."""
+    """Return the attention sinks of a layer on a page.
+
+    A key is a sink if it receives at least 5 % of the layer's attention, and at least four times the average.
+    """
     shares = received / received.sum().clamp_min(1e-30)
     least = max(_SINK_SHARE, _SINK_TIMES / len(shares))
     best = shares.topk(min(_SINKS, len(shares)))
@@ -150,7 +153,7 @@ def _sinks(received: Tensor) -> list[int]:
 def _keys_without_sinks(
     columns: Sequence[int], sinks: Sequence[int], kv_len: int, bins: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the keys in some columns of a pooled map, excluding attention sinks."""
+    """Return the keys that belong to each of some columns in a page's pooled map, excluding attention sinks."""
     count = min(bins, kv_len)
     spans = [range(-(-column * kv_len // count), -(-(column + 1) * kv_len // count)) for column in columns]
     return tuple(tuple(key for key in span if key not in sinks) for span in spans)
@@ -166,7 +169,7 @@ def _describe_measures(layers: Sequence[_Layer]) -> list[dict[str, str]]:
 
 
 def _describe_layer(layer: _Layer, texts: dict[tuple[str, ...], int]) -> dict[str, Any]:
-    """Return a layer's entry in the page's index; add its texts to ``texts``."""
+    """Return the description of a layer for the page, and add the layer's texts to ``texts``."""
     _, heads, q_len, kv_len = layer.source.shape
     keys = texts.setdefault(layer.labels.keys, len(texts))
     queries = keys if layer.labels.is_one_text else texts.setdefault(layer.labels.queries, len(texts))
@@ -190,10 +193,13 @@ def _describe_layer(layer: _Layer, texts: dict[tuple[str, ...], int]) -> dict[st
 def _choose_details(
     layers: Sequence[_Layer], cells: Sequence[float], heads: Sequence[tuple[int, int]] | None, left: int
 ) -> tuple[Iterable[tuple[int, int]], int, bool]:
-    """Return the heads to show in detail, the number of strongest weights of each token, and whether all fit.
+    """Choose the heads that a page shows in detail, and the number of weights per token.
 
-    If they fit, all weights of all heads are shown. Otherwise each token gets as many weights as fit; if even the
-    fewest do not fit for all heads, only as many heads as fit are shown.
+    If all weights of all heads fit into ``left`` bytes, all of them are shown. Otherwise each token gets as many of its
+    strongest weights as fit. If not even the smallest number fits for all heads, the page shows as many heads as fit.
+
+    Return three values: the heads as (layer, head), the number of weights per token, and whether all of these heads are
+    shown regardless of the size.
     """
     every = [(place, head) for place, layer in enumerate(layers) for head in range(layer.source.shape[1])]
     chosen = every if heads is None else list(dict.fromkeys((int(layer), int(head)) for layer, head in heads))
@@ -205,7 +211,7 @@ def _choose_details(
 
 
 def _most_informative(layers: Sequence[_Layer]) -> Iterator[tuple[int, int]]:
-    """Yield all heads on a page, most informative first: the best of each kind, then the second of each, and so on."""
+    """Yield all heads on a page, most informative first: the best by each statistic, then the second best, etc."""
     orders = []
     for name in _TELLING:
         values = {
@@ -222,7 +228,7 @@ def _most_informative(layers: Sequence[_Layer]) -> Iterator[tuple[int, int]]:
 
 
 def _head_details(layer: _Layer, item: int, head: int, k: int) -> tuple[dict[str, Any], str]:
-    """Return the details of one head for a page: its entry in the index, and its packed bytes."""
+    """Return the details of one head for a page as two values: a description, and the compressed data."""
     _, _, q_len, kv_len = layer.source.shape
     bins = min(_FINE, max(q_len, kv_len))
     columns = sorted({sink * min(bins, kv_len) // kv_len for sink in layer.sinks})
@@ -253,12 +259,18 @@ def _head_details(layer: _Layer, item: int, head: int, k: int) -> tuple[dict[str
 
 
 def _encode_indices(indices: Tensor) -> bytes:
-    """Encode key indices for a page as uint32, increased by one so that 0 means none."""
+    """Encode the key or query indices of strong weights for a page as uint32.
+
+    Indices are increased by one, so that 0 stands for a missing weight.
+    """
     return (indices + 1).cpu().numpy().astype("<u4").tobytes()
 
 
 def _cell_bytes(layer: _Layer, maps: str) -> float:
-    """Estimate the bytes per cell of a large map from the small maps; 0 if there are no small maps."""
+    """Estimate how many bytes a cell of a large map takes on the page, from the size of the small maps.
+
+    If there are no small maps, return 0.
+    """
     return 0.0 if layer.map is None else _FINER * len(maps) / layer.map.cells.size
 
 

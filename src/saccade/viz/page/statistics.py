@@ -13,7 +13,9 @@ from saccade.statistics.row_block import as_slice
 
 
 class Strong(NamedTuple):
-    """The weights farthest from 0 of every query and of every key; index -1 if there are fewer.
+    """The strongest weights of every query and of every key, that is, those farthest from 0.
+
+    If a query or key has fewer than k weights, the remaining indices are -1.
 
     Attributes:
         weights, keys: the strongest weights of each query and their keys, ``[batch, heads, q_len, k]``.
@@ -78,13 +80,13 @@ class _Cells(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Without(Statistic[_Cells, Tensor]):
-    """A statistic: columns of a pooled map computed without some of their keys, ``[batch, heads, rows, columns]``.
+    """A statistic: some columns of a pooled map, computed without some keys, ``[batch, heads, rows, columns]``.
 
-    It reveals the neighbours of a key that receives most of the attention, when many keys share a cell.
+    If a key that receives most of the attention shares a cell with other keys, this statistic shows the other keys.
 
     Args:
         bins: most cells on each side, as in `saccade.statistics.Pooled`.
-        columns: the keys to pool for each column of the result.
+        columns: for each column of the result, the keys to pool.
     """
 
     bins: int
@@ -115,7 +117,7 @@ class Without(Statistic[_Cells, Tensor]):
 
 
 def _larger(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], k: int) -> tuple[Tensor, Tensor]:
-    """Return the k weights farthest from 0 in two lists, with their indices."""
+    """Merge two lists of strongest weights and their indices; keep only the k weights farthest from 0."""
     weights, names = (torch.cat(pair, -1) for pair in zip(one, other, strict=True))
     best = weights.abs().topk(k, -1).indices
     weights = weights.gather(-1, best)
@@ -123,7 +125,13 @@ def _larger(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], k: int) ->
 
 
 def _strongest_of(values: Tensor, row: Tensor, rows: int) -> Tensor:
-    """Return the weight farthest from 0 among the queries in each row of map cells, ``[..., rows]``."""
+    """Return the strongest weight among the queries in each row of a pooled map, ``[..., rows]``.
+
+    Args:
+        values: one weight for each query, ``[..., q_len]``.
+        row: the map row of each query, ``[q_len]``.
+        rows: number of rows in the map.
+    """
     place, start = row.expand(values.shape), values.new_zeros(*values.shape[:-1], rows)
     most = start.scatter_reduce(-1, place, values, "amax")
     least = start.scatter_reduce(-1, place, values, "amin")

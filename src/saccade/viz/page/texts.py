@@ -25,7 +25,7 @@ class Labels(NamedTuple):
 
 
 def check_tokens(tokens: Tokens) -> None:
-    """Raise unless the ``tokens`` argument of a page is valid, independent of the layers.
+    """Raise unless the ``tokens`` argument of a page is valid. The layers are not needed for this check.
 
     Raises:
         TypeError: the argument is a single string, or an entry is not a string.
@@ -36,11 +36,13 @@ def check_tokens(tokens: Tokens) -> None:
 
 
 def labels_of(tokens: Tokens, name: str, q_len: int, kv_len: int) -> Labels:
-    """Return the tokens of one layer on a page; one sequence suffices if the queries are the last keys.
+    """Return the tokens of the queries and keys of one layer on a page.
+
+    If the queries are the last tokens of the keys' text, a single sequence is enough.
 
     Raises:
         TypeError: tokens are not strings.
-        ValueError: the number of tokens differs from that of queries or keys, or no name matches the layer.
+        ValueError: the number of tokens differs from the number of queries or keys, or no name matches the layer.
     """
     entry = _tokens_of_layer(tokens, name)
     if entry is None:
@@ -61,7 +63,7 @@ def labels_of(tokens: Tokens, name: str, q_len: int, kv_len: int) -> Labels:
 
 
 def shown_tokens(text: Sequence[str]) -> dict[str, object]:
-    """Return tokens as a page displays them, and which of them are special tokens."""
+    """Return a dict with the tokens as a page displays them, and the indices of the special tokens."""
     return {
         "tokens": [legible(token) for token in spelled(text)],
         "special": [place for place, token in enumerate(text) if is_special(token)],

@@ -52,7 +52,7 @@ def report_widget(
         raise missing_extra("anywidget", "notebook") from None
 
     class Page(anywidget.AnyWidget):
-        """An attention page in a notebook."""
+        """A notebook widget that displays an attention page."""
 
         _esm = code("notebook")
         parts = traitlets.Dict().tag(sync=True)
