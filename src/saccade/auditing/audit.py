@@ -77,8 +77,8 @@ def audit(
             encoder-decoder, they must include ``input_ids`` (the source) and ``decoder_input_ids`` (the target).
         tokens: name of the keyword argument that holds the tokens or vectors. When None, one of transformers' names,
             the only argument that can hold them, or the first parameter of the model.
-        batch_first: whether tokens or vectors are ``[batch, length, ...]`` rather than ``[length, batch, ...]``. Modules
-            and outputs may have either layout, which is recognised.
+        batch_first: whether tokens or vectors are ``[batch, length, ...]`` rather than ``[length, batch, ...]``. The
+            layout of modules and outputs is recognised.
         module: the model that ``model`` calls, if that is a function; its embedding tables and layers are audited.
         length: length of the random sequences.
         layers: number of layers; the number of modules that mix tokens when None.
@@ -203,7 +203,7 @@ def _assumed(model: object) -> Declared:
 
 
 def _noise(subject: ModelUnderTest) -> float:
-    """Return how much noise changes the outputs of the audited model: a second run, and one rounding in every module."""
+    """Return how much noise (a second run, one rounding in every module) changes the audited model's outputs."""
     repeated = max(relative(subject.run(), subject.rows) for _ in range(2))
     written = subject.as_written
     rounded = 0.0 if written.module is None else jitter(written.module, written.run, base=written.rows)
@@ -211,7 +211,7 @@ def _noise(subject: ModelUnderTest) -> float:
 
 
 def _end_to_end(subject: ModelUnderTest, reach: Reach, probes: EndToEnd) -> list[ClaimResult]:
-    """Check two claims end to end: outputs see no forbidden token ("reach"), and they see all allowed tokens ("sight")."""
+    """Check two claims end to end: outputs see no forbidden token ("reach"), and see every allowed one ("sight")."""
     leak = next((one for one in probes.findings if one.kind == "leak"), None)
     blind = next((one for one in probes.findings if one.kind == "blind"), None)
     if leak is not None:
@@ -226,7 +226,7 @@ def _end_to_end(subject: ModelUnderTest, reach: Reach, probes: EndToEnd) -> list
 
 
 def _limits(probes: EndToEnd) -> str:
-    """Describe which pairs of tokens the end-to-end tests do not cover; empty if they cover all pairs."""
+    """Return why a "reach" claim that held says little (nothing is forbidden, or no gradients), or an empty text."""
     if not probes.hides_something:
         return "the rule forbids nothing"
     return f"by changes alone: {probes.no_gradient}" if probes.no_gradient else ""

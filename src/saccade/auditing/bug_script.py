@@ -74,7 +74,7 @@ def script_of_leak(model: object, inputs: Tensor | Mapping[str, Any], leak: Coun
 def script_of_pair(model: object, ids: Tensor, claim: str, lengths: Sequence[int], seed: int) -> str:
     """Return a script that runs the model in two equivalent ways and prints how far apart they are.
 
-    As in `script_of_leak`, the model must be a model of transformers. For claims that a script cannot show, it is empty.
+    As in `script_of_leak`, the model must be one of transformers. For claims that no script can show, it is empty.
     """
     if not isinstance(model, nn.Module) or not (model_lines := _model_lines(model, ids, seed)):
         return ""
@@ -132,7 +132,7 @@ class _Claim(NamedTuple):
 
 
 def run_lines(model: nn.Module, read: str) -> list[str]:
-    """Return the lines of a bug script that define two functions: to run the model and return rows, and to compare rows."""
+    """Return the lines of a bug script that define two functions: one returns the model's rows, one compares rows."""
     more = '{"use_cache": False, **more}' if can_cache(model) else "more"
     return [
         f"run = lambda ids, **more: model(input_ids=ids, **{more}){read}",

@@ -66,7 +66,7 @@ def mixers(subject: ModelUnderTest) -> dict[str, Tensor]:
         if name in found and any(True for _ in subject.modules[name].parameters()):
             trained.append(name)
 
-    # Linear layers do not mix. A convolution has channels where other modules have rows, so the module around it is tested.
+    # Linear layers do not mix. A convolution has channels where others have rows, so its parent module is tested.
     modules = {name: own for name, own in subject.modules.items() if type(own) not in _NO_ROWS}
     with torch.no_grad(), _again(subject, modules, look):
         subject.run()
@@ -125,7 +125,7 @@ class ByLayer:
         self.zero_gradients = ZeroGradientReport([], [], [])
 
     def run(self) -> ByLayer:
-        """Run all mixing modules again during one forward pass, and then rerun the modules that seem blind to a token."""
+        """Run all mixing modules again during one forward pass, and then rerun those that seem blind to a token."""
         sizes = self._pulled(self.subject, False, self._probes)
         zeros = [one for probe, size in sizes.items() for one in self._judge(probe, size)]
         self.zero_gradients = self._without_near(recheck(self.subject, zeros, sizes, self._pull_again), sizes)
@@ -240,7 +240,7 @@ class ByLayer:
 
 
 def _unused_distances(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
-    """Return the tokens at distances from the probed row at which no row of the module sees a token, bool ``[length]``."""
+    """Return the tokens at distances from the row at which no row of the module sees a token, bool ``[length]``."""
     length = next(iter(sizes.values())).shape[1]
     used = torch.zeros(2 * length, dtype=torch.bool)
     for other, size in sizes.items():
@@ -250,7 +250,7 @@ def _unused_distances(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
 
 
 def _seen_beside(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
-    """Return the tokens that any module of the probed layer sees from the probed row, as several modules may mix tokens."""
+    """Return the tokens that any module of a layer sees from the probed row, as several modules may mix tokens."""
     layer = _layer(probe.module)
     beside = [other for other in sizes if other.place == probe.place and _layer(other.module) == layer]
     return torch.stack([sizes[other] > 0 for other in beside]).any(0)
@@ -288,7 +288,7 @@ def _again(
 
             def again(other: Tensor) -> Tensor:
                 other = shared(other, subject.group)
-                # If several arguments were the same object, they must stay so, because modules test whether the query is the key.
+                # Keep identical arguments identical, because modules test whether the query is the key.
                 parts = {one.key: one.with_rows(other) for one in places.values()}
                 changed = {place: parts[one.key] for place, one in places.items()}
                 positional = [changed.get(place, one) for place, one in enumerate(args)]
@@ -336,7 +336,7 @@ class _Argument(NamedTuple):
         return self.part.start, self.part.stop, self.is_turned
 
     def with_rows(self, other: Tensor) -> Tensor:
-        """Return a new value for this argument of a module, cut from the rows of all tokens and in the argument's layout."""
+        """Return a new value for this argument, in its layout: the rows of its tokens, from the rows of all tokens."""
         own = other[:, self.part]
         return (own.transpose(0, 1) if self.is_turned else own).contiguous()
 

@@ -66,7 +66,7 @@ class EndToEnd:
 
     @cached_property
     def floor(self) -> float:
-        """The largest change of outputs that noise explains; 0 if it was not measured because no row changed wrongly."""
+        """The largest change of outputs that noise explains; 0 if it was not measured, as no row changed wrongly."""
         return self._noise() if self.largest else 0.0
 
     def run(self) -> EndToEnd:
@@ -175,7 +175,7 @@ class EndToEnd:
 
 
 def _halved(tokens: Tensor, shows: Callable[[Tensor], bool]) -> tuple[int, int]:
-    """Find a single token for which ``shows`` holds, by bisecting a set of tokens. This takes log2 of the set's size calls."""
+    """Find one token for which ``shows`` holds by bisecting a set of tokens, with log2 of the set's size calls."""
     while int(tokens.sum()) > 1:
         places = tokens.flatten().nonzero()[: (int(tokens.sum()) + 1) // 2, 0]
         half = torch.zeros_like(tokens).flatten().index_fill(0, places, True).view_as(tokens)

@@ -75,7 +75,7 @@ def sameness(
 ) -> list[Pair]:
     """Check that equivalent ways to run a model give the same rows.
 
-    The model runs alone or in a batch, padded, packed, in chunks through a cache, and in training mode. The tolerance is
+    A text runs alone or in a batch, padded, packed, in chunks through a cache, and in training mode. The tolerance is
     measured: two ways may differ by ``factor`` times the effect of one rounding in every part of this model on these
     ids. If a copy of the model runs in float64 (see `TrueFloat64`), the copy is compared, and at least 1e-11 is
     allowed.

@@ -42,7 +42,7 @@ def ways(
 
 
 def packed_with_our_kernel(ids: Tensor, lengths: Sequence[int]) -> RunPair:
-    """Return the pair that compares packed with separate texts on saccade's kernel, which gets the lengths of the texts."""
+    """Return the pair that compares packed with separate texts on saccade's kernel, which gets the text lengths."""
     return lambda own: (own.runner.ours(lengths).packed(ids[:1], lengths), _alone(own.runner, ids[:1], lengths))
 
 
@@ -127,7 +127,7 @@ def _cached(ids: Tensor) -> list[tuple[str, RunPair]]:
 
 
 def _continued(want: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a pair that can differ only after the middle of a text: the first rows of ``want`` and ``after``, and ``want``."""
+    """Return a pair that can differ only in the last rows: ``want`` with its last rows from ``after``, and ``want``."""
     return torch.cat([want[:, : want.shape[1] - after.shape[1]], after], 1), want
 
 

@@ -1,4 +1,4 @@
-"""The class `Report`: the results of an audit as a table, as JSON or as a picture."""
+"""The class `Report`: the results of an audit, printed as a table or converted to JSON or a picture."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Report:
         model: the model's class, or the function's name.
         rule: the declared rule of each layer, as text. It begins with "assumed" if it comes from the configuration.
         claims: the result of each claim.
-        shape: numbers of batch items and tokens of the input.
+        shape: the number of batch items and the number of tokens of the input.
         dtype: dtype in which the model ran.
         seed: seed of the input and of the changes.
         floor: the largest change of outputs that noise explains; 0 if it was not measured because no row changed
-            that must not.
+            that must not change.
         tests: number of sets of tokens that were tested.
         covered: share of the forbidden pairs for which a change could have shown a leak; None if it was not counted.
         versions: versions of the packages.
@@ -91,7 +91,7 @@ class Report:
         return tuple(claim.name for claim in self.claims)
 
     def __getitem__(self, name: str) -> ClaimResult:
-        """Return the result of the claim with this name."""
+        """Return the result of the claim called ``name``."""
         for claim in self.claims:
             if claim.name == name:
                 return claim
@@ -129,7 +129,7 @@ class Report:
         ]
 
     def picture(self) -> str:
-        """Return the declared rule beside the measured one: ``1`` is as declared, ``#`` a leak, ``o`` a blind pair.
+        """Return the audit's result for each pair as text: ``1`` is as declared, ``#`` a leak, and ``o`` a blind pair.
 
         Raises:
             ValueError: pairs were not measured, because the input had more than 64 tokens or there were no gradients.
@@ -197,7 +197,7 @@ def _mark(may: bool, does: bool) -> str:
 
 
 def reached_by_gradient(leaf: Tensor, out: Tensor, item: int = 0) -> Tensor:
-    """Return which tokens each output of one batch item depends on, bool ``[length, length]``.
+    """Return which tokens each output of one batch item depends on by its gradient, bool ``[length, length]``.
 
     Cost: a backward pass for each output.
     """

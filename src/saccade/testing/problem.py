@@ -159,7 +159,7 @@ class Problem:
         )
 
     def step(self, start: int, stop: int) -> Problem:
-        """Return the problem of one decoding step: queries ``start`` to ``stop``, keys to ``stop``, default positions."""
+        """Return the problem of a decoding step: queries ``start`` to ``stop``, keys to ``stop``, default positions."""
         keys = max(0, self.key.shape[2] - self.query.shape[2] + stop)
         return self.but(
             query=self.query[:, :, start:stop],

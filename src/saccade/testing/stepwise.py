@@ -1,4 +1,4 @@
-"""`Stepwise`: a correct attention function, split into methods. Subclasses (mutants) override methods to make mistakes."""
+"""`Stepwise`: a correct attention function, split into methods that subclasses (mutants) override to make mistakes."""
 
 from __future__ import annotations
 

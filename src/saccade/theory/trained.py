@@ -285,7 +285,7 @@ def heads_link_synonyms(draw: Draw, *, maps: Callable[[], Maps] = maps_of_minilm
     attended = maps()
 
     def weights_between(pairs: str) -> Tensor:
-        """Return the attention weights from all second words of pairs to all first words, ``[second, first, heads]``."""
+        """Return the attention weights from second words of pairs to first words, ``[second, first, heads]``."""
         split = [pair.split() for pair in pairs.split(",")]
         texts = [f"they said {a} and later they said {b} again .".split() for _, b in split for a, _ in split]
         return attended(texts)[:, :, 7, 2].unflatten(0, (len(split), len(split))).double()

@@ -99,7 +99,7 @@ def isolation(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     for key in _spread(_blind_keys(problem), 2):
         blind = ~problem.allowed[..., key]
         want = gradients(subject, problem, blind)
-        # Rows that see the changed key have undefined gradients for all their keys, so gradients of those keys are not checked.
+        # Rows that see the changed key have undefined gradients for all their keys, so those are not checked.
         seen = problem.allowed[..., key, None] & problem.allowed
         untouched = ~seen.any(2).unflatten(1, (-1, problem.repeats)).any(2)
         for name, kind in (("key", "NaN"), ("value", "NaN"), ("key", "inf"), ("value", "-inf")):
