@@ -75,8 +75,8 @@ def audit(
             assumed.
         inputs: tokens or vectors, or all keyword arguments of the model; two random sequences when None. For an
             encoder-decoder, they must include ``input_ids`` (the source) and ``decoder_input_ids`` (the target).
-        tokens: name of the keyword argument that holds the tokens or vectors. When None, one of transformers' names,
-            the only argument that can hold them, or the first parameter of the model.
+        tokens: name of the keyword argument that holds the tokens or vectors. When None, an argument with a name that
+            transformers uses, the only argument that can hold tokens, or the first parameter of the model.
         batch_first: whether tokens or vectors are ``[batch, length, ...]`` rather than ``[length, batch, ...]``. The
             layout of modules and outputs is recognised.
         module: the model that ``model`` calls, if that is a function; its embedding tables and layers are audited.

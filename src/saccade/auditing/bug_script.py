@@ -1,6 +1,6 @@
 """Write broken claims as short scripts that run without this library, for bug reports.
 
-A script prints one number; for a correct model it is below 1e-5.
+A script prints one number. For a correct model, the number is below 1e-5.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def run_lines(model: nn.Module, read: str) -> list[str]:
 def claim_lines(
     claim: str, model: nn.Module, ids: Tensor, lengths: Sequence[int] = (), read: str = ".logits"
 ) -> list[str]:
-    """Return the script lines that run the model in two equivalent ways; [] if the claim does not compare two ways.
+    """Return the lines of a bug script that run the model in two equivalent ways; [] if the claim compares no two ways.
 
     Args:
         claim: the name of the claim in `saccade.auditing.equivalence`.

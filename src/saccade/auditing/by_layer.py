@@ -27,13 +27,13 @@ from saccade.auditing.zero_gradients import Probe, ZeroGradient, ZeroGradientRep
 
 # A second run must not find the keys that the first one stored.
 _CACHES = ("past_key_values", "past_key_value", "cache", "cache_params")
-_ROUNDING = 64  # roundings; experts may sum in a different order without mixing, so gradients check smaller changes
+_ROUNDING = 64  # units; experts may sum in a different order without mixing, so gradients check smaller changes
 _NO_ROWS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _HIDDEN = ("hidden_states", "x", "query", "inputs")  # names of keyword arguments that hold the rows that modules mix
 
 
 def mixers(subject: ModelUnderTest) -> dict[str, Tensor]:
-    """Find the modules that mix tokens: innermost ones with parameters whose output rows depend on other input rows.
+    """Find the modules that mix tokens: innermost modules with parameters whose output rows depend on other input rows.
 
     Each module that takes rows runs once more with half of the rows changed (or half of each text, if there are two).
     Modules that contain a mixing module are not run again.
@@ -42,7 +42,7 @@ def mixers(subject: ModelUnderTest) -> dict[str, Tensor]:
         A mapping from module names, in running order, to the tokens of the texts that the module mixes, bool
         ``[length]``.
 
-    Cost: a forward pass, and one more for each level of nested modules that do not mix.
+    Cost: a forward pass, and one more pass for each level of nested modules that do not mix tokens.
     """
     found: dict[str, Tensor] = {}
     trained: list[str] = []

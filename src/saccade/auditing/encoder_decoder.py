@@ -121,7 +121,7 @@ class EncoderDecoderUnderTest(ModelUnderTest):
             rule = "look both texts up in a torch.nn.Embedding, for vectors of one width"
             got = f"no table asked for the {next(iter(left))}" if left else [list(one.shape) for one in kept.values()]
             raise value_error("the model", rule, got)
-        if not hasattr(self, "vectors"):  # later ones may differ by a unit of rounding
+        if not hasattr(self, "vectors"):  # later results may differ by a unit of rounding
             self.vectors = torch.cat([kept["source"], kept["target"]], 1)
         return _joined(self.encoded, target)
 

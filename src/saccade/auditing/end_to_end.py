@@ -121,8 +121,7 @@ class EndToEnd:
             self.findings.append(CounterExample("blind", one.row, one.first, 0.0, "", "gradient", self.subject.passes))
 
     def _puller(self, subject: ModelUnderTest, vectors: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """Return a function that computes gradients of output rows by every token, float64 ``[batch, length]``.
-        """
+        """Return a function that computes gradients of output rows by every token, float64 ``[batch, length]``."""
         leaf, out = subject.graph(vectors)
         draw = torch.Generator().manual_seed(1)
 

@@ -21,7 +21,7 @@ class FullRun(NamedTuple):
 
 
 RunPair = Callable[[FullRun], tuple[Tensor, Tensor]]
-"""A function that runs a model in one way and returns the rows, and the rows that they should equal."""
+"""A function that runs a model in one way. It returns two tensors: the rows, and the rows that they should equal."""
 
 
 def ways(

@@ -19,7 +19,7 @@ class CounterExample:
         row: batch item and position of the output.
         key: batch item and position of the token; None if kind is "differs".
         size: size of the effect: a change relative to the root mean square of all outputs, or a gradient relative to
-            the median of the allowed ones; 0 for "blind".
+            the median gradient of allowed pairs; 0 for "blind".
         module: name of the module where the effect first appears; empty if unknown.
         probe: the probe that detected the effect.
         passes: number of forward and backward passes before the effect was detected.

@@ -1,4 +1,4 @@
-"""Audit a model that several processes run together. All must use the same numbers to take the same branches.
+"""Audit a model that several processes run together. All processes must decide by the same numbers.
 
 Each process has the full inputs and outputs, but every pass waits for all processes, so a process in a different branch
 would wait forever. Therefore every decision uses the numbers of the first process. Each process computes a part of the

@@ -13,11 +13,11 @@ from torch import Tensor
 from saccade.auditing.reachability import Reach
 
 LONG = 512
-"""Number of tokens above which passes are slow, so pairs are not counted and few gradients are computed."""
+"""Number of tokens above which an audit does not count pairs and computes few gradients, because passes are slow."""
 PULLED = 2
 """Number of sets of rows whose gradients are computed for longer inputs, because backward passes are expensive.
 
-Each costs about two forward passes.
+Each set costs about two forward passes.
 """
 
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 SCHEMA = "saccade.audit/1"
 """Name and version of the format that `Report.to_json` returns."""
 DRAWN = 64
-"""Largest number of tokens for which every pair is measured, for the picture."""
-_TITLE = 200  # columns of text
+"""Largest number of tokens for which the audit measures every pair, to draw the picture."""
+_TITLE = 200  # number of text columns
 _HEADS = ("claim", "verdict", "largest", "allowed", "first pair", "module", "passes")
 
 
@@ -142,7 +142,7 @@ class Report:
         return "\n".join(lines)
 
     def figure(self, title: str | None = None) -> Figure:
-        """Draw `picture` as a figure: hidden pairs are grey, allowed pairs white, leaks and blind pairs coloured.
+        """Draw `picture` as a figure: forbidden pairs are grey, allowed pairs white, leaks and blind pairs coloured.
 
         Args:
             title: the title; the model and its rule when None.
@@ -213,13 +213,13 @@ def reached_by_gradient(leaf: Tensor, out: Tensor, item: int = 0) -> Tensor:
 Kinds = npt.NDArray[np.int_]
 
 COLOURS = {"allowed": "#ffffff", "hidden": HIDDEN, "leak": "#d55e00", "blind": INKS[0]}
-"""Colours of an audit's figure. Only errors are coloured, and all colours differ in lightness.
+"""Colours of an audit's figure. Only errors are coloured.
 
-So colour-blind readers and grey prints can distinguish them.
+All colours differ in lightness, so that they can be distinguished in grey prints and by colour-blind readers.
 """
 _ALLOWED, _HIDDEN, _LEAK, _BLIND = range(4)
-_SIDE, _AROUND, _PAD = 3.6, (1.4, 1.6), 0.12  # inches of a panel, of what is around both, between any two things
-_COLUMNS = 90  # of text in a line of the title
+_SIDE, _AROUND, _PAD = 3.6, (1.4, 1.6), 0.12  # inches: a panel, margins around both, space between elements
+_COLUMNS = 90  # number of text columns in a line of the title
 
 
 def drawn(declared: Tensor, measured: Tensor, title: str) -> Figure:

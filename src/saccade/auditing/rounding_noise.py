@@ -17,7 +17,7 @@ from saccade.support.validation import check_int
 FACTOR = 4.0
 """Largest allowed difference between correct runs, as a multiple of the effect of one rounding.
 
-In some 500 pairs of correct runs it was at most 1.2.
+In about 500 pairs of correct runs, the multiple was at most 1.2.
 """
 
 
@@ -28,8 +28,8 @@ def row_differences(a: Tensor, b: Tensor) -> Tensor:
         a, b: rows ``[batch, len, ...]``, with equal shapes.
 
     Returns:
-        float64 ``[batch, len]``, or float32 on MPS. A difference is infinite if only one side is NaN, and 0 if both
-        are the same infinity.
+        float64 ``[batch, len]``, or float32 on MPS. A difference is infinite if only one number is NaN, and 0 if both
+        numbers are the same infinity.
     """
     wide = torch.float32 if b.device.type == "mps" else torch.float64  # MPS has no float64
     a, b = a.detach().to(wide), b.detach().to(wide)

@@ -71,8 +71,8 @@ class Runner:
     def packed(self, ids: Tensor, lengths: Sequence[int], *, beside: Beside = "positions") -> Tensor:
         """Run the model on texts packed one after another, ids ``[1, len]``, distinguished by their positions.
 
-        In addition to the positions, the model may get a cache to fill, a mask of ones (no padding), or a mask with
-        four dimensions (the allowed pairs).
+        In addition to the positions, the model may get a cache to fill, a mask of ones (no padding), or an additive
+        mask with four dimensions (0 for allowed pairs).
         """
         raise Unanswered("the model takes no lengths of texts")
 

@@ -153,7 +153,7 @@ class TransformersRunner(Runner):
     def begin(self, ids: Tensor) -> int:
         """Return the model's first position id, which for RoBERTa follows that of padding.
 
-        With position ids that start there, the model gives the same result as without any.
+        With position ids that start at this id, the model gives the same result as without position ids.
         """
         own, text = self._run(ids), torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
         behind = getattr(self._text_config, "pad_token_id", None)

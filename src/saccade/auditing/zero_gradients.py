@@ -30,7 +30,7 @@ class Probe(NamedTuple):
 Pull = Callable[[ModelUnderTest, bool, Collection[Probe]], dict[Probe, Tensor]]
 """A function that measures gradients ``[batch, length]`` by probe.
 
-Its arguments are a model, whether to change its vectors, and the probes.
+Its arguments are a model, whether to change the model's vectors, and the probes.
 """
 
 

@@ -51,12 +51,12 @@ def check(
             ``sink_logit``, ``score``) are passed only if they are used.
         call: ``call(function, query, key, value, mask, **options)``, for a function with a different calling
             convention.
-        with_lse: the same function returning ``(out, lse)``, or None.
+        with_lse: a variant of the function that returns ``(out, lse)``, or None.
         offers: the options that the function takes; it must refuse all other options. None reads the options from the
             signature (a builtin has none). "relative" means that ``bias`` may also be a `saccade.positions.Bias`, which
             no signature shows. Without "relative", no relative bias is tried.
-        reasons: a function with the same arguments that returns the reasons why it cannot run them, or an empty
-            tuple; function and reasons must agree.
+        reasons: a function with the same arguments that returns the reasons why ``function`` cannot run them, or an
+            empty tuple. Both functions must agree.
         gqa: whether the function takes fewer key heads than query heads; if not, every head gets a copy of its keys.
         masks: "dense" passes the mask as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may attend.
             "objects" passes it as a `saccade.masks.Mask` or None, with ``q_positions`` and ``kv_positions`` if a case

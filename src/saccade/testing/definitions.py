@@ -21,7 +21,7 @@ def compare(score: Score, query: Tensor, key: Tensor) -> Tensor:
     """Compute the unscaled score of every pair of query and key, by the definition of the score.
 
     Args:
-        score: one of `saccade.scores`.
+        score: a score of `saccade.scores`.
         query: ``[batch, heads, q_len, query_dim]``.
         key: ``[batch, heads, kv_len, key_dim]``, a copy for every head.
 
@@ -67,7 +67,7 @@ def relative(bias: Bias, q_positions: Tensor, kv_positions: Tensor, query: Tenso
     """Compute the values of a relative bias for all pairs, by the definition of the bias.
 
     Args:
-        bias: one of `saccade.positions`.
+        bias: a relative bias of `saccade.positions`.
         q_positions, kv_positions: int64 ``[batch | 1, q_len]`` and ``[batch | 1, kv_len]``.
         query: ``[batch, heads, q_len, head_dim]``.
         scale: the scale of the scores.

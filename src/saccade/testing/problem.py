@@ -105,7 +105,7 @@ class Problem:
         )
 
     def _modify_scores(self, scores: Tensor) -> Tensor:
-        assert self.score is not None  # the caller has checked it
+        assert self.score is not None  # the caller has checked this
         return definitions.modified(self.score, scores, *self.all_positions())
 
     def all_positions(self) -> tuple[Tensor, Tensor]:

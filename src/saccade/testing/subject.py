@@ -42,7 +42,7 @@ class Subject:
         call, with_lse, offers, reasons, gqa, masks, claims, device: see `saccade.testing.check`.
 
     Attributes:
-        offers: names of accepted options, including "lse" and "gqa". The function must refuse all others.
+        offers: names of accepted options, including "lse" and "gqa". The function must refuse all other options.
         unsaid: options that may or may not be accepted; they are not tried.
         promises: whether the user stated the accepted options. If so, the function must not refuse them.
 
@@ -151,5 +151,5 @@ def _signature_offers(function: Callable[..., Any]) -> frozenset[str] | None:
         return None
     named = {parameter.name for parameter in parameters}
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    visible = (name for name in (*OPTIONS, *_POSITIONS) if name != "relative")  # a signature does not show it
+    visible = (name for name in (*OPTIONS, *_POSITIONS) if name != "relative")  # signatures do not show that
     return frozenset(name for name in visible if takes_all or name in named)

@@ -15,7 +15,7 @@ Relation = Literal["=", "<=", ">=", "!="]
 SIGMAS = 6.0
 """Number of standard errors by which an average may differ from its expected value.
 
-A normal average exceeds it with probability 2e-9. `estimate` states 1e-6, to allow for averages that are not normal.
+A normal average differs by more with probability 2e-9. `estimate` states 1e-6, to allow for other distributions.
 """
 
 

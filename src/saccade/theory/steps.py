@@ -95,7 +95,7 @@ def each_step_costs_n_squared(
 
 
 class SlowMemory:
-    """Tensors in slow memory, with a count of the numbers read and written.
+    """Tensors in a simulated slow memory that counts the numbers read and written.
 
     Attributes:
         moved: the count of numbers read or written so far.

@@ -158,9 +158,9 @@ def first_tokens_are_sinks(
 
 
 Maps = Callable[[list[list[str]]], Tensor]
-"""A function that returns the weights of all heads for sentences of equal length.
+"""A function that returns the attention weights of all heads for sentences of equal length.
 
-They are ``[sentences, heads, words, words]``.
+The weights are ``[sentences, heads, words, words]``.
 """
 
 _NOUNS = "cat dog girl boy king woman doctor teacher farmer horse bird lion driver soldier student writer"

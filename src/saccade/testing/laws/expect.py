@@ -25,7 +25,7 @@ def close(what: str, got: Tensor, want: Tensor, dtype: torch.dtype, quantity: Qu
 
 
 def same(what: str, got: Tensor, want: Tensor, dtype: torch.dtype, quantity: Quantity = "output") -> None:
-    """Raise `LawBroken` unless two results *of the same function* agree; NaN equals NaN.
+    """Raise `LawBroken` unless two results *of one function* agree, where NaN equals NaN.
 
     Laws that use this need not report a wrong NaN, because the law ``oracle`` does.
     """
