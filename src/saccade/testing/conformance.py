@@ -55,8 +55,8 @@ def check(
         offers: the options that the function takes; it must refuse all other options. None reads the options from the
             signature (a builtin has none). "relative" means that ``bias`` may also be a `saccade.positions.Bias`, which
             no signature shows. Without "relative", no relative bias is tried.
-        reasons: a function with the same arguments that returns the reasons why ``function`` cannot run them, or an
-            empty tuple. Both functions must agree.
+        reasons: a function that takes the same arguments and returns the reasons why ``function`` cannot run them, or
+            an empty tuple. Both functions must agree.
         gqa: whether the function takes fewer key heads than query heads; if not, every head gets a copy of its keys.
         masks: "dense" passes the mask as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may attend.
             "objects" passes it as a `saccade.masks.Mask` or None, with ``q_positions`` and ``kv_positions`` if a case

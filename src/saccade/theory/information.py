@@ -36,8 +36,8 @@ def divergence_from_mean_row(weights: Tensor) -> float:
 def other_weights(weights: Tensor, value: Tensor) -> Tensor:
     """Find weights that are far from the original weights but give the same attention output; their rows sum to 1.
 
-    The search follows edges of the feasible polytope, as linear programming does. Each iteration sets one more weight to
-    0 without raising the total original weight of the remaining keys, until d_v + 1 keys are left.
+    The search follows edges of the feasible polytope, as linear programming does. Each iteration sets one more weight
+    to 0 without raising the total original weight of the remaining keys, until d_v + 1 keys are left.
     """
     constraints = torch.cat([value, torch.ones(len(value), 1, dtype=value.dtype)], 1)
     moved = weights.clone()
