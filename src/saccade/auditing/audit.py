@@ -75,10 +75,10 @@ def audit(
             assumed.
         inputs: tokens or vectors, or all keyword arguments of the model; two random sequences when None. For an
             encoder-decoder, they must include ``input_ids`` (the source) and ``decoder_input_ids`` (the target).
-        tokens: name of the keyword argument that holds the tokens or vectors. When None, one of transformers' names,
-            the only argument that can hold them, or the first parameter of the model.
-        batch_first: whether tokens or vectors are ``[batch, length, ...]`` rather than ``[length, batch, ...]``. This
-            concerns only the inputs; both layouts of modules and outputs are recognised.
+        tokens: name of the keyword argument that holds the tokens or vectors. When None, an argument with a name that
+            transformers uses, the only argument that can hold tokens, or the first parameter of the model.
+        batch_first: whether tokens or vectors are ``[batch, length, ...]`` rather than ``[length, batch, ...]``. The
+            layout of modules and outputs is recognised.
         module: the model that ``model`` calls, if that is a function; its embedding tables and layers are audited.
         length: length of the random sequences.
         layers: number of layers; the number of modules that mix tokens when None.
@@ -93,8 +93,8 @@ def audit(
         against: names of attention implementations ("eager", "sdpa") that must give the same outputs.
         tests: number of sets of rows to test.
         seed: seed of the random text and of all changes.
-        group: processes that run the model together, as with context parallelism. Each calls this with the same inputs,
-            and each gets the same report. Not needed for replicas in DistributedDataParallel.
+        group: processes that run the model together, as with context parallelism. Every process must call this function
+            with equal inputs, and gets the same report. Not needed for replicas in DistributedDataParallel.
 
     Returns:
         A `Report`, which can be printed. `Report.ok` is True if no claim is broken.
@@ -104,9 +104,9 @@ def audit(
             shape, or the model is in training mode with dropout.
 
     Cost: one forward pass and two backward passes for each test, and ten more passes to measure noise and find the
-        modules. If there is a leak, log2 of the length more passes to identify the pair. With up to 64 tokens, one
-        backward pass for each token, for the picture. Memory of one forward and backward pass, and a byte for each
-        pair of tokens and distinct rule.
+        modules. If there is a leak, identifying the pair takes log2 of the length more passes. With up to 64
+        tokens, the picture takes one backward pass for each token. The memory is that of one forward and backward
+        pass, and a byte for each pair of tokens and distinct rule.
 
     Example:
         >>> import saccade as sc
@@ -203,7 +203,7 @@ def _assumed(model: object) -> Declared:
 
 
 def _noise(subject: ModelUnderTest) -> float:
-    """Return how much noise changes the model's outputs: in a second run, and with one rounding in every module."""
+    """Return how much noise (a second run, one rounding in every module) changes the audited model's outputs."""
     repeated = max(relative(subject.run(), subject.rows) for _ in range(2))
     written = subject.as_written
     rounded = 0.0 if written.module is None else jitter(written.module, written.run, base=written.rows)
@@ -211,7 +211,7 @@ def _noise(subject: ModelUnderTest) -> float:
 
 
 def _end_to_end(subject: ModelUnderTest, reach: Reach, probes: EndToEnd) -> list[ClaimResult]:
-    """Check two claims end to end: outputs see no hidden token ("reach"), and they see all allowed ones ("sight")."""
+    """Check two claims end to end: outputs see no forbidden token ("reach"), and see every allowed one ("sight")."""
     leak = next((one for one in probes.findings if one.kind == "leak"), None)
     blind = next((one for one in probes.findings if one.kind == "blind"), None)
     if leak is not None:
@@ -226,14 +226,14 @@ def _end_to_end(subject: ModelUnderTest, reach: Reach, probes: EndToEnd) -> list
 
 
 def _limits(probes: EndToEnd) -> str:
-    """Describe what a claim that held does not cover; empty if it covers everything."""
+    """Return why a "reach" claim that held says little (nothing is forbidden, or no gradients), or an empty text."""
     if not probes.hides_something:
         return "the rule forbids nothing"
     return f"by changes alone: {probes.no_gradient}" if probes.no_gradient else ""
 
 
 def _located(subject: ModelUnderTest, reach: Reach, probes: EndToEnd, leak: CounterExample) -> CounterExample:
-    """Return the leak with the name of the module where it begins."""
+    """Return the counter-example of a leak with the name of the module where the leak begins."""
     assert leak.key is not None
     module = first_module(subject, reach, leak.key, probes.swapped(reach.one(*leak.key)))
     return dataclasses.replace(leak, module=module)
@@ -320,7 +320,7 @@ def _rules(declared: Declared, subject: ModelUnderTest, names: list[str], layers
 
 
 def check_no_dropout(model: object) -> None:
-    """Raise an error if a model is in training mode with dropout, since no two runs of it would agree."""
+    """Raise an error if the audited model is in training mode with dropout, because two runs would not agree."""
     if not isinstance(model, nn.Module) or not model.training:
         return
     drops = [name for name, own in model.named_modules() if isinstance(own, nn.Dropout) and own.p > 0]
@@ -330,7 +330,7 @@ def check_no_dropout(model: object) -> None:
 
 
 def without_cache(model: object, inputs: Tensor | Mapping[str, Any]) -> Tensor | Mapping[str, Any]:
-    """Return the inputs with ``use_cache=False`` if the model takes it, so that replayed modules find no old keys."""
+    """Return the inputs, with ``use_cache=False`` if the model takes it, so that modules run again find no old keys."""
     if not isinstance(model, nn.Module) or not can_cache(model):
         return inputs
     if isinstance(inputs, Tensor):
@@ -339,7 +339,7 @@ def without_cache(model: object, inputs: Tensor | Mapping[str, Any]) -> Tensor |
 
 
 def texts(model: object, length: int, seed: int, form: InputFormat) -> Tensor | dict[str, Tensor]:
-    """Return two random texts as inputs of an audit, and for an encoder-decoder two shorter targets.
+    """Return two random texts as inputs of an audit, and also two shorter targets for an encoder-decoder.
 
     The vocabulary size comes from the model's configuration, or from its first embedding table.
     """

@@ -1,6 +1,6 @@
 """Write broken claims as short scripts that run without this library, for bug reports.
 
-A script prints one number; for a correct model it is below 1e-5.
+A script prints one number. For a correct model, the number is below 1e-5.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def script_of(
     lengths: Sequence[int],
     seed: int,
 ) -> str:
-    """Return a script that shows the first broken claim, of those that a script can show; empty if there is none.
+    """Return a script for a bug report that shows the first broken claim; empty if no script can show a broken claim.
 
     Args:
         model: the audited model.
-        inputs: its inputs.
-        ids: its tokens.
+        inputs: the inputs of the model.
+        ids: the token ids in these inputs.
         claims: the results of the claims.
         lengths: lengths of packed texts.
         seed: seed of random weights.
@@ -49,8 +49,8 @@ def script_of(
 def script_of_leak(model: object, inputs: Tensor | Mapping[str, Any], leak: CounterExample, seed: int) -> str:
     """Return a script that changes the vector of one token and prints the change of an output that must not see it.
 
-    The script builds a model of transformers from its configuration, with random weights. It is empty for other
-    models, and if some argument cannot be written in one line.
+    The script builds a model of transformers from its configuration, with random weights. For other models, or if some
+    argument cannot be written in one line, the script is empty.
     """
     arguments = {"input_ids": inputs} if isinstance(inputs, Tensor) else dict(inputs)
     if leak.key is None or not isinstance(ids := arguments.pop("input_ids", None), Tensor):
@@ -74,7 +74,7 @@ def script_of_leak(model: object, inputs: Tensor | Mapping[str, Any], leak: Coun
 def script_of_pair(model: object, ids: Tensor, claim: str, lengths: Sequence[int], seed: int) -> str:
     """Return a script that runs the model in two equivalent ways and prints how far apart they are.
 
-    Like `script_of_leak`, it is for models of transformers; it is empty for claims that a script cannot show.
+    As in `script_of_leak`, the model must be one of transformers. For claims that no script can show, it is empty.
     """
     if not isinstance(model, nn.Module) or not (model_lines := _model_lines(model, ids, seed)):
         return ""
@@ -87,7 +87,7 @@ def script_of_pair(model: object, ids: Tensor, claim: str, lengths: Sequence[int
 
 
 def _model_lines(model: object, ids: Tensor, seed: int) -> list[str]:
-    """Return the script lines that build a model of transformers and its tokens; [] for other models."""
+    """Return the lines of a bug script that build a model of transformers and its tokens; [] for other models."""
     config: Any = getattr(model, "config", None)
     if not type(model).__module__.startswith("transformers.") or not hasattr(config, "to_diff_dict"):
         return []
@@ -103,7 +103,7 @@ def _model_lines(model: object, ids: Tensor, seed: int) -> list[str]:
 
 
 def _literal(value: object) -> str | None:
-    """Return a Python expression for a value in a script; None if it does not fit in a line."""
+    """Return a Python expression for a value in a bug script; None if the expression does not fit in a line."""
     if isinstance(value, Tensor):
         if value.numel() and bool((value == 1).all()) and value.dtype == torch.int64:
             return f"torch.ones({list(value.shape)}, dtype=torch.int64)"
@@ -116,7 +116,7 @@ def _literal(value: object) -> str | None:
 
 
 class _Claim(NamedTuple):
-    """A claim about a model, and how a script calls the model."""
+    """A claim about a model, and how a bug script calls the model to test it."""
 
     name: str
     model: nn.Module
@@ -132,7 +132,7 @@ class _Claim(NamedTuple):
 
 
 def run_lines(model: nn.Module, read: str) -> list[str]:
-    """Return the script lines of two functions: one runs the model and returns rows (``.logits``), one compares."""
+    """Return the lines of a bug script that define two functions: one returns the model's rows, one compares rows."""
     more = '{"use_cache": False, **more}' if can_cache(model) else "more"
     return [
         f"run = lambda ids, **more: model(input_ids=ids, **{more}){read}",
@@ -143,10 +143,10 @@ def run_lines(model: nn.Module, read: str) -> list[str]:
 def claim_lines(
     claim: str, model: nn.Module, ids: Tensor, lengths: Sequence[int] = (), read: str = ".logits"
 ) -> list[str]:
-    """Return the script lines that run the model in two equivalent ways; [] if the claim does not compare two ways.
+    """Return the lines of a bug script that run the model in two equivalent ways; [] if the claim compares no two ways.
 
     Args:
-        claim: its name in `saccade.auditing.equivalence`.
+        claim: the name of the claim in `saccade.auditing.equivalence`.
         model: a model of transformers.
         ids: int ``[batch, len]``.
         lengths: lengths of the packed texts.
@@ -220,7 +220,7 @@ def _stepped(claim: _Claim) -> list[str]:
 
 
 def _cuts(claim: _Claim) -> str:
-    """Return the positions at which a claim of this name cuts a text."""
+    """Return the positions where the test of a claim cuts a text into chunks."""
     if found := re.search(r"cut at (\d+)", claim.name):
         return f"[{found[1]}]"
     splits = {
@@ -234,7 +234,7 @@ def _cuts(claim: _Claim) -> str:
 
 
 def _cached(claim: _Claim) -> list[str]:
-    """Return the script lines that crop, copy or reorder a cache in the middle of a text and then continue the text."""
+    """Return the lines of a bug script that crop, copy or reorder a cache in the middle of a text and then continue."""
     first, other, rest = f"ids[:, :{claim.half}]", f"ids.flip(1)[:, :{claim.n - claim.half}]", f"ids[:, {claim.half}:]"
     lines = [
         f"more = lambda ids, state: model(input_ids=ids, use_cache=True, {claim.cache}=state){claim.read}",

@@ -1,4 +1,4 @@
-"""Audit a model layer by layer: run each module that mixes tokens again in place, and check its rule.
+"""Audit a model layer by layer: run each module that mixes tokens again in place, and check the rule of its layer.
 
 End to end, a rule composed over many layers allows nearly all pairs, a correct layer can hide the error of another,
 and the influence of a token is a product of small weights. A single module has none of these problems, so this check
@@ -27,13 +27,13 @@ from saccade.auditing.zero_gradients import Probe, ZeroGradient, ZeroGradientRep
 
 # A second run must not find the keys that the first one stored.
 _CACHES = ("past_key_values", "past_key_value", "cache", "cache_params")
-_ROUNDING = 64  # roundings; experts may sum in a different order without mixing, so gradients check smaller changes
+_ROUNDING = 64  # units; experts may sum in a different order without mixing, so gradients check smaller changes
 _NO_ROWS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _HIDDEN = ("hidden_states", "x", "query", "inputs")  # names of keyword arguments that hold the rows that modules mix
 
 
 def mixers(subject: ModelUnderTest) -> dict[str, Tensor]:
-    """Find the modules that mix tokens: innermost ones with parameters whose output rows depend on other input rows.
+    """Find the modules that mix tokens: innermost modules with parameters whose output rows depend on other input rows.
 
     Each module that takes rows runs once more with half of the rows changed (or half of each text, if there are two).
     Modules that contain a mixing module are not run again.
@@ -42,7 +42,7 @@ def mixers(subject: ModelUnderTest) -> dict[str, Tensor]:
         A mapping from module names, in running order, to the tokens of the texts that the module mixes, bool
         ``[length]``.
 
-    Cost: a forward pass, and one more for each level of nested modules that do not mix.
+    Cost: a forward pass, and one more pass for each level of nested modules that do not mix tokens.
     """
     found: dict[str, Tensor] = {}
     trained: list[str] = []
@@ -66,7 +66,7 @@ def mixers(subject: ModelUnderTest) -> dict[str, Tensor]:
         if name in found and any(True for _ in subject.modules[name].parameters()):
             trained.append(name)
 
-    # Linear layers do not mix. A convolution has channels where others have rows, so the module around it is tested.
+    # Linear layers do not mix. A convolution has channels where others have rows, so its parent module is tested.
     modules = {name: own for name, own in subject.modules.items() if type(own) not in _NO_ROWS}
     with torch.no_grad(), _again(subject, modules, look):
         subject.run()
@@ -75,7 +75,7 @@ def mixers(subject: ModelUnderTest) -> dict[str, Tensor]:
 
 
 def _depends(again: Callable[[Tensor], Tensor], hidden: Tensor, row: int, keys: Tensor) -> bool:
-    """Return whether the gradient of a module's row (indexed across the batch) is nonzero for some of these tokens."""
+    """Return whether a module's row, indexed across the batch, has a nonzero gradient for any token of ``keys``."""
     with torch.enable_grad():
         leaf = hidden.detach().clone().requires_grad_()
         rows = again(leaf).flatten(0, 1)
@@ -101,9 +101,9 @@ class ByLayer:
         looked_at: names of the modules that were checked because their outputs have gradients.
         attending: names of the modules that weight tokens by content. A module that mixes in other ways, such as a
             convolution, may see less than its layer allows.
-        near: names of the modules that see less in this way. Each token that they hide from a row influences another
-            row, or lies at a distance where no row sees a token.
-        zero_gradients: the report on gradients that are 0 and should not be.
+        near: names of the modules that see less for this reason. Each token that a row of such a module does not see
+            influences a different row, or lies at a distance where no row sees a token.
+        zero_gradients: the report on gradients that are 0 but should not be 0.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class ByLayer:
         self.zero_gradients = ZeroGradientReport([], [], [])
 
     def run(self) -> ByLayer:
-        """Run all mixing modules again during one forward pass, and then once more those that seem blind."""
+        """Run all mixing modules again during one forward pass, and then rerun those that seem blind to a token."""
         sizes = self._pulled(self.subject, False, self._probes)
         zeros = [one for probe, size in sizes.items() for one in self._judge(probe, size)]
         self.zero_gradients = self._without_near(recheck(self.subject, zeros, sizes, self._pull_again), sizes)
@@ -136,9 +136,10 @@ class ByLayer:
         return self
 
     def _without_near(self, report: ZeroGradientReport, sizes: Mapping[Probe, Tensor]) -> ZeroGradientReport:
-        """Return the report without tokens that modules other than attention are free to ignore.
+        """Return the report without tokens that modules other than attention may ignore.
 
-        Such a module may ignore a token if another row sees it, or if no row sees any token at this distance.
+        A convolution, for example, may ignore a token if a different row sees the token, or if no row sees any token
+        at this distance.
         """
         names = {one.probe.module for one in (*report.blind, *report.unsure)} - self.attending
         reaching = dict[str, Tensor]()
@@ -217,7 +218,7 @@ class ByLayer:
         return [Probe(name, call, place) for place in sorted({*places, *self.subject.borders})]
 
     def _judge(self, probe: Probe, size: Tensor) -> Iterator[ZeroGradient]:
-        """Record leaks of a module's row, and yield the allowed tokens for which its gradient is 0."""
+        """Record leaks of a module's row, and yield the allowed tokens for which the row's gradient is 0."""
         name, _, place = probe
         allowed = self.allowed[name][:, place]
         itself = torch.arange(size.shape[1]) == place  # a row always depends on its own token, through the query
@@ -239,7 +240,7 @@ class ByLayer:
 
 
 def _unused_distances(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
-    """Return the tokens at distances from the row where no row of the module sees a token, bool ``[length]``."""
+    """Return the tokens at distances from the row at which no row of the module sees a token, bool ``[length]``."""
     length = next(iter(sizes.values())).shape[1]
     used = torch.zeros(2 * length, dtype=torch.bool)
     for other, size in sizes.items():
@@ -249,14 +250,14 @@ def _unused_distances(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
 
 
 def _seen_beside(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
-    """Return the tokens that any module of the same layer sees from the same row, since several may mix tokens."""
+    """Return the tokens that any module of a layer sees from the probed row, as several modules may mix tokens."""
     layer = _layer(probe.module)
     beside = [other for other in sizes if other.place == probe.place and _layer(other.module) == layer]
     return torch.stack([sizes[other] > 0 for other in beside]).any(0)
 
 
 def _layer(name: str) -> str:
-    """Return the name of a module's layer: the module name up to its first number."""
+    """Return the name of a module's layer, which is the module name up to the first number."""
     return re.split(r"(?<=\d)(?!\d)", name, maxsplit=1)[0]
 
 
@@ -287,7 +288,7 @@ def _again(
 
             def again(other: Tensor) -> Tensor:
                 other = shared(other, subject.group)
-                # Keep arguments that were the same object the same, because modules test whether the query is the key.
+                # Keep identical arguments identical, because modules test whether the query is the key.
                 parts = {one.key: one.with_rows(other) for one in places.values()}
                 changed = {place: parts[one.key] for place, one in places.items()}
                 positional = [changed.get(place, one) for place, one in enumerate(args)]
@@ -331,11 +332,11 @@ class _Argument(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int, bool]:
-        """A key that is equal for arguments that were the same tensor."""
+        """A dictionary key for the argument, equal for arguments that were the same tensor."""
         return self.part.start, self.part.stop, self.is_turned
 
     def with_rows(self, other: Tensor) -> Tensor:
-        """Return a new value for this argument: its part of the rows of all tokens, in its layout."""
+        """Return a new value for this argument, in its layout: the rows of its tokens, from the rows of all tokens."""
         own = other[:, self.part]
         return (own.transpose(0, 1) if self.is_turned else own).contiguous()
 
@@ -368,7 +369,7 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 
 def _spread(rows: Iterable[tuple[Tensor, slice]], length: int) -> Tensor:
-    """Combine the rows of ranges of tokens into one tensor with a row for each token, 0 where there is none."""
+    """Combine a module's rows for ranges of tokens into one tensor with a row for each token, 0 for missing rows."""
     rows = list(rows)
     first, part = rows[0]
     if len(rows) == 1 and part == slice(0, length):

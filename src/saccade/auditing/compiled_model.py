@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def uncompiled(model: Callable[..., Any]) -> Any:
-    """Return the module that was passed to ``torch.compile``, or the model itself if it is not compiled."""
+    """Return the module that was passed to ``torch.compile``, or the model itself if the model is not compiled."""
     return getattr(model, "_orig_mod", model)
 
 
@@ -30,7 +30,7 @@ def is_compiled(model: object) -> bool:
 
 
 def run_eagerly() -> Any:
-    """Return a context manager that makes compiled code run eagerly."""
+    """Return a context manager in which compiled models run eagerly."""
     if "torch._dynamo" not in sys.modules:  # if nothing was compiled, avoid an import that takes seconds
         return nullcontext()
     return torch.compiler.set_stance("force_eager")
@@ -76,7 +76,7 @@ class CompiledModelUnderTest(ModelUnderTest):
 
 
 class _Written(ModelUnderTest):
-    """The model under test without its compiled code."""
+    """A compiled model under test as written, without its compiled code."""
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -88,7 +88,7 @@ class _Written(ModelUnderTest):
 
 
 def _fed(model: Callable[..., Any], written: ModelUnderTest) -> Tensor | Mapping[str, Any]:
-    """Return the inputs for the compiled code, with vectors instead of tokens if the embedding table is compiled."""
+    """Return the inputs for a compiled model, with vectors instead of tokens if the embedding table is compiled."""
     compiled = [own for own in model.modules() if _is_compiled(own)] if isinstance(model, nn.Module) else []
     if not any(own is written.table for one in compiled for own in one.modules()):
         return written.inputs

@@ -19,7 +19,7 @@ For an encoder-decoder, a mapping from "encoder", "decoder" and "cross" to rules
 
 
 def rules_of(declared: Declared, mixers: Sequence[str], layers: int | None) -> list[Mask]:
-    """Return the declared rule of each layer, first to last.
+    """Return the declared rules of a model's layers, first to last.
 
     Args:
         declared: the rule or rules.
@@ -53,7 +53,7 @@ def _by_pattern(declared: Mapping[str, Mask | Sequence[Mask]], name: str) -> Mas
 
 
 def from_config(model: Any) -> list[Mask] | Mask | None:
-    """Return the rule that the configuration of a model declares; None if it does not determine one.
+    """Return the rule that the configuration of a model declares; None if the configuration does not determine a rule.
 
     A window of w in transformers is `Window(w - 1, 0)`; ModernBERT's ``local_attention`` of w is
     ``Window(w // 2, w // 2)``. A recurrence is causal. Nothing is assumed about layers of other kinds.

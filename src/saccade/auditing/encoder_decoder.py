@@ -31,7 +31,7 @@ def is_pair(model: object) -> bool:
 
 
 class EncoderDecoderUnderTest(ModelUnderTest):
-    """An encoder-decoder under test, whose tokens are those of the source followed by those of the target.
+    """An encoder-decoder under test. Its tokens are the source tokens followed by the target tokens.
 
     Args:
         model: a model of transformers with ``get_encoder()``, or a `saccade.models.EncoderDecoder`.
@@ -63,7 +63,7 @@ class EncoderDecoderUnderTest(ModelUnderTest):
 
     @property
     def depths(self) -> tuple[int, int]:
-        """Numbers of encoder and decoder layers, counted by the numbers in module names."""
+        """The number of encoder layers and the number of decoder layers, from the numbers in module names."""
         found = {True: 1, False: 1}
         for name in self.modules:
             inside = name.startswith(self._prefix)
@@ -121,7 +121,7 @@ class EncoderDecoderUnderTest(ModelUnderTest):
             rule = "look both texts up in a torch.nn.Embedding, for vectors of one width"
             got = f"no table asked for the {next(iter(left))}" if left else [list(one.shape) for one in kept.values()]
             raise value_error("the model", rule, got)
-        if not hasattr(self, "vectors"):  # later ones may differ by a unit of rounding
+        if not hasattr(self, "vectors"):  # later results may differ by a unit of rounding
             self.vectors = torch.cat([kept["source"], kept["target"]], 1)
         return _joined(self.encoded, target)
 
@@ -146,7 +146,7 @@ def _two(inputs: object) -> tuple[Tensor, Tensor]:
 
 
 def _joined(source: Tensor, target: Tensor) -> Tensor:
-    """Concatenate the rows of source and target, padding the narrower rows with zeros."""
+    """Concatenate the rows of an encoder-decoder's source and target, padding the narrower rows with zeros."""
     both = [rows.reshape(*rows.shape[:2], -1) for rows in (source, target)]
     width = max(rows.shape[-1] for rows in both)
     return torch.cat([F.pad(rows, (0, width - rows.shape[-1])) for rows in both], 1)
@@ -157,7 +157,7 @@ _WHOLE = ("t5", "mt5", "umt5", "bart", "mbart", "marian", "pegasus", "m2m_100", 
 
 
 def pair_from_config(model: Any) -> dict[str, Mask] | None:
-    """Return the three rules of a plain encoder-decoder; None for other models, such as those with windows."""
+    """Return the three rules of a plain encoder-decoder; None for other models, such as models with windows."""
     if isinstance(model, EncoderDecoder) or getattr(getattr(model, "config", None), "model_type", "") in _WHOLE:
         return {"encoder": masks.Full(), "decoder": masks.Causal(), "cross": masks.Full()}
     return None
@@ -173,8 +173,8 @@ def joint_rules(declared: Declared, subject: EncoderDecoderUnderTest) -> tuple[l
     the union of their rules, because no source token depends on a target token.
 
     Raises:
-        TypeError, ValueError: ``declared`` is not a mapping from these three names to masks, or to lists with one mask
-            for each layer.
+        TypeError, ValueError: ``declared`` is not a mapping from "encoder", "decoder" and "cross" to masks, or to lists
+            with one mask for each layer.
     """
     hint = 'rule={"encoder": masks.Full(), "decoder": masks.Causal(), "cross": masks.Full()}'
     if not isinstance(declared, Mapping) or set(declared) != set(_NAMES):

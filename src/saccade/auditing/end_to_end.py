@@ -18,18 +18,18 @@ from saccade.auditing.zero_gradients import Probe, ZeroGradient, ZeroGradientRep
 
 
 class EndToEnd:
-    """The end-to-end probes of one model on one input, and their results.
+    """The end-to-end probes of a model on one input, and the results of the probes.
 
     Every set of tokens is tested by two probes, because each misses leaks that the other detects. The gradient of an
     output by a token that it must not see is exactly 0, so gradients show even the smallest leak, but they do not pass
-    through counts, routers and rounding. A change of the tokens does, if its effect is larger than the noise.
+    through counts, routers and rounding. A change of the tokens passes through, if its effect exceeds the noise.
 
     Args:
         subject: the model and its input.
         reach: the declared rules.
         judged: the rows to check, bool ``[batch, length]``: all except padding.
-        noise: a function that measures how much noise changes the outputs. It is called only if a row changes that
-            must not.
+        noise: a function that measures how much noise changes the outputs. It is called only if a row changes
+            that must not change.
         tests: number of sets of rows to test.
         seed: seed of the changes and of the selection of rows.
 
@@ -39,8 +39,8 @@ class EndToEnd:
         covered: share of the forbidden pairs for which some change could have shown a leak; None for more than 512
             tokens.
         hides_something: whether the rule forbids any pair, so that there is something to test.
-        no_gradient: why the outputs have no gradients; empty if they have some.
-        zero_gradients: the report on gradients that are 0 and should not be.
+        no_gradient: why the outputs have no gradients; empty if they have gradients.
+        zero_gradients: the report on gradients that are 0 but should not be 0.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class EndToEnd:
 
     @cached_property
     def floor(self) -> float:
-        """The largest change of outputs that noise explains; 0 if not measured because no row changed wrongly."""
+        """The largest change of outputs that noise explains; 0 if it was not measured, as no row changed wrongly."""
         return self._noise() if self.largest else 0.0
 
     def run(self) -> EndToEnd:
@@ -83,11 +83,11 @@ class EndToEnd:
         return self
 
     def swapped(self, keys: Tensor) -> Tensor:
-        """Return the token vectors, with those of ``keys`` replaced."""
+        """Return the model's token vectors, with the vectors of the tokens ``keys`` replaced."""
         return torch.where(keys.to(self._other.device)[..., None], self._other, self.subject.vectors)
 
     def effect(self, keys: Tensor) -> Tensor:
-        """Return how much each output row changes if these tokens change."""
+        """Return how much each output row changes if the tokens ``keys`` change."""
         return row_differences(self.subject.run(self.swapped(keys)), self.subject.rows).cpu()
 
     def _found(self, kind: str) -> bool:
@@ -121,10 +121,7 @@ class EndToEnd:
             self.findings.append(CounterExample("blind", one.row, one.first, 0.0, "", "gradient", self.subject.passes))
 
     def _puller(self, subject: ModelUnderTest, vectors: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """Return a function that computes the gradients of given output rows by every token, ``[batch, length]``.
-
-        They are float64.
-        """
+        """Return a function that computes gradients of output rows by every token, float64 ``[batch, length]``."""
         leaf, out = subject.graph(vectors)
         draw = torch.Generator().manual_seed(1)
 
@@ -156,7 +153,7 @@ class EndToEnd:
         self.findings.append(CounterExample("leak", row, (item, place), relative, "", "gradient", self.subject.passes))
 
     def _zero_gradients(self, probe: Probe, own: Rows, zero: Tensor) -> Iterator[ZeroGradient]:
-        """Yield the zero gradients of each row of a set whose rows have no source in common."""
+        """Yield the zero gradients of each row of a set. The rows must have no source in common."""
         for item, place in own.rows.nonzero().tolist() if bool(zero.any()) else ():
             shown = self.reach.sources(self.reach.one(item, place))
             if bool((zero & shown).any()):
@@ -177,7 +174,7 @@ class EndToEnd:
 
 
 def _halved(tokens: Tensor, shows: Callable[[Tensor], bool]) -> tuple[int, int]:
-    """Find a single token for which ``shows`` holds by bisecting a set, with log2 of its size calls."""
+    """Find one token for which ``shows`` holds by bisecting a set of tokens, with log2 of the set's size calls."""
     while int(tokens.sum()) > 1:
         places = tokens.flatten().nonzero()[: (int(tokens.sum()) + 1) // 2, 0]
         half = torch.zeros_like(tokens).flatten().index_fill(0, places, True).view_as(tokens)

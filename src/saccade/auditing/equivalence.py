@@ -38,7 +38,7 @@ class Pair:
         verdict: "held", "broken", or "not answered" if the model cannot be run this way or raised an error.
         why: the dtype of the comparison, or why there is no answer.
         where: the first row that differs by more than is allowed, as (batch item, position); None if there is none.
-        remedy: how to make the claim hold with saccade's kernel, if it held when that was tried; otherwise empty.
+        remedy: how to make the claim hold with saccade's kernel, if a run showed that this works; otherwise empty.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Pair:
 
 
 class _ModelInDtype(NamedTuple):
-    """A model in one dtype, with its rows for the full text and the effect of rounding on them."""
+    """A model in one dtype, with its output rows for the full text and the effect of rounding on these rows."""
 
     runner: Runner
     whole: Tensor
@@ -75,7 +75,7 @@ def sameness(
 ) -> list[Pair]:
     """Check that equivalent ways to run a model give the same rows.
 
-    The ways are alone or in a batch, padded, packed, in chunks through a cache, and in training mode. The tolerance is
+    A text runs alone or in a batch, padded, packed, in chunks through a cache, and in training mode. The tolerance is
     measured: two ways may differ by ``factor`` times the effect of one rounding in every part of this model on these
     ids. If a copy of the model runs in float64 (see `TrueFloat64`), the copy is compared, and at least 1e-11 is
     allowed.
@@ -129,7 +129,7 @@ def sameness(
 def _in_both_dtypes(
     runner: Runner, ids: Tensor, factor: float, seed: int
 ) -> tuple[_ModelInDtype, _ModelInDtype | None, str]:
-    """Return the model in its own dtype and its copy in float64; without a copy, None and the reason."""
+    """Return three values: the model in its own dtype, its float64 copy (or None), and why there is no copy."""
     whole, noise = _with_noise(runner, ids, seed)
     stored = torch.finfo(whole.dtype).eps
     copied, reason = float64_copy(runner.model, lambda model: runner.on(model).whole(ids))
@@ -146,7 +146,7 @@ def _in_both_dtypes(
 
 
 def _with_noise(runner: Runner, ids: Tensor, seed: int, stored: float = 0.0) -> tuple[Tensor, float]:
-    """Return the rows of the full text, and the effect of one rounding in every module and in the outputs themselves.
+    """Return the output rows for the full text, and the effect of one rounding in every module and in the outputs.
 
     The outputs are included because a model need not end with a module. A head that shares its weights with the
     embedding is often a plain function call.
@@ -157,7 +157,7 @@ def _with_noise(runner: Runner, ids: Tensor, seed: int, stored: float = 0.0) -> 
 
 
 def _judged(name: str, way: RunPair, models: Sequence[_ModelInDtype]) -> Pair:
-    """Compare the two sides of a pair, in the first dtype in which the model can run them."""
+    """Compare two equivalent ways to run a model, in the first dtype in which the model can run both ways."""
     failed = ""
     for model in models:
         try:
@@ -187,7 +187,7 @@ def _unanswered(name: str, why: str) -> Pair:
 
 
 def _with_remedy(pairs: Sequence[Pair], by_ours: Pair, lengths: Sequence[int]) -> list[Pair]:
-    """Add a remedy to broken pairs of packed texts, if saccade's kernel separates the texts: how to use it."""
+    """Add a remedy to broken pairs of packed texts if saccade's kernel separates the texts: how to use the kernel."""
     if by_ours.verdict != "held":
         return list(pairs)
     install = f'saccade.integrations.transformers.install("saccade-packed", mask=Documents({list(lengths)}))'
@@ -207,7 +207,7 @@ def _dtypes(own: _ModelInDtype, wide: _ModelInDtype | None, reason: str) -> Iter
 
 
 def _checked(runner: Runner, ids: Tensor, packed: Sequence[int] | None, against: Sequence[str]) -> tuple[int, ...]:
-    """Check the user's arguments, and return the lengths of the packed texts."""
+    """Check the arguments of `sameness`, and return the lengths of the packed texts."""
     check_tokens("ids", ids, runner.vocab_size)
     if not len(ids) or ids.shape[1] < 2:
         raise value_error("ids", "be at least one row of two tokens", list(ids.shape))

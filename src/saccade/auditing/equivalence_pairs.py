@@ -1,4 +1,4 @@
-"""Pairs of equivalent ways to run a model. Each gives the rows of one way, and the rows that they should equal."""
+"""Pairs of equivalent ways to run a model. Each pair gives the rows of one way, and the rows that they should equal."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _PAD, _SHIFT = 8, 13
 
 
 class FullRun(NamedTuple):
-    """A model in one dtype, with its rows for the full text."""
+    """A model in one dtype, with its output rows for the full text."""
 
     runner: Runner
     whole: Tensor
 
 
 RunPair = Callable[[FullRun], tuple[Tensor, Tensor]]
-"""A function that runs a model in one way and returns the rows, and the rows that they should equal."""
+"""A function that runs a model in one way. It returns two tensors: the rows, and the rows that they should equal."""
 
 
 def ways(
@@ -42,7 +42,7 @@ def ways(
 
 
 def packed_with_our_kernel(ids: Tensor, lengths: Sequence[int]) -> RunPair:
-    """Return the pair that compares packed texts with separate ones on saccade's kernel, which gets their lengths."""
+    """Return the pair that compares packed with separate texts on saccade's kernel, which gets the text lengths."""
     return lambda own: (own.runner.ours(lengths).packed(ids[:1], lengths), _alone(own.runner, ids[:1], lengths))
 
 
@@ -91,7 +91,7 @@ def _steps(ids: Tensor, window: int | None) -> list[tuple[str, RunPair]]:
 
 
 def _cached(ids: Tensor) -> list[tuple[str, RunPair]]:
-    """Return pairs that crop, fork or reorder a cache in the middle of a text, which must not change later rows.
+    """Return pairs that crop, fork or reorder a cache in the middle of a text. This must not change later rows.
 
     The expected rows come from the same two chunks with an unmodified cache. Other pairs compare chunks with a full
     run.
@@ -127,7 +127,7 @@ def _cached(ids: Tensor) -> list[tuple[str, RunPair]]:
 
 
 def _continued(want: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a pair that differs only after the middle of a text: expected rows followed by ``after``, and ``want``."""
+    """Return a pair that can differ only in the last rows: ``want`` with its last rows from ``after``, and ``want``."""
     return torch.cat([want[:, : want.shape[1] - after.shape[1]], after], 1), want
 
 

@@ -11,18 +11,18 @@ Kind = Literal["leak", "blind", "differs"]
 
 @dataclasses.dataclass(frozen=True)
 class CounterExample:
-    """A counter-example to a claim: a pair of tokens, or two runs that differ.
+    """A counter-example to a claim of an audit: a pair of output and token, or two runs that differ.
 
     Attributes:
-        kind: "leak" (an output depends on a token that the rule hides from it), "blind" (an output does not depend on
+        kind: "leak" (an output depends on a token that the rule forbids), "blind" (an output does not depend on
             a token that it should see) or "differs" (two equivalent runs differ).
         row: batch item and position of the output.
-        key: batch item and position of the token; None if runs differ.
+        key: batch item and position of the token; None if kind is "differs".
         size: size of the effect: a change relative to the root mean square of all outputs, or a gradient relative to
-            the median of the allowed ones; 0 for "blind".
+            the median gradient of allowed pairs; 0 for "blind".
         module: name of the module where the effect first appears; empty if unknown.
-        probe: the probe that detected it.
-        passes: number of forward and backward passes before it was detected.
+        probe: the probe that detected the effect.
+        passes: number of forward and backward passes before the effect was detected.
         nouns: what to call the row and the token; "source" and "target" in an encoder-decoder.
     """
 
@@ -37,7 +37,7 @@ class CounterExample:
 
     @property
     def pair(self) -> str:
-        """The pair of output and token in words."""
+        """A description of the output and the token of the counter-example."""
         row = f"{self.nouns[0]} {self.row[1]}" + (
             f" of item {self.row[0]}" if self.row[0] or (self.key or (0,))[0] else ""
         )
@@ -54,7 +54,7 @@ class CounterExample:
 
 @dataclasses.dataclass(frozen=True)
 class ClaimResult:
-    """The result of one claim of an audit.
+    """The verdict of an audit on one claim.
 
     Attributes:
         name: the claim's name.
@@ -73,7 +73,7 @@ class ClaimResult:
     why: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain values for JSON; numbers that are not finite become None."""
+        """Return the verdict on the claim as plain values for JSON; numbers that are not finite become None."""
         return {
             "name": self.name,
             "verdict": self.verdict,

@@ -1,4 +1,4 @@
-"""True float64: run a model in float64 even where its code converts to float32."""
+"""Run a model in true float64, even where the model's code converts to float32."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class TrueFloat64(TorchFunctionMode):
 
 
 def float64_copy(model: Model, run: Callable[[Model], Tensor]) -> tuple[Model | None, str]:
-    """Return a float64 copy of a model if it runs in `TrueFloat64`; otherwise None and the reason.
+    """Return a float64 copy of a model and "". If the copy does not run in `TrueFloat64`, return None and the reason.
 
     Args:
-        model: the model, which is left unchanged. A function has no dtype and is itself returned.
+        model: the model, which is left unchanged. A function has no dtype, so the function itself is returned.
         run: a function that runs the copy and returns its outputs.
 
     Cost: memory for a copy of the model, twice as large if the model is in float32, and one run.
@@ -58,7 +58,7 @@ def float64_copy(model: Model, run: Callable[[Model], Tensor]) -> tuple[Model | 
 
 
 def describe_error(error: Exception) -> str:
-    """Return the type of an exception and the first line of its message, safe to print."""
+    """Return the type of an exception from a run and the first line of its message, safe to print."""
     first = str(error).strip().partition("\n")[0]
     return visible(f"{type(error).__name__}: {first}" if first else type(error).__name__)
 

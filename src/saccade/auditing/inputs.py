@@ -16,11 +16,11 @@ _KNOWN = ("inputs_embeds", "input_ids", "tokens")
 
 
 class InputFormat(NamedTuple):
-    """The format of a model's inputs: facts that the inputs themselves do not show.
+    """The format of a model's inputs, as far as the inputs themselves do not show it.
 
     Args:
         tokens: name of the argument that holds the tokens or vectors; None to search for it.
-        batch_first: whether these are ``[batch, length, ...]`` rather than ``[length, batch, ...]``.
+        batch_first: whether the tokens or vectors are ``[batch, length, ...]`` rather than ``[length, batch, ...]``.
         module: the model that a function calls.
     """
 
@@ -30,7 +30,7 @@ class InputFormat(NamedTuple):
 
     @classmethod
     def of(cls, model: object, tokens: object, batch_first: object, module: object) -> InputFormat:
-        """Build the input format from a user's arguments, after checking them."""
+        """Check a user's arguments and build the input format from them."""
         check_type("tokens", tokens, (str, type(None)), "be the name of an argument of the model, or None")
         hint = "audit(lambda x: model(x, x), rule, inputs=ids, module=model)"
         check_type("module", module, (nn.Module, type(None)), "be the module that a function calls", hint=hint)
@@ -42,8 +42,8 @@ class InputFormat(NamedTuple):
 def found_tokens(model: Callable[..., Any], inputs: object, name: str | None) -> Tensor:
     """Find the token ids or vectors among a model's inputs.
 
-    They are in the argument called ``name``; otherwise in one with a name that transformers uses, in the only tensor
-    that can hold tokens, or in the first parameter of the model.
+    The tokens are in the argument called ``name``. If that is None, they are in an argument with a name that
+    transformers uses, in the only tensor that can hold tokens, or in the first parameter of the model.
 
     Raises:
         TypeError, ValueError: no argument holds tokens or vectors, or several could.
@@ -78,7 +78,7 @@ def is_turned(ids: object, tokens: Tensor) -> bool | None:
         tokens: the tokens, ``[batch, length]``.
 
     Returns:
-        Whether they are transposed; None if ``ids`` are not these tokens.
+        Whether the tokens are transposed; None if ``ids`` are not ``tokens``.
     """
     if not isinstance(ids, Tensor) or ids.numel() != tokens.numel() or ids.device != tokens.device:
         return None

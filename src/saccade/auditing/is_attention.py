@@ -1,4 +1,4 @@
-"""Detect attention: modules that weight tokens by their content, not by fixed numbers as a convolution does."""
+"""Detect attention: whether a module weights tokens by their content, not by fixed numbers like a convolution."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PRODUCTS = ("BmmBackward", "MmBackward", "BaddbmmBackward", "AddmmBackward")
 
 
 def attends(rows: Tensor, leaf: Tensor) -> bool:
-    """Return whether a module attends: it weights tokens by content on the way from ``leaf`` to ``rows``.
+    """Return whether a module attends, that is, weights tokens by content on the way from ``leaf`` to ``rows``.
 
     The function searches the autograd graph for a softmax of a tensor that depends on the leaf, a matrix product of two
     tensors that both depend on it, or an operation with a custom backward pass, which may do anything. A convolution,
@@ -21,7 +21,7 @@ def attends(rows: Tensor, leaf: Tensor) -> bool:
 
     Args:
         rows: outputs of a module, with a graph.
-        leaf: its inputs.
+        leaf: the inputs of the module.
 
     Cost: one visit to each node of the graph.
     """
@@ -49,11 +49,11 @@ def reaching_others(rows: Tensor, leaf: Tensor) -> Tensor:
     """Return the tokens that influence the row of any other token, bool ``[batch, length]``.
 
     The indices of two different tokens differ in at least one bit. So for each bit, the function computes the gradients
-    of rows whose index has this bit by tokens whose index does not, and the reverse.
+    of rows whose index has the bit set by tokens whose index does not, and the reverse.
 
     Args:
         rows: outputs of a module, ``[batch, length, ...]``, with a graph.
-        leaf: its inputs, ``[batch, length, ...]``.
+        leaf: the inputs of the module, ``[batch, length, ...]``.
 
     Cost: two backward passes for each bit of the length.
     """
@@ -69,7 +69,7 @@ def reaching_others(rows: Tensor, leaf: Tensor) -> Tensor:
 
 
 def _weights(node: Any, count: int) -> bool:
-    """Return whether a graph node weights tokens by content, given that ``count`` of its inputs depend on the leaf."""
+    """Return whether a node of the autograd graph weights tokens by content, if ``count`` inputs depend on the leaf."""
     name = node.name()
     is_own = isinstance(node, BackwardCFunction) or "CppNode" in name
     return count > 0 and (is_own or name.startswith(_WEIGHTS) or (count > 1 and name.startswith(_PRODUCTS)))

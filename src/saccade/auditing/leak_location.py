@@ -16,14 +16,14 @@ Sums = tuple[list[Tensor], list[Tensor]]
 
 
 def first_module(subject: ModelUnderTest, reach: Reach, key: tuple[int, int], vectors: Tensor) -> str:
-    """Return the name of the first module that leaks: it carries a change of one token to a row that must not see it.
+    """Return the name of the first module that leaks: it carries a change of a token to a row that must not see it.
 
     Two runs are compared row by row and bit by bit: one with the model's own vectors, and one with a different vector
     for the token. A row shows a leak if no allowed path leads to it up to the module's layer and the module changes its
     output row although its input row is unchanged.
 
     Returns:
-        The name of the module in the model; empty if hooks show nothing.
+        The name of the module in the model; empty if no module shows the leak.
 
     Cost: two forward passes, and 8 bytes for each row and module.
     """
@@ -53,7 +53,7 @@ def first_module(subject: ModelUnderTest, reach: Reach, key: tuple[int, int], ve
 
 
 class _Sums:
-    """Checksums of the bits of all input rows and output rows of each module, for each call."""
+    """Checksums of all input rows and output rows of each module call, to locate a leak."""
 
     def __init__(self, subject: ModelUnderTest):
         self.subject, self.found = subject, dict[str, Sums]()

@@ -16,11 +16,11 @@ _HEADS = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel")
 
 
 def model_of(path: Path, *, seed: int = 0) -> nn.Module:
-    """Load a model of transformers in evaluation mode.
+    """Load a model of transformers for an audit, in evaluation mode.
 
     Args:
-        path: a folder with config.json and safetensors, or only a config.json. The model then has random weights, which
-            are enough to detect a leak.
+        path: a folder with config.json and safetensors, or only a config.json. Without weights in the folder, they
+            are random, which is enough to detect a leak.
         seed: seed of random weights.
 
     Raises:
@@ -39,7 +39,7 @@ def model_of(path: Path, *, seed: int = 0) -> nn.Module:
 
 @contextmanager
 def quiet_transformers(command: str) -> Iterator[Any]:
-    """Import transformers for the loading of a model, and silence its warnings and progress bars within the block.
+    """Import transformers to load a model, and silence the warnings and progress bars of transformers within the block.
 
     Raises:
         ImportError: transformers is not installed.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def depth_of(name: str, layers: int) -> int:
-    """Return the layer of a module: the first number in its name, or the last layer if the name has no number."""
+    """Return the layer index of a module: the first number in its name, or the last layer if the name has no number."""
     numbers = [int(part) for part in re.split(r"[._]", name) if part.isdigit()]
     return min(numbers[0], layers - 1) if numbers else layers - 1
 
@@ -53,8 +53,8 @@ class ModelUnderTest:
 
     Args:
         model: a module or a function.
-        inputs: token ids ``[batch, length]`` or vectors ``[batch, length, width]``, or all keyword arguments, one of
-            which holds these.
+        inputs: token ids ``[batch, length]`` or vectors ``[batch, length, width]``, or all keyword arguments,
+            including the token ids or vectors.
         outputs: a function that extracts the rows ``[batch, length, ...]`` from the model's result; see `rows_of`.
             Rows ``[length, batch, ...]`` are also recognised.
         group: processes that run the model together; None for one process.
@@ -90,7 +90,7 @@ class ModelUnderTest:
         self._time_first = names_time_first(self.modules, self.run, self._other_text) if is_square else frozenset()
 
     def _find(self) -> None:
-        """Find the tokens or their vectors among the model's inputs."""
+        """Find the tokens or the token vectors among the model's inputs."""
         self.raw_tokens = found_tokens(self.model, self.inputs, self.form.tokens)
         self.tokens = self.raw_tokens if self.form.batch_first else self.raw_tokens.transpose(0, 1).contiguous()
         self.vectors = self.tokens.detach()
@@ -108,7 +108,7 @@ class ModelUnderTest:
 
     @property
     def _other_text(self) -> Tensor:
-        """The token vectors, with different ones for all tokens of the first batch item."""
+        """The token vectors, with different vectors for all tokens of the first batch item."""
         draw = torch.Generator().manual_seed(0)
         changed = self.vectors.clone()
         changed[0] += torch.randn(changed[0].shape, generator=draw, dtype=torch.float64).to(changed)
@@ -118,7 +118,8 @@ class ModelUnderTest:
         """Return a module's input or output as rows ``[batch, length, ...]``, if it holds rows of the module's text.
 
         Returns:
-            The rows, and whether the tensor was ``[length, batch, ...]``; None if it holds no such rows.
+            Two values: the rows, and whether the tensor was ``[length, batch, ...]``. None if the tensor holds no rows
+            of the module's text.
         """
         own, (batch, _), sizes = self.part_of(name), self.shape, tuple(x.shape[:2])
         length = own.stop - own.start
@@ -142,7 +143,7 @@ class ModelUnderTest:
         return slice(0, self.shape[1])
 
     def read_from(self, hidden: Tensor) -> slice | None:
-        """Return the range of source tokens if ``hidden`` holds encoded rows that a decoder attends to, else None."""
+        """Return the range of source tokens if ``hidden`` holds encoded rows for a decoder; otherwise return None."""
         return None
 
     def layer_of(self, name: str, layers: int) -> int:
@@ -155,18 +156,18 @@ class ModelUnderTest:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Numbers of batch items and tokens."""
+        """The number of batch items and the number of tokens."""
         return self.tokens.shape[0], self.tokens.shape[1]
 
     @property
     def borders(self) -> list[int]:
-        """The tokens on both sides of each border between two processes, assuming that all have equally many tokens."""
+        """The tokens on both sides of each border between two processes, if every process has equally many tokens."""
         size = 1 if self.group is None else self.group.size()
         return [self.shape[1] * rank // size + side for rank in range(1, size) for side in (-1, 0)]
 
     @cached_property
     def in_float64(self) -> tuple[ModelUnderTest | None, str]:
-        """The same model in float64, for use within `TrueFloat64`; without it, None and the reason.
+        """The same model in float64, for use within `TrueFloat64`, and "". If there is none, None and the reason.
 
         Cost: on first use, memory for a float64 copy of the model, and a few runs.
         """
@@ -183,14 +184,14 @@ class ModelUnderTest:
             return wide(model), ""
 
     def run(self, vectors: Tensor | None = None) -> Tensor:
-        """Run the model without gradients and return its output rows, with ``vectors`` for the tokens if given."""
+        """Run the model without gradients and return its rows. ``vectors``, if any, replace the token vectors."""
         with torch.no_grad():
             return broadcast_first(self._run(vectors), self.group)
 
     def graph(self, vectors: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Run the model with gradients: return the token vectors as a leaf, and output rows that depend on them.
+        """Run the model with gradients: return the token vectors as a leaf, and output rows that depend on the leaf.
 
-        ``vectors`` replace the token vectors if given.
+        ``vectors``, if any, replace the token vectors.
 
         Raises:
             NoGradientError: the outputs have no gradient, or a kernel has no backward pass.
@@ -265,7 +266,7 @@ def can_cache(model: nn.Module) -> bool:
 
 
 def _no_table(module: nn.Module | None, tables: int, *, is_compiled: bool) -> ValueError:
-    """Build the error for a model whose token vectors cannot be replaced."""
+    """Build the error for a model under test whose token vectors cannot be replaced."""
     if module is None:
         hint = "module= names the model that a function calls; or give vectors [batch, length, width]"
         return value_error("module", "be given for a function of tokens, whose tables are not seen", None, hint=hint)

@@ -1,4 +1,4 @@
-"""Audit a model that several processes run together. All must use the same numbers to take the same branches.
+"""Audit a model that several processes run together. All processes must decide by the same numbers.
 
 Each process has the full inputs and outputs, but every pass waits for all processes, so a process in a different branch
 would wait forever. Therefore every decision uses the numbers of the first process. Each process computes a part of the
@@ -32,7 +32,7 @@ def replicated(model: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def broadcast_first(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Return the tensor of the group's first process, in every process."""
+    """Send the tensor of the group's first process to every process, and return it."""
     if group is None:
         return tensor
     received = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -41,12 +41,12 @@ def broadcast_first(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
 
 
 def shared(vectors: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Return the vectors unchanged, but with a gradient that is summed over all processes."""
+    """Return the token vectors unchanged, but with a gradient that is summed over all processes."""
     return vectors if group is None else _Shared.apply(vectors, group)
 
 
 def check_same(tensor: Tensor, group: ProcessGroup | None) -> None:
-    """Raise an error in all processes if the inputs of any process differ."""
+    """Raise an error in all processes if the inputs of any process differ from the first process's inputs."""
     if group is None:
         return
     differs = torch.tensor(float(not torch.equal(broadcast_first(tensor, group), tensor)), device=tensor.device)

@@ -13,20 +13,22 @@ from torch import Tensor
 from saccade.auditing.reachability import Reach
 
 LONG = 512
-"""Number of tokens above which passes are slow, so pairs are not counted and few gradients are computed."""
+"""Number of tokens above which an audit does not count pairs and computes few gradients, because passes are slow."""
 PULLED = 2
 """Number of sets of rows whose gradients are computed for longer inputs, because backward passes are expensive.
 
-Each costs about two forward passes.
+Each set costs about two forward passes.
 """
 
 
 class Rows(NamedTuple):
-    """A set of output rows that no token may influence jointly, and the tokens that may influence them (sources).
+    """A set of output rows to test together, and their sources, the tokens that may influence the rows.
+
+    No two rows have a source in common.
 
     Attributes:
         rows: the output rows, bool ``[batch, length]``.
-        sources: the tokens that may influence any of them.
+        sources: the tokens that may influence any of the rows.
     """
 
     rows: Tensor
@@ -34,9 +36,9 @@ class Rows(NamedTuple):
 
 
 def separating(reach: Reach) -> Iterator[Tensor]:
-    """Yield sets of tokens that separate components: for any two, some set contains one without the other.
+    """Yield sets of tokens that separate components: for any two components, a set contains one but not the other.
 
-    Each component is in a different half of the k sets (Sperner 1928), so k is about log2 of their number.
+    Each component is in a different half of the k sets (Sperner 1928), so k is about log2 of the number of components.
     """
     label, count = reach.components()
     if count < 2:
@@ -48,7 +50,7 @@ def separating(reach: Reach) -> Iterator[Tensor]:
 
 
 def combs(reach: Reach, judged: Tensor, tests: int, seed: int, borders: Sequence[int] = ()) -> Iterator[Rows]:
-    """Yield sets of rows to test, each with as many rows with disjoint sources as fit.
+    """Yield sets of rows to test. Each set contains as many rows with disjoint sources as possible.
 
     Each set starts from a row at an edge or at a random position. The first edges are ``borders``, in the first item.
     """

@@ -18,7 +18,7 @@ _BLOCK = 128  # number of rows processed at a time, so that little memory is nee
 
 
 class Reach:
-    r"""The composition of a rule for each layer. It maps sets of tokens to the outputs that they may influence.
+    r"""The composition of the rules of all layers. It maps a set of tokens to the outputs that the set may influence.
 
     .. math:: R = (I \vee M_L) \circ \dots \circ (I \vee M_1)
 
@@ -36,7 +36,7 @@ class Reach:
             16,384 tokens.
 
     Cost: a byte for each pair of tokens and distinct rule (and batch item, if the rule distinguishes them). Each layer
-    reads these bytes once, and equal layers are skipped as soon as a set stops growing.
+    reads its bytes once, and equal layers are skipped as soon as a set stops growing.
 
     Example:
         >>> from saccade import masks
@@ -61,18 +61,18 @@ class Reach:
         return self._layers[layer]
 
     def through(self, keys: Tensor, layers: int | None = None) -> Tensor:
-        """Return the rows that these tokens may influence through the first layers, bool ``[batch, length]``.
+        """Return the rows that the tokens ``keys`` may influence through the first layers, bool ``[batch, length]``.
 
-        ``layers`` is their number; None means all.
+        ``layers`` is the number of layers; None means all.
         """
         return _grown(keys, self._layers[:layers], _rows_of)
 
     def sources(self, rows: Tensor) -> Tensor:
-        """Return the tokens that may influence any of these outputs, bool ``[batch, length]``."""
+        """Return the tokens that may influence any of the output rows, bool ``[batch, length]``."""
         return _grown(rows, reversed(self._layers), _keys_of)
 
     def one(self, item: int, place: int) -> Tensor:
-        """Return the set that contains only this token, bool ``[batch, length]``."""
+        """Return the set that contains only the token of ``item`` at position ``place``, bool ``[batch, length]``."""
         token = torch.zeros(self.shape, dtype=torch.bool)
         token[item, place] = True
         return token
@@ -99,9 +99,9 @@ _Bools = NDArray[np.bool_]
 
 
 def _written(rule: Mask, batch: int, length: int) -> Tensor:
-    """Convert a rule to the pairs that it allows in any head, bool ``[batch, length, length]``.
+    """Return the pairs that a layer's rule allows in any head, bool ``[batch, length, length]``.
 
-    If the rule is the same for all batch items, they share memory.
+    If the rule is the same for all batch items, the batch items share memory.
     """
     items, heads = batch if rule.shape[0] > 1 else 1, rule.shape[1]
     allowed = torch.empty(items, length, length, dtype=torch.bool)
@@ -113,7 +113,7 @@ def _written(rule: Mask, batch: int, length: int) -> Tensor:
 
 
 def _grown(tokens: Tensor, layers: Iterable[Tensor], step: Callable[[_Bools, _Bools], _Bools]) -> Tensor:
-    """Extend a set of tokens by those reached in each layer; residual connections keep earlier tokens in the set."""
+    """Extend a set of tokens by those reached in each layer. Residual connections keep earlier tokens in the set."""
     settled = None
     for layer in layers:
         if layer is settled:
@@ -125,14 +125,14 @@ def _grown(tokens: Tensor, layers: Iterable[Tensor], step: Callable[[_Bools, _Bo
 
 
 def _rows_of(rule: _Bools, keys: _Bools) -> _Bools:
-    """Return the rows that may attend to any of these keys, bool ``[length]``, copying the rule only in parts."""
+    """Return the rows that a rule lets attend to any of the keys, bool ``[length]``, without copying the full rule."""
     if np.count_nonzero(keys) < _BLOCK:
         return np.asarray(rule[:, keys].any(1))
     return np.concatenate([(rule[start : start + _BLOCK] & keys).any(1) for start in range(0, len(rule), _BLOCK)])
 
 
 def _keys_of(rule: _Bools, rows: _Bools) -> _Bools:
-    """Return the keys that any of these rows may attend to, bool ``[length]``."""
+    """Return the keys that a rule lets any of the rows attend to, bool ``[length]``."""
     keys, places = np.zeros(rule.shape[1], dtype=bool), np.flatnonzero(rows)
     for start in range(0, len(places), _BLOCK):
         keys |= rule[places[start : start + _BLOCK]].any(0)

@@ -1,4 +1,4 @@
-"""The class `Report`: the results of an audit as a table, as JSON or as a picture."""
+"""The class `Report`: the results of an audit, printed as a table or converted to JSON or a picture."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 SCHEMA = "saccade.audit/1"
 """Name and version of the format that `Report.to_json` returns."""
 DRAWN = 64
-"""Largest number of tokens for which every pair is measured, for the picture."""
-_TITLE = 200  # columns of text
+"""Largest number of tokens for which the audit measures every pair, to draw the picture."""
+_TITLE = 200  # number of text columns
 _HEADS = ("claim", "verdict", "largest", "allowed", "first pair", "module", "passes")
 
 
@@ -41,11 +41,11 @@ class Report:
         model: the model's class, or the function's name.
         rule: the declared rule of each layer, as text. It begins with "assumed" if it comes from the configuration.
         claims: the result of each claim.
-        shape: numbers of batch items and tokens of the input.
+        shape: the number of batch items and the number of tokens of the input.
         dtype: dtype in which the model ran.
         seed: seed of the input and of the changes.
         floor: the largest change of outputs that noise explains; 0 if it was not measured because no row changed
-            that must not.
+            that must not change.
         tests: number of sets of tokens that were tested.
         covered: share of the forbidden pairs for which a change could have shown a leak; None if it was not counted.
         versions: versions of the packages.
@@ -91,7 +91,7 @@ class Report:
         return tuple(claim.name for claim in self.claims)
 
     def __getitem__(self, name: str) -> ClaimResult:
-        """Return the result of the claim with this name."""
+        """Return the result of the claim called ``name``."""
         for claim in self.claims:
             if claim.name == name:
                 return claim
@@ -129,7 +129,7 @@ class Report:
         ]
 
     def picture(self) -> str:
-        """Return the declared rule beside the measured one: ``1`` is as declared, ``#`` a leak, ``o`` a blind pair.
+        """Return the audit's result for each pair as text: ``1`` is as declared, ``#`` a leak, and ``o`` a blind pair.
 
         Raises:
             ValueError: pairs were not measured, because the input had more than 64 tokens or there were no gradients.
@@ -142,7 +142,7 @@ class Report:
         return "\n".join(lines)
 
     def figure(self, title: str | None = None) -> Figure:
-        """Draw `picture` as a figure: hidden pairs are grey, allowed pairs white, leaks and blind pairs coloured.
+        """Draw `picture` as a figure: forbidden pairs are grey, allowed pairs white, leaks and blind pairs coloured.
 
         Args:
             title: the title; the model and its rule when None.
@@ -197,7 +197,7 @@ def _mark(may: bool, does: bool) -> str:
 
 
 def reached_by_gradient(leaf: Tensor, out: Tensor, item: int = 0) -> Tensor:
-    """Return which tokens each output of one batch item depends on, bool ``[length, length]``.
+    """Return which tokens each output of one batch item depends on by its gradient, bool ``[length, length]``.
 
     Cost: a backward pass for each output.
     """
@@ -213,13 +213,13 @@ def reached_by_gradient(leaf: Tensor, out: Tensor, item: int = 0) -> Tensor:
 Kinds = npt.NDArray[np.int_]
 
 COLOURS = {"allowed": "#ffffff", "hidden": HIDDEN, "leak": "#d55e00", "blind": INKS[0]}
-"""Colours of an audit's figure. Only errors are coloured, and all colours differ in lightness.
+"""Colours of an audit's figure. Only errors are coloured.
 
-So colour-blind readers and grey prints can distinguish them.
+All colours differ in lightness, so that they can be distinguished in grey prints and by colour-blind readers.
 """
 _ALLOWED, _HIDDEN, _LEAK, _BLIND = range(4)
-_SIDE, _AROUND, _PAD = 3.6, (1.4, 1.6), 0.12  # inches of a panel, of what is around both, between any two things
-_COLUMNS = 90  # of text in a line of the title
+_SIDE, _AROUND, _PAD = 3.6, (1.4, 1.6), 0.12  # inches: a panel, margins around both, space between elements
+_COLUMNS = 90  # number of text columns in a line of the title
 
 
 def drawn(declared: Tensor, measured: Tensor, title: str) -> Figure:

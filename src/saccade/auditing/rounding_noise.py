@@ -1,4 +1,4 @@
-"""Measure the effect of rounding on a model, the unit for differences between equivalent ways to run it."""
+"""Measure the effect of rounding on a model: the unit for differences between equivalent ways to run the model."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from saccade.support.validation import check_int
 FACTOR = 4.0
 """Largest allowed difference between correct runs, as a multiple of the effect of one rounding.
 
-In some 500 pairs of correct runs it was at most 1.2.
+In about 500 pairs of correct runs, the multiple was at most 1.2.
 """
 
 
 def row_differences(a: Tensor, b: Tensor) -> Tensor:
-    """Return the largest difference in each row, relative to the root mean square of all of ``b``.
+    """Return the largest difference of ``a`` and ``b`` in each row, relative to the root mean square of all of ``b``.
 
     Args:
         a, b: rows ``[batch, len, ...]``, with equal shapes.
 
     Returns:
-        float64 ``[batch, len]``, or float32 on MPS. A difference is infinite if only one side is NaN, and 0 if both
-        are the same infinity.
+        float64 ``[batch, len]``, or float32 on MPS. A difference is infinite if only one number is NaN, and 0 if both
+        numbers are the same infinity.
     """
     wide = torch.float32 if b.device.type == "mps" else torch.float64  # MPS has no float64
     a, b = a.detach().to(wide), b.detach().to(wide)
@@ -44,7 +44,7 @@ def row_differences(a: Tensor, b: Tensor) -> Tensor:
 def relative(a: Tensor, b: Tensor) -> float:
     """Return the largest difference of two tensors with equal shapes, relative to the root mean square of ``b``.
 
-    It is infinite if only one side is NaN.
+    The difference is infinite if only one tensor is NaN at an index.
     """
     return float(row_differences(a.reshape(1, -1), b.reshape(1, -1)).max()) if b.numel() else 0.0
 
@@ -68,13 +68,13 @@ def jitter(
         repeats: number of repeats.
         seed: seed of the signs.
         tables: relative change of tables that are not trained, such as sines of positions. It is the rounding of the
-            dtype in which they were stored, if the model now runs in a wider one.
-        base: the result of ``run``, if it is known.
+            dtype in which the tables were stored, if the model now runs in a wider dtype.
+        base: the result of ``run``, if it is already known.
 
     Returns:
         The largest change, relative to the root mean square of the outputs.
 
-    Cost: ``repeats`` runs, and one more without ``base``.
+    Cost: ``repeats`` runs, and one more run without ``base``.
     """
     draw = torch.Generator().manual_seed(check_int("seed", seed, 0))
     times = check_int("repeats", repeats)
@@ -118,7 +118,7 @@ def restoring_state(model: nn.Module) -> Iterator[None]:
 
 
 def _tables(model: nn.Module) -> list[Tensor]:
-    """Return a model's tables: buffers, and parameters frozen beside trainable ones, with two dimensions or more."""
+    """Return a model's tables: buffers, and frozen parameters of a trainable model, with two dimensions or more."""
     parameters = list(model.parameters())
     frozen = [own for own in parameters if not own.requires_grad] if any(p.requires_grad for p in parameters) else []
     return [own for own in (*frozen, *model.buffers()) if own.is_floating_point() and own.dim() >= 2]
@@ -129,7 +129,7 @@ def _copy(buffer: Tensor | None) -> Tensor | None:
 
 
 def _moved(out: Any, draw: torch.Generator) -> Any:
-    """Move each number of a module's result by one unit of rounding, except infinities, NaN and 0, often exact."""
+    """Change each number of a module's result by one unit of rounding, except infinities, NaN and 0 (often exact)."""
     if isinstance(out, Tensor):
         if not out.is_floating_point():
             return out

@@ -19,11 +19,11 @@ Outputs = Callable[[Any], Tensor]
 
 
 class Unanswered(Exception):  # noqa: N818  # not an error: a model that cannot be run in this way is not wrong
-    """Raised if a model cannot be run in some way; the message says why."""
+    """Raised by a runner if the model cannot be run in the requested way; the message says why."""
 
 
 class WrongArgument(ValueError):  # noqa: N818  # the name says that the argument is wrong
-    """Raised for a wrong argument of the user, unlike other exceptions during a run, which come from the model."""
+    """Raised by a runner for a wrong argument of the user. Other exceptions during a run come from the model."""
 
 
 class Runner:
@@ -51,7 +51,7 @@ class Runner:
         return None
 
     def on(self, model: nn.Module) -> Self:
-        """Return the same runner for a different model."""
+        """Return a runner of the same kind and with the same options for a different model."""
         other = copy.copy(self)
         other.model = model
         return other
@@ -71,8 +71,8 @@ class Runner:
     def packed(self, ids: Tensor, lengths: Sequence[int], *, beside: Beside = "positions") -> Tensor:
         """Run the model on texts packed one after another, ids ``[1, len]``, distinguished by their positions.
 
-        In addition to the positions, the model may get a cache to fill, a mask of ones (no padding), or a mask with
-        four dimensions (the allowed pairs).
+        In addition to the positions, the model may get a cache to fill, a mask of ones (no padding), or an additive
+        mask with four dimensions (0 for allowed pairs).
         """
         raise Unanswered("the model takes no lengths of texts")
 
@@ -81,7 +81,7 @@ class Runner:
         raise Unanswered("the model has no cache")
 
     def more(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Run the model on the next tokens, and return their rows and the updated cache."""
+        """Run the model on the next tokens, and return the rows of these tokens and the updated cache."""
         raise Unanswered("the model has no cache")
 
     def forked(self, state: Any) -> Any:
@@ -89,11 +89,11 @@ class Runner:
         return copy.deepcopy(state)
 
     def rewindable(self, state: Any) -> Any:
-        """Return the cache, prepared for a later call of `cropped`."""
+        """Return a cache, prepared so that `cropped` can later remove its last tokens."""
         return state
 
     def cropped(self, state: Any, tokens: int) -> Any:
-        """Return the cache without its last ``tokens`` tokens."""
+        """Return a cache without its last ``tokens`` tokens."""
         raise Unanswered("the model's cache is not cropped")
 
     def reordered(self, state: Any, rows: Tensor) -> Any:
@@ -101,7 +101,7 @@ class Runner:
         raise Unanswered("the model's cache is not reordered")
 
     def implemented(self, name: str) -> Self:
-        """Return the runner of a copy of the model with a different attention implementation."""
+        """Return the runner of a copy of the model that uses the attention implementation called ``name``."""
         raise Unanswered("the model has one implementation of attention")
 
     def ours(self, lengths: Sequence[int]) -> Self:
@@ -116,7 +116,7 @@ class Runner:
         return self.on(other)
 
     def steps(self, ids: Tensor, split: Sequence[int]) -> Tensor:
-        """Run the model on chunks cut at these positions, through the cache."""
+        """Run the model through a cache, on chunks of the ids that are cut at the positions ``split``."""
         state, rows = self.start(), []
         for piece in ids.tensor_split(list(split), dim=1):
             out, state = self.more(piece, state)

@@ -1,4 +1,4 @@
-"""Run saccade's models in every supported way."""
+"""Run saccade's own models in every supported way (padded, packed, cached), to compare the results."""
 
 from __future__ import annotations
 

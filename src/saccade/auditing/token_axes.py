@@ -12,19 +12,19 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """Return the floating-point tensors among a module's arguments or results."""
+    """Return the floating-point tensors among a module's arguments or results, to find their token axis."""
     values = value if isinstance(value, tuple | list) else value.values() if isinstance(value, dict) else [value]
     return [one for one in values if isinstance(one, Tensor) and one.is_floating_point()]
 
 
 def row_sums(x: Tensor) -> Tensor:
-    """Return a checksum of the bits of each row along the first axis, int64 ``[rows]``."""
+    """Return a checksum of the bits of each row, with rows along the first axis, int64 ``[rows]``."""
     bits = x.detach().reshape(len(x), -1).contiguous().view(_BITS[x.element_size()]).long()
     return (bits * torch.arange(1, 2 * bits.shape[1], 2, device=bits.device)).sum(1).cpu()
 
 
 def is_time_first(before: Tensor, after: Tensor) -> bool:
-    """Return whether the token axis comes first, that is whether changing the first text changed only one column.
+    """Return whether the token axis comes first: changing the first text changed only one column.
 
     Args:
         before, after: the tensor ``[n, n, ...]`` without and with the change.

@@ -138,7 +138,7 @@ class TransformersRunner(Runner):
 
     @property
     def cache(self) -> str | None:
-        """The name of the parameter of ``forward`` that takes a cache; None if there is none."""
+        """The name of the parameter of the model's ``forward`` that takes a cache; None if no parameter does."""
         return next((name for name in ("past_key_values", "cache_params") if self._takes(name)), None)
 
     @property
@@ -147,13 +147,13 @@ class TransformersRunner(Runner):
         return inspect.signature(self.model.forward).parameters.keys()
 
     def _placed(self, ids: Tensor, places: Tensor) -> Tensor:
-        """Convert positions counted from 0 to the model's position ids."""
+        """Convert positions counted from 0 to position ids of the transformers model."""
         return places.to(ids.device) + self.begin(ids)
 
     def begin(self, ids: Tensor) -> int:
         """Return the model's first position id, which for RoBERTa follows that of padding.
 
-        With position ids that start there, the model gives the same result as without any.
+        With position ids that start at this id, the model gives the same result as without position ids.
         """
         own, text = self._run(ids), torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
         behind = getattr(self._text_config, "pad_token_id", None)
@@ -163,9 +163,10 @@ class TransformersRunner(Runner):
         return min(begins, key=lambda begin: relative(self._run(ids, position_ids=text + begin), own))
 
     def _four_dimensions(self, lengths: Sequence[int]) -> Tensor:
-        """Return a mask with four dimensions that is added to the scores.
+        """Return an additive mask with four dimensions that separates packed texts.
 
-        It is 0 within a text (up to the query in a causal model), and elsewhere the least float.
+        It is 0 for allowed pairs (both in one text, and no later key in a causal model) and the lowest float for all
+        other pairs.
         """
         allowed = torch.block_diag(*[torch.ones(length, length) for length in lengths])
         allowed = (allowed.tril() if is_causal(self._model) else allowed).bool()[None, None]

@@ -2,8 +2,8 @@
 
 An output that does not depend on a token has gradient 0 on every input and in every dtype. So a gradient of 0 is
 checked again on different vectors, and then on both sets of vectors in true float64. If it is 0 even there, the pair is
-blind, unless it lies beyond gradients that shrink to the smallest floats. A recurrence forgets in this way, and
-forgetting cannot be distinguished from hiding.
+blind, unless the pair lies beyond gradients that shrink to the smallest floats. A recurrence forgets in this way, and
+forgetting cannot be distinguished from masking.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Probe(NamedTuple):
 Pull = Callable[[ModelUnderTest, bool, Collection[Probe]], dict[Probe, Tensor]]
 """A function that measures gradients ``[batch, length]`` by probe.
 
-Its arguments are a model, whether to change its vectors, and the probes.
+Its arguments are a model, whether to change the model's vectors, and the probes.
 """
 
 
@@ -51,7 +51,7 @@ class ZeroGradient(NamedTuple):
 
     @property
     def first(self) -> tuple[int, int]:
-        """Batch item and position of the first token with gradient 0."""
+        """The batch item and the position of the first token with gradient 0."""
         item, place = self.keys.nonzero()[0].tolist()
         return item, place
 
@@ -72,7 +72,7 @@ class ZeroGradientReport(NamedTuple):
     why: str = ""
 
     def describe(self, subject: ModelUnderTest) -> str:
-        """Describe the gradients of 0 that do not show a blind pair, in one line."""
+        """Describe in one line the gradients of 0 that do not show a blind pair."""
         floats = "float64 holds" if not self.why else f"floats hold, without float64 ({self.why}),"
         parts = [f"{_pairs(subject, self.decayed)} decayed below what {floats} and not judged"] if self.decayed else []
         if self.unsure:
@@ -83,7 +83,7 @@ class ZeroGradientReport(NamedTuple):
 def recheck(
     subject: ModelUnderTest, zeros: Sequence[ZeroGradient], sizes: dict[Probe, Tensor], pull: Pull
 ) -> ZeroGradientReport:
-    """Check gradients of 0 again, and report which of them show blind pairs.
+    """Measure gradients of 0 again, and report which of them show blind pairs.
 
     Args:
         subject: the model and its input.
@@ -91,8 +91,8 @@ def recheck(
         sizes: the gradients by probe, float64 ``[batch, length]``.
         pull: a function that measures the gradients again.
 
-    Cost: nothing if no gradient was 0; otherwise a backward pass for each of these rows. If a gradient is 0 again, also
-        a float64 copy of the model, and two such measurements with it.
+    Cost: nothing if no gradient was 0; otherwise a backward pass for each of these outputs. If a gradient is 0 again,
+        also a float64 copy of the model, and two more measurements with the copy.
     """
     left, sizes = _narrowed(zeros, sizes, subject, True, pull)
     if not left:
@@ -116,7 +116,7 @@ def recheck(
 def _narrowed(
     zeros: Sequence[ZeroGradient], sizes: dict[Probe, Tensor], subject: ModelUnderTest, changed: bool, pull: Pull
 ) -> tuple[list[ZeroGradient], dict[Probe, Tensor]]:
-    """Measure gradients again, and return those that are still 0 and the largest gradients so far."""
+    """Measure gradients of 0 again. Return two values: those that are still 0, and the largest gradients so far."""
     if not zeros:
         return [], sizes
     more = pull(subject, changed, {one.probe for one in zeros})
@@ -126,9 +126,9 @@ def _narrowed(
 
 
 def _faded(size: Tensor, one: ZeroGradient, dtype: torch.dtype) -> Tensor:
-    """Return the tokens whose gradient of 0 is decay: they lie beyond all large gradients, and small ones precede them.
+    """Return the tokens whose gradient is 0 because of decay: beyond all large gradients and preceded by small ones.
 
-    This applies to each side of the row. A token that is nearer than one with a large gradient was hidden, not
+    This applies to each side of the row. A token that is nearer than a token with a large gradient was masked, not
     forgotten. A gradient is small if it is near the smallest numbers of the dtype, or near the rounding error of larger
     gradients, which may cancel in their sum.
     """

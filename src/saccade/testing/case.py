@@ -22,7 +22,7 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 
 class Inputs(NamedTuple):
-    """The random tensors of a case; ``bias`` and ``sink_logit`` may be None."""
+    """The random input tensors of a test case; ``bias`` and ``sink_logit`` may be None."""
 
     query: Tensor
     key: Tensor
@@ -78,7 +78,7 @@ class Case:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Names of the options that a function must support to be tried on this case."""
+        """Names of the options that a function must support to be tested on this case."""
         names = ("bias", "scale", "softcap", "score", "relative")
         return tuple(name for name in names if getattr(self, name) is not None) + ("sink_logit",) * self.sink
 
@@ -104,12 +104,12 @@ class Case:
 
     @cached_property
     def is_causal(self) -> bool:
-        """Whether no query of the case may attend to a later key."""
+        """Whether the case is causal: no query may attend to a later key."""
         future = dataclasses.replace(self, rule=lambda b, h, q, kv: kv > q).allowed
         return not bool((self.allowed & future).any())
 
     def positions_of_item(self, b: int) -> tuple[list[int | None], list[int | None]]:
-        """Return the positions of the queries and keys of batch item ``b``, with None for padding."""
+        """Return the positions of the queries and of the keys of batch item ``b``, with None for padding."""
         default = range(self.kv_len - self.q_len, self.kv_len), range(self.kv_len)
         return _item_positions(self.q_positions, b, default[0]), _item_positions(self.kv_positions, b, default[1])
 
@@ -152,7 +152,7 @@ class Case:
         )
 
     def _dense_mask(self) -> Tensor:
-        # Without a mask, only padding is hidden.
+        # Without a mask, only padding is masked.
         return (Full() if self.mask is None else self.mask).to_dense(
             self.q_len,
             self.kv_len,
@@ -171,7 +171,7 @@ def _item_positions(positions: Positions | None, b: int, default: range) -> list
 
 
 def seeded(build: Callable[[], _Module], seed: int = 0) -> _Module:
-    """Build a module for a case with normal random parameters, because zeros would hide mistakes."""
+    """Build a module for a test case with normal random parameters, because zeros would hide mistakes."""
     with torch.random.fork_rng(devices=()):
         module = build()
     generator = torch.Generator().manual_seed(seed)

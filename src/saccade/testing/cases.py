@@ -111,7 +111,7 @@ _OPTIONS = (
     Case("all-options", *shared_masks.CAUSAL, scale=0.4, softcap=2.0, bias=(2, 4, 7, 7)),
 )
 
-# Sizes and positions of sequences of different lengths, a cache with evicted keys, and shuffled tokens.
+# Sizes and positions for sequences of different lengths, for a cache with evicted keys, and for shuffled tokens.
 RAGGED: dict[str, Any] = {
     "q_len": 3,
     "kv_len": 5,
@@ -144,7 +144,7 @@ _SCORES = (
 
 
 def _relative(name: str, build: Callable[[], Bias], **options: Any) -> Iterator[Case]:
-    """Yield the cases of one relative bias at several kinds of positions."""
+    """Yield the test cases of one relative bias, for several kinds of positions."""
     bias = seeded(build)
     yield Case(name, *shared_masks.window(2, 3), relative=bias, **options)
     yield Case(f"{name}-extend", None, None, q_len=3, kv_len=9, relative=bias, **options)
@@ -257,7 +257,7 @@ _POSITIONS = (
     Case("shuffled", *shared_masks.window(2, 0), **SHUFFLED),
 )
 
-# Mask tensors that equal a rule, at sizes where saccade tries to recognise the rule.
+# Mask tensors that equal a known mask, at sizes where saccade tries to recognise that mask.
 _INDEX = torch.arange(450)
 _TRIL, _TOKENS = torch.ones(450, 450, dtype=torch.bool).tril(), torch.tensor([[450], [200], [1]]) > _INDEX
 _SINK_MASK = _TRIL & ((_INDEX[:, None] - _INDEX < 70) | (_INDEX < 3))

@@ -42,8 +42,8 @@ def check(
         >>> sorted({result.law for result in report.broken})  # torch lets a masked NaN through
         ['blindness', 'isolation']
 
-    If a law needs an option that the function does not take, or the function raises `NotImplementedError`, the report
-    lists the reason and does not count the law as kept. Any other error counts as a broken law.
+    If a law needs an option that the function does not take, or if the function raises `NotImplementedError`, the
+    report lists the reason and does not count the law as kept. Any other error counts as a broken law.
 
     Args:
         function: ``function(query, key, value, mask, **options) -> out``, in the layout
@@ -51,12 +51,12 @@ def check(
             ``sink_logit``, ``score``) are passed only if they are used.
         call: ``call(function, query, key, value, mask, **options)``, for a function with a different calling
             convention.
-        with_lse: the same function returning ``(out, lse)``, or None.
-        offers: the options that the function takes; it must refuse all others. None reads them from the signature
-            (a builtin has none). "relative" means that ``bias`` may also be a `saccade.positions.Bias`, which no
-            signature shows. Without it, no such bias is tried.
-        reasons: a function with the same arguments that returns the reasons why it cannot run them, or an empty
-            tuple; function and reasons must agree.
+        with_lse: a variant of the function that returns ``(out, lse)``, or None.
+        offers: the options that the function takes; it must refuse all other options. None reads the options from the
+            signature (a builtin has none). "relative" means that ``bias`` may also be a `saccade.positions.Bias`, which
+            no signature shows. Without "relative", no relative bias is tried.
+        reasons: a function that takes the same arguments and returns the reasons why ``function`` cannot run them, or
+            an empty tuple. Both functions must agree.
         gqa: whether the function takes fewer key heads than query heads; if not, every head gets a copy of its keys.
         masks: "dense" passes the mask as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may attend.
             "objects" passes it as a `saccade.masks.Mask` or None, with ``q_positions`` and ``kv_positions`` if a case
@@ -88,7 +88,7 @@ def check(
 def trials(
     laws: Iterable[Law], cases: Sequence[Case], dtypes: Sequence[torch.dtype]
 ) -> Iterator[tuple[Law, Case, torch.dtype]]:
-    """Yield every combination of law, case and dtype that `check` tries; a law may define its own cases and dtypes."""
+    """Yield every combination of law, case and dtype for `check` to try. A law may define its own cases and dtypes."""
     for law in laws:
         for case in cases if law.cases is None else law.cases:
             for dtype in dtypes if law.dtypes is None else law.dtypes:

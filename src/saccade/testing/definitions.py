@@ -18,10 +18,10 @@ from saccade.support.errors import type_error
 
 
 def compare(score: Score, query: Tensor, key: Tensor) -> Tensor:
-    """Compute the score of every pair of query and key by its definition, without any scale.
+    """Compute the unscaled score of every pair of query and key, by the definition of the score.
 
     Args:
-        score: one of `saccade.scores`.
+        score: a score of `saccade.scores`.
         query: ``[batch, heads, q_len, query_dim]``.
         key: ``[batch, heads, kv_len, key_dim]``, a copy for every head.
 
@@ -29,7 +29,7 @@ def compare(score: Score, query: Tensor, key: Tensor) -> Tensor:
         ``[batch, heads, q_len, kv_len]`` in float64.
 
     Raises:
-        TypeError: the score has no definition here.
+        TypeError: this module has no definition of the score.
     """
     if isinstance(score, Modified):
         return compare(score.score, query, key)
@@ -38,7 +38,7 @@ def compare(score: Score, query: Tensor, key: Tensor) -> Tensor:
 
 
 def default_scale(score: Score | None, head_dim: int) -> float:
-    """Return the default scale of a score by its definition."""
+    """Return the default scale of a score, by the definition of the score."""
     if isinstance(score, Modified):
         return default_scale(score.score, head_dim)
     plain = score is not None and not (isinstance(score, Dot) and score.scaled)
@@ -46,7 +46,7 @@ def default_scale(score: Score | None, head_dim: int) -> float:
 
 
 def modified(score: Score, scores: Tensor, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
-    """Apply the function of a `Modified` score to scaled and capped scores, by its definition.
+    """Apply the function of a `Modified` score to scaled and capped scores, by the definition of the function.
 
     Args:
         score: any score; only `Modified` changes anything.
@@ -54,7 +54,7 @@ def modified(score: Score, scores: Tensor, q_positions: Tensor, kv_positions: Te
         q_positions, kv_positions: int64 ``[batch | 1, q_len]`` and ``[batch | 1, kv_len]``.
 
     Raises:
-        TypeError: the type of the function has no definition here.
+        TypeError: this module has no definition of the function.
     """
     if not isinstance(score, Modified):
         return scores
@@ -64,10 +64,10 @@ def modified(score: Score, scores: Tensor, q_positions: Tensor, kv_positions: Te
 
 
 def relative(bias: Bias, q_positions: Tensor, kv_positions: Tensor, query: Tensor, scale: float) -> Tensor:
-    """Compute the values of a relative bias by its definition.
+    """Compute the values of a relative bias for all pairs, by the definition of the bias.
 
     Args:
-        bias: one of `saccade.positions`.
+        bias: a relative bias of `saccade.positions`.
         q_positions, kv_positions: int64 ``[batch | 1, q_len]`` and ``[batch | 1, kv_len]``.
         query: ``[batch, heads, q_len, head_dim]``.
         scale: the scale of the scores.
@@ -76,7 +76,7 @@ def relative(bias: Bias, q_positions: Tensor, kv_positions: Tensor, query: Tenso
         ``[batch | 1, heads | 1, q_len, kv_len]`` in float64.
 
     Raises:
-        TypeError: the bias has no definition here.
+        TypeError: this module has no definition of the bias.
     """
     return _formula(_BIASES, bias, "bias")(bias, q_positions[:, :, None], kv_positions[:, None], query.double(), scale)
 
@@ -137,9 +137,10 @@ def _alibi(bias: ALiBi, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> T
 
 
 def _slopes(num_heads: int) -> list[float]:
-    """Return ALiBi's slopes: a geometric sequence if the number of heads is a power of two, else terms of two.
+    """Return ALiBi's slopes, by definition: a geometric sequence if the number of heads is a power of two.
 
-    These are all terms for the next smaller power of two, then every other term for the next larger one.
+    Otherwise, return all slopes for the next smaller power of two, then every other slope for the next larger power
+    of two.
     """
     nearest = 2 ** (len(bin(num_heads)) - 3)
     if nearest == num_heads:
@@ -165,7 +166,7 @@ def _t5(bias: T5, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> Tensor:
 
 
 def _bucket(distance: int, n: int, max_distance: int) -> int:
-    """Return T5's bucket for a distance, by integer arithmetic so that no rounded logarithm moves a boundary."""
+    """Return T5's bucket for a distance, by definition. Integer arithmetic avoids the rounding errors of logarithms."""
     single = n // 2
     if distance < single:
         return distance

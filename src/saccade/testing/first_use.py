@@ -41,7 +41,7 @@ def first_use(
 ) -> FirstUse:
     """Check a kernel as saccade does at its first use: compare some rows and their gradients with the definition.
 
-    saccade does this when a compiled kernel first runs. The check detects errors of a compiler, a driver or a new
+    saccade runs this check when a compiled kernel first runs. The check detects errors of a compiler, a driver or a new
     kernel, and is cheap at any length. `check` tests more, on the cases of this package.
 
     Example:
@@ -56,8 +56,8 @@ def first_use(
         False
 
     Args:
-        kernel: a name as ``impl=`` takes it, a kernel, or a function ``(query, key, value, mask) -> out`` or
-            ``-> (out, lse)``; it gets ``bias``, ``scale`` and ``softcap`` by these names, if they are set.
+        kernel: a name as for ``impl=``, a kernel, or a function ``(query, key, value, mask) -> out`` or
+            ``-> (out, lse)``. A function gets ``bias``, ``scale`` and ``softcap`` as keyword arguments if they are set.
         query, key, value: ``[batch, heads, len, width]``, as for `saccade.attention`; finite, and not empty.
         mask, bias, scale, softcap, score, q_positions, kv_positions: as for `saccade.attention`. Only kernels support a
             score, because functions use dot products.

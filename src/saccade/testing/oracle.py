@@ -56,7 +56,7 @@ def attention(
     if bias is not None:
         scores = scores + bias.double()
 
-    # Compute rows without a visible key as if they saw all keys, then overwrite them: their gradients are zero.
+    # Compute rows without a visible key as if they saw all keys, then overwrite them, so that their gradients are zero.
     some = allowed.any(-1, keepdim=True)
     scores = scores.masked_fill(~(allowed | ~some), -torch.inf)
     if sink_logit is not None:

@@ -1,4 +1,4 @@
-"""Cases for the laws with sparse patterns: strides, blocks, prefixes and grids, combinations, and those of papers."""
+"""Test cases with sparse patterns: strides, blocks, prefixes, grids, combinations, and patterns from papers."""
 
 import numpy as np
 
@@ -38,13 +38,13 @@ _LAYOUT_PER_HEAD = [
 
 
 def _drawn(blocks_per_row: int, block_size: int, seed: int, rows: int) -> list[list[int]]:
-    """Return the key blocks that a `Random` mask draws for each of the first query blocks, for the rules of cases."""
+    """Return the key blocks of a `Random` mask for the first query blocks, to state the expected mask of a case."""
     return [list(map(int, row)) for row in Random(blocks_per_row, block_size, seed).drawn(np.arange(rows))]
 
 
 _PAIRS, _SINGLES, _LARGE = _drawn(2, 2, 5, 8), _drawn(1, 2, 0, 8), _drawn(2, 16, 1, 32)
 
-# Masks that several cases use, each with its rule in plain integers. `_BLOCKY` hides all keys outside its layout.
+# Masks that several cases use, each with its rule in plain integers. `_BLOCKY` masks all keys outside its layout.
 _BLOCKY = (Blocks(_LAYOUT, 2) | ~Full(), lambda b, h, q, kv: 0 <= q < 6 and 0 <= kv < 6 and _LAYOUT[q // 2][kv // 2])
 _RANDOM = (Random(2, 2, 5), lambda b, h, q, kv: q >= 0 and kv // 2 in _PAIRS[q // 2])
 _BIGBIRD = (
@@ -192,12 +192,12 @@ LARGE_PATTERNS: tuple[Case, ...] = (
 
 
 def _is_near(q: int, kv: int) -> bool:
-    """Return whether two cells of a grid with width 5 are at most one row and two columns apart."""
+    """Return whether two tokens on a grid with width 5 are at most one row and two columns apart, for a test case."""
     return abs(q // 5 - kv // 5) <= 1 and abs(q % 5 - kv % 5) <= 2
 
 
 def _share_window(q: int, kv: int) -> bool:
-    """Return whether two cells of a grid with width 4 are in the same window of 2 x 2 cells, shifted by (1, 1)."""
+    """Return whether two tokens on a grid with width 4 share a 2 x 2 window, shifted by (1, 1), for a test case."""
     return (q // 4 + 1) // 2 == (kv // 4 + 1) // 2 and (q % 4 + 1) // 2 == (kv % 4 + 1) // 2
 
 

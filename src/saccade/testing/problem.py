@@ -20,17 +20,17 @@ Part = Literal["early", "late", "even", "odd"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
-    """A problem: the inputs of an attention function, and the pairs that may attend.
+    """A problem for an attention function: its inputs, and the pairs that may attend.
 
     Attributes:
         query: ``[batch, heads, q_len, head_dim]``.
-        key, value: ``[batch, kv_heads, kv_len, key_dim or value_dim]``; key and query have the same width, unless the
-            score accepts two.
+        key, value: ``[batch, kv_heads, kv_len, key_dim or value_dim]``; keys and queries have the same width, unless
+            the score accepts different widths.
         allowed: bool ``[batch, heads, q_len, kv_len]``, the pairs that may attend.
-        mask: the same as a mask object, or None to allow every pair; for functions that take masks.
+        mask: the allowed pairs as a mask object, for functions that take masks; None allows every pair.
         bias, scale, softcap: options of the function; None if not used.
         dropout_p: an option with a random result, so only its acceptance is tested.
-        sink_logit: ``[heads]``, also an option.
+        sink_logit: ``[heads]``, the logits of the sink; None if not used.
         score: the score that compares queries and keys; None means the dot product.
         relative: a relative bias, passed as ``bias``; a tensor ``bias`` replaces it.
         q_positions, kv_positions: int64 ``[len]`` or ``[batch, len]``, or None for the default.
@@ -77,7 +77,7 @@ class Problem:
 
     @property
     def sees_something(self) -> Tensor:
-        """Rows that may attend to at least one key, bool ``[batch, heads, q_len]``."""
+        """Query rows that may attend to at least one key, bool ``[batch, heads, q_len]``."""
         return self.allowed.any(-1)
 
     def but(self, **changes: Any) -> Problem:
@@ -105,11 +105,11 @@ class Problem:
         )
 
     def _modify_scores(self, scores: Tensor) -> Tensor:
-        assert self.score is not None  # the caller has checked it
+        assert self.score is not None  # the caller has checked this
         return definitions.modified(self.score, scores, *self.all_positions())
 
     def all_positions(self) -> tuple[Tensor, Tensor]:
-        """Return the positions of queries and keys, explicit or default, ``[batch | 1, len]`` each."""
+        """Return the positions of queries and of keys, explicit or default, each ``[batch | 1, len]``."""
         q_len, kv_len = self.query.shape[2], self.key.shape[2]
         count = torch.arange(max(q_len, kv_len), device=self.query.device)
         q = count[:q_len] + (kv_len - q_len) if self.q_positions is None else self.q_positions
@@ -170,7 +170,7 @@ class Problem:
         )
 
     def part(self, which: Part) -> Problem:
-        """Return the problem with only some keys visible: the first or second half, or even or odd positions."""
+        """Return the problem with only some keys visible: the first or second half, or the even or odd positions."""
         half = self.key.shape[2] // 2
         position = torch.arange(self.key.shape[2], device=self.key.device)
         if self.kv_positions is not None:
@@ -182,7 +182,7 @@ class Problem:
         return self.but(allowed=self.allowed & inside, mask=keys if self.mask is None else self.mask & keys)
 
     def heads_reversed(self) -> Problem:
-        """Return the problem with the order of query and key heads reversed, so that every head keeps its keys."""
+        """Return the problem with query heads and key heads in reverse order, so that every head keeps its keys."""
         mask, forward, last = self.mask, self.mask, self.query.shape[1] - 1
         if forward is not None and (forward.shape[1] > 1 or not _is_constant_along(self.allowed, 1)):
             mask = Predicate(lambda b, h, q, kv: forward.allows(b, last - h, q, kv))
@@ -242,5 +242,8 @@ definitions.define(ReversedHeads, _reversed_heads)
 
 
 def _is_constant_along(allowed: Tensor, axis: int) -> bool:
-    """Return whether all batch items (axis 0) or heads (axis 1) have equal masks, which predicates do not show."""
+    """Return whether a problem's mask is equal for all batch items (axis 0) or heads (axis 1).
+
+    The values are compared, because a mask defined by a function does not show whether it depends on the axis.
+    """
     return bool((allowed == allowed.narrow(axis, 0, 1)).all())

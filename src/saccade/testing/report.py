@@ -49,17 +49,17 @@ class Report:
 
     @property
     def kept(self) -> tuple[Result, ...]:
-        """Results of laws that were tried and hold."""
+        """Results where the law was tried and holds."""
         return self._with("kept")
 
     @property
     def broken(self) -> tuple[Result, ...]:
-        """Results of laws that were tried and do not hold, with counter-examples."""
+        """Results where the law was tried and does not hold, with counter-examples."""
         return self._with("broken")
 
     @property
     def not_offered(self) -> tuple[Result, ...]:
-        """Results of laws that were not tried because the function lacks an option."""
+        """Results where the law was not tried because the function lacks an option."""
         return self._with("not offered")
 
     @property

@@ -20,43 +20,43 @@ MIXED: MaskAndRule = (Predicate(_is_mixed), _is_mixed)  # depends on item, head,
 
 
 def window(left: int, right: int) -> MaskAndRule:
-    """Return a window mask with its rule."""
+    """Return a window mask for cases, with its rule as a function of integers."""
     return Window(left, right), lambda b, h, q, kv: q - left <= kv <= q + right
 
 
 def streaming(left: int, *tokens: int) -> MaskAndRule:
-    """Return a causal window mask with global tokens, with its rule."""
+    """Return a causal window mask with global tokens for cases, with its rule as a function of integers."""
     mask = Causal() & (Window(left, 0) | Global(tokens))
     return mask, lambda b, h, q, kv: kv <= q and (kv >= q - left or q in tokens or kv in tokens)
 
 
 def strided(step: int) -> MaskAndRule:
-    """Return a strided mask with its rule."""
+    """Return a strided mask for cases, with its rule as a function of integers."""
     return Strided(step), lambda b, h, q, kv: q % step == kv % step
 
 
 def sparse(step: int) -> MaskAndRule:
-    """Return the mask of the Sparse Transformer with its rule."""
+    """Return the mask of the Sparse Transformer for cases, with its rule as a function of integers."""
     return sparse_transformer(step), lambda b, h, q, kv: kv <= q and (kv >= q - step or q % step == kv % step)
 
 
 def padding(*lengths: int) -> MaskAndRule:
-    """Return a mask that hides padding after the tokens of each item, with its rule."""
+    """Return a mask for padding after the tokens of each item, with its rule as a function of integers."""
     return Padding(lengths), lambda b, h, q, kv: kv < lengths[b]
 
 
 def left_padding(padded_len: int, *lengths: int) -> MaskAndRule:
-    """Return a causal mask that hides padding before the tokens of each item, with its rule."""
+    """Return a causal mask for padding before the tokens of each item, with its rule as a function of integers."""
     mask = Padding(lengths, side="left", padded_len=padded_len) & Causal()
     return mask, lambda b, h, q, kv: padded_len - lengths[b] <= kv <= q
 
 
 def documents(*lengths: int) -> MaskAndRule:
-    """Return a mask that separates consecutive documents with the given lengths, with its rule."""
+    """Return a mask that separates documents with the given lengths, with its rule as a function of integers."""
     document = document_of(*lengths)
     return Documents(lengths), lambda b, h, q, kv: document[q] == document[kv]
 
 
 def document_of(*lengths: int) -> tuple[int, ...]:
-    """Return the document number of each position, for the rules of document masks."""
+    """Return the document number of each position, for the expected values of document masks."""
     return tuple(document for document, length in enumerate(lengths) for _ in range(length))

@@ -1,4 +1,4 @@
-"""`Stepwise`: a correct attention function in steps that subclasses (mutants) override to make one mistake each."""
+"""`Stepwise`: a correct attention function, split into methods that subclasses (mutants) override to make mistakes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from saccade.support.errors import unsupported
 
 
 class Stepwise:
-    """Exact attention in steps that subclasses override, for a few rows at a time; slow, but it keeps every law.
+    """Exact attention, split into methods that mutants override. It is slow, a few rows at a time, but keeps every law.
 
-    Hidden keys and values are replaced by 0 before any multiplication, because 0 * NaN is NaN. Dropout is not
+    Masked keys and values are replaced by 0 before any multiplication, because 0 * NaN is NaN. Dropout is not
     supported, as `reasons` states.
     """
 
@@ -32,11 +32,11 @@ class Stepwise:
         cls.caught_by = caught_by
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **kwargs: Any) -> Tensor:
-        """Return the output ``[batch, heads, q_len, value_dim]``; options as in `with_lse`."""
+        """Return the attention output ``[batch, heads, q_len, value_dim]``, with options as in `with_lse`."""
         return self.with_lse(query, key, value, mask, **kwargs)[0]
 
     def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **kwargs: object) -> tuple[str, ...]:
-        """Return the reasons why this attention cannot run these inputs; empty if it can."""
+        """Return the reasons why this attention function cannot run the inputs; empty if it can."""
         return ("it has no dropout",) if kwargs.get("dropout_p") else ()
 
     def with_lse(
@@ -55,7 +55,7 @@ class Stepwise:
         q_positions: Tensor | None = None,
         kv_positions: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the output and the lse of each row, computed step by step."""
+        """Return the attention output and the log-sum-exp (lse) of each row."""
         self.refuse(softcap, dropout_p)
         allowed = self.read_mask(mask)
         query = self.zero_blind_queries(self.read_query(query), allowed)
@@ -93,7 +93,7 @@ class Stepwise:
         sink_logit: Tensor | None,
         score: Score | None,
     ) -> tuple[Tensor, Tensor]:
-        """Compute all steps of attention for a few rows and return (out, lse)."""
+        """Compute attention for a few query rows and return (out, lse)."""
         wide = torch.promote_types(query.dtype, torch.float32)
         num_heads = query.shape[1]
         k, v = self.repeat_heads(key.to(wide), num_heads), self.repeat_heads(value.to(wide), num_heads)
@@ -108,24 +108,24 @@ class Stepwise:
         return self.finish(self.product(weights, v, allowed), query.dtype), lse
 
     def refuse(self, softcap: float | None, dropout_p: float) -> None:
-        """Raise an error for options that this attention does not support."""
+        """Raise an error for options that this attention function does not support."""
         if dropout_p:
             raise unsupported("it", ("it has no dropout",))
 
     def read_query(self, query: Tensor) -> Tensor:
-        """Return the query; a mutant may change it."""
+        """Return the query unchanged; a mutant may change the query."""
         return query
 
     def zero_blind_queries(self, query: Tensor, allowed: Tensor) -> Tensor:
-        """Replace query rows without a visible key by 0, so that a NaN there does not affect any gradient."""
+        """Replace query rows without a visible key by 0, so that a NaN in such a row does not affect any gradient."""
         return query.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
 
     def finish(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Convert the output to the dtype of the query."""
+        """Convert the attention output to the dtype of the query."""
         return x.to(dtype)
 
     def read_mask(self, mask: Tensor) -> Tensor:
-        """Return the mask, True = may attend; a mutant may change it."""
+        """Return the mask unchanged, True = may attend; a mutant may change the mask."""
         return mask
 
     def repeat_heads(self, x: Tensor, num_heads: int) -> Tensor:
@@ -133,11 +133,11 @@ class Stepwise:
         return x.repeat_interleave(num_heads // x.shape[1], dim=1)
 
     def read_parameters(self, module: Any) -> Any:
-        """Return a score, bias or sink unchanged; a mutant may detach its parameters."""
+        """Return a score, bias or sink unchanged; a mutant may detach the parameters."""
         return module
 
     def factor(self, scale: float | None, query: Tensor, score: Score | None) -> float:
-        """Return the factor of the scores: the explicit scale, or the score's default."""
+        """Return the factor of the scores: the explicit scale, or else the default scale of the score."""
         if scale is not None:
             return scale
         return query.shape[3] ** -0.5 if score is None else score.default_scale(query.shape[3])
@@ -147,7 +147,7 @@ class Stepwise:
         return (query[:, :, :, None] * _visible_only(key, allowed)).sum(-1) * factor
 
     def compare(self, score: Score, q: Tensor, k: Tensor) -> Tensor:
-        """Compute the given score for ``q [batch, heads, rows, 1, query_dim]`` and ``k [..., kv_len, key_dim]``."""
+        """Compute a score of queries ``[batch, heads, rows, 1, query_dim]`` and keys ``[..., kv_len, key_dim]``."""
         kinds = {Dot: self.dot, Bilinear: self.bilinear, Additive: self.additive, Cosine: self.cosine}
         kinds[Gaussian] = self.gaussian
         return kinds[type(score)](score, q, k)
@@ -198,7 +198,7 @@ class Stepwise:
         return self.distances(bias.address(q_positions)[:, :, None], bias.address(kv_positions)[:, None])
 
     def distances(self, q: Tensor, kv: Tensor) -> Tensor:
-        """Return the distances between queries and keys: the query's position minus the key's."""
+        """Return the distances between queries and keys: the query's position minus the key's position."""
         return q - kv
 
     def relative(self, bias: Bias, query: Tensor, distances: Tensor, factor: float) -> Tensor:
@@ -222,11 +222,11 @@ class Stepwise:
         return factor
 
     def cap(self, scores: Tensor, softcap: float | None) -> Tensor:
-        """Apply the softcap to the scores."""
+        """Apply the softcap, if any, to the scores."""
         return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
     def add(self, scores: Tensor, bias: Tensor | None) -> Tensor:
-        """Add the bias to the scores."""
+        """Add the bias, if any, to the scores."""
         return scores if bias is None else scores + bias
 
     def normalise(self, scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
@@ -237,17 +237,17 @@ class Stepwise:
         return weights, torch.where(some[..., 0], scores.logsumexp(-1), -torch.inf)
 
     def sink(self, weights: Tensor, lse: Tensor, sink_logit: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Add the sink ``[heads, 1]`` to the denominators of the softmax, and return weights and lse."""
+        """Add the sink ``[heads, 1]`` to the denominators of the softmax, and return the new weights and lse."""
         if sink_logit is None:
             return weights, lse
         whole = torch.where(lse.isneginf(), -torch.inf, torch.logaddexp(lse, sink_logit))
         return weights * torch.where(lse.isneginf(), 0.0, (lse - whole).exp())[..., None], whole
 
     def product(self, weights: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
-        """Compute the output: weights times values."""
+        """Compute the attention output: weights times values."""
         return (weights[..., None] * _visible_only(value, allowed)).sum(-2)
 
 
 def _visible_only(x: Tensor, allowed: Tensor) -> Tensor:
-    """Return keys or values for each row, with 0 for hidden ones, ``[batch, heads, rows, kv_len, dim]``."""
+    """Return the keys or values for each row, with masked entries set to 0, ``[batch, heads, rows, kv_len, dim]``."""
     return torch.where(allowed[..., None], x[:, :, None], 0.0)

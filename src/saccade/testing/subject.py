@@ -36,20 +36,20 @@ class Subject:
 
     Args:
         function: ``function(query, key, value, mask, **options) -> out``. Options (``bias``, ``scale``,
-            ``softcap``, ``dropout_p``, ``sink_logit``, ``score``) are passed only if they are used. So are
-            ``q_positions`` and ``kv_positions``, for a mask with ``masks="objects"`` or a relative bias, which is
-            a `saccade.positions.Bias` passed as ``bias``.
+            ``softcap``, ``dropout_p``, ``sink_logit``, ``score``) are passed only if they are used. ``q_positions``
+            and ``kv_positions`` are passed with ``masks="objects"`` or with a relative bias, if they are used. A
+            relative bias is a `saccade.positions.Bias`, passed as ``bias``.
         call, with_lse, offers, reasons, gqa, masks, claims, device: see `saccade.testing.check`.
 
     Attributes:
-        offers: names of accepted options, including "lse" and "gqa". The function must refuse all others.
+        offers: names of accepted options, including "lse" and "gqa". The function must refuse all other options.
         unsaid: options that may or may not be accepted; they are not tried.
-        promises: whether the user stated the accepted options, which the function then must not refuse.
+        promises: whether the user stated the accepted options. If so, the function must not refuse them.
 
     Raises:
-        TypeError: the function, or another argument that must be, is not callable.
+        TypeError: the function, or a different argument that must be callable, is not callable.
         ValueError: ``offers`` contains an unknown option, or ``masks`` is unknown.
-        RuntimeError, AssertionError: torch has no such device here.
+        RuntimeError, AssertionError: torch cannot use the device on this machine.
     """
 
     def __init__(
@@ -100,12 +100,12 @@ class Subject:
         return out, lse
 
     def lacks(self, case: Case, needed: Collection[str]) -> tuple[str, ...]:
-        """Return a reason for each option that the case or the law needs and the subject does not offer."""
+        """Return a reason for each option that the case or the law needs but the subject does not offer."""
         reads_positions = self.masks == "objects" or case.relative is not None
         return self.missing([*needed, *case.needs, *(case.explicit_positions if reads_positions else ())])
 
     def missing(self, needed: Collection[str]) -> tuple[str, ...]:
-        """Return a reason for each needed option that the subject does not offer."""
+        """Return a reason for each option in ``needed`` that the subject does not offer."""
         return tuple(_LACKS.get(name, f"takes no {name}") for name in dict.fromkeys(needed) if name not in self.offers)
 
     def needed(self, problem: Problem) -> tuple[str, ...]:
@@ -113,7 +113,7 @@ class Subject:
         return (*problem.in_use, *(problem.positions if self._reads_positions(problem) else ()))
 
     def ask(self, function: Callable[..., Any] | None, problem: Problem) -> Any:
-        """Call ``self.function`` or ``self.lse_function`` on a problem, even with options that are not offered."""
+        """Call ``self.function`` or ``self.lse_function`` on a problem, even with options that the subject refuses."""
         if function is None:
             raise value_error("with_lse", "be given to ask for the lse", None)
         tensors = (problem.query, problem.key, problem.value)
@@ -123,7 +123,7 @@ class Subject:
         return self.call(function, *tensors, mask, **options)
 
     def reasons_against(self, problem: Problem) -> tuple[str, ...]:
-        """Return the reasons that the subject declares in advance why it cannot run a problem; empty if it can."""
+        """Return the reasons that the subject declares in advance for not running a problem; empty if it can run it."""
         if self.reasons is None:
             return ()
         mask, options = self._arguments(problem)
@@ -151,5 +151,5 @@ def _signature_offers(function: Callable[..., Any]) -> frozenset[str] | None:
         return None
     named = {parameter.name for parameter in parameters}
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    visible = (name for name in (*OPTIONS, *_POSITIONS) if name != "relative")  # a signature does not show it
+    visible = (name for name in (*OPTIONS, *_POSITIONS) if name != "relative")  # signatures do not show that
     return frozenset(name for name in visible if takes_all or name in named)

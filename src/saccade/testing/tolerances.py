@@ -2,7 +2,7 @@
 
 The error of a tensor is its largest absolute difference from the reference, divided by the largest magnitude of
 the reference, or by 1 if that is smaller. (The inputs and results of all cases are of order one, and a gradient of
-zero has no scale.) An infinity equals itself, and a NaN equals nothing.
+zero has no scale.) Two equal infinities have no difference, and a NaN equals nothing.
 """
 
 from typing import Literal, NamedTuple
@@ -14,7 +14,7 @@ Quantity = Literal["output", "lse", "gradient"]
 
 
 class Tolerance(NamedTuple):
-    """The largest error that counts as rounding, with the reason."""
+    """The largest error of a result that counts as rounding, with the reason."""
 
     limit: float
     reason: str
@@ -45,12 +45,12 @@ TOLERANCES: dict[tuple[torch.dtype, Quantity], Tolerance] = {
 
 
 def tolerance(dtype: torch.dtype, quantity: Quantity) -> float:
-    """Return the tolerance, which is the largest error that counts as rounding, for inputs in the given dtype."""
+    """Return the tolerance for inputs in the given dtype: the largest error that counts as rounding."""
     return TOLERANCES[dtype, quantity].limit
 
 
 def error(got: Tensor, want: Tensor) -> float:
-    """Return the error of ``got`` to compare with a tolerance; inf if anything is NaN, 0 for empty tensors."""
+    """Return the error of ``got`` to compare with a tolerance. It is inf if any entry is NaN, 0 for empty tensors."""
     if want.numel() == 0:
         return 0.0
     differences = difference(got, want)
@@ -59,6 +59,6 @@ def error(got: Tensor, want: Tensor) -> float:
 
 
 def difference(got: Tensor, want: Tensor) -> Tensor:
-    """Return absolute differences in float64: 0 between equal infinities, inf at a NaN."""
+    """Return the absolute differences in float64, to compute an error: 0 for equal infinities, inf for a NaN."""
     got, want = got.detach().double(), want.detach().double()
     return torch.where(got == want, 0.0, (got - want).abs()).nan_to_num(nan=torch.inf, posinf=torch.inf)

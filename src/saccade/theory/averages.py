@@ -16,9 +16,9 @@ _CAUSAL = Causal()
 
 
 def beyond_hull(outputs: Tensor, value: Tensor, allowed: Tensor, directions: Tensor) -> float:
-    """Return how far outputs lie outside the convex hull of the visible values; negative if all lie inside.
+    """Return how far attention outputs lie outside the convex hull of the visible values; negative if all lie inside.
 
-    A point lies in the hull if and only if it extends no further than the corners in every direction.
+    A point lies in the hull if and only if, in every direction, some corner of the hull extends at least as far.
     """
     heights = (value @ directions.T)[None].expand(len(outputs), -1, -1)
     furthest = heights.masked_fill(~allowed[:, :, None], -torch.inf).amax(1)

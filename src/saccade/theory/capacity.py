@@ -20,12 +20,12 @@ Recall = Callable[[Tensor, Tensor], Tensor]
 
 
 def recalled_by_best_state(key: Tensor, value: Tensor) -> Tensor:
-    """Recall values from the best state matrix with d_k x d_v numbers, computed by least squares."""
+    """Recall values from the best state matrix with d_k x d_v numbers, which least squares finds."""
     return key @ torch.linalg.lstsq(key, value, driver="gelsd").solution
 
 
 def recalled_by_delta_rule(key: Tensor, value: Tensor) -> Tensor:
-    """Recall values by the delta rule (DeltaNet): write each pair once, then query each key without writing."""
+    """Recall values by the delta rule (DeltaNet): write each pair of key and value once, then only query."""
     twice = torch.cat([key, key])[None, None]
     beta = torch.cat([torch.ones(len(key)), torch.zeros(len(key))]).to(key)[None, None]
     matrix = Delta(scale=1.0)(twice, twice, beta=beta, mask=Causal())
@@ -34,18 +34,18 @@ def recalled_by_delta_rule(key: Tensor, value: Tensor) -> Tensor:
 
 
 def recalled_by_linear(key: Tensor, value: Tensor) -> Tensor:
-    """Recall values by linear attention, with one feature in its state for each entry of a key."""
+    """Recall values by linear attention, whose state has one feature for each entry of a key."""
     recalled: Tensor = Linear("relu")(key[None, None], key[None, None]) @ value[None, None]
     return recalled[0, 0]
 
 
 def recalled_by_attention(key: Tensor, value: Tensor) -> Tensor:
-    """Recall values by softmax attention with sharp scores; it stores every pair, so its memory grows with n."""
+    """Recall values by softmax attention with sharp scores. It stores every pair, so its memory grows with n."""
     return attention(key[None, None], key[None, None], value[None, None], scale=1e4)[0, 0]
 
 
 def _recall_accuracy(draw: Draw, recall: Recall, pairs: int = 64, width: int = 16) -> float:
-    """Return the accuracy of recall on the task `saccade.tasks.mqar`, with random unit vectors as tokens."""
+    """Return the share of values recalled on the task `saccade.tasks.mqar`, with random unit vectors as tokens."""
     task = mqar(1, 4 * pairs, pairs, vocab_size=4 * pairs + 1, seed=draw.integer())
     read = task.tokens[0, : task.context_len].reshape(-1, 2)
     key, value = (torch.nn.functional.normalize(draw.normal(4 * pairs + 1, width), dim=-1) for _ in range(2))

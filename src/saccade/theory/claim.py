@@ -24,7 +24,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Draw:
-    """The random number generator for the check of one claim with one seed; tensors are float64.
+    """The random number generator for the check of one claim with one seed. It draws float64 tensors.
 
     Args:
         seed: the seed of the run.
@@ -55,12 +55,12 @@ class Draw:
         return torch.randperm(n, generator=self._generator)
 
     def integer(self) -> int:
-        """Draw an integer below 2³¹, to seed a function."""
+        """Draw an integer below 2³¹, as seed for a function with random results."""
         self.used = True
         return int(torch.randint(0, 1 << 31, (), generator=self._generator))
 
     def module(self, make: Callable[[], M]) -> M:
-        """Build a float64 module with random initial parameters, leaving torch's global generator unchanged."""
+        """Build a float64 module with random initial parameters, without changing torch's global random generator."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.integer())
             return make().double()
@@ -72,10 +72,10 @@ class Claim:
 
     Attributes:
         name: words joined by hyphens.
-        topic: the group of claims that it belongs to, such as "softmax".
+        topic: the group that the claim belongs to, such as "softmax".
         statement: the claim in one sentence, as people usually state it, right or wrong.
         latex: the statement as a formula.
-        source: a reference that states or corrects it.
+        source: a reference that states or corrects the claim.
         verdict: "holds", "holds if" (under the conditions), "refuted" (by a counter-example).
         conditions: when the claim holds; for a refuted claim, the correct statement.
         trial: the function that yields the measurements; `check` calls it.
@@ -109,7 +109,7 @@ class Claim:
 
         Args:
             seed: the seed of the random numbers.
-            kwargs: replacements for `ingredients`; a wrong formula or function makes some measurement disagree.
+            kwargs: replacements for `ingredients`. If a replacement is wrong, at least one measurement disagrees.
 
         Returns:
             The measurements. They confirm the verdict if all of them agree.
@@ -134,7 +134,7 @@ class Claim:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Limit torch to one thread within the block, because the tensors of a claim are too small to benefit from more."""
+    """Limit torch to one thread within the block, because the tensors of a claim are too small for several threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -146,7 +146,7 @@ def _one_thread() -> Iterator[None]:
 def claim(
     topic: str | None = None, *, latex: str, source: str, verdict: Verdict, conditions: str = ""
 ) -> Callable[[Check], Claim]:
-    """Turn a function into a `Claim`, named like the function; its docstring is the statement, its module the topic."""
+    """Turn a function into a `Claim` with the function's name, its docstring as statement and its module as topic."""
 
     def make(trial: Check) -> Claim:
         name = trial.__name__.replace("_", "-")

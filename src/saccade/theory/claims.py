@@ -41,7 +41,7 @@ _TOPICS = (
 )
 
 CLAIMS: tuple[Claim, ...] = tuple(one for topic in _TOPICS for one in vars(topic).values() if isinstance(one, Claim))
-"""Every claim, ordered by topic as in the documentation."""
+"""All claims, ordered by topic as in the documentation."""
 
 CONDITION: dict[Verdict, str] = {"holds": "With", "holds if": "If", "refuted": "But"}
 """The word that introduces the conditions of each verdict."""

@@ -23,19 +23,19 @@ _WINDOW = Window(64, 64)
 
 
 def flops(compute: Callable[[], object]) -> int:
-    """Count the floating-point operations in all matrix products of a computation, two for each multiply-add."""
+    """Count the floating-point operations of all matrix products in a computation, two for each multiply-add."""
     with FlopCounterMode(display=False) as counter:
         compute()
     return int(counter.get_total_flops())
 
 
 def dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Compute softmax attention without a mask by storing the dense weights."""
+    """Compute softmax attention without a mask, storing the full matrix of weights."""
     return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
 
 
 def recurrence(x: Tensor) -> Tensor:
-    """Run a tanh recurrent network: each step multiplies the state and the input by a d × d matrix."""
+    """Run a recurrent network with tanh. For each token, it multiplies the state and the input by a d × d matrix."""
     state, weight = x.new_zeros(x.shape[0], 1, x.shape[-1]), x.new_zeros(x.shape[-1], x.shape[-1])
     for step in range(x.shape[2]):
         state = torch.tanh(state @ weight + x[:, 0, step : step + 1] @ weight)
@@ -43,7 +43,7 @@ def recurrence(x: Tensor) -> Tensor:
 
 
 def growth(count: Callable[[int], float], length: int) -> float:
-    """Return the factor by which a cost grows when the length doubles."""
+    """Return the factor by which the cost of attention grows when the sequence length doubles."""
     return count(2 * length) / count(length)
 
 
@@ -145,7 +145,7 @@ def a_hundred_thousand_tokens_are_infeasible(
 
 
 def attention_layer(x: Tensor) -> Tensor:
-    """Run a self-attention layer with all of its matrix products: projections, scores, weighted sums, output."""
+    """Run a self-attention layer with all its matrix products: projections, scores, weighted sums and output."""
     weight = x.new_zeros(x.shape[-1], x.shape[-1])
     return dense(x @ weight, x @ weight, x @ weight) @ weight
 
@@ -183,7 +183,7 @@ def _tokens(length: int, width: int) -> Tensor:
 
 
 def operations_of_linformer(length: int, rank: int, width: int) -> int:
-    """Count the operations of one Linformer head with ``rank`` slots, which runs densely so that all are counted."""
+    """Count the operations of one Linformer head with ``rank`` slots. It runs densely, so that all are counted."""
     x = _tokens(length, width)
     mechanism = Linformer(length, rank)
 
@@ -196,7 +196,7 @@ def operations_of_linformer(length: int, rank: int, width: int) -> int:
 
 
 def operations_of_performer(length: int, features: int, width: int) -> int:
-    """Count the operations of one Performer head with this many random features."""
+    """Count the operations of one Performer head with ``features`` random features."""
     x = _tokens(length, width)
     mechanism = Performer(features)
     mechanism(x, x) @ x  # the first call draws the directions

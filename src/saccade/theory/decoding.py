@@ -19,7 +19,7 @@ _PROMPT, _LENGTH = 6, 16
 
 
 def decoder(num_kv_heads: int = 4) -> Decoder:
-    """Build a small decoder with random weights: two layers with four heads of width 8."""
+    """Build a small decoder with random weights, to measure decoding: two layers with four heads of width 8."""
     return Decoder(
         DecoderConfig(
             vocab_size=_LENGTH,
@@ -34,7 +34,7 @@ def decoder(num_kv_heads: int = 4) -> Decoder:
 
 
 def one_by_one(model: Decoder, tokens: Tensor, prompt: int) -> tuple[Tensor, int]:
-    """Run a prompt at once and later tokens one at a time, and return the logits and the size of the cache in bytes."""
+    """Decode one token at a time after running the prompt at once. Return the logits and the cache size in bytes."""
     cache = model.new_cache()
     pieces = [tokens[:, :prompt], *tokens[:, prompt:].split(1, dim=1)]
     return torch.cat([model(piece, cache=cache) for piece in pieces], 1), cache.nbytes

@@ -14,14 +14,14 @@ _CHINESE: dict[Verdict, str] = {"holds": "成立", "holds if": "有条件成立"
 
 
 class Said(NamedTuple):
-    """One statement of a tutorial document, and the claim that tests it.
+    """A statement about attention from a tutorial document, and the claim that tests the statement.
 
     Attributes:
         statement: the statement, paraphrased.
         chinese: the statement in Chinese.
-        claim: the name of the claim that tests it.
+        claim: the name of the claim that tests the statement.
         row: the name of the claim's measurement that could contradict the verdict.
-        verdict: the verdict on this statement, by default that of the claim.
+        verdict: the verdict on this statement, by default the claim's verdict.
     """
 
     statement: str

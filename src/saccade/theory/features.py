@@ -19,7 +19,7 @@ _WANG = "Wang et al. 2020, arXiv:2006.04768"
 def kernel_samples(
     x: Tensor, y: Tensor, directions: Tensor, kind: Literal["positive", "trigonometric"] = "positive"
 ) -> Tensor:
-    """Return one random-feature estimate of the kernel exp(x·y) for each direction ``[m, d]``."""
+    """Return an estimate of the kernel exp(x·y) from one random feature, for each of the directions ``[m, d]``."""
     squares = (x.square().sum() + y.square().sum()) / 2
     if kind == "positive":
         return (directions @ (x + y) - squares).exp()
@@ -59,7 +59,7 @@ def features_estimate_the_kernel(draw: Draw, *, samples: Callable[..., Tensor] =
 
 
 def divided(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Compute linear attention with features, φ(Q)(φ(K)ᵀV), where each row is divided by φ(q)·Σφ(k)."""
+    """Compute linear attention with features, φ(Q)(φ(K)ᵀV), and divide each row by φ(q)·Σφ(k)."""
     sums = query @ (key.T @ value)
     return sums / (query @ key.sum(0))[:, None]
 

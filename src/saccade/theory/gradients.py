@@ -30,7 +30,7 @@ class Gradients(NamedTuple):
 
 
 def backward(weights: Tensor, query: Tensor, key: Tensor, value: Tensor, output_gradient: Tensor) -> Gradients:
-    """Compute the gradients of attention in closed form, without a Jacobian.
+    """Compute the gradients of attention in closed form, without building a Jacobian.
 
     For one head, ``[len, width]``, with scale 1/√d_k: dV = Aᵀ dO, dA = dO Vᵀ, dS = A ∘ (dA - D) with D the row sums of
     dO ∘ O, dQ = dS K / √d_k and dK = dSᵀ Q / √d_k.

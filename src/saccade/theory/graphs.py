@@ -13,7 +13,7 @@ from saccade.theory.measurement import Measurements, apart, at_least, at_most, e
 
 
 def contains_star(allowed: Tensor) -> bool:
-    """Return whether a mask contains a star graph: a token linked with all in both directions, and self-loops."""
+    """Return whether a mask contains a star graph: self-loops, and a token linked with all in both directions."""
     centres = allowed.all(0) & allowed.all(1)
     return bool(centres.any() and allowed.diagonal().all())
 
@@ -21,7 +21,7 @@ def contains_star(allowed: Tensor) -> bool:
 def diameter(allowed: Tensor) -> int:
     """Return the diameter of a mask's graph: the number of layers after which every token can depend on every other.
 
-    It is -1 if no number of layers is enough.
+    The diameter is -1 if no number of layers is enough.
     """
     reached, layers = allowed, 1
     while not reached.all():

@@ -1,4 +1,4 @@
-"""Claims that compare several attention heads with one."""
+"""Claims that compare several attention heads with a single head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from saccade.theory.measurement import Measurements, equal, same
 
 
 def least_error_of_one_head(share: tuple[float, float] = (-1.0, 1.0)) -> float:
-    """Return the smallest possible error of one head on the worse of two inputs, as a multiple of a token's length.
+    """Return the smallest error that one head can have on the worse of two inputs, as a multiple of a token's length.
 
     The head multiplies values by w. For three equal tokens c the target is 0, and the output is w c for any weights.
     For tokens c, 0, -c the target is 2c, and weights a and b give w (a - b) c. ``share`` is the range of a - b, which

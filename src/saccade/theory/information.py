@@ -27,24 +27,24 @@ def gaussian_information(weights: Tensor, variance: float) -> float:
 
 
 def divergence_from_mean_row(weights: Tensor) -> float:
-    """Return the mutual information of query and key positions: the mean divergence of the rows from the mean row."""
+    """Return the mutual information of query and key positions: the mean divergence of rows from the mean row."""
     mean = weights.mean(0)
     ratio = torch.where(weights > 0, weights * (weights / mean).log(), 0.0)
     return float(ratio.sum(-1).mean())
 
 
 def other_weights(weights: Tensor, value: Tensor) -> Tensor:
-    """Find different weights that give the same output and whose rows sum to 1, far from the original weights.
+    """Find weights that are far from the original weights but give the same attention output; their rows sum to 1.
 
-    The search follows edges of the feasible polytope, as linear programming does. Each step sets one more weight to 0
-    without raising the total original weight of the remaining keys, until d_v + 1 keys are left.
+    The search follows edges of the feasible polytope, as linear programming does. Each iteration sets one more weight
+    to 0 without raising the total original weight of the remaining keys, until d_v + 1 keys are left.
     """
     constraints = torch.cat([value, torch.ones(len(value), 1, dtype=value.dtype)], 1)
     moved = weights.clone()
     for row, old in zip(moved, weights, strict=True):
         support = torch.arange(len(row))
         while len(support) > constraints.shape[1]:
-            # A direction orthogonal to the columns of the values and to the vector of ones; downhill if it has a slope.
+            # A direction orthogonal to the columns of the values and to the vector of ones, downhill if possible.
             free = torch.linalg.svd(constraints[support].T).Vh[constraints.shape[1] :]
             direction = -(free.T @ (free @ old[support]))
             if direction.norm() < 1e-9:
@@ -57,19 +57,19 @@ def other_weights(weights: Tensor, value: Tensor) -> Tensor:
 
 
 def patterns(n: int) -> dict[str, Tensor]:
-    """Return three patterns of weights ``[n, n]``: a different key for each query, a sink, and uniform weights."""
+    """Return three patterns of attention weights ``[n, n]``: one key for each query, a sink, and uniform weights."""
     eye = torch.eye(n, dtype=torch.float64)
     return {"one key each": eye, "sink": eye[:1].expand(n, n), "uniform": torch.full_like(eye, 1 / n)}
 
 
 def fixed_support(tokens: Tensor) -> Tensor:
-    """Return the attention output of the last query with a window of two tokens, where the mask selects the keys."""
+    """Return the attention output of the last query with a window of two tokens: the mask alone selects the keys."""
     x = tokens[:, None]
     return attention(x, x, x, Window(1, 0))[:, 0, -1]
 
 
 def chosen_support(tokens: Tensor) -> Tensor:
-    """Return the first token with the highest first entry, so that the tokens themselves select the key."""
+    """Return the token whose first entry is highest (the first such token): the tokens themselves select the key."""
     scores = tokens[..., 0] - 0.01 * torch.arange(tokens.shape[1])
     return tokens[torch.arange(len(tokens)), scores.argmax(-1)]
 
@@ -135,7 +135,7 @@ def position_information(
 
 
 def without_each(attend: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return how much each output changes when the value of each key is set to 0, ``[q_len, kv_len]``."""
+    """Return how much each attention output changes when the value of a key is set to 0, ``[q_len, kv_len]``."""
     outputs = attend(query[None, None], key[None, None], value[None, None])[0, 0]
     distances = []
     for index in range(len(value)):
@@ -188,13 +188,13 @@ def bits(outcomes: Sequence[Hashable]) -> float:
 
 
 def bottleneck_terms(outcomes: Sequence[Hashable], targets: Sequence[Hashable]) -> tuple[float, float]:
-    """Return both terms of the information bottleneck, I(X; Z) and I(Z; Y) in bits, for Z = f(X) and uniform X."""
+    """Return the two terms of the information bottleneck, I(X; Z) and I(Z; Y) in bits, for Z = f(X) and uniform X."""
     pairs = list(zip(outcomes, targets, strict=True))
     return bits(outcomes), bits(outcomes) + bits(targets) - bits(pairs)
 
 
 def _partitions(n: int) -> Iterator[tuple[int, ...]]:
-    """Yield every deterministic map Z = f(X) of n inputs, as a partition that gives the class number of each input."""
+    """Yield every deterministic map Z = f(X) of n inputs, as a list with the class number of each input."""
     partitions: list[tuple[int, ...]] = [()]
     for _ in range(n):
         partitions = [(*start, label) for start in partitions for label in range(max(start, default=-1) + 2)]

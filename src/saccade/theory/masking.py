@@ -1,4 +1,4 @@
-"""Claims about masking: large negative numbers, hidden tokens, and rows that may attend to nothing."""
+"""Claims about masking: large negative numbers, masked tokens, and rows that may attend to nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saccade.theory.measurement import Measurements, apart, at_least, equal, sam
 
 
 def filled(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, constant: float = -1e9) -> Tensor:
-    """Compute attention with the masking of tutorials: replace hidden scores by a large negative number."""
+    """Compute attention with masking as tutorials do it: replace masked scores by a large negative number."""
     scores = query @ key.mT * query.shape[-1] ** -0.5
     return scores.masked_fill(~allowed, constant).softmax(-1) @ value
 
@@ -116,7 +116,7 @@ def masks_hide_the_future_and_padding(draw: Draw, *, attend: Callable[..., Tenso
     q, k, v = (draw.normal(1, 1, n, 4) for _ in range(3))
 
     def influence(mask: object) -> Tensor:
-        """Return how strongly each output under a mask depends on each key and value, ``[n, n]``."""
+        """Return how strongly each output of masked attention depends on each key and value, ``[n, n]``."""
 
         def of(key: Tensor, value: Tensor) -> Tensor:
             return attend(q, key, value, mask)[0, 0].sum(-1)

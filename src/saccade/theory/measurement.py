@@ -1,4 +1,4 @@
-"""The `Measurement` class, a measured and an expected number with a tolerance, and functions that build one."""
+"""The `Measurement` class (a measured and an expected number with a tolerance), and functions to build measurements."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Relation = Literal["=", "<=", ">=", "!="]
 SIGMAS = 6.0
 """Number of standard errors by which an average may differ from its expected value.
 
-A normal average exceeds it with probability 2e-9. `estimate` states 1e-6, to allow for averages that are not normal.
+A normal average differs by more with probability 2e-9. `estimate` states 1e-6, to allow for other distributions.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """A measured number of a claim, and the number that it is compared with.
+    """A number measured to check a claim, and the number to compare it with.
 
     Attributes:
         what: the name of the quantity.
@@ -31,7 +31,8 @@ class Measurement:
         seen: the measured number.
         tolerance: the largest difference allowed; for "!=", the smallest.
         why: the reason for the tolerance.
-        chance: an upper bound on the probability that a correct number fails; 0 without random estimates.
+        chance: an upper bound on the probability that a correct number fails the comparison by chance. It is 0 for
+            numbers that are not random estimates.
     """
 
     what: str
@@ -44,7 +45,7 @@ class Measurement:
 
     @property
     def agrees(self) -> bool:
-        """Whether the measured number is in the stated relation to the expected one; False for NaN."""
+        """Whether the measured number is in the stated relation to the expected number; False for NaN."""
         if self.relation == "=":
             return abs(self.seen - self.expected) <= self.tolerance
         if self.relation == "!=":

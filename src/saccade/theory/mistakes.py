@@ -21,7 +21,7 @@ class Mistake:
         function: ``function(query, key, value, mask)``, mask True = may attend.
         caught_by: the law with the clearest counter-example.
         case: the name of the test case that shows the mistake.
-        claims: promises about the function, if the mistake breaks one.
+        claims: promises about the function's memory, if the mistake breaks one of them.
 
     Example:
         >>> from saccade import theory
@@ -58,7 +58,7 @@ class Mistake:
 
     @property
     def message(self) -> str:
-        """The counter-example that the law reports for this mistake."""
+        """The counter-example that the law reports for this attention function."""
         return str(self.check().broken[0])
 
 

@@ -29,7 +29,7 @@ def influence(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def lstm(draw: Draw, forget_bias: float = 0.0) -> Callable[[Tensor], Tensor]:
-    """Build an LSTM with torch's initial weights and a bias added to the forget gate."""
+    """Build an LSTM with torch's initial weights, and add a bias to the forget gate."""
     network = draw.module(lambda: nn.LSTM(_WIDTH, _WIDTH, batch_first=True))
     with torch.no_grad():
         dict(network.named_parameters())["bias_ih_l0"][_WIDTH : 2 * _WIDTH] += forget_bias
@@ -44,7 +44,7 @@ def lstm(draw: Draw, forget_bias: float = 0.0) -> Callable[[Tensor], Tensor]:
 def recurrent(
     draw: Draw, gain: float, activation: Callable[[Tensor], Tensor] = lambda x: x
 ) -> Callable[[Tensor], Tensor]:
-    """Build the recurrence h_t = f(W h_{t-1} + x_t), where W is a rotation times ``gain``."""
+    """Build a recurrent layer h_t = f(W h_{t-1} + x_t), where W is a rotation times ``gain``."""
     weight = gain * torch.linalg.qr(draw.normal(_WIDTH, _WIDTH)).Q
 
     def run(x: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def recurrent(
 def scanned(x: Tensor) -> Tensor:
     """Compute the linear recurrence h_t = h_{t-1} / 2 + x_t by a parallel scan.
 
-    Each round doubles the path length. Rounds run in sequence, and the operations inside a round run in parallel.
+    Each round doubles the path length. The rounds run in sequence, and the operations of a round run in parallel.
     """
     reach, weight = 1, torch.eye(x.shape[-1], dtype=x.dtype) / 2
     while reach < x.shape[-2]:
@@ -97,7 +97,7 @@ def convolutions(draw: Draw, layers: int, kernel_size: int = 3) -> Callable[[Ten
 
 
 def attending(draw: Draw) -> Callable[[Tensor], Tensor]:
-    """Build causal self-attention with random projections and without an output projection."""
+    """Build a causal self-attention layer with random projections and without an output projection."""
     maps = [draw.normal(_WIDTH, _WIDTH) / _WIDTH**0.5 for _ in range(3)]
 
     def run(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Figures for the theory pages of the documentation, one per page. They need matplotlib, which is imported on use."""
+"""Figures for the theory pages of the documentation, one per page. They need matplotlib, imported on first use."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def softmax() -> Figure:
 
 
 def averages() -> Figure:
-    """Draw the figure on averages: values, their convex hull, outputs inside it, and outputs after dropout."""
+    """Draw the figure on averages: values, their convex hull, outputs inside the hull, and outputs after dropout."""
     draw, n = Draw(3, "averages"), 9
     value = draw.normal(1, 1, n, 2)
     matrix = AttentionMatrix(2 * draw.normal(1, 1, 40, 2), value)
@@ -248,7 +248,7 @@ def cost() -> Figure:
 
 
 def features() -> Figure:
-    """Draw the figure on random features: the errors of two kinds against the angle between query and key."""
+    """Draw the figure on random features: the errors of two kinds of features against the angle of query and key."""
     figure, (axes,) = side_by_side(1, 4.6)
     angles = torch.linspace(0, math.pi, 91, dtype=torch.float64)
     x = torch.tensor([0.7, 0.0], dtype=torch.float64)
@@ -267,7 +267,7 @@ def features() -> Figure:
 
 
 def mistakes() -> Figure:
-    """Draw the figure on mistakes: the weights with each common mistake beside the correct ones."""
+    """Draw the figure on mistakes: the weights with each common mistake, and the correct weights."""
     draw, n, tokens = Draw(0, "mistakes"), 7, 4
     q, k = 1.5 * draw.normal(1, 1, n, 4), 1.5 * draw.normal(1, 1, n, 4)
     causal, eye = torch.ones(1, 1, n, n, dtype=torch.bool).tril(), torch.eye(n, dtype=torch.float64)[None, None]
@@ -292,7 +292,7 @@ def mistakes() -> Figure:
 
 
 def side_by_side(count: int, width: float) -> tuple[Figure, tuple[Axes, ...]]:
-    """Create a figure for a theory page with panels side by side, each about ``width`` inches wide."""
+    """Create a figure for a theory page with ``count`` panels side by side, each about ``width`` inches wide."""
     canvas = blank()
     figure = canvas.figure
     figure.clear()
@@ -309,7 +309,7 @@ def side_by_side(count: int, width: float) -> tuple[Figure, tuple[Axes, ...]]:
 
 
 def head(axes: Axes, title: str, size: float = 10) -> None:
-    """Set the title of a figure's panel, aligned left."""
+    """Set the title of a panel of a figure, aligned left."""
     axes.set_title(title, loc="left", size=size, color=INK)
 
 

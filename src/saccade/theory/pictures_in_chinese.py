@@ -96,7 +96,7 @@ CHINESE = {
 
 
 def in_chinese(draw: Callable[[], Figure], words: Mapping[str, str] | None = None) -> Figure:
-    """Draw a figure with its labels translated into Chinese.
+    """Draw a figure of the theory pages with its labels translated into Chinese.
 
     Args:
         draw: the function that draws the figure.

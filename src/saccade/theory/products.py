@@ -36,7 +36,7 @@ def by_hand(
 
 
 def factors_of_logits(weights: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Return queries and keys with width ``head_dim`` whose matrix product best approximates the log weights.
+    """Return queries and keys with width ``head_dim`` whose matrix product best approximates the logarithms of weights.
 
     Softmax ignores a constant in each row, so the logarithms are first centred and then truncated to their
     ``head_dim`` largest singular values.
@@ -90,7 +90,7 @@ def sums_are_matrix_products(
 
 
 def is_refused(widths: tuple[int, int], lengths: tuple[int, int], attend: Callable[..., Tensor]) -> bool:
-    """Return whether attention raises an error for these widths of query and key and lengths of key and value."""
+    """Return whether attention raises an error for the widths (of query and key) and lengths (of key and value)."""
     query, key = torch.zeros(1, 1, 3, widths[0]), torch.zeros(1, 1, lengths[0], widths[1])
     try:
         attend(query, key, torch.zeros(1, 1, lengths[1], 2))

@@ -32,7 +32,7 @@ def centred_logs(weights: Tensor) -> Tensor:
 
 
 def spread_of_rows(x: Tensor) -> float:
-    """Return the distance of tokens from their mean, relative to their norm: 0 if all rows have collapsed to one."""
+    """Return the distance of tokens from their mean, relative to their norm: 0 if all rows are equal, with rank one."""
     return float((x - x.mean(-2, keepdim=True)).norm() / x.norm())
 
 
@@ -53,7 +53,7 @@ def attention_has_low_rank(draw: Draw, *, weights: Callable[[Tensor, Tensor], Te
 
 
 def directions(weights: Tensor, share: float = 0.9) -> Tensor:
-    """Count the singular directions that hold a share of the energy (squared singular values), an approximate rank."""
+    """Return an approximate rank: how many singular directions hold a share of the energy (squared singular values)."""
     energy = torch.linalg.svdvals(weights.double()).square()
     return (energy.cumsum(-1) < share * energy.sum(-1, keepdim=True)).sum(-1) + 1
 

@@ -15,7 +15,7 @@ from saccade.vision import ChannelAttention, NonLocal, SpatialAttention
 
 
 def non_local_means_of(patches: Tensor, pixels: Tensor, h: float) -> Tensor:
-    """Compute non-local means by definition: averages of pixels, weighted by exp(-|P_i - P_j|²/h²) of their patches."""
+    """Compute non-local means by definition: averages of pixels, weighted by exp(-|P_i - P_j|²/h²) for patches P."""
     weights = (-(patches[:, None] - patches[None]).square().sum(-1) / h**2).exp()
     return weights @ pixels / weights.sum(-1, keepdim=True)
 
@@ -76,7 +76,7 @@ def spatial_attention_compares_all_positions(
         plain = module(features)[..., 0, 0]
 
         def change(place: int) -> float:
-            """Return how much the output at the first position changes when a different position changes."""
+            """Return how much the output at the first position changes when the input at position ``place`` changes."""
             moved = features.clone()
             moved[..., place, place] += 3.0
             return float((module(moved)[..., 0, 0] - plain).abs().max())
@@ -114,7 +114,7 @@ def non_local_means_is_attention(draw: Draw, *, attend: Callable[..., Tensor] = 
 
 
 def precision_weighted(prior: Tensor, seen: Tensor, variances: Tensor) -> Tensor:
-    """Compute a Kalman update as attention to prediction and observation, with the log precisions as bias."""
+    """Compute a Kalman update as attention to the prediction and the observation, with their log precisions as bias."""
     value = torch.stack([prior, seen], -1)[None, :, :, None]
     query = torch.zeros_like(value[:, :, :1])
     return attention(query, value, value, bias=-variances.log().T[None, :, None])[0, :, 0, 0]

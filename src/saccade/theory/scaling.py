@@ -20,7 +20,7 @@ def inverse_root(head_dim: int) -> float:
 
 
 def variance_of_products(query_cov: Tensor, key_cov: Tensor, query_mean: Tensor, key_mean: Tensor) -> Tensor:
-    """Return the variance of q·k for independent q and k with these covariances and means."""
+    """Return the variance of the dot product q·k for independent q and k with the given covariances and means."""
     spread = (query_cov * key_cov.T).sum()
     return spread + query_mean @ key_cov @ query_mean + key_mean @ query_cov @ key_mean
 
@@ -31,7 +31,7 @@ def products(query: Tensor, key: Tensor) -> Tensor:
 
 
 def gradients_by_query(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Return the norms of the output's gradients with respect to the query, ``[rows]``.
+    """Return the norms of the gradients of attention outputs with respect to their queries, ``[rows]``.
 
     Each row has separate keys and values: ``query`` is ``[rows, width]``, ``key`` is ``[rows, keys, width]`` and
     ``value`` is ``[rows, keys]``.
@@ -42,7 +42,7 @@ def gradients_by_query(query: Tensor, key: Tensor, value: Tensor, scale: float) 
 
 
 def law_of_entropy(kv_len: int, sigma: float) -> float:
-    """Return the mean entropy of softmax over normal scores with a small standard deviation ``sigma``."""
+    """Return the predicted mean entropy of softmax over normal scores with a small standard deviation ``sigma``."""
     return math.log(kv_len) - sigma**2 / 2
 
 

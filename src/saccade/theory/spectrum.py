@@ -16,7 +16,7 @@ _CAUSAL = Causal()
 
 
 def moduli(matrix: Tensor) -> Tensor:
-    """Return the absolute eigenvalues of a matrix, largest first."""
+    """Return the absolute values of a matrix's eigenvalues (its spectrum), largest first."""
     return torch.linalg.eigvals(matrix).abs().sort(descending=True).values
 
 

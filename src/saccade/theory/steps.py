@@ -16,14 +16,14 @@ from saccade.theory.measurement import Measurements, apart, at_least, equal, sam
 
 
 def written(compute: Callable[[], object]) -> int:
-    """Count the numbers that all operations of a computation write."""
+    """Count the numbers that the operations of a computation write to memory."""
     with _WriteCounter() as counter:
         compute()
     return counter.numbers
 
 
 class _WriteCounter(TorchDispatchMode):
-    """A dispatch mode that counts the numbers that operations write."""
+    """A torch dispatch mode that counts the numbers that operations write to memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ def products_of_all(query: Tensor, key: Tensor) -> Tensor:
 
 
 def normalised(scores: Tensor) -> Tensor:
-    """Compute softmax, the second step of attention: maximum, differences, exponentials, sum, quotients."""
+    """Return the softmax, the second step of attention: maximum, differences, exponentials, sum and quotients."""
     raised = (scores - scores.amax(-1, keepdim=True)).exp()
     return raised / raised.sum(-1, keepdim=True)
 
@@ -95,7 +95,7 @@ def each_step_costs_n_squared(
 
 
 class SlowMemory:
-    """Tensors in slow memory, with a count of the numbers read and written.
+    """Tensors in a simulated slow memory that counts the numbers read and written.
 
     Attributes:
         moved: the count of numbers read or written so far.
@@ -106,13 +106,13 @@ class SlowMemory:
         self.moved = 0
 
     def fetch(self, name: str, rows: slice = slice(None)) -> Tensor:
-        """Read a tensor, or some of its rows, from slow into fast memory."""
+        """Read a tensor, or some of its rows, from slow memory into fast memory."""
         part = self._tensors[name][rows]
         self.moved += part.numel()
         return part
 
     def bring(self, name: str, part: Tensor, rows: slice | None = None) -> None:
-        """Write a tensor, or some of its rows, to slow memory."""
+        """Write a tensor, or some of its rows, from fast memory to slow memory."""
         self.moved += part.numel()
         if rows is None:
             self._tensors[name] = part
@@ -124,7 +124,7 @@ class SlowMemory:
 
 
 def stored(memory: SlowMemory, fast: int) -> None:
-    """Compute attention in three steps that each read their inputs from slow memory and write their result back."""
+    """Compute attention in three steps. Each reads its inputs from slow memory and writes its result back."""
     scores = memory.fetch("query") @ memory.fetch("key").T
     memory.bring("scores", scores / scores.new_tensor(memory["query"].shape[1]).sqrt())
     memory.bring("weights", memory.fetch("scores").softmax(-1))
@@ -132,9 +132,9 @@ def stored(memory: SlowMemory, fast: int) -> None:
 
 
 def tiled(memory: SlowMemory, fast: int) -> None:
-    """Compute attention in tiles that fit in a fast memory for ``fast`` numbers, rescaling sums as scores grow.
+    """Compute attention in tiles that fit in a fast memory for ``fast`` numbers, and rescale sums when scores grow.
 
-    Queries, keys, values, scores and sums each take at most a fifth of this memory.
+    Queries, keys, values, scores and sums each take at most a fifth of the fast memory.
     """
     n, width = memory["query"].shape
     size = max(1, fast // (5 * width))

@@ -27,19 +27,19 @@ TEXT = (
 
 
 def keys_needed(weights: Tensor, share: float = 0.9) -> Tensor:
-    """Return the fraction of visible keys that receives a share of the attention, as mean over queries ``[heads]``."""
+    """Return the mean fraction of visible keys that receive ``share`` of the attention of a query, ``[heads]``."""
     strongest = weights.sort(-1, descending=True).values.cumsum(-1)
     needed = (strongest < share).sum(-1) + 1
     return (needed / (weights > 0).sum(-1)).double().mean(-1)
 
 
 def strongest(mechanism: Softmax, keys: int) -> Mechanism:
-    """Build sparse attention where each query attends only to the keys with the largest scores."""
+    """Build sparse attention: each query attends only to the ``keys`` keys with the largest scores."""
     return TopK(DotProducts(), keys, softmax=mechanism)
 
 
 def random_keys(mechanism: Softmax, keys: int) -> Mechanism:
-    """Build sparse attention where each query attends only to randomly drawn keys."""
+    """Build sparse attention: each query attends only to ``keys`` random keys."""
 
     def scorer(query: Tensor, key: Tensor, rows: range) -> Tensor:
         generator = torch.Generator().manual_seed(rows.start)
@@ -49,7 +49,7 @@ def random_keys(mechanism: Softmax, keys: int) -> Mechanism:
 
 
 def sinks_of_minilm() -> Tensor:
-    """Return how much each head of all-MiniLM-L6-v2 attends to the first token, as mean over queries ``[heads]``."""
+    """Return how much each head of all-MiniLM-L6-v2 attends to the first token, averaged over queries, ``[heads]``."""
     model = minilm()
     assert model.tokenizer is not None
     tokens = torch.tensor([model.tokenizer.encode(TEXT).ids])
@@ -58,7 +58,7 @@ def sinks_of_minilm() -> Tensor:
 
 
 def decoder_loss(text: str, change: Callable[[Softmax], Mechanism] = lambda mechanism: mechanism) -> float:
-    """Return the loss of the small decoder in nats per token, with its attention replaced by ``change``."""
+    """Return the loss of the trained small decoder in nats per token, after ``change`` has replaced its attention."""
     model = small_decoder()
     assert model.tokenizer is not None
     for layer in model.modules():
@@ -158,9 +158,9 @@ def first_tokens_are_sinks(
 
 
 Maps = Callable[[list[list[str]]], Tensor]
-"""A function that returns the weights of all heads for sentences of equal length.
+"""A function that returns the attention weights of all heads for sentences of equal length.
 
-They are ``[sentences, heads, words, words]``.
+The weights are ``[sentences, heads, words, words]``.
 """
 
 _NOUNS = "cat dog girl boy king woman doctor teacher farmer horse bird lion driver soldier student writer"
@@ -228,7 +228,7 @@ def maps_of_minilm() -> Maps:
 
 
 def hits(sentences: list[Parsed], maps: list[Tensor], source: str, target: str) -> Tensor:
-    """Return the share of sentences in which a relation's source word attends most to its target, ``[heads]``."""
+    """Return the share of sentences where a relation's source word attends most to its target word, ``[heads]``."""
     is_hit = []
     for parsed, weights in zip(sentences, maps, strict=True):
         row = weights[:, getattr(parsed, source)].clone()
@@ -285,13 +285,13 @@ def heads_link_synonyms(draw: Draw, *, maps: Callable[[], Maps] = maps_of_minilm
     attended = maps()
 
     def weights_between(pairs: str) -> Tensor:
-        """Return the weight from the second word of each pair to each first word, ``[second, first, heads]``."""
+        """Return the attention weights from second words of pairs to first words, ``[second, first, heads]``."""
         split = [pair.split() for pair in pairs.split(",")]
         texts = [f"they said {a} and later they said {b} again .".split() for _, b in split for a, _ in split]
         return attended(texts)[:, :, 7, 2].unflatten(0, (len(split), len(split))).double()
 
     def wins(weights: Tensor) -> Tensor:
-        """Return how often each word's partner gets more weight than the other words do, ``[words, heads]``."""
+        """Return how often each word attends more to its partner than to other words, ``[words, heads]``."""
         partner = weights.diagonal().T[:, None]
         return (partner > weights).double().sum(1) / (len(weights) - 1)
 

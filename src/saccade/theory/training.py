@@ -1,4 +1,4 @@
-"""Claims about training small layers, with the tasks and layers that they need."""
+"""Claims about training small layers, and the tasks and layers to measure them with."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Task(NamedTuple):
     """A task on short sequences to train a small layer on.
 
     Attributes:
-        draw: a function of a number of examples and a generator. It returns tokens ``[examples, n, fields]``, where
-            the vectors of all fields are added, and answers ``[examples, positions, answers]`` from 0 to 7.
+        draw: a function that draws a number of examples with a generator. It returns tokens ``[examples, n, fields]``,
+            where the vectors of all fields are added, and answers ``[examples, positions, answers]`` from 0 to 7.
         read: a function that selects the answers' logits: ``[..., n, answers, 8]`` to ``[..., positions, answers, 8]``.
         vocab_size: number of different tokens.
         length: number of tokens in an example, n.
@@ -36,7 +36,7 @@ class Task(NamedTuple):
 
 
 def neighbours(*back: int) -> Task:
-    """Return the task to predict the tokens (out of eight) at fixed distances before each position."""
+    """Return the training task to predict the tokens (out of eight) at fixed distances before each position."""
     length, first = 16, max(back)
 
     def draw(examples: int, generator: Generator) -> tuple[Tensor, Tensor]:
@@ -47,7 +47,7 @@ def neighbours(*back: int) -> Task:
 
 
 def recall(keys: int = 32, pairs: int = 16) -> Task:
-    """Return the task to predict the value of a key after a sequence of key-value pairs, with eight possible values."""
+    """Return the training task to recall the value (out of eight) of a key after a sequence of key-value pairs."""
 
     def draw(examples: int, generator: Generator) -> tuple[Tensor, Tensor]:
         key = torch.rand(examples, keys, generator=generator).argsort(1)[:, :pairs]
@@ -61,7 +61,7 @@ def recall(keys: int = 32, pairs: int = 16) -> Task:
 
 
 def triples() -> Task:
-    """Return the task to predict which of eight triples occurs among random tokens."""
+    """Return the training task to predict which of eight triples occurs among random tokens."""
     length = 16
     planted = torch.randint(_CLASSES, (_CLASSES, 3), generator=Generator().manual_seed(1))
 
@@ -79,7 +79,7 @@ Layer = Callable[[Tensor, Tensor], Tensor]
 
 
 def attentive(heads: int) -> Layer:
-    """Return a self-attention layer, whose four matrices project to queries, keys, values and the output."""
+    """Return a self-attention layer to train. Its four matrices project to queries, keys, values and the output."""
 
     def mix(x: Tensor, weights: Tensor) -> Tensor:
         projected = (x @ weights[:, i, None] for i in range(3))
@@ -91,7 +91,7 @@ def attentive(heads: int) -> Layer:
 
 
 def convolution(x: Tensor, weights: Tensor) -> Tensor:
-    """Apply a trained convolution over three positions, whose four matrices are its taps and the output projection."""
+    """Apply a convolution over three positions. Its four matrices are the three taps and the output projection."""
     taps = ((0, 1), (1, 0), (2, -1))
     return sum((x.roll(by, 2) @ weights[:, i, None] for i, by in taps), torch.zeros_like(x)) @ weights[:, 3, None]
 
@@ -119,13 +119,13 @@ def learned(
     examples: int | None = None,
     activation: Callable[[Tensor], Tensor] = torch.Tensor.clone,
 ) -> Learned:
-    """Train a layer between an embedding and a linear readout, with Adam, from several seeds at once.
+    """Train a layer between an embedding and a linear readout with Adam, for several seeds at once.
 
     Args:
         layer: the layer that mixes tokens.
         task: the task to learn.
         steps: number of training steps, with 32 examples each.
-        rate: the learning rate; it falls to 0 along a cosine.
+        rate: the initial learning rate, which falls to 0 along a cosine.
         seeds: number of training runs.
         width: the width of the tokens and the layer.
         examples: size of the training set; None draws new examples in every step.

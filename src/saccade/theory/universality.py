@@ -1,4 +1,4 @@
-"""Claim that transformers are universal: a layer built by hand for any function, and the need for each part."""
+"""Claim that transformers are universal: a layer built by hand for any function, which needs each of its parts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def built(tokens: Tensor, wanted: Tensor, attend: Callable[..., Tensor] = attent
     """Run a transformer layer built by hand that maps each sequence to arbitrary targets, ``[27, 3, width]``.
 
     Tokens are one-hot letters beside one-hot positions. Head h always attends to position h, so every position receives
-    the full sequence. For each sequence and position, a hidden unit is 1 there and 0 elsewhere, as a ReLU of the number
-    of matches. The output layer contains the targets.
+    the full sequence. For each sequence and position, one hidden unit is 1 there and 0 elsewhere: it is a ReLU of the
+    number of matches. The output layer contains the targets.
     """
     count, length = tokens.shape
     letters = torch.nn.functional.one_hot(tokens, _LETTERS).double()
@@ -40,7 +40,7 @@ def built(tokens: Tensor, wanted: Tensor, attend: Callable[..., Tensor] = attent
 
 
 def unexplained_share(wanted: Tensor, *seen: Tensor) -> float:
-    """Return the share of the sum of squares of ``wanted`` that even the best function of ``seen`` cannot explain."""
+    """Return the share of the sum of squares of ``wanted`` that no function of ``seen`` can explain."""
     groups = torch.unique(torch.stack([one.flatten() for one in seen], 1), dim=0, return_inverse=True)[1]
     rows = wanted.flatten(0, 1)
     counts = torch.bincount(groups).to(rows)[:, None]

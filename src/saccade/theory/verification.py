@@ -1,4 +1,4 @@
-"""Verify claims: run their checks for some seeds and collect the findings."""
+"""Verify the claims: run their checks for one or more seeds and collect the findings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Finding:
         measurements: the measurements, in order.
         is_random: whether the check drew random numbers.
         error: the error that the check raised; empty if none.
-        missing: the message of an ImportError, if the check needs a missing package; otherwise empty.
+        missing: the message of the ImportError if the check needs a package that is not installed; otherwise empty.
     """
 
     claim: Claim
@@ -55,7 +55,7 @@ class Verification:
 
     @property
     def contradicted(self) -> tuple[Finding, ...]:
-        """Findings that contradict their claim's verdict."""
+        """Findings that contradict the verdict of their claim."""
         return tuple(finding for finding in self.findings if not (finding.agrees or finding.missing))
 
     @property
@@ -106,9 +106,9 @@ def verify(
         A `Verification`.
 
     Raises:
-        TypeError, ValueError: an argument is not a claim, or a number is not an int in its range.
+        TypeError, ValueError: an element of ``claims`` is not a claim, or a number is not an int in its range.
 
-    Cost: all claims take about a minute on one core. Half of it is spent on training small layers, once, for the first
+    Cost: all claims take about a minute on one core. Half of that time trains small layers, once, for the first
         seed. Each further seed takes a quarter of a minute.
 
     Example:

@@ -16,7 +16,7 @@ _SEED = 1
 
 
 def random_like(x: Tensor) -> Tensor:
-    """Return random weights for a backward pass, with the tensor's shape and dtype and the same on every call."""
+    """Return random weights for a backward pass, in the shape and dtype of ``x``. Every call returns equal weights."""
     generator = torch.Generator().manual_seed(_SEED)
     return torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device, x.dtype)
 
@@ -30,11 +30,11 @@ def gradients(
     bias: bool = False,
     parameters: bool = False,
 ) -> Gradients:
-    """Compute the gradients of the subject's output, weighted randomly, by the name of each input.
+    """Compute the gradients of the subject's randomly weighted output with respect to its inputs, by input name.
 
     Args:
         subject: the function under test.
-        problem: its inputs.
+        problem: the inputs of the function.
         rows: the rows of the output to include, bool ``[batch, heads, q_len]``; None means all.
         through: what to differentiate: the output, or the lse of rows with a visible key.
         bias: include the bias.
@@ -49,7 +49,7 @@ def gradients(
 def truth_gradients(
     problem: Problem, *, through: Through = "out", bias: bool = False, parameters: bool = False
 ) -> Gradients:
-    """Compute the gradients of the definition in float64, which `gradients` must equal."""
+    """Compute the gradients of the reference definition in float64, which the gradients of a subject must equal."""
     leaves = problem.leaves(bias=bias, parameters=parameters)
     if through == "out":
         return _pull_back(leaves, lambda p: p.truth()[0], None)
@@ -63,7 +63,7 @@ def _pull_back(leaves: Problem, answer: Callable[[Problem], Tensor], rows: Tenso
     named = {name: tensor for name, tensor in (named | leaves.parameters()).items() if tensor.requires_grad}
     result = answer(leaves)
     holds(result.requires_grad, "the answer does not depend differentiably on the inputs")
-    # Round to the dtype of the inputs, so that definition and subject use equal weights.
+    # Round to the dtype of the inputs, so that the definition and the subject use equal weights.
     weights = random_like(result).to(leaves.query.dtype)
     if rows is not None:
         # Select rows instead of multiplying by zero, because the other rows may be infinite.

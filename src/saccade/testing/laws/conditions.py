@@ -1,4 +1,4 @@
-"""Conditions of laws. Each returns the reason why a law does not apply to a case, or None if it does."""
+"""Conditions of laws. A condition returns the reason why a law does not apply to a case, or None if the law applies."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from saccade.testing.subject import Subject
 
 
 def _unless(reason: str, holds: Callable[[Case], bool]) -> Callable[[Subject, Case], str | None]:
-    """Build a condition of laws: cases must have a property, and ``reason`` is returned for those without it."""
+    """Build a condition of laws that returns ``reason`` for cases that lack a property."""
 
     def condition(subject: Subject, case: Case) -> str | None:
-        """Return the reason why a law does not apply to the case, or None if it does."""
+        """Return the reason why a law does not apply to the case, or None if it applies."""
         return None if holds(case) else reason
 
     return condition
@@ -33,11 +33,11 @@ has_several_items = _unless("a single batch item", lambda case: case.batch > 1)
 
 
 def claims_memory(subject: Subject, case: Case) -> str | None:
-    """Return a reason against a law unless the subject claims how its memory grows."""
+    """Return why a law does not apply, unless the subject makes a claim about the growth of its memory."""
     return None if subject.claims.memory_exponent is not None else "no growth of memory is claimed"
 
 
 def trains_parameters(subject: Subject, case: Case) -> str | None:
-    """Return a reason against a law unless the subject takes an option with parameters."""
+    """Return why a law does not apply, unless the subject takes an option with parameters."""
     takes = subject.offers.intersection({"score", "relative", "sink_logit"})
     return None if takes else "nothing that it takes has parameters"

@@ -116,7 +116,7 @@ def cost(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 
 def _pull_back(subject: Subject, problem: Problem, upstream: Tensor) -> dict[str, Tensor]:
-    """Return the gradients with respect to the strided inputs themselves, not to contiguous copies of them."""
+    """Return the gradients with respect to the strided inputs themselves, not to contiguous copies."""
     names = ("query", "key", "value")
     roots = {name: getattr(problem, name).detach().requires_grad_() for name in names}
     out = subject.output(problem.but(**roots))
@@ -125,7 +125,7 @@ def _pull_back(subject: Subject, problem: Problem, upstream: Tensor) -> dict[str
 
 
 def _transposed(x: Tensor) -> Tensor:
-    """Return the tensor with the strides of ``[batch, len, heads, dim]``, like the output of a projection."""
+    """Return the tensor with the strides of a ``[batch, len, heads, dim]`` tensor, like the output of a projection."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -142,7 +142,7 @@ def _sliced(x: Tensor) -> Tensor:
 
 
 def _expanded(x: Tensor) -> Tensor:
-    """Return the tensor with its first batch item expanded to the full batch, with a stride of 0."""
+    """Return the first batch item of the tensor, expanded to the full batch with a stride of 0."""
     return x[:1].expand_as(x)
 
 

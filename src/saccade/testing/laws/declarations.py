@@ -21,7 +21,7 @@ from saccade.testing.subject import OPTIONS, Subject
 
 @dataclasses.dataclass(frozen=True)
 class _Trial:
-    """A problem that uses some options, to see whether the subject refuses them as declared."""
+    """An attention problem that uses some options, to test whether the subject refuses them as declared."""
 
     what: str
     problem: Problem
@@ -43,19 +43,19 @@ class _Trial:
         return subject.missing(self.needed)
 
     def reasons(self, subject: Subject) -> tuple[str, ...]:
-        """Return the reasons that the subject declares why it cannot run the trial."""
+        """Return the reasons that the subject declares in advance for not running the trial."""
         with torch.set_grad_enabled(self.gradients):
             return subject.reasons_against(self.problem)
 
 
 def declines_something(subject: Subject, case: Case) -> str | None:
-    """Return a reason against a law unless the subject declines some option."""
+    """Return why a law about declared options does not apply, unless the subject declines some option."""
     trials = _trials(subject, case, torch.float32)
     return None if any(trial.missing(subject) or trial.reasons(subject) for trial in trials) else "nothing is declined"
 
 
 def promises(subject: Subject, case: Case) -> str | None:
-    """Return a reason against a law unless the subject declares the options that it accepts."""
+    """Return why a law about declared options does not apply, unless the subject declares what it accepts."""
     return None if subject.promises else "the accepted options are not declared"
 
 
@@ -112,7 +112,7 @@ def _expect_refusal(
 
 
 def _control(subject: Subject, case: Case, dtype: torch.dtype) -> _Trial:
-    """Return the trial of a case without options, which the subject must accept."""
+    """Return the trial of a case without options. The subject must accept this trial."""
     problem = case.problem(dtype, subject.device)
     problem = problem if "gqa" in subject.offers else problem.ungrouped()
     plain = problem.but(**dict.fromkeys((*OPTIONS, "q_positions", "kv_positions")))
@@ -122,7 +122,7 @@ def _control(subject: Subject, case: Case, dtype: torch.dtype) -> _Trial:
 
 
 def _trials(subject: Subject, case: Case, dtype: torch.dtype) -> Iterator[_Trial]:
-    """Yield the trials of a case: without options, with each option and with all, each with and without gradients."""
+    """Yield the trials of a case: with no option, each option and all options, both with and without gradients."""
     problem = case.problem(dtype, subject.device)
     forms: list[tuple[str, Problem, tuple[str, ...]]] = [("", problem, ("gqa",) if problem.repeats > 1 else ())]
     if problem.repeats > 1 and "gqa" not in subject.offers:

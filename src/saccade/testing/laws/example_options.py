@@ -1,4 +1,4 @@
-"""Example options for laws: a seeded value for each option, to add to problems without it."""
+"""Example options for laws: a seeded value for each option, to add to problems that do not use the option."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def some_bias(problem: Problem) -> Tensor:
 
 
 def some_sink(problem: Problem) -> Tensor:
-    """Return an example value of the option sink_logit: a logit for each head, above or below most scores."""
+    """Return an example value of the option sink_logit: one logit per head, above or below most scores."""
     generator = torch.Generator().manual_seed(3)
     return torch.randn(problem.query.shape[1], generator=generator, dtype=torch.float64).to(problem.query)
 
@@ -34,7 +34,7 @@ def some_score(problem: Problem) -> Score:
 
 
 def some_relative(problem: Problem) -> Bias:
-    """Return an example of a relative bias: a value for each small distance in both directions."""
+    """Return an example of a relative bias: one value for each small distance, in both directions."""
     relative = seeded(lambda: Clipped(problem.query.shape[1], 3))
     return relative.to(problem.query).requires_grad_(False)
 

@@ -7,17 +7,17 @@ from saccade.testing.tolerances import Quantity, difference, error, tolerance
 
 
 class LawBroken(AssertionError):  # noqa: N818 - a verdict, not a fault of the program
-    """Error of a law that does not hold; the message is a counter-example."""
+    """The error for a broken law. The message is a counter-example."""
 
 
 def holds(fact: bool | Tensor, sentence: str) -> None:
-    """Raise `LawBroken` with this sentence as message unless the fact holds."""
+    """Raise `LawBroken` with ``sentence`` as message unless the fact is true."""
     if not fact:
         raise LawBroken(sentence)
 
 
 def close(what: str, got: Tensor, want: Tensor, dtype: torch.dtype, quantity: Quantity = "output") -> None:
-    """Raise `LawBroken` unless two tensors agree within the tolerance of the inputs' dtype."""
+    """Raise `LawBroken` unless two tensors agree within the tolerance for the dtype of the inputs."""
     _same_shape(what, got, want)
     wrong, limit = error(got, want), tolerance(dtype, quantity)
     if not wrong <= limit:
@@ -25,7 +25,7 @@ def close(what: str, got: Tensor, want: Tensor, dtype: torch.dtype, quantity: Qu
 
 
 def same(what: str, got: Tensor, want: Tensor, dtype: torch.dtype, quantity: Quantity = "output") -> None:
-    """Raise `LawBroken` unless two results *of the same function* agree; NaN equals NaN.
+    """Raise `LawBroken` unless two results *of one function* agree, where NaN equals NaN.
 
     Laws that use this need not report a wrong NaN, because the law ``oracle`` does.
     """

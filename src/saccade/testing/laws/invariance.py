@@ -1,4 +1,4 @@
-"""Laws of invariance: they compare a function with itself on related inputs."""
+"""Laws of invariance: they compare the results of one function on related inputs."""
 
 import torch
 
@@ -71,7 +71,7 @@ def key_order(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 @law(needs=("bias",))
 def shift(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """A constant added to all scores, including the sink, changes no output; the lse grows by the constant."""
-    # The exponential of 1000 overflows in float64; in float32 such a constant would round the scores away.
+    # The exponential of 1000 overflows in float64; in float32 a constant of this size would round the scores away.
     constant = 1000.0 if dtype == torch.float64 else 16.0
     problem = case.problem(dtype, subject.device).but(bias=None, relative=None)
     shifted = problem.but(

@@ -18,17 +18,17 @@ Condition = Callable[[Subject, Case], str | None]
 class Law:
     """A law: a statement about attention that a function keeps or breaks.
 
-    ``law(subject, case, dtype)`` tries the law, and raises `LawBroken` with a counter-example if it is broken.
+    ``law(subject, case, dtype)`` tries the law, and raises `LawBroken` with a counter-example if the law is broken.
 
     Attributes:
         name: the name in reports.
         statement: the law in one sentence.
         trial: the function that looks for a counter-example.
-        needs: names of options that a function must offer besides those of the case, including "lse" and "gqa"; None
-            for a law that tries options that are not offered.
+        needs: names of options that a function must offer besides the options of the case, including "lse" and "gqa";
+            None for a law that tries options that are not offered.
         where: conditions on the case; each returns the reason why the law does not apply, or None.
-        cases: the law's own cases, if it is not about masks; None means those of `check`.
-        dtypes: the law's own dtypes; None means those of `check`.
+        cases: the law's own cases, if the law is not about masks; None means the cases of `check`.
+        dtypes: the law's own dtypes; None means the dtypes of `check`.
     """
 
     name: str
@@ -40,14 +40,14 @@ class Law:
     dtypes: tuple[torch.dtype, ...] | None = None
 
     def __call__(self, subject: Subject, case: Case, dtype: torch.dtype) -> None:
-        """Try the law on a case, and raise `LawBroken` if it does not hold."""
+        """Try the law on a case, and raise `LawBroken` if the law does not hold."""
         self.trial(subject, case, dtype)
 
     def __str__(self) -> str:
         return self.name
 
     def reasons(self, subject: Subject, case: Case) -> tuple[str, ...]:
-        """Return the reasons why the law does not apply to a case; empty if it applies."""
+        """Return the reasons why the law does not apply to a case; empty if the law applies."""
         reasons = (condition(subject, case) for condition in self.where)
         return tuple(reason for reason in reasons if reason is not None)
 
@@ -59,7 +59,7 @@ def law(
     cases: tuple[Case, ...] | None = None,
     dtypes: tuple[torch.dtype, ...] | None = None,
 ) -> Callable[[Trial], Law]:
-    """Turn a function into a `Law`, named like the function; its docstring's first paragraph is the statement."""
+    """Turn a function into a `Law` with the function's name. The first paragraph of its docstring is the statement."""
 
     def make(trial: Trial) -> Law:
         statement = " ".join((trial.__doc__ or "").split("\n\n")[0].split())

@@ -1,4 +1,4 @@
-"""Laws of locality: hidden pairs must not matter to an output or gradient, and allowed pairs must."""
+"""Laws of locality: masked pairs must not affect any output or gradient, and allowed pairs must."""
 
 import torch
 from torch import Tensor
@@ -99,7 +99,7 @@ def isolation(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     for key in _spread(_blind_keys(problem), 2):
         blind = ~problem.allowed[..., key]
         want = gradients(subject, problem, blind)
-        # Rows that see the changed key have undefined gradients for all their keys, so those keys are not checked.
+        # Rows that see the changed key have undefined gradients for all their keys, so those are not checked.
         seen = problem.allowed[..., key, None] & problem.allowed
         untouched = ~seen.any(2).unflatten(1, (-1, problem.repeats)).any(2)
         for name, kind in (("key", "NaN"), ("value", "NaN"), ("key", "inf"), ("value", "-inf")):
@@ -193,19 +193,19 @@ def _poisoned(problem: Problem, name: str, key: int, kind: str) -> Problem:
 
 
 def _blind_keys(problem: Problem) -> list[int]:
-    """Return the indices of the keys that are hidden from at least one query."""
+    """Return the indices of the keys that are masked for at least one query."""
     return torch.nonzero(~problem.allowed.flatten(0, 2).all(0))[:, 0].tolist()
 
 
 def _spread(items: list[int] | range, at_most: int) -> list[int]:
-    """Select at most ``at_most`` indices for a law to try, evenly spread, including the first and last."""
+    """Select at most ``at_most`` evenly spaced indices for a law to try, including the first and the last."""
     if len(items) <= at_most or at_most == 1:
         return list(items[:at_most])
     return [items[round(n * (len(items) - 1) / (at_most - 1))] for n in range(at_most)]
 
 
 def _indices(row: Tensor) -> list[list[int]]:
-    """Return the indices of marked keys to show in a law's message, for the first two batch items and groups."""
+    """Return the indices of the True keys for the message of a law, for the first two batch items and groups."""
     return [torch.nonzero(keys)[:, 0].tolist() for keys in row.flatten(0, 1)[:2]]
 
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 
 def largest_tensor(compute: Callable[[], object]) -> int:
-    """Run a computation and return the size in bytes of the largest tensor that any operation in it creates.
+    """Run a computation and return the size in bytes of the largest tensor that any of its operations creates.
 
     Buffers that an operation allocates and frees inside compiled code are not counted.
     """
@@ -23,7 +23,7 @@ def largest_tensor(compute: Callable[[], object]) -> int:
 
 
 class _LargestTensor(TorchDispatchMode):
-    """A dispatch mode that records the size of the largest result, including results inside custom operations."""
+    """A torch dispatch mode that records the size of the largest tensor, including tensors inside custom operations."""
 
     def __init__(self) -> None:
         super().__init__()
