@@ -227,7 +227,7 @@ def _grouped(scores: Scores, product: Product, left: Repeated | None, right: Rep
 
 
 def _heads(product: Product, axes: dict[str, Axis]) -> Axis | None:
-    """Return the factors of the head axes: those that both tensors have, except the first, if there are four or more."""
+    """Return the factors of the head axes: all axes of both tensors but the first, if there are four axes or more."""
     shared = [x for x in product.letters if x in product.left_letters and x in product.right_letters]
     return tuple(one for x in shared[1:] for one in axes[x]) if len(product.letters) > 3 else None
 

@@ -24,7 +24,7 @@ _DELTA, _LINEAR = Delta(), GatedLinear(scale=1.0)
 
 
 class Tokens(NamedTuple):
-    """The queries, keys and gates of the tokens in a recurrence.
+    """The queries, keys and gates of the tokens in a call of a recurrence.
 
     Attributes:
         rule: the mechanism that computes the recurrence.
@@ -89,7 +89,7 @@ def _scan_tokens(arguments: Arguments) -> Tokens:
 
 
 def _step_tokens(arguments: Arguments) -> Tokens:
-    """Convert a Mamba-2 token: ``B, C [batch, groups, state]``, ``dt [batch, heads, head_dim]``, ``A [heads, ...]``."""
+    """Convert one Mamba-2 token: ``B, C [batch, groups, state]``, ``dt [batch, heads, head_dim]``, ``A [heads, …]``."""
     bias = arguments.get("dt_bias")
     step = _step(arguments["dt"][..., 0], None if bias is None else bias[..., 0], arguments)[..., None]
     return _ssd(arguments["C"][:, :, None], arguments["B"][:, :, None], step, arguments["A"][:, 0, 0])
@@ -101,7 +101,7 @@ def _step(raw: Tensor, bias: Tensor | None, arguments: Arguments) -> Tensor:
 
 
 def _ssd(query: Tensor, key: Tensor, step: Tensor, rate: Tensor) -> Tokens:
-    """Return the tokens for `saccade.mechanisms.SSD` with the given negative rate, ``[heads]``."""
+    """Return the tokens of a Mamba-2 call for `saccade.mechanisms.SSD`, from its negative rates, ``[heads]``."""
     return Tokens(_LINEAR, query, key, step * rate[:, None].to(step), step)
 
 
