@@ -49,12 +49,12 @@ def fitting_name(text: str) -> str:
 
 
 def shown_name(model: str) -> str:
-    """Return the display name of a model: its own name, or that of its folder."""
+    """Return the display name of a model: its name, or the name of its folder."""
     return model if model in NAMED else Path(model).name
 
 
 def check_name(model: str) -> None:
-    """Raise unless this is the name or the folder of a model.
+    """Raise unless ``model`` is the name or the folder of a model.
 
     Raises:
         ValueError: it is neither. For a possible name on the Hugging Face hub, a hint says how to download the model.

@@ -48,12 +48,12 @@ class Pass(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Return the number of floating-point operations in matrix products, two for each multiply-add."""
+        """Number of floating-point operations in matrix products, two for each multiply-add."""
         return sum(step.flops for step in self.steps)
 
     @property
     def bytes_moved(self) -> int:
-        """Return the bytes read and written, counting each tensor once per operation."""
+        """Bytes read and written, counting each tensor once per operation."""
         return sum(step.moved for step in self.steps)
 
     def shares(self) -> dict[str, Share]:
@@ -261,7 +261,7 @@ def _decoding(subject: Subject, mode: FakeTensorMode, length: int, cache_bytes: 
 
 
 def _bytes(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
-    """Return the bytes of a module's tensors and its inputs, counting shared memory once."""
+    """Return the bytes of a module's tensors and inputs before a forecast run, counting shared memory once."""
     tensors = (*all_tensors(module), *inputs)
     return sum({id(x.untyped_storage()): x.untyped_storage().nbytes() for x in tensors}.values())
 

@@ -174,7 +174,7 @@ def _averaged(matrix: Matrix) -> Tensor:
 
 
 def _padded(weights: Tensor, items: Nested) -> Tensor:
-    """Split attention weights of a packed sequence into padded weights of each item, ``[batch, ..., q_len, kv_len]``."""
+    """Split attention weights of a packed sequence into padded weights per item, ``[batch, ..., q_len, kv_len]``."""
     batch, q_len, kv_len = items.shape
     out = weights.new_zeros(batch, *weights.shape[:-2], q_len, kv_len)
     row = column = 0

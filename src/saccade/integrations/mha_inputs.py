@@ -16,7 +16,7 @@ CALLED_AS = "nn.MultiheadAttention"  # the name in error messages
 
 
 class Projected(NamedTuple):
-    """Projected inputs of ``nn.MultiheadAttention``, ``[batch, heads, len, head_dim]``, with its added keys and values."""
+    """Projected inputs of ``nn.MultiheadAttention``, ``[batch, heads, len, head_dim]``, including added keys."""
 
     query: Tensor
     key: Tensor

@@ -149,7 +149,7 @@ class FusedAttention(StandIn):
             self.mechanism.scale = float(scale)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """Run self-attention on ``x [batch, len, width]``; the mask is bool (True = may attend) or an additive float."""
+        """Run self-attention on ``x [batch, len, width]``; the mask is bool (True = may attend) or additive."""
         check_dense(x=x)
         q, k, v = self.qkv(x).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         q, k = self._part("q_norm", q), self._part("k_norm", k)
