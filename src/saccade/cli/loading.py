@@ -97,7 +97,7 @@ def check_numbers(model: nn.Module) -> None:
     """Raise if a weight of a model is NaN or infinite.
 
     Raises:
-        ValueError: a weight is NaN or infinite; the message names the first such weight.
+        ValueError: a weight is NaN or infinite; the message names the first of these weights.
     """
     for name, weight in model.named_parameters():
         if not is_finite(weight) and not bool(weight.isfinite().all()):  # a sum may overflow

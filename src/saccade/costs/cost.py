@@ -172,7 +172,7 @@ def cost(
         mask: the mask for a score, a mechanism, or a layer that accepts one.
         batch: number of sequences.
         num_heads, num_kv_heads, head_dim: sizes of query, key and value; layers and models define their own.
-        dtype: dtype of all numbers; by default that of the module, or float32.
+        dtype: dtype of all numbers; by default, the dtype of the module, or float32.
         inputs: a function that returns the module's arguments for a sequence length, for modules whose input is neither
             tokens nor vectors ``[batch, seq_len, embed_dim]``.
         optimizer_tensors: numbers that the optimizer stores per weight: 2 for Adam, 0 for plain SGD.

@@ -144,7 +144,7 @@ def dry(run: DryRun, mode: FakeTensorMode) -> Iterator[DryRun]:
 
 @contextmanager
 def _program(is_one: bool) -> Iterator[None]:
-    """Set torch's compiling flag, so that the program depends only on shapes and attention is a custom operation."""
+    """Set torch's compiling flag in a dry run, so that code depends only on shapes and attention is a custom op."""
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = is_one
     try:

@@ -38,8 +38,8 @@ class ContextParallel:
 
     Args:
         group: a one-dimensional DeviceMesh or a process group; all ranks when None.
-        layout: the rows of each rank: "contiguous", "zigzag" or "striped", or a `Layout` (for "balanced", that of a
-            plan). It is the layout of the data, so it is the same for all layers.
+        layout: the rows of each rank: "contiguous", "zigzag" or "striped", or a `Layout` (for "balanced", the one
+            of an exchange plan). It describes the data, so it is the same for all layers.
         strategy: "fetch", "gather", "ulysses", or "auto" for the fastest by estimate; see `exchange`.
         machine: assumed speed of a rank, for "auto".
         checks: whether ranks compare plans by a small message before each exchange. If the plans differ, all ranks

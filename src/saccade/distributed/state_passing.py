@@ -47,7 +47,7 @@ class _Header(NamedTuple):
 class Post:
     """The transfer of recurrent states between ranks.
 
-    No rank waits for its sends until the end of a pass, because the receiver may be sending at the same time.
+    A rank waits for its sends only at the end of a pass, because the receiver may be sending at the same time.
 
     Args:
         group: the process group of the ranks.
@@ -58,7 +58,7 @@ class Post:
         self._under_way: list[tuple[Any, Tensor]] = []
 
     def sent(self, out: Tensor, memory: Memory, peer: int) -> Tensor:
-        """Send a recurrent state to a rank; return ``out`` unchanged, whose backward pass receives the state gradient.
+        """Send a recurrent state to a rank and return ``out``; its backward pass receives the gradient of the state.
 
         Args:
             out: the output of the earlier tokens; its backward pass waits for the peer's gradient.

@@ -31,7 +31,7 @@ def tp_plan(model: nn.Module, degree: int) -> dict[str, ParallelStyle]:
 
     Raises:
         UnsupportedError: heads or channels are not divisible by the number of ranks, or heads differ in more than their
-            projections. The error lists all such layers.
+            projections. The error lists all layers that cannot be split.
 
     Cost: for each layer, an all-reduce of its output in the forward pass and of its input's gradient in the backward
     pass.

@@ -121,7 +121,7 @@ class _Attention:
     def before(
         self, model: Any, args: tuple[Any, ...], given: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Before the model runs, add the positions of this rank's rows, and gather documents and padding of all rows."""
+        """Before the model runs, add the positions of the local rows, and gather documents and padding of all rows."""
         signature = inspect.signature(model.forward)
         arguments = dict(signature.bind_partial(*args, **given).arguments)
         for name, parameter in signature.parameters.items():

@@ -19,7 +19,7 @@ from saccade.matrix import AttentionMatrix
 from saccade.support.numerics import is_finite
 from saccade.support.torch_modes import without_autocast
 
-_HIDDEN = -9990.0  # numbers below it are meant to hide a pair: -1e4, -1e9, the lowest of the type
+_HIDDEN = -9990.0  # lower numbers mask a pair: -1e4, -1e9, the lowest number of the dtype
 
 
 @dataclass(frozen=True)

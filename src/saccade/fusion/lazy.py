@@ -74,7 +74,7 @@ class Operation:
                     aliases, originals = iter(self.aliases), {id(x) for x in self.differentiable}
                     args, kwargs = mapped(lambda x: next(aliases) if id(x) in originals else x, (args, kwargs))
                 out = func(*args, **kwargs)
-                results[self] = args[0] if out is None else out  # of an assignment by index
+                results[self] = args[0] if out is None else out  # index assignment returns None
         return results[self]
 
     def chain(self) -> Iterator[Operation]:

@@ -136,7 +136,7 @@ class FuseAttention(TorchFunctionMode):
         lazies = [x for x in tensors_in((args, kwargs)) if type(x) is LazyTensor and not x.pending.is_computed]
         if func in PRODUCTS:
             for lazy in lazies:
-                if lazy.pending.scores.softmax is None:  # an activation, which may be multiplied again
+                if lazy.pending.scores.softmax is None:  # no softmax: an activation that may be multiplied again
                     lazy.pending.family.compute()
         lazies = [x for x in lazies if not x.pending.is_computed]
         if lazies and all(x.pending.family is lazies[0].pending.family for x in lazies):
@@ -161,7 +161,7 @@ class FuseAttention(TorchFunctionMode):
         found = attention_call(product, self._repeats)
         if found is not None:
             call, output = found
-            weights.pending.family.draws = False  # drawn by the engine
+            weights.pending.family.draws = False  # saccade generates it
             if call.dropout_p:
                 self._draw()
             out = self._run(call)

@@ -79,7 +79,7 @@ class Capture:
 
 
 class Listener(NamedTuple):
-    """A capture that records the calls of a module.
+    """The capture of one module's calls, with the module's name.
 
     Attributes:
         name: the module's name in the recording.

@@ -89,7 +89,7 @@ def _scan_tokens(arguments: Arguments) -> Tokens:
 
 
 def _step_tokens(arguments: Arguments) -> Tokens:
-    """Convert one Mamba-2 token: ``B, C [batch, groups, state]``, ``dt [batch, heads, head_dim]``, ``A [heads, …]``."""
+    """Convert a Mamba-2 token: ``B, C [batch, groups, state]``, ``dt [batch, heads, head_dim]``, ``A [heads, ...]``."""
     bias = arguments.get("dt_bias")
     step = _step(arguments["dt"][..., 0], None if bias is None else bias[..., 0], arguments)[..., None]
     return _ssd(arguments["C"][:, :, None], arguments["B"][:, :, None], step, arguments["A"][:, 0, 0])

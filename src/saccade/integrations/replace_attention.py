@@ -81,9 +81,9 @@ def replace_attention(
         TypeError: an argument has the wrong type.
         ValueError: no module of the model matches a name in ``leave``, or no ``nn.MultiheadAttention`` matches a name
             in ``cross_attention``.
-        UnsupportedError: the model contains unsupported attention, or none at all. The error lists all such modules,
-            and nothing is replaced. This includes modules whose own ``forward`` computes attention: it multiplies the
-            result of a softmax, or calls torch's attention functions.
+        UnsupportedError: the model contains unsupported attention, or no attention. The error lists all unsupported
+            modules, and nothing is replaced. This includes modules whose own ``forward`` computes attention: it
+            multiplies the result of a softmax, or calls torch's attention functions.
 
     Cost: none, except that timm-style modules are run on a few random numbers, once before and once after.
 

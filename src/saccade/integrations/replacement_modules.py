@@ -28,7 +28,7 @@ _FUSED = ("qkv", "proj", "num_heads")  # timm's names for the parts of its atten
 class TorchAttention(StandIn):
     """An ``nn.MultiheadAttention`` that runs on saccade with the same parameters, flags and signature.
 
-    Its mask applies to self-attention: calls whose query and key are the same tensor or have equal values.
+    The mask applies to self-attention only: calls whose query and key are the same tensor or have equal values.
 
     Attributes:
         is_cross: whether the module is cross-attention; None while unknown.
@@ -143,7 +143,7 @@ class FusedAttention(StandIn):
     """
 
     def set_up(self) -> None:
-        """Pass the module's scale on to the mechanism."""
+        """Pass the scale of the timm-style module on to the mechanism."""
         scale = getattr(self, "scale", None)
         if isinstance(self.mechanism, Softmax) and self.mechanism.scale is None and isinstance(scale, float | int):
             self.mechanism.scale = float(scale)

@@ -22,7 +22,7 @@ class StandIn(nn.Module):
 
     Attributes:
         mask: a pattern for self-attention, combined with the masks of each call by ``&``.
-        mechanism: the mechanism.
+        mechanism: the attention mechanism that the module runs.
     """
 
     mask: Mask | None
@@ -76,7 +76,7 @@ def put_in(module: nn.Module, kind: type[StandIn], mask: Mask | None, mechanism:
     Args:
         module: changed in place.
         kind: the class with the new forward pass.
-        mask: a pattern.
+        mask: a pattern for self-attention; None for no pattern.
         mechanism: the mechanism, which is copied; `saccade.mechanisms.Softmax` when None.
     """
     copied = Softmax() if mechanism is None else copy.deepcopy(mechanism)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Mark(NamedTuple):
-    """The end of a recorded call, by which the call that continues it is recognised.
+    """The end of a recorded call, used to recognise the call that continues it.
 
     Attributes:
         newest: the key of the last token, ``[batch, kv_heads, head_dim]``; None if keys are unknown.

@@ -66,8 +66,9 @@ def record(
     The recorded matrix has the mask, mechanism and bias that were used. Weights are those of the softmax, before
     dropout. Recurrent layers of transformers (gated delta rules, Kimi Delta Attention, Mamba-2, lightning attention)
     are recorded as the matrices that they are equivalent to. ``output_attentions`` is never set, and no n × n matrix is
-    built. Modules that multiply the result of a softmax, have "attention" in their class name or are such a recurrence,
-    but ran without being recorded, are listed in an `UnrecordedLayersWarning` and in ``recording.not_recorded``.
+    built. Modules that multiply the result of a softmax, have "attention" in their class name or are recurrent layers
+    of this kind, but ran without being recorded, are listed in an `UnrecordedLayersWarning` and in
+    ``recording.not_recorded``.
 
     A call is recorded if it begins and ends within the block, in any thread. It continues the last call of its thread
     if it adds keys to the keys of that call. Several recordings of a model may overlap in any way, and each of them
