@@ -34,7 +34,7 @@ _NAMED = 12  # maximum number of unknown words listed
 
 
 class Statistic(Enum):
-    """The statistic by which ``saccade look`` ranks attention heads."""
+    """The statistic that ``saccade look`` uses to rank attention heads."""
 
     POSITION = "position"
     UNEXPLAINED = "unexplained"
@@ -81,7 +81,7 @@ def print_choice(
         console: the console to print to.
         model: the model's name.
         ranking: the ranked heads, starting with the shown head.
-        statistic: the statistic by which they are ranked.
+        statistic: the statistic that ranks the heads.
         special: tokens that the tokenizer added.
         lost: the share of the words' attention that goes to special tokens, which the statistic leaves out.
         is_asked: whether the user specified the head.

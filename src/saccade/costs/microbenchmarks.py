@@ -114,7 +114,7 @@ def streams() -> list[list[float]]:
 
 
 def _in_turns(run: Callable[..., Tensor], inputs: Sequence[tuple[Tensor, ...]]) -> Callable[[], None]:
-    """Return a function to be timed that cycles through the inputs, so that the CPU cache does not contain them."""
+    """Return a function to be timed that cycles through inputs, so that the CPU cache contains none of them."""
     turns, results = itertools.cycle(inputs), deque[Tensor](maxlen=8)
     return lambda: results.append(run(*next(turns)))
 

@@ -226,7 +226,7 @@ def _noted(lazy: LazyTensor, scores: Scores, func: Any, args: Any, kwargs: Any) 
 
 
 def _state(x: Any) -> Any:
-    """Return the `Scores` of a lazy tensor, or its values if they are already computed."""
+    """Return the `Scores` of a lazy tensor, or its values if they are already computed; other arguments unchanged."""
     if type(x) is not LazyTensor:
         return x
     return x.pending.value if x.pending.is_computed else x.pending.scores

@@ -80,13 +80,13 @@ class ObserveAttention(TorchFunctionMode):
             self._states[out] = replace(scores, dtype=out.dtype), version_of(out)
 
     def _state(self, x: Any) -> Any:
-        """Return the scores that a tensor contains, or None if the tensor or its operands have been overwritten."""
+        """Return the scores that a tensor contains; if none are known or still valid, return the argument itself."""
         if not isinstance(x, Tensor) or x not in self._states:
             return x
         scores, version = self._states[x]
         return scores if version == version_of(x) and scores.is_current else x
 
     def _weights(self, x: Any) -> Any:
-        """Return the `Scores` of a tensor if it contains attention weights."""
+        """Return the `Scores` of a tensor if it contains attention weights; otherwise, return the argument itself."""
         state = self._state(x)
         return x if isinstance(state, Scores) and state.softmax is None else state
