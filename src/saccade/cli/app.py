@@ -1,4 +1,4 @@
-"""The Typer application: its commands, and the options that they share."""
+"""The Typer application of the command line: its commands, and their common options."""
 
 from collections.abc import Callable
 from typing import Annotated

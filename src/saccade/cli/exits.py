@@ -39,7 +39,7 @@ def refuse_beside(context: typer.Context, chosen: str, others: Sequence[str], wh
 
     Args:
         context: the context of the command.
-        chosen: the option that excludes the others, such as "--json".
+        chosen: the option that excludes the other options, such as "--json".
         others: the excluded options.
         why: a few words that explain the effect of ``chosen``.
     """
@@ -81,7 +81,7 @@ def _sentence(command: str, error: Exception) -> str:
 
 
 def _end(command: str, sentence: str, status: int) -> NoReturn:
-    """Print the error and exit; invisible characters are escaped, since they may come from files or arguments."""
+    """Print the error of a command and exit; invisible characters from files or arguments are escaped."""
     first, *others = sentence.removeprefix(f"{command}: ").split("\n")
     if not first.endswith((".", ":")):
         first += "."

@@ -28,7 +28,7 @@ _CHOSEN = "#00738c"
 
 
 def figures(subject: Subject, weights: Tensor, best: Head) -> Iterator[tuple[str, "Figure", str]]:
-    """Yield the figures of the shown window: file name, figure and description.
+    """Draw the figures of the shown window of a text; yield the file name, figure and description of each.
 
     Args:
         subject: the matrices of the text.
@@ -93,7 +93,7 @@ def whole(model: Model, subject: Subject, best: Head, advance: Callable[[], None
 
 
 def _pooled(model: Model, subject: Subject, best: Head, count: int, advance: Callable[[], None]) -> np.ndarray:
-    """Return the map of the full text, ``[cells, cells]``: the largest weight in each cell, NaN for hidden pairs."""
+    """Return a figure's map of the full text, ``[cells, cells]``: the largest weight in each cell, NaN if masked."""
     side = min(count, _SIDE)
     cells = np.full((side, side), np.nan, np.float32)
     for window in subject.windows:

@@ -114,7 +114,7 @@ def _new(steps: Iterable[Step], stop: Collection[int]) -> Iterator[int]:
 
 
 def _traced(console: Console, steps: Iterable[Step], tokenizer: "Tokenizer") -> Iterator[Step]:
-    """Yield the decoding steps, printing a line about each."""
+    """Yield the decoding steps of a generation, and print one line for each step."""
     console.print(f"{'step':>5}  {'phase':<7}  {'tokens':>6}  {'K,V read':>10}  {'appended':>10}  chosen")
     for number, step in enumerate(steps):
         read, appended = (_bytes(count) for count in (step.bytes_read, step.bytes_appended))
@@ -125,7 +125,7 @@ def _traced(console: Console, steps: Iterable[Step], tokenizer: "Tokenizer") -> 
 
 
 def _counted(console: Console, steps: Iterable[Step], most: int) -> Iterator[Step]:
-    """Yield the decoding steps while showing a progress bar."""
+    """Yield the decoding steps of a generation while showing a progress bar."""
     with progress(console, "tokens", most) as advance:
         for step in steps:
             advance()
@@ -174,21 +174,21 @@ class TextPrinter:
         self._printed, self._waiting = "", 0
 
     def add(self, token: int) -> None:
-        """Add a token, and print the text if enough tokens are waiting."""
+        """Add a generated token, and print the text if enough tokens are waiting to be printed."""
         self._tokens.append(token)
         self._waiting += 1
         if self._at_once and self._waiting > len(self._tokens) // _AT_ONCE:
             self._print(self._text().rstrip(_UNFINISHED))
 
     def finish(self) -> None:
-        """Print the rest of the text and end the line."""
+        """Print the rest of the generated text and end the line."""
         text = self._text()
         # Some tokenizers join words late, so that the text no longer begins with the printed part: print it again.
         self._print(text if text.startswith(self._printed) else f"{self._printed}\n{text}")
         typer.echo()
 
     def break_off(self) -> None:
-        """Print the text so far without an incomplete last character, and end the line if anything was printed."""
+        """Print the generated text without an incomplete last character; end the line if anything was printed."""
         if self._waiting:
             self._print(self._text().rstrip(_UNFINISHED))
         if self._printed:

@@ -66,7 +66,7 @@ def learn(
 
 
 def _chosen(only: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Return the names of token mixers or tasks that occur in ``only``, or all names if none does."""
+    """Return the names of token mixers or tasks that ``only`` contains; if it contains none, return all names."""
     return [name for name in names if name in only] or list(names)
 
 

@@ -49,12 +49,12 @@ def fitting_name(text: str) -> str:
 
 
 def shown_name(model: str) -> str:
-    """Return the display name of a model: its own name, or that of its folder."""
+    """Return the display name of a model: its name, or the name of its folder."""
     return model if model in NAMED else Path(model).name
 
 
 def check_name(model: str) -> None:
-    """Raise unless this is the name or the folder of a model.
+    """Raise unless ``model`` is the name or the folder of a model.
 
     Raises:
         ValueError: it is neither. For a possible name on the Hugging Face hub, a hint says how to download the model.
@@ -97,7 +97,7 @@ def check_numbers(model: nn.Module) -> None:
     """Raise if a weight of a model is NaN or infinite.
 
     Raises:
-        ValueError: a weight is NaN or infinite; the message names the first such weight.
+        ValueError: a weight is NaN or infinite; the message names the first of these weights.
     """
     for name, weight in model.named_parameters():
         if not is_finite(weight) and not bool(weight.isfinite().all()):  # a sum may overflow

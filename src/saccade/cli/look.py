@@ -146,7 +146,7 @@ def _ordinary(words: Sequence[Word]) -> list[int]:
 
 
 def _text_of(text: Sequence[str] | None, file: Path | None) -> list[str]:
-    """Return the text from the arguments or from the file."""
+    """Return the text to look at, from the arguments of the command or from a file."""
     if not text and file is None:
         refuse("look", "TEXT must be given, or a --file; got neither")
     if file is None:
@@ -169,7 +169,7 @@ def _subject(model: Model, name: str, text: Sequence[str], to: str | None, **opt
 
 
 def _weights(subject: Subject) -> torch.Tensor:
-    """Return the attention weights between words, ``[layers, heads, words, words]``."""
+    """Return the attention weights between the words of a text, ``[layers, heads, words, words]``."""
     heads, q_len, kv_len = subject.matrices[0].shape[1:]
     if len(subject.matrices) * heads * q_len * kv_len > _MOST_WEIGHTS:
         got = f"{kv_len:,} tokens in each of {len(subject.matrices) * heads:,} heads"
@@ -194,7 +194,7 @@ def _write_page(subject: Subject, name: str, path: Path) -> None:
 def _draw(
     model: Model, subject: Subject, weights: torch.Tensor, best: Head, out: Path
 ) -> tuple[list[tuple[Path, str]], list[str]]:
-    """Write the figures, and return their paths with descriptions and notes about them."""
+    """Write the figures of ``saccade look``; return their paths, their descriptions and notes about them."""
     files, notes = [], []
     with warnings.catch_warnings(record=True) as caught, all_or_none("look", "--out", out) as beside:
         warnings.simplefilter("always", viz.MissingGlyphsWarning)

@@ -34,14 +34,14 @@ _NAMED = 12  # maximum number of unknown words listed
 
 
 class Statistic(Enum):
-    """The statistic that ranks heads."""
+    """The statistic that ``saccade look`` uses to rank attention heads."""
 
     POSITION = "position"
     UNEXPLAINED = "unexplained"
 
     @property
     def label(self) -> str:
-        """The displayed name of the statistic."""
+        """The name that is displayed for the statistic."""
         return {"position": "position mutual information", "unexplained": "unexplained information"}[self.value]
 
     @property
@@ -59,7 +59,7 @@ class Statistic(Enum):
 
 
 class Format(Enum):
-    """The output format of statistics."""
+    """The output format of the statistics of ``saccade look``."""
 
     JSON = "json"
     CSV = "csv"
@@ -81,7 +81,7 @@ def print_choice(
         console: the console to print to.
         model: the model's name.
         ranking: the ranked heads, starting with the shown head.
-        statistic: the statistic that ranks them.
+        statistic: the statistic that ranks the heads.
         special: tokens that the tokenizer added.
         lost: the share of the words' attention that goes to special tokens, which the statistic leaves out.
         is_asked: whether the user specified the head.
@@ -194,7 +194,7 @@ def _shown(word: Word) -> str:
 
 
 def _names(words: Sequence[Word]) -> list[str]:
-    """Return the words for a table, each with its row number if it occurs more than once."""
+    """Return the words for a printed table; a word that occurs more than once gets its row number."""
     shown = [_shown(word) for word in words]
     counts = Counter(shown)
     return [word if counts[word] == 1 else f"{word} #{number}" for number, word in enumerate(shown, start=1)]
@@ -266,5 +266,5 @@ def _heads(summaries: Sequence[Summary]) -> Iterator[tuple[int, int, list[_Row]]
 
 
 def _number(value: float) -> float | None:
-    """Return a number rounded to the seven digits of float32, or None if it is not finite."""
+    """Round a statistic to the seven digits of float32; return None if it is not finite."""
     return float(f"{value:.7g}") if math.isfinite(value) else None

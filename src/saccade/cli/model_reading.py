@@ -154,7 +154,7 @@ def _read(tokenizer: Tokenizer, unknown: str, most: int, argument: str, text: st
 
 
 class _Encoded(NamedTuple):
-    """The part of an encoded text that `words` needs."""
+    """An encoded text, reduced to the attributes that `words` needs."""
 
     tokens: list[str]
     word_ids: list[int | None]

@@ -68,7 +68,7 @@ class TransformersModel:
 
 
 def _places(model: nn.Module) -> Iterator[int]:
-    """Yield the number of usable positions in each table with a padding index; RoBERTa's positions start after it."""
+    """Yield the number of usable positions in each position table with a padding index, as in RoBERTa."""
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
             yield module.num_embeddings - module.padding_idx - 1

@@ -17,7 +17,7 @@ class Window(NamedTuple):
         tokens: token ids, including the tokens that the tokenizer adds around every text.
         words: the words of the tokens, in order.
         own: the slice such that ``tokens[own]`` are the tokens that belong to the text.
-        start: the index in the text of the first of these tokens.
+        start: the index in the text of the first token of ``tokens[own]``.
     """
 
     tokens: list[int]
@@ -63,7 +63,7 @@ def windows_of(tokens: Sequence[int], words: Sequence[Word], most: int) -> list[
 
 
 def _groups(words: Sequence[Word], room: int) -> Iterator[list[Word]]:
-    """Yield groups of adjacent words with at most ``room`` tokens in total."""
+    """Yield the words of each window: groups of adjacent words with at most ``room`` tokens in total."""
     group: list[Word] = []
     for word in words:
         for start in range(word.start, word.stop, room):

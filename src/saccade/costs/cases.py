@@ -37,7 +37,7 @@ _MODELS: Mapping[type, Callable[[Any], nn.Module]] = {
 
 
 class Sizes(NamedTuple):
-    """Input sizes for a cost forecast of subjects that do not define them."""
+    """Input sizes for the cost forecast of a subject that does not define them, such as a mask."""
 
     batch: int
     num_heads: int
@@ -70,13 +70,13 @@ class Subject(NamedTuple):
         return self._replace(module=_without_memory(self.module, "cpu"), device="cpu")
 
     def tensors(self, length: int) -> tuple[Tensor, ...]:
-        """Return the subject's inputs for a sequence length."""
+        """Return the inputs of the forecast's subject for a sequence length."""
         with torch.device(self.device):
             inputs = self.inputs(length)
         return inputs if isinstance(inputs, tuple) else (inputs,)
 
     def call(self, *inputs: Tensor, **options: Any) -> Any:
-        """Call the subject's module."""
+        """Call the module whose cost is forecast."""
         return self.module(*inputs, **self.options, **options)
 
     def cache_bytes(self, length: int) -> int:
@@ -139,7 +139,7 @@ def subject_of(
 
 
 def _checked(subject: Subject) -> Subject:
-    """Return ``subject``, or raise if it specifies a kernel whose memory cannot be forecast."""
+    """Return the subject of a cost forecast; raise if it specifies a kernel whose memory cannot be forecast."""
     for mechanism in _softmaxes(subject.module):
         if mechanism.impl not in custom_op.KERNELS:
             reason = "what it runs inside of torch holds is not known before it is run"
@@ -153,7 +153,7 @@ def _softmaxes(module: nn.Module) -> list[Softmax]:
 
 
 def _with_any_kernel(module: nn.Module) -> nn.Module:
-    """Copy a module with ``impl="auto"``, because caches do not depend on the kernel and some kernels need a CPU."""
+    """Copy a module with ``impl="auto"`` to measure its cache, which does not depend on the attention kernel."""
     copied = _without_memory(module, "meta")
     for mechanism in _softmaxes(copied):
         mechanism.impl = "auto"
@@ -182,7 +182,7 @@ def _of_product(subject: Mask | Score | Mechanism | None, mask: object, sizes: S
 
 
 def all_tensors(module: nn.Module) -> list[Tensor]:
-    """Return the parameters, buffers and plain tensor attributes of a module and its submodules, each once."""
+    """Return the parameters, buffers and plain tensor attributes of a module and its submodules without duplicates."""
     tensors = {id(x): x for x in (*module.parameters(), *module.buffers())}
     for part in module.modules():
         plain = {name: x for name, x in vars(part).items() if name not in ("_parameters", "_buffers", "_modules")}
@@ -191,7 +191,7 @@ def all_tensors(module: nn.Module) -> list[Tensor]:
 
 
 def _without_memory(module: Any, device: str) -> Any:
-    """Copy a module with tensors that have shapes but no memory, without copying weights."""
+    """Copy a module for a cost forecast: its tensors have shapes but no memory, and no weights are copied."""
     memo: dict[int, Any] = {}
     for x in all_tensors(module):
         like = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)

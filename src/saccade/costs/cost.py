@@ -48,12 +48,12 @@ class Pass(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Return the number of floating-point operations in matrix products, two for each multiply-add."""
+        """Number of floating-point operations in matrix products, two for each multiply-add."""
         return sum(step.flops for step in self.steps)
 
     @property
     def bytes_moved(self) -> int:
-        """Return the bytes read and written, counting each tensor once per operation."""
+        """Bytes read and written, counting each tensor once per operation."""
         return sum(step.moved for step in self.steps)
 
     def shares(self) -> dict[str, Share]:
@@ -172,7 +172,7 @@ def cost(
         mask: the mask for a score, a mechanism, or a layer that accepts one.
         batch: number of sequences.
         num_heads, num_kv_heads, head_dim: sizes of query, key and value; layers and models define their own.
-        dtype: dtype of all numbers; by default that of the module, or float32.
+        dtype: dtype of all numbers; by default, the dtype of the module, or float32.
         inputs: a function that returns the module's arguments for a sequence length, for modules whose input is neither
             tokens nor vectors ``[batch, seq_len, embed_dim]``.
         optimizer_tensors: numbers that the optimizer stores per weight: 2 for Adam, 0 for plain SGD.
@@ -261,7 +261,7 @@ def _decoding(subject: Subject, mode: FakeTensorMode, length: int, cache_bytes: 
 
 
 def _bytes(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
-    """Return the bytes of a module's tensors and its inputs, counting shared memory once."""
+    """Return the bytes of a module's tensors and inputs before a forecast run, counting shared memory once."""
     tensors = (*all_tensors(module), *inputs)
     return sum({id(x.untyped_storage()): x.untyped_storage().nbytes() for x in tensors}.values())
 

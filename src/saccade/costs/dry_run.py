@@ -144,7 +144,7 @@ def dry(run: DryRun, mode: FakeTensorMode) -> Iterator[DryRun]:
 
 @contextmanager
 def _program(is_one: bool) -> Iterator[None]:
-    """Set torch's compiling flag, so that the program depends only on shapes and attention is a custom operation."""
+    """Set torch's compiling flag in a dry run, so that code depends only on shapes and attention is a custom op."""
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = is_one
     try:
@@ -194,7 +194,7 @@ def stand_in(x: Any) -> Any:
 
 
 def _with_past_keys(inputs: Any, past: int) -> Any:
-    """Return checked attention inputs with ``past`` more keys before the first key."""
+    """Return attention inputs with ``past`` cached keys added before the first key, for a dry run of decoding."""
     batch, heads, q_len, _ = inputs.shape
     key = torch.empty(1, 1, past + q_len, inputs.key.shape[3], dtype=inputs.key.dtype)
     key = key.expand(*inputs.key.shape[:2], -1, -1)
@@ -214,7 +214,7 @@ def _python_of(name: str) -> Callable[..., Any] | None:
 
 
 def _operation(func: Any, args: Any, kwargs: Any, result: Any) -> Operation | None:
-    """Return the operation with its cost for the record, or None if it only returns views."""
+    """Return an operation with its cost, as recorded in a dry run, or None if it only returns views."""
     name = func.overloadpacket.__name__
     product = getattr(torch.ops.aten, name.removesuffix("_"), None)
     inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
@@ -240,7 +240,7 @@ def _operation(func: Any, args: Any, kwargs: Any, result: Any) -> Operation | No
 
 
 def _attention_on_a_processor(name: str, args: Any) -> tuple[int, tuple[int, ...]]:
-    """Return the FLOPs of torch's attention or its gradients, and the shape of equivalent matrix products."""
+    """Return the FLOPs of torch's attention or of its gradients, and the shape of the equivalent matrix products."""
     sizes = [x.shape for x in args if isinstance(x, Tensor) and x.dim() == 4]
     if name.endswith("backward"):
         flops, (query, key, value) = sdpa_backward_flop_count(*sizes[:4]), sizes[1:4]
@@ -262,7 +262,7 @@ def _product_shape(name: str, result: Tensor, flops: int) -> tuple[int, ...]:
 
 
 def _bytes_of(x: Tensor) -> int:
-    """Return the bytes of a tensor, counting expanded axes once."""
+    """Return the bytes of a tensor in a dry run; an expanded axis counts as size 1."""
     sizes = (size for size, stride in zip(x.shape, x.stride(), strict=True) if stride or size == 0)
     return math.prod(sizes) * x.element_size()
 

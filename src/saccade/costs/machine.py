@@ -76,13 +76,13 @@ class Machine:
         self._known: dict[str, list[list[float]]] = {} if file is None else file.read()
 
     def seconds(self, steps: Iterable[Operation]) -> float:
-        """Return the estimated time of running these operations one after another."""
+        """Return the estimated time of a sequence of operations on the machine."""
         steps = list(steps)
         starts = sum(step.kernel is None for step in steps)  # the time of a kernel includes its startup overhead
         return sum(map(self._of_step, steps)) + (starts * self._start() if starts else 0.0)
 
     def _start(self) -> float:
-        """Return the overhead of an operation when Python runs many small operations in a row."""
+        """Return the measured overhead per operation when Python runs many small operations in a row."""
         return self._measured("start", self._starts)[0][0]
 
     def _starts(self) -> list[list[float]]:
@@ -118,7 +118,7 @@ class Machine:
         return step.flops / math.exp(total / weights)
 
     def _attention(self, step: Operation, kernel: str) -> float:
-        """Return the time of an attention product: a startup time, a time per tile, and a time per pair by width."""
+        """Estimate the time of an attention product from a startup time, a time per tile and a time per pair."""
         way = "backward" if step.is_backward else "forward"
         name = f"attention/{kernel}/{way}/{step.dtype}"
         if "/" in kernel:
@@ -152,7 +152,7 @@ _HERE: list[Machine] = []
 
 
 def _interpolate(points: list[list[float]], at: float) -> float:
-    """Return the time at a size by linear interpolation, or in proportion to the size beyond the last point."""
+    """Estimate the time of an operation between measured sizes by interpolation, beyond the largest by proportion."""
     before, *others = points
     if at <= before[0]:
         return before[1]
@@ -178,7 +178,7 @@ class MachineFile(NamedTuple):
         return cls((Path(folder) if folder else base / "saccade") / f"machine-{name}.json")
 
     def read(self) -> dict[str, list[list[float]]]:
-        """Return the stored measurements, empty if the file is missing or invalid."""
+        """Return the machine's stored measurements; if the file is missing or invalid, return none."""
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
             known = content["measured"]
@@ -189,7 +189,7 @@ class MachineFile(NamedTuple):
         return {}
 
     def write(self, known: dict[str, list[list[float]]]) -> None:
-        """Write the measurements atomically; if that fails, the next process measures again."""
+        """Write the machine's measurements atomically; if writing fails, the next process measures again."""
         text = json.dumps({"machine": _machine_key(), "measured": known, "sum": _sum(known)})
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -201,7 +201,7 @@ class MachineFile(NamedTuple):
 
 
 def _machine_key() -> dict[str, object]:
-    """Return the facts about the machine that measurements depend on, except the number of threads."""
+    """Return the properties of the machine that affect its measurements, except the number of threads."""
     return {
         "version": _VERSION,
         "processor": _processor(),

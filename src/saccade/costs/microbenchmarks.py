@@ -82,7 +82,7 @@ def _layer_norm_backward(x: Tensor) -> object:
 
 
 def timed(run: Callable[[], object]) -> float:
-    """Return the seconds of a call: the minimum of many short samples, because disturbances only make them longer."""
+    """Time a call in seconds: the minimum of many short samples, because disturbances can only prolong a sample."""
     run()
     start = time.perf_counter()
     run()
@@ -114,7 +114,7 @@ def streams() -> list[list[float]]:
 
 
 def _in_turns(run: Callable[..., Tensor], inputs: Sequence[tuple[Tensor, ...]]) -> Callable[[], None]:
-    """Return a function that uses the inputs in turn, so that neither inputs nor outputs are warm in the cache."""
+    """Return a function to be timed that cycles through inputs, so that the CPU cache contains none of them."""
     turns, results = itertools.cycle(inputs), deque[Tensor](maxlen=8)
     return lambda: results.append(run(*next(turns)))
 

@@ -83,7 +83,7 @@ def growth(
 
 
 def _lines(costs: list[Cost], what: What) -> dict[str, list[float]]:
-    """Return the lines of the plot: the costs of each kind of run at all lengths."""
+    """Return the curves of the plot: the costs of each kind of run at all sequence lengths."""
     lines: dict[str, list[float]] = {}
     seconds = [x.seconds() for x in costs] if what == "seconds" else []
     for name in ("forward", "training", "decode"):

@@ -20,7 +20,7 @@ _MANY = 8
 
 
 def moved(x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return ``there(x)``, a linear exchange between ranks, with its transpose ``back`` as backward pass."""
+    """Apply ``there``, a linear exchange between ranks, and use its transpose ``back`` in the backward pass."""
     result: Tensor = _Moved.apply(x, there, back)
     return result
 
@@ -41,10 +41,10 @@ class Fetch(NamedTuple):
 
     Attributes:
         group: the process group of the ranks.
-        columns: positions of the fetched keys, int64 ``[columns]``.
-        own: columns that are local rows, int64 ``[rows]``.
-        gives: indices of the local rows sent to each rank, int64.
-        gets: columns received from each rank, int64.
+        columns: positions of the local and fetched keys, int64 ``[columns]``.
+        own: indices in ``columns`` of the local rows, int64 ``[rows]``.
+        gives: for each rank, the indices of the local rows sent to it, int64.
+        gets: for each rank, the indices in ``columns`` of the keys received from it, int64.
     """
 
     group: dist.ProcessGroup | None
@@ -55,7 +55,7 @@ class Fetch(NamedTuple):
 
     @classmethod
     def of(cls, plan: Exchange, rank: int, group: dist.ProcessGroup | None, device: torch.device) -> Fetch:
-        """Return the key fetch of one rank in an exchange plan."""
+        """Build the collective that fetches the keys of one rank in an exchange plan."""
         part = plan.rank(rank)
         rows, columns = plan.layout.tokens(rank), part.columns
 
@@ -107,7 +107,7 @@ class Swap(NamedTuple):
 
     @classmethod
     def of(cls, layout: Layout, group: dist.ProcessGroup | None, device: torch.device) -> Swap:
-        """Return the all-to-all exchange for a layout, which is the same on all ranks."""
+        """Build the all-to-all exchange of a layout, which must be the same on all ranks."""
         rows = (torch.from_numpy(layout.tokens(rank)).to(device) for rank in range(layout.ranks))
         return cls(group, tuple(rows))
 
@@ -139,7 +139,7 @@ class Swap(NamedTuple):
 def agree(plan: str, group: dist.ProcessGroup | None, device: torch.device) -> None:
     """Raise an error on every rank, before anything is sent, unless all ranks have the same exchange plan.
 
-    Otherwise messages of unexpected sizes could be received silently, or a rank could wait for them forever.
+    With different plans, a rank could receive a message of the wrong size without an error, or wait forever.
 
     Raises:
         RuntimeError: some ranks have a different plan or different shapes, or a rank has ended.
@@ -185,7 +185,7 @@ def _all_to_all(
 
 
 def guarded(call: Callable[[], object]) -> None:
-    """Run a collective exchange, and raise an error with an explanation if it fails."""
+    """Run a collective; if it fails, raise an error that explains the likely cause."""
     try:
         call()
     except RuntimeError as error:

@@ -38,12 +38,12 @@ class ContextParallel:
 
     Args:
         group: a one-dimensional DeviceMesh or a process group; all ranks when None.
-        layout: the rows of each rank: "contiguous", "zigzag" or "striped", or a `Layout` (for "balanced", that of a
-            plan). It is the layout of the data, so it is the same for all layers.
+        layout: the rows of each rank: "contiguous", "zigzag" or "striped", or a `Layout` (for "balanced", the one
+            of an exchange plan). It describes the data, so it is the same for all layers.
         strategy: "fetch", "gather", "ulysses", or "auto" for the fastest by estimate; see `exchange`.
         machine: assumed speed of a rank, for "auto".
-        checks: whether ranks compare plans before each exchange by a small message. If the plans differ, all ranks
-            raise the same error. Without checks, they may hang or receive wrong data.
+        checks: whether ranks compare plans by a small message before each exchange. If the plans differ, all ranks
+            raise the same error. Without checks, ranks with different plans may hang or receive wrong data.
 
     Raises:
         TypeError, ValueError: the group, layout or strategy is invalid.
@@ -175,7 +175,7 @@ class ContextParallel:
     def _plan(
         self, query: Tensor, key: Tensor, mask: Mask | None, seq_len: int, not_ulysses: Sequence[str]
     ) -> Exchange:
-        """Return the exchange plan, which does not use "ulysses" if ``not_ulysses`` contains reasons against it."""
+        """Return the exchange plan; if ``not_ulysses`` contains reasons, the plan does not use "ulysses"."""
         strategy = self.strategy
         if not_ulysses and strategy == "ulysses":
             raise unsupported('strategy="ulysses"', not_ulysses, hint='strategy="fetch" runs it')
@@ -194,7 +194,7 @@ class ContextParallel:
         return int(seed)
 
     def seq_len(self, rows: int, seq_len: int | None = None) -> int:
-        """Return the length of the full sequence: ``seq_len``, that of the layout, or rows × ranks.
+        """Return the length of the full sequence: ``seq_len``, the length of the layout, or rows × ranks.
 
         Raises:
             ValueError: this rank would have a different number of rows.
@@ -212,7 +212,7 @@ class ContextParallel:
         return self
 
     def _cached(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """Return the value for a plan from a cache of recent plans; packed documents have a new plan in every step."""
+        """Return a value that depends on the exchange plan, from a cache of the most recent plans."""
         if key not in self._cache:
             while len(self._cache) >= _CACHE_SIZE:
                 self._cache.pop(next(iter(self._cache)))

@@ -47,7 +47,7 @@ class RankPlan(NamedTuple):
         rows: the rank's tokens, in order.
         receives, sends: (peer, keys) pairs: the tokens whose keys and values are received from or sent to another rank.
             Empty with "ulysses", which exchanges all rows.
-        bytes_sent, bytes_received: bytes in a forward pass; a backward pass swaps them.
+        bytes_sent, bytes_received: bytes in a forward pass; in a backward pass, the two are swapped.
         pairs: estimated query-key pairs, over all heads.
         peak_bytes: bytes of keys and values, local and received.
     """
@@ -92,7 +92,7 @@ class Exchange:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks."""
+        """Number of ranks in the exchange plan."""
         return self.layout.ranks
 
     @property
@@ -119,7 +119,7 @@ class Exchange:
 
     @property
     def imbalance(self) -> float:
-        """Work of the busiest rank relative to the mean; 1 is perfectly balanced."""
+        """Work of the busiest rank divided by the mean work of a rank; 1 is perfectly balanced."""
         mean = self.pairs.mean()
         return float(self.pairs.max() / mean) if mean else 1.0
 
@@ -288,7 +288,7 @@ def exchange(
 
 
 def _reasons(strategy: str, mask: Mask, heads: int, kv_heads: int, ranks: int) -> tuple[str, ...]:
-    """Return the reasons why an exchange strategy would not be exact; empty if it is exact."""
+    """Return the reasons why an exchange strategy would not be exact; an exact strategy has none."""
     if strategy != "ulysses":
         return ()
     why = []

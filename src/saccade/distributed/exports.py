@@ -87,9 +87,9 @@ class QKRanges(NamedTuple):
 
     Attributes:
         q_ranges, k_ranges: (start, stop) of each segment.
-        attn_mask_type: type of each segment. "full"; "causal": the last query sees all keys, and each earlier query one
-            key fewer at the end; "inv_causal": the first query sees all keys, and each later query one key fewer at the
-            beginning; "bi_causal": both.
+        attn_mask_type: type of each segment. "full": every query sees all keys. "causal": the last query sees all keys,
+            and each earlier query one key fewer at the end. "inv_causal": the first query sees all keys, and each later
+            query one key fewer at the beginning. "bi_causal": both restrictions apply.
     """
 
     q_ranges: list[tuple[int, int]]
@@ -107,7 +107,7 @@ def qk_ranges(mask: Mask, seq_len: int) -> QKRanges:
     Raises:
         UnsupportedError: the mask differs between batch items or heads.
 
-    Cost: that of the mask's bounds for each query; if these are not exact, ``seq_len`` numbers for the query.
+    Cost: that of the mask's bounds for each query; if the bounds are not exact, also ``seq_len`` numbers per query.
 
     Example:
         >>> from saccade import masks
@@ -130,7 +130,7 @@ def qk_ranges(mask: Mask, seq_len: int) -> QKRanges:
 
 
 class _Open(NamedTuple):
-    """An open mask segment that may grow: its first row, the keys of its first and last rows, and their movement."""
+    """A mask segment under construction: its first row, the key ranges of its first and last rows, and their shift."""
 
     row: int
     first: tuple[int, int]
@@ -138,12 +138,12 @@ class _Open(NamedTuple):
     step: tuple[int, int] | None
 
     def closed(self, stop: int) -> tuple[tuple[int, int], tuple[int, int], Kind]:
-        """Return the finished segment of the rows up to ``stop``."""
+        """Return the mask segment for export, with its rows ending before ``stop``."""
         return (self.row, stop), (self.first[0], self.last[1]), _KINDS[self.step or (0, 0)]
 
 
 def _pieces(mask: Mask, seq_len: int) -> Iterator[tuple[tuple[int, int], tuple[int, int], Kind]]:
-    """Yield the segments of a mask: query range, key range and kind."""
+    """Yield the segments of a mask for export: query range, key range and kind."""
     open_pieces: list[_Open] = []
     keys: list[list[tuple[int, int]]] = []
     for row in range(seq_len):
@@ -164,13 +164,13 @@ def _pieces(mask: Mask, seq_len: int) -> Iterator[tuple[tuple[int, int], tuple[i
 
 
 def _follows(piece: _Open, keys: tuple[int, int]) -> bool:
-    """Return whether a row with this key range continues an open mask segment."""
+    """Return whether a row with the given key range continues the mask segment under construction."""
     step = (keys[0] - piece.last[0], keys[1] - piece.last[1])
     return step in _KINDS and piece.step in (None, step)
 
 
 def _keys(mask: Mask, start: int, stop: int, seq_len: int) -> list[list[tuple[int, int]]]:
-    """Return the visible key ranges of each row of a mask."""
+    """Return the visible key ranges of each row of an exported mask."""
     rows = np.arange(start, stop)
     whole = KeyDomain(np.zeros_like(rows), np.full_like(rows, seq_len))
     bounds = mask.bounds(Groups(np.full_like(rows, ALL), rows, rows), whole)

@@ -33,7 +33,7 @@ def traffic(plan: Exchange) -> Ints:
 
 
 def picture(plan: Exchange) -> str:
-    """Draw the transfers between ranks as text: rows receive, columns send, darker is more; each row shows its work.
+    """Draw the transfers between ranks as text: rows receive, columns send, darker is more. Each row shows its work.
 
     With more than 32 ranks, adjacent ranks are grouped, and the maximum of each group is shown.
     """

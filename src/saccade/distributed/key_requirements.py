@@ -16,7 +16,7 @@ _ROWS, _MOST_GROUPS = 128, 1 << 15  # rows in a block, and number of blocks
 
 
 class Needs:
-    """The key ranges that each rank requires to compute its rows.
+    """The key ranges that each rank requires to compute attention for its rows.
 
     Args:
         mask: the attention mask.
@@ -59,7 +59,7 @@ class Needs:
         area = np.concatenate([[0.0], np.cumsum(readers[:-1] * np.diff(edges))]) if len(edges) else np.zeros(1)
 
         def before(place: Ints) -> np.ndarray:
-            """Return how many times ranks read the keys before a position, in total; it is piecewise linear."""
+            """Return the total number of reads by all ranks of the keys before a position."""
             return np.interp(place, edges, area) if len(edges) else np.zeros(len(place))
 
         layout = self.layout
@@ -84,7 +84,7 @@ class Needs:
         return sorted(pieces, key=lambda piece: (piece[0], piece[1].start))
 
     def _pieces(self, starts: Ints, stops: Ints) -> list[tuple[int, range]]:
-        """Split key ranges by the rank that owns the keys."""
+        """Split required key ranges by the rank that stores the keys; return (rank, keys) pairs."""
         layout = self.layout
         pieces: list[tuple[int, range]] = []
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
@@ -101,13 +101,13 @@ class Needs:
 
     @cached_property
     def _local(self) -> Ints:
-        """Number of required keys that each rank already has locally."""
+        """Number of required keys that each rank stores itself and need not receive."""
         layout, width = self.layout, self.layout.seq_len + 1
         lengths = np.concatenate([[0], np.cumsum(self.stops - self.starts)])
         marks = self.ranks * width + self.starts
 
         def before(place: Ints) -> Ints:
-            """Return the number of keys needed by all lower ranks, plus those needed by this rank before a position."""
+            """Return how many keys all lower ranks require, plus how many this rank requires before a position."""
             which = np.searchsorted(marks, layout.owners * width + place, "right")
             last = np.maximum(which - 1, 0)
             is_local = (which > 0) & (self.ranks[last] == layout.owners) if len(marks) else which > 0
@@ -128,13 +128,13 @@ def work_of_chunks(mask: Mask, seq_len: int, size: int) -> Ints:
 
 
 class _Groups(NamedTuple):
-    """Blocks of rows with the bounds of the keys that they see.
+    """Blocks of query rows, with the bounds of the keys that they see.
 
     Attributes:
         chunk: int64 ``[blocks]``, the chunk that each block belongs to.
-        starts, stops: int64 ``[blocks, slots]``, the ranges of keys that at least one row sees.
+        starts, stops: int64 ``[blocks, slots]``, the ranges of keys that at least one row of the block sees.
         pairs: float ``[blocks]``, the estimated number of pairs over all batch items that the mask distinguishes.
-        items: number of these batch items.
+        items: number of batch items that the mask distinguishes.
     """
 
     chunk: Ints

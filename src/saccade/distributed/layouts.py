@@ -110,7 +110,7 @@ def layout_of(name: str, seq_len: int, ranks: int) -> Layout:
     Args:
         name: "contiguous" (one run of tokens per rank), "zigzag" (two runs, one from each end, which balances a causal
             mask) or "striped" (runs of 128 tokens, assigned to the ranks in turn).
-        seq_len: number of tokens; if not divisible by ``ranks``, the last ranks store fewer or none.
+        seq_len: number of tokens; if not divisible by ``ranks``, the last ranks store fewer tokens, or none.
         ranks: number of ranks.
     """
     if name == "contiguous":
@@ -125,7 +125,8 @@ def layout_of(name: str, seq_len: int, ranks: int) -> Layout:
 def balanced(seq_len: int, ranks: int, work: Ints) -> Layout:
     """Return a layout with balanced work, which gives each rank the same number of equal chunks.
 
-    Chunks are assigned in order of decreasing work, each to the rank with the least work so far that has room.
+    Chunks are assigned in order of decreasing work: each goes to the rank with the least work so far, among the ranks
+    that do not yet have all their chunks.
 
     Args:
         seq_len, ranks: as for `layout_of`.
@@ -145,7 +146,7 @@ def chunk_size(seq_len: int, ranks: int) -> int:
 
 
 def numbers(ranges: Sequence[range]) -> Ints:
-    """Return the token positions in the given ranges, concatenated, int64."""
+    """Return the token positions in ranges of a layout as a single int64 array."""
     return np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(span.start, span.stop) for span in ranges)])
 
 

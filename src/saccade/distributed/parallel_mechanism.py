@@ -34,9 +34,9 @@ _CARRIED = (Recurrence, S4D)  # their past is summarized in one memory state
 class SpreadMechanism(Mechanism):
     """A mechanism that runs in parallel on many ranks, each of which computes the rows of its queries.
 
-    Visible keys are fetched. Recurrences, and linear attention with a causal mask, receive a memory state from the
-    previous rank instead. Parameters are those of the mechanism, under the same names, so that a checkpoint fits any
-    number of ranks.
+    Visible keys are fetched from other ranks. Recurrences, and linear attention with a causal mask, instead receive a
+    recurrent state from the previous rank. Parameters are those of the mechanism, under the same names, so that a
+    checkpoint fits any number of ranks.
 
     Args:
         mechanism: the mechanism.
@@ -107,7 +107,7 @@ class SpreadMechanism(Mechanism):
         kv_positions: GivenPositions = None,
         **gates: Tensor,
     ) -> Matrix:
-        """Return this rank's rows of the matrix. Gates, ``[batch, heads, rows, ...]``, are passed to the mechanism."""
+        """Return this rank's rows of the attention matrix. Gates are ``[batch, heads, rows, ...]``, as on one rank."""
         context = self.context
         if query.shape[2] != key.shape[2]:
             reason = f"there are {query.shape[2]} queries and {key.shape[2]} keys: self-attention runs over ranks"
@@ -161,14 +161,14 @@ class SpreadMatrix(DerivedMatrix):
 
     @property
     def columns(self) -> Tensor:
-        """Positions of the keys, int64 ``[kv_len]``."""
+        """Positions of the visible keys on all ranks, int64 ``[kv_len]``."""
         return self._fetch.columns
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         return self.inner.blocks(batch, head, rows)
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
-        """Return the product of this rank's rows with the local values and those fetched from other ranks.
+        """Return the product of this rank's rows with the local values and the values fetched from other ranks.
 
         If ``seed`` is None, the first rank generates one for all ranks.
         """
@@ -177,7 +177,7 @@ class SpreadMatrix(DerivedMatrix):
 
 
 def _reasons_against(mechanism: Mechanism) -> list[str]:
-    """Return the reasons why a mechanism cannot run in parallel across ranks; empty if it can."""
+    """Return the reasons why a mechanism cannot run in parallel across ranks; if it can, there are none."""
     name = type(mechanism).__name__
     if not isinstance(mechanism, _OF_SEEN_KEYS + _CARRIED):
         return [f"{name} makes its rows of all keys at once, which no rank has"]
@@ -189,12 +189,12 @@ def _reasons_against(mechanism: Mechanism) -> list[str]:
 
 
 def _shapes(query: Tensor, key: Tensor) -> str:
-    """Return the shapes of query and key, without the number of rows, which may differ between ranks."""
+    """Return the shapes of query and key without the number of rows, because ranks may have different numbers."""
     return f"{query.dtype} {[(*x.shape[:2], x.shape[3]) for x in (query, key)]}"
 
 
 def _check_positions(name: str, given: GivenPositions, expected: Tensor, batch: int) -> None:
-    """Raise unless the given positions are those of this rank's rows, in all batch items."""
+    """Raise unless the positions passed by the caller are those of this rank's rows, in all batch items."""
     if given is None:
         rule, hint = "be given: those of the own rows", "positions=cp.positions(seq_len)"
         raise value_error(name, rule, None, hint=hint)

@@ -30,7 +30,7 @@ def parallelize(model: M, cp: ContextParallel, *, mask: Mask | None = None) -> M
     Shift labels before sharding them; the loss is the sum over all ranks divided by the count over all ranks.
 
     A transformers model is called as before, with the local rows: ``model(cp.shard_sequence(input_ids))``. By default,
-    ``position_ids`` are those of the local rows; they also separate packed documents across all ranks.
+    ``position_ids`` are the positions of the local rows; they also separate packed documents across all ranks.
 
     Args:
         model: a saccade model, or a transformers model that calls the attention interface; changed in place. Apply
@@ -74,7 +74,7 @@ def parallelize(model: M, cp: ContextParallel, *, mask: Mask | None = None) -> M
 
 
 def _kind_that_mixes(part: nn.Module) -> str:
-    """Return the kind of a module that cannot run on a part of the sequence; empty if it can."""
+    """Return the kind of a module that cannot run on a part of the sequence; for any other module, return ""."""
     if isinstance(part, AttentionLayer) and isinstance(part.mechanism, SpreadMechanism):
         return f"{type(part).__name__} over ranks already"
     if isinstance(part, _ALL_ROWS):

@@ -96,12 +96,12 @@ class ShardedCache(KVCache):
         raise unsupported("a prefix", ["each rank holds a part"], hint="attend(...) takes it")
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Raise, because a file would contain only one rank's part of the cache."""
+        """Raise, because a saved file would contain only one rank's part of the cache."""
         reason = "each rank holds a part, and a file would hold one of them"
         raise unsupported("saving", [reason], hint="KVCache() on one process can be saved")
 
     def _merge_ranks(self, matrix: AttentionMatrix, values: Tensor) -> Tensor:
-        """Return the attention output over the keys of all ranks, merged from the outputs over each rank's keys."""
+        """Merge the attention output over this rank's keys with the outputs of all other ranks."""
         given, group = matrix.inputs, self.cp.group
         part = matrix_from_inputs(dataclasses.replace(given, sink_logit=None), matrix.impl)
         out, lse = part.matmul(values), part.lse
@@ -118,7 +118,7 @@ class ShardedCache(KVCache):
         return out / total.masked_fill(total == 0, 1.0)
 
     def _columns(self, length: int) -> Tensor:
-        """Return the indices of the tokens before ``length`` that this rank stores, int64."""
+        """Return the indices of the cached tokens before ``length`` that this rank stores, int64."""
         every = torch.arange(length)
         return every[every // self.stripe_size % self.cp.ranks == self.cp.rank]
 

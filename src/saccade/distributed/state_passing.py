@@ -28,7 +28,7 @@ class _Header(NamedTuple):
 
     Attributes:
         batch, heads, features, width: sizes of the state.
-        has_peak: 1 if the memory has a peak.
+        has_peak: 1 if the state has a peak (`Memory.peak`).
         documents: number of items in `Memory.segment`; 0 if there is none.
         dtype: index of the state's dtype in `_DTYPES`.
         needs_gradient: 1 if a gradient must be sent back.
@@ -47,7 +47,7 @@ class _Header(NamedTuple):
 class Post:
     """The transfer of recurrent states between ranks.
 
-    No rank waits for its sends until the end of a pass, because the receiver may be sending at the same time.
+    A rank waits for its sends only at the end of a pass, because the receiver may be sending at the same time.
 
     Args:
         group: the process group of the ranks.
@@ -58,7 +58,7 @@ class Post:
         self._under_way: list[tuple[Any, Tensor]] = []
 
     def sent(self, out: Tensor, memory: Memory, peer: int) -> Tensor:
-        """Send a recurrent state to a rank; return ``out`` unchanged, whose backward pass receives the state gradient.
+        """Send a recurrent state to a rank and return ``out``; its backward pass receives the gradient of the state.
 
         Args:
             out: the output of the earlier tokens; its backward pass waits for the peer's gradient.
@@ -85,7 +85,7 @@ class Post:
         Args:
             peer: the rank with the previous tokens, numbered within the group.
             device: the device of the state.
-            sources: tensors of the reading rank; a backward pass to any of them sends the gradient.
+            sources: tensors of the receiving rank; a backward pass to any of them sends the gradient.
             is_first: whether this is the first state that the rank receives, so that its gradient is the last one sent.
         """
         numbers = torch.empty(len(_Header._fields), dtype=torch.int64, device=device)
@@ -108,11 +108,11 @@ class Post:
         )
 
     def send(self, x: Tensor, peer: int) -> None:
-        """Start sending a tensor to a rank, without waiting."""
+        """Start sending a tensor to another rank, without waiting for its arrival."""
         guarded(lambda: self._under_way.append((dist.isend(x, group=self.group, group_dst=peer), x)))
 
     def receive(self, x: Tensor, peer: int) -> Tensor:
-        """Wait for a tensor from a rank and write it into ``x``."""
+        """Wait for a tensor from another rank, and write it into ``x``."""
         guarded(lambda: dist.recv(x, group=self.group, group_src=peer))
         return x
 
@@ -124,7 +124,7 @@ class Post:
 
 
 def tied(out: Tensor, memory: Memory) -> Tensor:
-    """Return ``out`` unchanged but depending on a received state in autograd, so that its sender gets a gradient."""
+    """Make ``out`` depend on a received state in autograd, so that the sender of the state gets its gradient."""
     tied_out: Tensor = _Tied.apply(out, memory.state)
     return tied_out
 
@@ -181,10 +181,11 @@ class CarriedMatrix(Matrix):
         shape: (batch, heads, local rows, tokens of the full sequence).
         post: the transfer between the ranks.
         like: a matrix without rows, as a template.
-        sources: tensors that the matrix is computed from.
+        sources: tensors from which the matrix is computed.
 
     Cost: a matrix product as on one machine. For each run, one state of ``kv_heads * head_dim * value_dim`` numbers is
-    received and one is sent. Ranks wait for one another; if the matrix can be split by heads, only for the first part.
+    received and one is sent. Each rank waits for the previous rank; if the matrix can be split by heads, it waits only
+    until the previous rank has computed the first group of heads.
     """
 
     is_stochastic = False
@@ -223,7 +224,7 @@ class CarriedMatrix(Matrix):
         raise unsupported("weights", [reason], hint="one process gives them: mechanism(query, key)")
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
-        """Return the output of this rank's rows, from their values and the state of earlier rows."""
+        """Return the output of this rank's rows, computed from their values and the state received for earlier rows."""
         if dropout_p:
             reason = "dropout_p is not 0, and single weights of earlier tokens cannot be dropped from a sum"
             raise unsupported(type(self._like).__name__, [reason])
@@ -234,7 +235,7 @@ class CarriedMatrix(Matrix):
         return torch.cat(rows, 2)
 
     def _rows_of_turn(self, turn: Turn, value: Tensor) -> Tensor:
-        """Return the output rows of one run of consecutive tokens."""
+        """Receive the state before a run of consecutive tokens, and return the output of the run."""
         post, matrix = self._post, cast("Any", self._make(turn.rows, Positions(turn.tokens)))
         is_alone, is_first = turn.before is turn.behind is None, turn.rows.start == 0
         out: list[Tensor] = []
@@ -251,7 +252,7 @@ class CarriedMatrix(Matrix):
 
 
 def _by_heads(matrix: Any, value: Tensor) -> Iterator[tuple[Any, Tensor]]:
-    """Yield a matrix and its values in groups of heads, or all at once if the matrix cannot be split by heads."""
+    """Yield a recurrence matrix and its values in groups of heads, or all at once if it cannot be split by heads."""
     heads = matrix.shape[1]
     if not isinstance(matrix, RecurrenceMatrix):
         yield matrix, value

@@ -31,7 +31,7 @@ def tp_plan(model: nn.Module, degree: int) -> dict[str, ParallelStyle]:
 
     Raises:
         UnsupportedError: heads or channels are not divisible by the number of ranks, or heads differ in more than their
-            projections. The error lists all such layers.
+            projections. The error lists all layers that cannot be split.
 
     Cost: for each layer, an all-reduce of its output in the forward pass and of its input's gradient in the backward
     pass.
@@ -107,7 +107,7 @@ class SharedHead(ParallelStyle):
 
 
 def _reasons_against(layer: AttentionLayer, degree: int) -> list[str]:
-    """Return the reasons why the heads of a layer cannot be split across ranks; empty if they can."""
+    """Return the reasons why the heads of a layer cannot be split across ranks; if they can, there are none."""
     if type(layer) is not MultiHeadAttention:
         return [f"{type(layer).__name__} is not split by heads; MultiHeadAttention is"]
     why, kv_heads = [], layer.num_kv_heads

@@ -52,14 +52,14 @@ def parallelize(model: Any, cp: ContextParallel, mask: Mask | None) -> None:
 
 
 def why_it_mixes(part: nn.Module) -> str:
-    """Return the kind of a module that mixes tokens of different rows; empty for other modules."""
+    """Return the kind of a module that mixes tokens of the sequence; for any other module, return ""."""
     if isinstance(part, _MIXERS) or (isinstance(part, _ConvNd) and any(size > 1 for size in part.kernel_size)):
         return f"{type(part).__name__}, which mixes tokens"
     return ""
 
 
 def _reasons_against(model: Any) -> list[str]:
-    """Return the reasons why a transformers model cannot run on a part of a sequence; empty if it can."""
+    """Return the reasons why a transformers model cannot run on a part of a sequence; if it can, there are none."""
     name, config, parts = type(model).__name__, model.config.to_dict(), dict(model.named_modules())
     reasons = [f"{part} makes one vector of all tokens" for part in parts if part.rpartition(".")[2] == "pooler"]
     if str(model.config._attn_implementation).startswith(_NAME):
@@ -96,7 +96,7 @@ def _values_of(config: Any, key: str) -> Iterator[Any]:
 
 
 class _Facts(NamedTuple):
-    """Facts about the full sequence in one call of a transformers model.
+    """Data about the full sequence that all ranks share during one call of a transformers model.
 
     Attributes:
         lengths: lengths of the documents in each batch item; None for a single document.
@@ -121,7 +121,7 @@ class _Attention:
     def before(
         self, model: Any, args: tuple[Any, ...], given: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Add the positions of this rank's rows and gather the facts of all ranks before the model runs."""
+        """Before the model runs, add the positions of the local rows, and gather documents and padding of all rows."""
         signature = inspect.signature(model.forward)
         arguments = dict(signature.bind_partial(*args, **given).arguments)
         for name, parameter in signature.parameters.items():
@@ -154,7 +154,7 @@ class _Attention:
             raise unsupported(type(model).__name__, [reason])
 
     def end(self, *_: object) -> None:
-        """Discard the facts of the last model call."""
+        """Discard the documents and padding of the last model call."""
         self.facts = None
 
     def _whole(self, x: Tensor, seq_len: int) -> Tensor:
@@ -217,7 +217,7 @@ class _Attention:
         dropout: float = 0.0,
         **facts: Any,
     ) -> tuple[Tensor, None]:
-        """Compute the attention of this rank's rows, as called by transformers."""
+        """Compute the attention of this rank's rows; transformers calls this as its attention function."""
         check_no_weights(module, facts)
         if not isinstance(attention_mask, LazyMask) or attention_mask.is_in_memory:
             reason = "its mask is a tensor of this rank's rows, and says nothing of others"
@@ -241,7 +241,7 @@ class _Attention:
 
 
 def _lengths(ids: Tensor) -> list[list[int]] | None:
-    """Return the lengths of the documents whose positions restart at 0, or None if each batch item is one document."""
+    """Return document lengths from ``position_ids`` that restart at 0; None if no batch item has several documents."""
     if bool((ids == torch.arange(ids.shape[1], device=ids.device)).all()):
         return None
     items = []

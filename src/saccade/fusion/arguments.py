@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Return nested tuples, lists and dicts with a function applied to what they hold; torch's trees take longer."""
+    """Apply a function to each item in the nested arguments of a torch call; faster than torch's pytree functions."""
     if type(tree) is tuple:
         return tuple([mapped(function, x) for x in tree])
     if type(tree) is list:
@@ -22,7 +22,7 @@ def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested tuples, lists and dicts."""
+    """Yield the tensors in the arguments of a torch call, including those in nested tuples, lists and dicts."""
     for x in tree.values() if isinstance(tree, dict) else tree:
         if isinstance(x, Tensor):
             yield x
@@ -32,7 +32,7 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 
 @functools.cache
 def writes(func: Callable[..., Any]) -> bool:
-    """Return whether a function writes to its arguments, or hands out their memory."""
+    """Return whether a torch function writes into its arguments, or exposes their memory."""
     if isinstance(func, torch._ops.OpOverload):
         return func._schema.is_mutable
     name = str(getattr(func, "__name__", ""))

@@ -19,20 +19,20 @@ from saccade.matrix import AttentionMatrix
 from saccade.support.numerics import is_finite
 from saccade.support.torch_modes import without_autocast
 
-_HIDDEN = -9990.0  # numbers below it are meant to hide a pair: -1e4, -1e9, the lowest of the type
+_HIDDEN = -9990.0  # lower numbers mask a pair: -1e4, -1e9, the lowest number of the dtype
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """The inputs of softmax attention, as `saccade.attention` takes them.
+    """The inputs of softmax attention that was recovered from a model's operations; see `saccade.attention`.
 
     Args:
         query: ``[batch, heads, q_len, head_dim]``.
         key, value: ``[batch, kv_heads, kv_len, head_dim]`` and ``[batch, kv_heads, kv_len, value_dim]``.
-        mask: bool, four dimensions, each of size 1 or full, True = may attend; None if every pair is allowed. No row
-            is empty: if a model fills a row with one number, the row's query is 0 and all pairs are allowed.
-        bias: what is added to the scores, four dimensions; None for nothing.
-        scale, softcap: of the scores.
+        mask: bool, True = may attend, broadcasts to ``[batch, heads, q_len, kv_len]``; None if every pair is allowed.
+            No row is empty: if a model fills a row with one number, the row's query is 0 and all pairs are allowed.
+        bias: added to the scores, broadcasts to ``[batch, heads, q_len, kv_len]``; None for no bias.
+        scale, softcap: see `saccade.attention`.
         dropout_p: probability that a weight is dropped.
     """
 
@@ -46,18 +46,18 @@ class AttentionCall:
     dropout_p: float
 
     def matrix(self) -> AttentionMatrix:
-        """Return the lazy matrix of the weights, before dropout."""
+        """Return the attention matrix of the call, without dropout."""
         inputs, bias = (self.query, self.key, self.mask), self.bias
         return AttentionMatrix(*inputs, bias=bias, scale=self.scale, softcap=self.softcap)
 
     def run(self) -> Tensor:
-        """Return the output by saccade's engine, ``[batch, heads, q_len, value_dim]``."""
+        """Compute the output of the attention call with saccade, ``[batch, heads, q_len, value_dim]``."""
         with torch._C.DisableTorchFunction():  # modes see one call, not the operations of a kernel
             return self.matrix().matmul(self.value, dropout_p=self.dropout_p)
 
 
 class Output(NamedTuple):
-    """How the output of an attention call becomes the product that the model computes."""
+    """The layout and dtype that the model expects of the output of an attention call."""
 
     sizes: tuple[int, ...]
     order: tuple[int, ...]
@@ -65,15 +65,16 @@ class Output(NamedTuple):
     dtype: torch.dtype
 
     def arranged(self, out: Tensor) -> Tensor:
-        """Return ``[batch, heads, q_len, value_dim]`` in the model's layout and dtype."""
+        """Convert an attention output ``[batch, heads, q_len, value_dim]`` to the model's layout and dtype."""
         return out.to(self.dtype).reshape(self.sizes).permute(self.order).reshape(self.shape).contiguous()
 
 
 def attention_call(product: Product, repeats: Repeats) -> tuple[AttentionCall, Output] | None:
-    """Return the attention call that a product of weights and values is, or None if it is not one.
+    """Convert a product of attention weights and values to an attention call; return None if that is not possible.
 
-    It is not one if the values depend on the query, the weights are summed over another axis than that of the softmax,
-    or the model's result differs from exact attention: rows without a visible key, NaN and inf, masks that do not hide.
+    It is not possible if the values depend on the query, if the weights are not summed over the axis of the softmax,
+    or if the model's result differs from exact attention: rows without a visible key, NaN and inf, or a mask whose
+    numbers are not negative enough to mask a pair.
     """
     is_left = isinstance(product.left, Scores)
     weights, value = (product.left, product.right) if is_left else (product.right, product.left)
@@ -96,7 +97,7 @@ def attention_call(product: Product, repeats: Repeats) -> tuple[AttentionCall, O
     if repeated is not None and is_head and weights.axes.sizes[axes[name][-1]] == repeated.copies:
         value = value.unflatten(repeated.axis, (-1, repeated.copies)).select(repeated.axis + 1, 0)
         of_value[name] = axes[name][:-1]
-    # An axis along which values do not vary is no axis of theirs.
+    # An axis along which the values are constant does not count as an axis of the values.
     steps = dict(zip(value_names, zip(value.shape, value.stride(), strict=True), strict=True))
     shared = [x for x in value_names if axes.get(x) and steps[x][0] > 1 and (steps[x][1] or x in product.summed)]
     roles = roles_of(weights, axes[product.summed[0]], {factor for x in shared for factor in of_value[x]})
@@ -110,21 +111,21 @@ def attention_call(product: Product, repeats: Repeats) -> tuple[AttentionCall, O
 
 
 def _dtype_of_product(weights: Scores, value: Tensor) -> torch.dtype | None:
-    """Return the dtype of weights times values here; None if torch cannot multiply them."""
+    """Return the dtype of the product of attention weights and values; None if torch cannot multiply them."""
     dtype = product_dtype(value)
     own = product_dtype(weights.left.new_empty(0, dtype=weights.dtype))
     return dtype if dtype == own and value.is_floating_point() else None
 
 
 class Roles(NamedTuple):
-    """The factors of weights by what they are in an attention call.
+    """The role of each factor of the weights' axes in an attention call; see `saccade.fusion.axes.Axes` for factors.
 
     Args:
-        items: batch items.
-        heads: heads of keys.
-        groups: heads of queries that share a head of keys.
-        rows, columns: positions of queries and keys.
-        sizes: of each factor.
+        items: the factors of the batch.
+        heads: the factors of the key heads.
+        groups: the factors of the query heads that share a key head.
+        rows, columns: the factors of the query positions and of the key positions.
+        sizes: the size of each factor.
     """
 
     items: Axis
@@ -136,20 +137,20 @@ class Roles(NamedTuple):
 
     @property
     def batch(self) -> Axis:
-        """The factors that queries, keys and values have."""
+        """The factors of the batch and of the key heads, which queries, keys and values all have."""
         return (*self.items, *self.heads)
 
     @property
     def dimensions(self) -> tuple[Axis, Axis, Axis, Axis]:
-        """The factors of the four dimensions of a call."""
+        """The factors of the four dimensions of an attention call: batch, heads, queries and keys."""
         return self.items, (*self.heads, *self.groups), self.rows, self.columns
 
     def length(self, factors: Axis) -> int:
-        """Return the product of sizes."""
+        """Return the number of elements along the given factors: the product of their sizes."""
         return math.prod(self.sizes[x] for x in factors)
 
     def four(self, x: Tensor, factors: Axis) -> Tensor:
-        """Return a tensor that broadcasts over factors in four dimensions, each of size 1 or full."""
+        """Reshape a mask or bias with one dimension per factor to four dimensions, each of full size or of size 1."""
         x = x.permute([factors.index(x) for dimension in self.dimensions for x in dimension])
         sizes, shape = list[int](), list[int]()
         for dimension in self.dimensions:
@@ -161,7 +162,7 @@ class Roles(NamedTuple):
 
 
 def roles_of(weights: Scores, columns: Axis, of_values: set[int]) -> Roles | None:
-    """Return the roles of factors, or None if the values vary along the queries."""
+    """Return the role of each factor in an attention call, or None if the values depend on the query."""
     is_left = set(columns) <= set(weights.left_only)
     keys, queries = (weights.left_only, weights.right_only)[:: 1 if is_left else -1]
     rows = _rows(weights, columns, queries)
@@ -178,12 +179,12 @@ def roles_of(weights: Scores, columns: Axis, of_values: set[int]) -> Roles | Non
 
 
 def _items(weights: Scores) -> Axis:
-    """Return the factors of batch items, where heads are known."""
+    """Return the factors of the batch in an attention call, if those of the heads are known."""
     return tuple(x for x in weights.batch if x not in (weights.heads or ()))
 
 
 def _rows(weights: Scores, columns: Axis, queries: Axis) -> Axis:
-    """Return the factors of the query axis: masks and biases vary along it, or it is next to the keys."""
+    """Return the factors of the query axis: the axis along which masks and biases vary, or the one before the keys."""
     visible, every = weights.axes.axes, weights.all_factors
     candidates = [axis for axis in visible if axis and set(axis) <= set(queries) - set(weights.lead)]
     tensors = [x.tensor for x in weights.terms] + [x.pairs for x in weights.fills]
@@ -230,7 +231,7 @@ def _call(weights: Scores, roles: Roles, value: Tensor, dtype: torch.dtype) -> A
 
 
 def _ordered(x: Tensor, factors: Axis, order: Axis, roles: Roles) -> Tensor:
-    """Return a tensor with its dimensions in another order, expanded along factors that it does not have."""
+    """Permute an attention operand to the given order of factors, and expand it along factors that it lacks."""
     missing = [one for one in order if one not in factors]
     x = x[(None,) * len(missing)]
     have = [*missing, *factors]
@@ -241,7 +242,7 @@ def _ordered(x: Tensor, factors: Axis, order: Axis, roles: Roles) -> Tensor:
 def _values(
     x: Tensor, names: tuple[str, ...], shared: list[str], extra: list[str], axes: dict[str, Axis], roles: Roles
 ) -> Tensor:
-    """Return values with a dimension for each batch factor and each factor of the keys, and the others as one."""
+    """Reshape the values: one dimension per factor of batch, heads and keys, and one for all remaining axes."""
     unused = [name for name in names if name not in (*shared, *extra)]
     for name in unused:
         x = x.narrow(names.index(name), 0, 1)
@@ -263,10 +264,11 @@ def _output(product: Product, axes: dict[str, Axis], roles: Roles, extra: list[s
 def _masked(
     weights: Scores, roles: Roles, query: Tensor, key: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None] | None:
-    """Return which pairs are allowed, what is added to the scores, and for which rows the query counts as 0.
+    """Return three tensors: the allowed pairs, the bias of the scores, and the rows whose query counts as 0.
 
-    Returns None if a softmax gives weight to other pairs. Numbers such as -1e9 hide a pair if its weight is 0 in
-    floating point beside any visible key. If all keys of a row have the same number, they all have the same weight.
+    If the softmax gives weight to a pair that should be masked, return None. A number such as -1e9 masks a pair if
+    its weight rounds to 0 next to any visible key. If all keys of a row are filled with the same number, they all
+    get the same weight.
     """
     every = weights.all_factors
     hidden = [roles.four(fill.pairs, every) for fill in weights.fills]
@@ -305,7 +307,7 @@ def _masked(
 
 
 def _bound(weights: Scores, query: Tensor, key: Tensor) -> float:
-    """Return a number that no product exceeds."""
+    """Return an upper bound for the absolute value of the attention scores before the bias is added."""
     if weights.cap is not None:
         return weights.cap
     norms = [float(torch.linalg.vector_norm(x.detach(), dim=-1).amax()) for x in (query, key)]

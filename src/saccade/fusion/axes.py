@@ -1,4 +1,4 @@
-"""The axes of a lazy tensor: how views, transpositions and broadcasting regroup the factors that they consist of."""
+"""The axes of a lazy tensor, as products of factors that views, transpositions and broadcasting regroup."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _names = itertools.count()
 
 
 def new_factor() -> int:
-    """Return a name for a factor that no other has."""
+    """Return a unique number that names a new factor of an axis."""
     return next(_names)
 
 
@@ -25,11 +25,11 @@ class Axes:
     """The visible axes of a tensor, each a product of factors with fixed sizes.
 
     ``view(batch, heads, n, m)`` of a tensor ``[batch * heads, n, m]`` splits a factor; a transposition permutes axes.
-    The tensors that a lazy tensor is computed from have one dimension for each factor, so they follow any view.
+    The operands of a lazy tensor have one dimension for each factor, so a view does not change them.
 
     Args:
-        sizes: size of each factor, at least 2.
-        axes: factors of each visible axis.
+        sizes: the size of each factor, at least 2.
+        axes: the factors of each visible axis.
     """
 
     sizes: Mapping[int, int]
@@ -37,17 +37,17 @@ class Axes:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The visible shape."""
+        """The shape of the lazy tensor, as the model sees it."""
         return tuple(math.prod(self.sizes[factor] for factor in axis) for axis in self.axes)
 
     @property
     def is_regrouped(self) -> bool:
-        """Whether factors are in another order than when they were named, so the memory of a copy would differ."""
+        """Whether the factors are no longer in their original order, so that a copy would have a different layout."""
         factors = [factor for axis in self.axes for factor in axis]
         return factors != sorted(factors)
 
     def view(self, shape: Sequence[int]) -> tuple[Axes, dict[int, Axis]] | None:
-        """Return the axes of a view and the factors that had to be split, or None if a view would mix factors."""
+        """Return the axes after ``view(shape)`` and the factors that it splits, or None if it would mix factors."""
         sizes, splits, axes = dict(self.sizes), dict[int, Axis](), list[Axis]()
         factors = [factor for axis in self.axes for factor in axis][::-1]
         if math.prod(shape) != math.prod(self.shape):
@@ -71,23 +71,23 @@ class Axes:
         return Axes(sizes, tuple(axes)), whole
 
     def permuted(self, order: Sequence[int]) -> Axes:
-        """Return the same with visible axes in another order."""
+        """Return the axes of the lazy tensor after ``permute(order)``."""
         return Axes(self.sizes, tuple(self.axes[axis] for axis in order))
 
     def broadcasts(self, shape: Sequence[int]) -> bool:
-        """Return whether a tensor of a shape broadcasts to the visible shape without making it larger."""
+        """Return whether a tensor with the given shape broadcasts to the lazy tensor without enlarging it."""
         own = self.shape
         sizes = zip(reversed(shape), reversed(own), strict=False)
         return len(shape) <= len(own) and all(size in (1, visible) for size, visible in sizes)
 
     def by_factor(self, x: Tensor, factors: Sequence[int]) -> Tensor:
-        """Return a tensor that broadcasts to the visible shape with one dimension, maybe of size 1, for each factor."""
+        """Reshape a tensor that broadcasts to the lazy tensor: one dimension, possibly of size 1, for each factor."""
         x = x[(None,) * (len(self.axes) - x.dim())]
         return split_axes(x, self.axes, self.sizes, factors)
 
 
 def split_axes(x: Tensor, axes: Sequence[Axis], sizes: Mapping[int, int], factors: Sequence[int]) -> Tensor:
-    """Split each dimension of a tensor, unless it has size 1, into the factors of an axis, and sort them."""
+    """Split each dimension of a tensor into the factors of its axis, unless it has size 1, and sort the factors."""
     split, names = list[int](), list[int]()
     for size, axis in zip(x.shape, axes, strict=False):
         split += [1 if size == 1 else sizes[factor] for factor in axis]
@@ -100,7 +100,7 @@ def split_axes(x: Tensor, axes: Sequence[Axis], sizes: Mapping[int, int], factor
 
 
 def renamed(factors: Iterable[int], splits: Mapping[int, Axis]) -> Axis:
-    """Return factors with those that were split replaced by their parts."""
+    """Replace each factor of an axis that was split by its parts."""
     return tuple(part for factor in factors for part in splits.get(factor, (factor,)))
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints run a layer again in the backward pass; it must be fused there as it was the first time."""
+"""Fuse attention in checkpointed layers when the backward pass runs them again, as in the first run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Context = Callable[[], AbstractContextManager[Any]]
 
 
 def enter_when_recomputed(context: Context) -> bool:
-    """Make a checkpoint that is being run enter a context when it is run again; return False if it cannot.
+    """Make the running checkpoint enter a context when it is recomputed; return False if that is not possible.
 
-    `torch.utils.checkpoint` keeps the function in an object that its hook for saved tensors refers to.
+    `torch.utils.checkpoint` stores the checkpointed function in an object that its hook for saved tensors refers to.
     """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     pack = None if hooks is None else hooks[0]

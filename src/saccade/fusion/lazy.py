@@ -1,4 +1,4 @@
-"""A tensor whose operations have not been run: it stands in for scores and weights until their values are needed."""
+"""LazyTensor: attention scores or weights whose operations are only run when their values are needed."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ _AS = frozenset({Tensor.expand_as, Tensor.view_as, Tensor.reshape_as, Tensor.typ
 
 
 class Operation:
-    """A call of a torch function that is run later, as it would have run when the model made it.
+    """A deferred call of a torch function, which gives the result that it would have given immediately.
 
     Args:
         func, args, kwargs: the call; an `Operation` among the arguments is replaced by its result.
 
     Attributes:
-        differentiable: the tensors among the arguments that gradients are taken of.
-        aliases: views of them that the call was run on, one for each.
+        differentiable: the tensors among the arguments that require gradients.
+        aliases: a view of each of these tensors, which replaces it as an argument when the call is run.
     """
 
     def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
@@ -65,7 +65,7 @@ class Operation:
         self.aliases: list[Tensor] = []
 
     def run(self, results: dict[Operation, Any]) -> Any:
-        """Run the call, and those that it depends on, unless their results are known."""
+        """Run the deferred call and all calls that it depends on, except those with known results."""
         if self not in results:
             func, args, kwargs = mapped(lambda x: x.run(results) if type(x) is Operation else x, self._call)
             with _as_set(self._setting):
@@ -74,11 +74,11 @@ class Operation:
                     aliases, originals = iter(self.aliases), {id(x) for x in self.differentiable}
                     args, kwargs = mapped(lambda x: next(aliases) if id(x) in originals else x, (args, kwargs))
                 out = func(*args, **kwargs)
-                results[self] = args[0] if out is None else out  # of an assignment by index
+                results[self] = args[0] if out is None else out  # index assignment returns None
         return results[self]
 
     def chain(self) -> Iterator[Operation]:
-        """Yield the calls that this one depends on, then the call itself."""
+        """Yield the deferred calls that this call depends on, then the call itself."""
         operations: list[Operation] = []
         mapped(lambda x: operations.append(x) if type(x) is Operation else None, self._call)
         for operation in operations:
@@ -87,7 +87,7 @@ class Operation:
 
 
 def _setting() -> tuple[Any, ...]:
-    """Return whether gradients and autocast are on."""
+    """Return the state of gradients and autocast, to be restored when a deferred call is run."""
     devices = _DEVICES if any_autocast() else ()
     casts = tuple((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices)
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), casts
@@ -95,7 +95,7 @@ def _setting() -> tuple[Any, ...]:
 
 @contextmanager
 def _as_set(setting: tuple[Any, ...]) -> Iterator[None]:
-    """Switch gradients and autocast as they were, and run without modes."""
+    """Restore a state of gradients and autocast within the block, and disable torch function modes."""
     with ExitStack() as stack:
         stack.enter_context(torch._C.DisableTorchFunction())
         if _setting() != setting:
@@ -111,13 +111,13 @@ def _as_set(setting: tuple[Any, ...]) -> Iterator[None]:
 
 
 class Family:
-    """The lazy tensors that come of one product. Each may be a view of another, so all are computed at once.
+    """All lazy tensors derived from one matrix product. They are computed together, because some may share memory.
 
     Args:
-        keys: dispatch keys, in and out, with which the model calls its functions.
+        keys: the included and excluded dispatch keys under which the model calls its functions.
 
     Attributes:
-        draws: whether dropout is to be drawn for one of them.
+        draws: whether a pending dropout must still generate random numbers.
     """
 
     def __init__(self, keys: tuple[Any, Any]):
@@ -126,32 +126,32 @@ class Family:
         self.keys = keys
 
     def add(self, member: Pending) -> None:
-        """Add a tensor."""
+        """Add a lazy tensor to the family."""
         self._members.add(member)
 
     @property
     def waiting(self) -> list[Pending]:
-        """The tensors that are in use and not computed, oldest first."""
+        """The lazy tensors of the family that are in use and not yet computed, oldest first."""
         return sorted((x for x in self._members if not x.is_computed), key=lambda x: x.number)
 
     def compute(self) -> None:
-        """Compute all tensors that are in use, unless an operand was lost.
+        """Compute all lazy tensors of the family that are in use, unless an operand was overwritten.
 
-        Compiled code that takes a lazy tensor is interrupted for it.
+        Compiled code that gets a lazy tensor is interrupted by a graph break for this.
         """
         (_uncompiled() if "torch._dynamo" in sys.modules else _compute)(self.waiting)
 
     compute._torchdynamo_disable = True  # type: ignore[attr-defined]  # what the decorator does; it imports the compiler
 
     def reads_memory_of(self, x: Tensor) -> bool:
-        """Return whether a tensor shares memory with an operand of what is not computed."""
+        """Return whether a tensor shares memory with an operand of a lazy tensor that is not yet computed."""
         operands = (operand for member in self.waiting for operand, _ in member.scores.operands)
         return any(_shares_memory(x, operand) for operand in operands)
 
 
 @functools.lru_cache
 def dispatch_keys(_: bool) -> tuple[Any, Any]:
-    """Return torch's dispatch keys as they are; they depend on inference mode."""
+    """Return torch's current dispatch keys for lazy tensors; they depend on inference mode."""
     return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 
 
@@ -178,9 +178,9 @@ class Pending:
     """The state of a lazy tensor.
 
     Args:
-        scores: the scores or weights that it is.
-        operation: computes them.
-        family: the lazy tensors of the same product.
+        scores: the scores or weights that the lazy tensor represents.
+        operation: the deferred call that computes the values.
+        family: the lazy tensors that are derived from the same matrix product.
     """
 
     def __init__(self, scores: Scores, operation: Operation, family: Family):
@@ -192,12 +192,12 @@ class Pending:
 
     @property
     def is_computed(self) -> bool:
-        """Whether the values are known."""
+        """Whether the values of the lazy tensor have been computed."""
         return self._value is not None
 
     @property
     def value(self) -> Tensor:
-        """The tensor as the model's operations compute it."""
+        """The dense tensor, computed by the model's operations when first needed."""
         if self._value is None:
             self.family.compute()
             self.scores.check_current()
@@ -205,25 +205,25 @@ class Pending:
         return self._value
 
     def settle(self, value: Tensor) -> None:
-        """Set the value."""
+        """Set the computed value of the lazy tensor."""
         self._value = value
 
     @property
     def differentiable(self) -> list[Tensor]:
-        """The operands that gradients are taken of."""
+        """The operands of the lazy tensor that require gradients."""
         return [x for one in self.operation.chain() for x in one.differentiable]
 
     @property
     def aliases(self) -> list[Tensor]:
-        """Views of these operands that the value was computed from."""
+        """The views of the differentiable operands from which the lazy tensor was computed."""
         return [x for one in self.operation.chain() for x in one.aliases]
 
 
 class LazyTensor(Tensor):
-    """Scores or weights that have not been computed.
+    """A tensor that represents attention scores or weights without computing them.
 
-    Outside of the mode that made it, any use computes it. It has a node in autograd's graph: code that takes tensors
-    without calling a torch function, as an ``autograd.Function`` does, gets gradients as well.
+    Outside the mode that created it, any use computes the values. The tensor has a node in autograd's graph, so
+    gradients also work in code that gets tensors without calling a torch function, such as an ``autograd.Function``.
     """
 
     pending: Pending
@@ -238,12 +238,12 @@ class LazyTensor(Tensor):
 
     @classmethod
     def of(cls, pending: Pending) -> LazyTensor:
-        """Return a lazy tensor; gradients that arrive at it go to its operands."""
+        """Return a lazy tensor for a pending state; its gradients are passed on to its operands."""
         operands = pending.differentiable
         return _Node.apply(pending, *operands) if operands else cls(pending)
 
     def update(self, scores: Scores, operation: Operation) -> None:
-        """Change the tensor in place; it must be the only one of its family that is in use."""
+        """Apply an in-place operation to the lazy tensor, which must be the only tensor of its family in use."""
         self.pending.scores, self.pending.operation = scores, operation
         operands = self.pending.differentiable
         if operands and torch.is_grad_enabled():
@@ -273,7 +273,7 @@ def _detached(x: Any) -> Any:
 
 
 def stand_ins(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return arguments with a tensor without values for a lazy one, if a function reads no values of it."""
+    """Replace lazy tensors among the arguments by tensors without values, if the function only reads metadata."""
     place = 0 if func in _LIKE else 1
     if len(args) <= place or type(args[place]) is not LazyTensor or args[place].pending.is_computed:
         return args
@@ -285,7 +285,7 @@ def stand_ins(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...
 
 
 def computed(tree: Any) -> Any:
-    """Return arguments with lazy tensors computed."""
+    """Return the arguments of a torch call with each lazy tensor replaced by its computed value."""
     return mapped(lambda x: x.pending.value if type(x) is LazyTensor else x, tree)
 
 

@@ -1,4 +1,4 @@
-"""Fuse attention that a model writes as separate operations, while it runs."""
+"""FuseAttention: while a model runs, fuse attention that it computes by separate operations."""
 
 from __future__ import annotations
 
@@ -40,22 +40,23 @@ Run = Callable[[AttentionCall], Tensor | None]
 
 
 class FuseAttention(TorchFunctionMode):
-    """Run attention that is written as matmul, softmax and matmul as one attention call.
+    """A mode in which attention written as matmul, softmax and matmul runs as a single attention call.
 
-    Products of two tensors are not computed when the model calls them. What is done to them is noted: scaling, masks,
-    biases, casts, views, a softmax, dropout; see `saccade.fusion.operations`. When weights multiply values, the
-    attention call is run, and scores and weights are never built. Any other use computes them by the same operations
-    that the model called, so a model without attention computes the same bits.
+    Products of two tensors are not computed when the model calls them. Instead, the operations on them are recorded:
+    scaling, masks, biases, casts, views, a softmax, dropout; see `saccade.fusion.operations`. When the weights are
+    multiplied by values, the attention call is run, and scores and weights are never built. Any other use computes
+    them by the operations that the model called, so the results of a model without attention are bitwise identical.
 
     Args:
-        run: computes the output of an attention call; saccade's engine by default.
+        run: computes the output of an attention call; by default, saccade does.
         on_attention: called with each attention call that was run.
-        on_weights: called with the weights ``[batch, heads, q_len, kv_len]`` of each softmax whose result, through
-            dropout, casts and views, multiplies values and was not run as an attention call.
+        on_weights: called with the weights ``[batch, heads, q_len, kv_len]`` of each softmax whose result is multiplied
+            by values, possibly after dropout, casts and views, but was not run as an attention call.
 
-    Gradients, autocast, checkpoints and inference mode work as in the model. Within ``torch.compile``, ``torch.func``,
-    forward derivatives and tracing nothing is fused. Weights that have been multiplied and are then read are computed
-    for the second time: a gradient of the output by them, or their dropout, is not that of the output.
+    Gradients, autocast, checkpoints and inference mode work as in the model. Nothing is fused within
+    ``torch.compile``, ``torch.func``, forward-mode derivatives or tracing. If weights are read after they have been
+    multiplied by values, they are computed a second time: the output does not depend on this copy in autograd, and
+    the copy has a different dropout.
 
     Example:
         >>> q = k = v = torch.ones(1, 2, 4, 8)
@@ -78,7 +79,7 @@ class FuseAttention(TorchFunctionMode):
         self._families: weakref.WeakSet[Family] = weakref.WeakSet()
 
     def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
-        """Compute what is still in use: nothing is noted from now on that writes to its operands."""
+        """Compute the lazy tensors still in use, because later writes to their operands would not be noticed."""
         super().__exit__(exc_type, exc_value, traceback)
         if exc_type is None:
             for family in list(self._families):
@@ -102,7 +103,7 @@ class FuseAttention(TorchFunctionMode):
 
     @contextmanager
     def _recomputed(self) -> Iterator[None]:
-        """Fuse a checkpointed layer that runs again in the backward pass, where other operations are of kernels."""
+        """Fuse a checkpointed layer that the backward pass runs again; all other operations there are left alone."""
         is_on = self in torch.overrides._get_current_function_mode_stack()
         self._here.recomputed += 1
         try:
@@ -112,14 +113,14 @@ class FuseAttention(TorchFunctionMode):
             self._here.recomputed -= 1
 
     def _plain(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call on tensors that are computed."""
+        """Run a torch call normally, with the computed values of lazy tensors."""
         out = func(*args, **kwargs) if self._tap is None else self._tap.run(func, args, kwargs)
         if func in NOTED:
             self._repeats.note(func, args, kwargs, out)
         return out
 
     def _product(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return a product that may be scores as a lazy tensor; compute any other."""
+        """Return a matrix product as a lazy tensor if it may be attention scores; otherwise compute it."""
         is_known = self._tap is not None and self._tap.knows((args, kwargs))
         product = product_of(func, args, kwargs) if is_eager() and not is_known else None
         scores = None if product is None else scores_of(product, self._repeats)
@@ -131,11 +132,11 @@ class FuseAttention(TorchFunctionMode):
         return LazyTensor.of(Pending(scores.reading(operation.tensors), operation, family))
 
     def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call that takes lazy tensors, or note it."""
+        """Defer a torch call on lazy tensors if attention may contain it; otherwise run it."""
         lazies = [x for x in tensors_in((args, kwargs)) if type(x) is LazyTensor and not x.pending.is_computed]
         if func in PRODUCTS:
             for lazy in lazies:
-                if lazy.pending.scores.softmax is None:  # an activation, which may be multiplied again
+                if lazy.pending.scores.softmax is None:  # no softmax: an activation that may be multiplied again
                     lazy.pending.family.compute()
         lazies = [x for x in lazies if not x.pending.is_computed]
         if lazies and all(x.pending.family is lazies[0].pending.family for x in lazies):
@@ -155,12 +156,12 @@ class FuseAttention(TorchFunctionMode):
         return self._product(func, args, kwargs) if func in PRODUCTS else self._plain(func, args, kwargs)
 
     def _attention(self, product: Product, weights: LazyTensor) -> Tensor | None:
-        """Run weights times values as an attention call; None if it is not one."""
+        """Run a product of lazy weights and values as an attention call; return None if that is not possible."""
         weights.pending.scores.check_current()
         found = attention_call(product, self._repeats)
         if found is not None:
             call, output = found
-            weights.pending.family.draws = False  # drawn by the engine
+            weights.pending.family.draws = False  # saccade generates it
             if call.dropout_p:
                 self._draw()
             out = self._run(call)
@@ -174,7 +175,7 @@ class FuseAttention(TorchFunctionMode):
         return None
 
     def _compute_before(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Compute lazy tensors whose operands a call writes to, and draw dropout before other random numbers."""
+        """Compute lazy tensors whose operands a call overwrites, and pending dropout before other random calls."""
         if _draws(func):
             self._draw()
         if (
@@ -194,19 +195,19 @@ class FuseAttention(TorchFunctionMode):
 
 
 class _Here(threading.local):
-    """Number of checkpoints that this thread runs again."""
+    """The number of checkpoints that each thread is currently recomputing."""
 
     def __init__(self) -> None:
         self.recomputed = 0
 
 
 def in_backward() -> bool:
-    """Return whether autograd runs this."""
+    """Return whether autograd is running a backward pass in this thread."""
     return torch._C._current_graph_task_id() != -1
 
 
 def _noted(lazy: LazyTensor, scores: Scores, func: Any, args: Any, kwargs: Any) -> tuple[bool, LazyTensor | None]:
-    """Return whether a call can be run later, and its result."""
+    """Record a call on a lazy tensor; return whether it can be deferred, and its lazy result."""
     pending = lazy.pending
     if scores is pending.scores:
         return True, lazy
@@ -225,7 +226,7 @@ def _noted(lazy: LazyTensor, scores: Scores, func: Any, args: Any, kwargs: Any) 
 
 
 def _state(x: Any) -> Any:
-    """Return the scores of a lazy tensor that waits, and the values of one that does not."""
+    """Return the `Scores` of a lazy tensor, or its values if they are already computed; other arguments unchanged."""
     if type(x) is not LazyTensor:
         return x
     return x.pending.value if x.pending.is_computed else x.pending.scores
@@ -238,7 +239,7 @@ def _operation(x: Any) -> Any:
 
 
 def is_eager() -> bool:
-    """Return whether operations run one by one, on their tensors' values."""
+    """Return whether torch runs operations eagerly, so that attention can be fused."""
     is_traced = torch._C._get_tracing_state() is not None or torch._C._get_dispatch_mode(_PROXY) is not None
     is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
     return not (is_traced or is_captured or is_transformed() or has_forward_derivatives())
@@ -254,6 +255,6 @@ _RANDOM = ("dropout", "rand", "bernoulli", "multinomial", "poisson", "uniform_",
 
 @functools.cache
 def _draws(func: Callable[..., Any]) -> bool:
-    """Return whether a function may draw random numbers."""
+    """Return whether a torch function may generate random numbers."""
     name = str(getattr(func, "__name__", ""))
     return any(word in name for word in _RANDOM) or name.rstrip("_").endswith("normal")

@@ -1,4 +1,4 @@
-"""Find the attention that a model writes as separate operations; the operations run as the model calls them."""
+"""ObserveAttention: report attention that a model computes by separate operations, without changing them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from saccade.fusion.softmax_tap import SoftmaxTap
 
 
 class ObserveAttention(TorchFunctionMode):
-    """Report attention that is written as matmul, softmax and matmul; nothing runs differently.
+    """A mode that reports attention written as matmul, softmax and matmul; the model runs unchanged.
 
     Args:
         on_attention: called with each attention call, before the model multiplies weights and values.
-        on_weights: as that of `FuseAttention`: called with dense weights that come of no attention call.
+        on_weights: called with the dense weights of each softmax that is not part of an attention call; see
+            `FuseAttention`.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class ObserveAttention(TorchFunctionMode):
         return out
 
     def _is_attention(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Report a product of weights and values; return whether it was one."""
+        """Report a torch call if it multiplies attention weights and values; return whether it does."""
         product = product_of(func, args, kwargs)
         found = None if product is None else attention_call(product, self._repeats)
         if found is None:
@@ -79,13 +80,13 @@ class ObserveAttention(TorchFunctionMode):
             self._states[out] = replace(scores, dtype=out.dtype), version_of(out)
 
     def _state(self, x: Any) -> Any:
-        """Return the scores that a tensor holds, unless it or what it was computed from was written to since."""
+        """Return the scores that a tensor contains; if none are known or still valid, return the argument itself."""
         if not isinstance(x, Tensor) or x not in self._states:
             return x
         scores, version = self._states[x]
         return scores if version == version_of(x) and scores.is_current else x
 
     def _weights(self, x: Any) -> Any:
-        """Return the state of a tensor if it holds weights."""
+        """Return the `Scores` of a tensor if it contains attention weights; otherwise, return the argument itself."""
         state = self._state(x)
         return x if isinstance(state, Scores) and state.softmax is None else state

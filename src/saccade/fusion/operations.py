@@ -1,4 +1,4 @@
-"""Torch functions that lazy scores can follow: arithmetic, masking, casts, views, softmax and dropout."""
+"""Apply torch functions to lazy attention scores: arithmetic, masking, casts, views, softmax and dropout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Follow = Callable[..., Scores | None]
 
 
 def _functions(*names: str) -> tuple[Callable[..., Any], ...]:
-    """Return the functions of torch and the methods of tensors with some names."""
+    """Return torch's functions and tensor methods with the given names."""
     found = [getattr(place, name, None) for name in names for place in (torch, Tensor)]
     return tuple(x for x in found if x is not None)
 
@@ -101,7 +101,7 @@ def _tanh(scores: Scores) -> Scores | None:
 
 
 def _to(scores: Scores, *args: Any, dtype: Any = None, copy: bool = False, **options: Any) -> Scores | None:
-    """Follow ``to``, ``type`` and ``type_as``."""
+    """Apply ``to``, ``type`` or ``type_as`` to lazy scores."""
     for x in args:
         if isinstance(x, torch.dtype):
             dtype = x
@@ -228,7 +228,7 @@ def _matrix_transpose(scores: Scores, *_: Any) -> Scores | None:
 
 
 def _get_item(scores: Scores, index: Any) -> Scores | None:
-    """Follow an index that only adds axes: ``scores[:, None]``."""
+    """Apply an index that only adds axes, such as ``scores[:, None]``, to lazy scores."""
     parts = index if isinstance(index, tuple) else (index,)
     if not all(x is None or x is ... or (isinstance(x, slice) and x == slice(None)) for x in parts):
         return None
@@ -247,7 +247,7 @@ def _get_item(scores: Scores, index: Any) -> Scores | None:
 
 
 def _number(x: Any) -> float | None:
-    """Return the value of a number, or of a tensor with one on the CPU; None for anything else."""
+    """Return a scalar argument as a float: a number, or a CPU tensor with one element; None for anything else."""
     if isinstance(x, int | float) and not isinstance(x, bool):
         return float(x)
     if is_dense(x) and x.dim() == 0 and x.is_cpu and not x.requires_grad and not x.is_complex():
@@ -256,13 +256,13 @@ def _number(x: Any) -> float | None:
 
 
 def _axis(scores: Scores, dim: Any) -> int | None:
-    """Return a dimension as a number from 0; None if there is no such dimension."""
+    """Return the non-negative index of a dimension of lazy scores; None if there is no such dimension."""
     count = len(scores.axes.axes)
     return dim % count if isinstance(dim, int) and not isinstance(dim, bool) and -count <= dim < count else None
 
 
 def _ints(sizes: Sequence[Any]) -> list[int] | None:
-    """Return sizes that were passed one by one or as a sequence; None if they are something else."""
+    """Return the sizes in a call of a view, passed one by one or as a sequence; None for other arguments."""
     if len(sizes) == 1 and isinstance(sizes[0], list | tuple):
         sizes = sizes[0]
     return [int(x) for x in sizes] if all(type(x) is int for x in sizes) else None
@@ -310,9 +310,9 @@ _ANYWHERE = frozenset({_multiply, _add, _where, _where_method})  # the scores ne
 
 
 def followed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Scores | None:
-    """Return the scores after a call of a torch function, or None if they cannot follow it.
+    """Return the lazy scores after a call of a torch function, or None if `Scores` cannot express the result.
 
-    The same object is returned if the function returns its argument.
+    If the torch function returns its argument, the same `Scores` object is returned.
     """
     follow = OPERATIONS.get(func)
     is_first = bool(args) and isinstance(args[0], Scores)

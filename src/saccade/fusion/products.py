@@ -1,4 +1,4 @@
-"""Products of two tensors in any spelling (matmul, bmm, baddbmm, einsum), in letters like those of einsum."""
+"""Product: a matrix product written as matmul, bmm, baddbmm or einsum, converted to the letters of an einsum."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Operand = Tensor | Scores
 
 @dataclass(frozen=True)
 class Product:
-    """A product of two tensors that sums over letters.
+    """A product of two tensors, as an einsum whose axes are named by letters.
 
     Args:
         left, right: the tensors; a lazy one is represented by its `Scores`.
-        left_letters, right_letters, letters: names of the axes of both and of the product. An operand of size 1 is
-            broadcast along an axis.
-        sizes: size of each letter.
-        alpha: factor of the product.
-        added, beta: a tensor and its factor, added to the product; None for nothing.
+        left_letters, right_letters, letters: the names of the axes of the left tensor, the right tensor and the
+            product. A tensor of size 1 along an axis is broadcast.
+        sizes: the size of each letter's axis.
+        alpha: a number that multiplies the product.
+        added, beta: a tensor that is added to the product (None for no tensor), and the number that multiplies it.
     """
 
     left: Operand
@@ -42,12 +42,12 @@ class Product:
 
     @property
     def summed(self) -> tuple[str, ...]:
-        """The letters that both operands have and the product has not."""
+        """The letters that the product sums over: both tensors have them, but the product does not."""
         return tuple(x for x in self.left_letters if x in self.right_letters and x not in self.letters)
 
     @property
     def is_contraction(self) -> bool:
-        """Whether a letter is summed over, and none of a single operand is."""
+        """Whether the product sums over at least one letter, and only over letters that both tensors have."""
         both = {*self.left_letters, *self.right_letters}
         return bool(self.summed) and both == {*self.letters, *self.summed}
 
@@ -118,7 +118,7 @@ def _einsum(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
 
 
 def _letters(term: str, dots: int) -> tuple[str, ...]:
-    """Return the letters of one term of an equation, with a name for each dimension that "..." covers."""
+    """Return the letters of one term of an einsum equation, with a name for each dimension in "..."."""
     before, ellipsis, after = term.partition("...")
     covered = tuple(f"batch{axis}" for axis in reversed(range(dots))) if ellipsis else ()
     return (*before, *covered, *after)
@@ -165,12 +165,12 @@ PRODUCTS = frozenset(_PARSERS)
 
 
 def product_of(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
-    """Return the product that a call of a torch function computes; None for one that is not understood."""
+    """Return the `Product` that a call of a torch function computes; None for any other call."""
     return _PARSERS[func](args, dict(kwargs))
 
 
 def scores_of(product: Product, repeats: Repeats) -> Scores | None:
-    """Return the product of two tensors as lazy scores, or None if it cannot be part of attention."""
+    """Convert a product of two tensors to lazy attention scores; return None if it cannot be part of attention."""
     left, right = product.left, product.right
     if not (_may_be_factor(left) and _may_be_factor(right)) or left.device != right.device:
         return None
@@ -212,7 +212,7 @@ def scores_of(product: Product, repeats: Repeats) -> Scores | None:
 
 
 def _grouped(scores: Scores, product: Product, left: Repeated | None, right: Repeated | None) -> Scores:
-    """Return the scores without the repetitions of one operand: heads of the other become groups."""
+    """Return the scores with repeated key heads stored once; the query heads form groups that share a key head."""
     repeated, names = (left, product.left_letters) if left is not None else (right, product.right_letters)
     if repeated is None or (left is not None and right is not None):
         return scores
@@ -227,13 +227,13 @@ def _grouped(scores: Scores, product: Product, left: Repeated | None, right: Rep
 
 
 def _heads(product: Product, axes: dict[str, Axis]) -> Axis | None:
-    """Return the factors of all axes that both operands have but the first, in a product of four axes or more."""
+    """Return the factors of the head axes: all axes of both tensors but the first, if there are four axes or more."""
     shared = [x for x in product.letters if x in product.left_letters and x in product.right_letters]
     return tuple(one for x in shared[1:] for one in axes[x]) if len(product.letters) > 3 else None
 
 
 def _lead(product: Product) -> list[str]:
-    """Return the letters that are no positions: all but one of each operand, those nearest to one another."""
+    """Return the letters of a product that are not positions: all except one letter of queries and one of keys."""
     letters = product.letters
     of_left = [x for x in letters if x not in product.right_letters]
     of_right = [x for x in letters if x not in product.left_letters]
@@ -244,12 +244,12 @@ def _lead(product: Product) -> list[str]:
 
 
 def _may_be_factor(x: Operand) -> TypeGuard[Tensor]:
-    """Return whether a tensor may hold queries or keys. Parameters multiply activations in layers."""
+    """Return whether a tensor may contain queries or keys. A parameter does not: it is the weight of a layer."""
     return is_dense(x) and type(x) is Tensor and x.dtype in FLOATS and not x.is_conj() and not x.is_neg()
 
 
 def _arranged(x: Tensor, names: tuple[str, ...], kept: tuple[str, ...], summed: tuple[str, ...]) -> Tensor:
-    """Return an operand with the axes that vary first and those summed over, as one, last."""
+    """Reshape a tensor of a product: first the axes that the product keeps, then all summed axes joined into one."""
     for axis, name in enumerate(names):
         if name not in (*kept, *summed):
             x = x.narrow(axis, 0, 1)

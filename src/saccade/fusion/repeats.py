@@ -1,4 +1,4 @@
-"""Heads of keys and values that were repeated to match those of the queries: one of each is enough for a call."""
+"""Detect key and value heads that a model repeats to match its query heads, so that a call reads each head once."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Repeated(NamedTuple):
 
 
 class Repeats:
-    """Remembers which tensors repeat entries, as long as they live and are not written to."""
+    """A record of tensors with repeated entries, such as key heads, while they exist and are not overwritten."""
 
     def __init__(self) -> None:
         self._known: Any = WeakTensorKeyDictionary()
 
     def note(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Look at a call of one of the functions in `NOTED` that has run."""
+        """Record the result of a call if it repeats entries; the function is one of `NOTED`."""
         if not (args and is_dense(args[0]) and is_dense(out)) or out is args[0]:
             return
         repeated, known = None, self.find(args[0])
@@ -40,7 +40,7 @@ class Repeats:
             self._known[out] = repeated, version_of(out)
 
     def find(self, x: Any) -> Repeated | None:
-        """Return what a tensor repeats, or None."""
+        """Return the repeated axis of a tensor, or None if no repetition is known."""
         if not self._known or not isinstance(x, Tensor) or x not in self._known:
             return None
         repeated, version = self._known[x]
@@ -48,13 +48,13 @@ class Repeats:
 
 
 def _by_repetition(x: Tensor, out: Tensor) -> Repeated | None:
-    """Return what ``repeat_interleave`` has repeated."""
+    """Return the axis that ``repeat_interleave`` has repeated."""
     axes = [axis for axis in range(out.dim()) if x.dim() == out.dim() and x.shape[axis] != out.shape[axis]]
     return Repeated(axes[0], out.shape[axes[0]] // x.shape[axes[0]]) if len(axes) == 1 and x.numel() else None
 
 
 def _by_expansion(x: Tensor, out: Tensor) -> Repeated | None:
-    """Return what was repeated by joining an expanded axis with the one before it."""
+    """Return the axis that was repeated by expanding a new axis and joining it with the axis before it."""
     for axis in range(1, x.dim()):
         size = x.shape[axis]
         joined = (*x.shape[: axis - 1], x.shape[axis - 1] * size, *x.shape[axis + 1 :])
@@ -64,7 +64,7 @@ def _by_expansion(x: Tensor, out: Tensor) -> Repeated | None:
 
 
 def _transposed(repeated: Repeated, x: Tensor, out: Tensor) -> Repeated | None:
-    """Return what a transposed tensor repeats, if its strides tell where the axis went."""
+    """Return the repeated axis of a transposed tensor, if its strides show where the axis has moved."""
     step, size = x.stride(repeated.axis), x.shape[repeated.axis]
     axes = [axis for axis in range(out.dim()) if (out.stride(axis), out.shape[axis]) == (step, size)]
     return Repeated(axes[0], repeated.copies) if len(axes) == 1 and out.data_ptr() == x.data_ptr() else None

@@ -1,4 +1,4 @@
-"""Scores and weights of attention before they are computed: a product of two tensors, and what was done to it."""
+"""Scores: attention scores or weights before they are computed, as a matrix product and operations on it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class Term(NamedTuple):
-    """A tensor, with one dimension for each factor of the axes, that is added to the scores."""
+    """A bias tensor that is added to the scores, with one dimension for each factor of their axes."""
 
     tensor: Tensor
     scale: float = 1.0
 
 
 class Fill(NamedTuple):
-    """Pairs, a bool tensor with one dimension for each factor of the axes, that were filled with a number below 0.
+    """A mask of the scores: query-key pairs that were filled with a negative number.
 
     Args:
-        pairs: which ones.
-        value: the number, scaled as the scores were since.
-        num_terms: number of terms that had been added before; -1 if pairs were filled with different numbers.
+        pairs: bool, True at filled pairs, with one dimension for each factor of the axes.
+        value: the number, including any later scaling of the scores.
+        num_terms: number of biases added before the fill; -1 if pairs were filled with different numbers.
     """
 
     pairs: Tensor
@@ -40,30 +40,30 @@ class Fill(NamedTuple):
 
 @dataclass(frozen=True)
 class Scores:
-    """The product of two tensors, scaled, capped, biased and masked; after a softmax, the weights.
+    """The product of two tensors, scaled, capped, biased and masked; after a softmax, the attention weights.
 
-    Either operand may hold the queries; the softmax decides. Methods return the scores after an operation, or None if
-    they cannot express it.
+    Either tensor may contain the queries, which are only known once a softmax over the keys is applied. Methods return
+    the scores after an operation, or None if this class cannot express the result.
 
     Args:
-        axes: the visible axes.
-        left, right: the operands, with one dimension for each factor in `batch` and `left_only` or `right_only`, then
+        axes: the axes that the model sees, as products of factors.
+        left, right: the tensors, with one dimension for each factor in `batch` and `left_only` or `right_only`, then
             the dimension that is summed over.
-        batch, left_only, right_only: factors that both operands have, and that one of them has.
-        heads: factors in `batch` that are heads; None if that is not known, as where heads and batch were joined.
-        lead: factors that are no positions of queries or keys, whichever operand has them.
-        product_dtype: dtype that the product is computed in.
-        dtype: visible dtype.
-        scale: factor of the product, before the cap.
+        batch, left_only, right_only: the factors of both tensors, of the left one only, and of the right one only.
+        heads: the factors in `batch` that are heads; None if unknown, for instance if heads and batch were joined.
+        lead: the factors of either tensor that are not positions of queries or keys.
+        product_dtype: the dtype in which the product is computed.
+        dtype: the dtype that the model sees.
+        scale: a number that multiplies the product, before the cap.
         factors: tensors that multiply the product, before the cap, with one dimension for each factor.
-        cap: factor of the tanh; None if there was none.
-        terms: what is added, after the cap.
+        cap: the number that multiplies the tanh; None if no tanh was applied.
+        terms: biases that are added after the cap.
         shift: sum of the numbers that were added; the softmax does not depend on it.
-        fills: pairs that were hidden.
-        softmax: factors of the axis over which a softmax was taken.
-        dropout_p: probability of the dropout of weights.
-        operands: each tensor that was read, and its version then. A tensor that was written to since is not the one
-            that the model read.
+        fills: the masks that were applied.
+        softmax: the factors of the axis over which a softmax was applied.
+        dropout_p: dropout probability of the weights.
+        operands: each tensor that was read, with its version at that time. If the version has changed, the values
+            that the model read are gone.
     """
 
     axes: Axes
@@ -88,19 +88,19 @@ class Scores:
 
     @property
     def all_factors(self) -> Axis:
-        """The factors in the order of the dimensions of terms and fills."""
+        """All factors of the scores, in the order of the dimensions of biases and masks."""
         return (*self.batch, *self.left_only, *self.right_only)
 
     @property
     def is_current(self) -> bool:
-        """Whether no operand was written to since it was read."""
+        """Whether all operands of the scores are unchanged since they were read."""
         return all(version_of(x) == version for x, version in self.operands)
 
     def check_current(self) -> None:
-        """Raise if an operand was written to by code that no torch function reports: its old values are gone.
+        """Raise if an operand of the scores was overwritten by code that does not call a torch function.
 
         Raises:
-            RuntimeError: it was.
+            RuntimeError: an operand was overwritten, so its old values are gone.
         """
         if not self.is_current:
             what = "a tensor was changed in place, outside of torch's functions, after a product had read it"
@@ -108,13 +108,13 @@ class Scores:
 
     @property
     def _is_bare(self) -> bool:
-        """Whether these are no more than a scaled product."""
+        """Whether the scores are only a scaled product, without cap, biases, masks or softmax."""
         return self.cap is None and not self.terms and not self.fills and not self.shift and self.softmax is None
 
     # ---- shapes ------------------------------------------------------------------------------------------------
 
     def view(self, shape: Sequence[int]) -> Scores | None:
-        """Return a view of another shape."""
+        """Return the scores after ``view(shape)``."""
         viewed = self.axes.view(shape)
         if viewed is None:
             return None
@@ -153,12 +153,12 @@ class Scores:
         )
 
     def without_repetitions(self, copies: Axis, shape: Sequence[int], is_left: bool) -> Scores:
-        """Return the scores with the first of some copies of one operand, in another shape.
+        """Return the scores with repeated heads of one tensor stored once, in a different shape.
 
         Args:
-            copies: the factor of both operands along which one of them is repeated; none if there is one copy.
-            shape: visible shape.
-            is_left: whether the left operand is.
+            copies: the factor along which one of the tensors is repeated; empty if there is only one copy.
+            shape: the shape that the model sees.
+            is_left: whether the left tensor is the repeated one.
         """
         viewed = self.view(shape)
         assert viewed is not None
@@ -177,17 +177,17 @@ class Scores:
         return replace(viewed, left=left, right=right, batch=batch, heads=heads, left_only=(*copies, *viewed.left_only))
 
     def permuted(self, order: Sequence[int]) -> Scores:
-        """Return the same with visible axes in another order."""
+        """Return the scores after ``permute(order)``."""
         return replace(self, axes=self.axes.permuted(order))
 
     def regrouped(self, axes: tuple[Axis, ...]) -> Scores:
-        """Return the same with axes of size 1 added or removed."""
+        """Return the scores with the given axes, which differ only in axes of size 1."""
         return replace(self, axes=Axes(self.axes.sizes, axes))
 
     # ---- values ------------------------------------------------------------------------------------------------
 
     def times_number(self, number: float) -> Scores | None:
-        """Return the scores times a number; it must be positive if there are hidden pairs or a cap."""
+        """Return the scores times a number, which must be positive if the scores have a mask or a cap."""
         is_fixed = bool(self.fills) or self.cap is not None
         if self.softmax is not None or not math.isfinite(number) or number == 0 or (is_fixed and number < 0):
             return None
@@ -201,7 +201,7 @@ class Scores:
         )
 
     def times(self, x: Tensor) -> Scores | None:
-        """Return the scores times a tensor that does not depend on the query and the key at once."""
+        """Return the scores times a tensor that does not depend on both the query and the key."""
         if self.softmax is not None or self.fills or self.cap is not None or self.shift or not _is_real(x):
             return None
         if not self.axes.broadcasts(x.shape):
@@ -221,19 +221,19 @@ class Scores:
         return replace(self, shift=self.shift + number)
 
     def plus(self, x: Tensor, scale: float = 1.0) -> Scores | None:
-        """Return the scores plus a tensor."""
+        """Return the scores plus a tensor, such as a bias or a float mask."""
         if self.softmax is not None or not _is_real(x) or not self.axes.broadcasts(x.shape):
             return None
         term = Term(self.axes.by_factor(read(x), self.all_factors), scale)
         return replace(self, terms=(*self.terms, term), dtype=self._promoted(x))
 
     def filled(self, pairs: Tensor, value: float, others: Tensor | None = None) -> Scores | None:
-        """Return the scores with numbers well below 0, or -inf, at some pairs.
+        """Return the scores with some pairs masked, that is, filled with large negative numbers or -inf.
 
         Args:
-            pairs: which ones.
-            value: the highest of the numbers.
-            others: all numbers, if they are more than one.
+            pairs: bool, True at the pairs to mask.
+            value: the largest of the numbers.
+            others: the numbers of all pairs, if they differ.
         """
         if self.softmax is not None or pairs.dtype != torch.bool or not value < -100.0:
             return None
@@ -244,7 +244,7 @@ class Scores:
         return replace(self, fills=(*self.fills, Fill(by_factor, value, len(self.terms) if is_constant else -1)))
 
     def floored(self, value: float) -> Scores | None:
-        """Return the maximum of the scores and a number far below them."""
+        """Return the maximum of the scores and a large negative number."""
         if self.softmax is not None or not value < -100.0:
             return None
         nothing = torch.zeros((1,) * len(self.all_factors), dtype=torch.bool, device=self.left.device)
@@ -252,15 +252,15 @@ class Scores:
         return replace(self, fills=(*fills, Fill(nothing, value, len(self.terms))))
 
     def tanh(self) -> Scores | None:
-        """Return the tanh of scaled products."""
+        """Return the scores after a tanh, the first part of a softcap."""
         return replace(self, cap=1.0) if self._is_bare else None
 
     def cast(self, dtype: torch.dtype) -> Scores | None:
-        """Return the same in another dtype; rounding to a narrower one is left out."""
+        """Return the scores cast to a dtype; rounding to a narrower dtype is left out."""
         return replace(self, dtype=dtype) if dtype in FLOATS else None
 
     def softmaxed(self, axis: int, dtype: torch.dtype | None = None) -> Scores | None:
-        """Return the weights: the softmax over an axis, which must consist of keys."""
+        """Return the attention weights: the softmax of the scores over an axis, which must be the axis of the keys."""
         factors = self.axes.axes[axis]
         is_keys = set(factors) <= set(self.left_only) or set(factors) <= set(self.right_only)
         if self.softmax is not None or not factors or not is_keys or dtype not in (None, *FLOATS):
@@ -269,7 +269,7 @@ class Scores:
         return replace(self, softmax=factors, dtype=dtype)
 
     def dropped(self, dropout_p: float) -> Scores | None:
-        """Return the weights after dropout."""
+        """Return the attention weights after dropout."""
         if self.softmax is None or self.dropout_p or not 0.0 <= dropout_p < 1.0:
             return None
         return replace(self, dropout_p=float(dropout_p))
@@ -283,27 +283,27 @@ class Scores:
         return torch.promote_types(self.dtype, x.dtype)
 
     def reading(self, tensors: Iterable[Tensor]) -> Scores:
-        """Return the same, with more tensors noted as operands."""
+        """Return the scores with more tensors recorded as operands."""
         return replace(self, operands=(*self.operands, *((x, version_of(x)) for x in tensors)))
 
 
 def read(x: Tensor) -> Tensor:
-    """Return an operand as the model reads it now: without gradient where gradients are off."""
+    """Return an operand of the scores as the model reads it now: detached if gradients are disabled."""
     return x.detach() if x.requires_grad and not torch.is_grad_enabled() else x
 
 
 def version_of(x: Tensor) -> int:
-    """Return how often a tensor was written to; inference tensors do not count."""
+    """Return the version of an operand: how often it was modified in place. Inference tensors do not count this."""
     return 0 if x.is_inference() else x._version
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype in which torch multiplies a matrix here: that of autocast, or its own."""
+    """Return the dtype in which torch multiplies a tensor here: that of autocast if it is enabled, or the tensor's."""
     return torch.get_autocast_dtype(x.device.type) if is_autocast(x) and x.dtype != torch.float64 else x.dtype
 
 
 def softmax_dtype(x: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of a softmax of scores here."""
+    """Return the dtype of the softmax of scores here, which autocast may change."""
     return _softmax_dtype(x.device, dtype, torch.get_autocast_dtype(x.device.type)) if is_autocast(x) else dtype
 
 
@@ -317,7 +317,7 @@ def _is_real(x: Tensor) -> bool:
 
 
 def is_dense(x: object) -> bool:
-    """Return whether an object is an ordinary tensor with values in memory."""
+    """Return whether an operand is an ordinary dense tensor with values in memory."""
     if not (isinstance(x, Tensor) and type(x) in (Tensor, torch.nn.Parameter)):
         return False
     return x.layout == torch.strided and not x.is_nested and not x.is_meta and not x.is_quantized

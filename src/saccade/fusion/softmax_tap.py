@@ -1,4 +1,4 @@
-"""Follow the result of a softmax that is computed, until it multiplies values."""
+"""SoftmaxTap: follow the computed result of a softmax until it is multiplied by values."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _SOFTMAX = frozenset({F.softmax, torch.softmax, Tensor.softmax, torch.special.so
 
 
 class SoftmaxTap:
-    """Reports dense weights that multiply values.
+    """A tracker that reports dense attention weights when they are multiplied by values.
 
     Args:
-        on_weights: called with the weights as they enter the product, ``[batch, heads, q_len, kv_len]``.
+        on_weights: called with the weights before the multiplication, ``[batch, heads, q_len, kv_len]``.
     """
 
     def __init__(self, on_weights: Callable[[Tensor], None]):
@@ -32,7 +32,7 @@ class SoftmaxTap:
         self._states: Any = WeakTensorKeyDictionary()
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call, and note what becomes of weights in it."""
+        """Run a torch call, tracking softmax results among its arguments."""
         is_used = self.knows((args, kwargs))
         noted_args, noted_kwargs = mapped(self._state, (args, kwargs)) if is_used else (args, kwargs)
         out = func(*args, **kwargs)
@@ -51,12 +51,12 @@ class SoftmaxTap:
         return out
 
     def follow(self, x: Tensor, dim: Any) -> None:
-        """Note that a tensor holds the result of a softmax over a dimension."""
+        """Start tracking a tensor that is the result of a softmax over a dimension."""
         if isinstance(dim, int) and x.dtype in FLOATS and x.shape[dim] > 1:
             self._states[x] = _as_scores(x, dim % x.dim()), version_of(x)
 
     def knows(self, arguments: tuple[Any, Any]) -> bool:
-        """Return whether one of a call's arguments holds weights."""
+        """Return whether an argument of a matrix product is a tracked softmax result."""
         return bool(self._states) and any(isinstance(self._state(x), Scores) for x in tensors_in(arguments))
 
     def _state(self, x: Any) -> Any:
@@ -77,7 +77,7 @@ class SoftmaxTap:
 
 
 def _as_scores(x: Tensor, softmax_axis: int) -> Scores:
-    """Return the axes of dense weights as `Scores`, to which operations do the same; the operands are empty."""
+    """Represent dense softmax weights by `Scores` with empty operands, to track their axes through operations."""
     factors = [new_factor() if size > 1 else None for size in x.shape]
     axes = tuple(() if one is None else (one,) for one in factors)
     columns = axes[softmax_axis]

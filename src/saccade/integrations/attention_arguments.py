@@ -80,7 +80,7 @@ def check_supported(module: nn.Module, facts: Mapping[str, Any]) -> None:
 
 
 def check_ends(module: nn.Module, ends: Mapping[str, Tensor], placed: Placed) -> None:
-    """Raise if the given ends of packed texts differ from those of the texts that the mask separates."""
+    """Raise if the ends of packed texts among the arguments differ from the ends in the attention mask."""
     texts = placed.texts or ((len(placed.kv_positions),),)
     wrong = [name for name, end in ends.items() if texts != (tuple(end.diff().tolist()),)]
     if wrong:
@@ -91,13 +91,13 @@ def check_ends(module: nn.Module, ends: Mapping[str, Tensor], placed: Placed) ->
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_read(files: tuple[str, ...], name: str) -> bool:
-    """Return whether an attention function in these files reads the argument, without being traced by the compiler."""
+    """Return whether an attention function in the given source files reads an argument; not traced by the compiler."""
     return name in _read_by_functions(files)
 
 
 @functools.cache
 def _read_by_functions(files: tuple[str, ...]) -> frozenset[str]:
-    """Return the parameter names of the attention functions in these files, such as a model's eager function."""
+    """Return the parameter names of all attention functions in source files, such as a model's eager function."""
     names: set[str] = set()
     for file in set(files) & sys.modules.keys():
         if file.split(".")[0] in ("torch", "builtins"):
@@ -130,7 +130,7 @@ def check_no_weights(module: nn.Module, facts: Mapping[str, Any]) -> None:
 
 
 def _is_collected() -> bool:
-    """Return whether transformers is collecting the weights that layers return, as it does for most models."""
+    """Return whether transformers collects the attention weights that layers return, as it does for most models."""
     capturing = sys.modules.get("transformers.utils.output_capturing")
     collector = getattr(capturing, "_active_collector", None)
     is_compiling = is_tracing()
@@ -144,7 +144,7 @@ def _is_collected() -> bool:
 
 
 def _is_read_by_a_caller(frame: FrameType | None) -> bool:
-    """Return whether a caller collects weights itself (PatchTST, Pix2Struct) and was called with the flag for them."""
+    """Return whether a calling model collects attention weights itself (PatchTST, Pix2Struct) and was told to."""
     while frame is not None:
         is_theirs = str(frame.f_globals.get("__name__")).startswith("transformers.")
         if is_theirs and _FLAG in frame.f_code.co_varnames and frame.f_locals.get(_FLAG):

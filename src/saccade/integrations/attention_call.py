@@ -95,7 +95,7 @@ class AttentionCall(NamedTuple):
         return cls(query, key, placed, scale, softcap, added, sink, facts.get("position_ids"))
 
     def matrix(self, mask: Mask | None = None) -> AttentionMatrix:
-        """Return the attention matrix of this call, restricted to a pattern whose positions start anew in each text."""
+        """Return the attention matrix of the call, restricted to a pattern whose positions start at 0 in each text."""
         rule, q, kv = self.placed[:3]
         if mask is not None:
             rule = with_pattern(self.placed, mask, self.position_ids)
@@ -113,7 +113,7 @@ class AttentionCall(NamedTuple):
 
 
 def _placed(query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool) -> tuple[Placed, Tensor | None]:
-    """Return the mask rule with its positions, and the terms that ``attention_mask`` adds to the scores."""
+    """Convert ``attention_mask`` of a transformers call to a mask rule with positions, and a bias of the scores."""
     q_len, kv_len = query.shape[2], key.shape[2]
     # A rule that allows everything ignores the positions of queries, but a pattern joined with it may need them.
     q, kv = range(kv_len - q_len, kv_len) if q_len <= kv_len else range(q_len), range(kv_len)
@@ -145,10 +145,10 @@ def _placed(query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool) ->
 
 
 def _selected(placed: Placed, indices: Tensor) -> Placed:
-    """Hide the keys that an indexer did not select, as in DeepSeek-V3.2.
+    """Mask the keys that an indexer did not select, as in DeepSeek-V3.2.
 
     Args:
-        placed: the rule, and the positions of the tokens.
+        placed: the mask rule and the positions of the tokens.
         indices: int ``[batch, q_len, selected]``, the indices of the selected keys, as DeepSeek-V3.2 passes them.
     """
     q, kv = placed.q_positions, placed.kv_positions
@@ -161,12 +161,12 @@ def _selected(placed: Placed, indices: Tensor) -> Placed:
 
 
 def _in_selected_blocks(placed: Placed, indices: Tensor, heads: int, size: int) -> Placed:
-    """Hide the keys outside the selected blocks, as in MiniMax-M3.
+    """Mask the keys outside the selected blocks, as in MiniMax-M3.
 
     Args:
-        placed: the rule, and the positions of the tokens.
+        placed: the mask rule and the positions of the tokens.
         indices: int ``[batch, key heads, q_len, selected]``, the indices of the selected blocks, -1 for unused entries.
-        heads: number of query heads; the query heads of one key head share its blocks.
+        heads: number of query heads; query heads that share a key head also share the selected blocks.
         size: number of keys in a block.
     """
     q, kv = placed.q_positions, placed.kv_positions
@@ -189,14 +189,14 @@ def _placed_for_flash(
     *,
     is_causal: bool,
 ) -> Placed:
-    """Return the mask of a call of ``flash_attention_2`` or a similar function, which gets padding and a window.
+    """Build the mask of a call of ``flash_attention_2`` or a similar function, which gets padding and a window.
 
     Args:
         q_len, kv_len: numbers of queries and keys; the last query has the position of the last key.
         padding: ``[batch, kv_len]``, True or 1 at tokens; None for no padding.
-        sliding_window: number of most recent keys that a query sees, including its own; None for all.
+        sliding_window: number of most recent keys that a query sees, including its own key; None for all keys.
         position_ids: ``[batch | 1, q_len]``; they separate packed documents if there is no padding.
-        is_causal: whether later keys are hidden.
+        is_causal: whether later keys are masked.
 
     Raises:
         UnsupportedError: the call contains packed documents.

@@ -33,7 +33,7 @@ def capture_all(model: nn.Module, callback: Callback) -> Iterator[Capture]:
     Args:
         model: any torch model.
         callback: called as ``callback(name, make)`` after a layer's own kernel has run; ``make()`` returns the matrix.
-            Its tensors belong to the model and may change after the call.
+            The matrix refers to tensors of the model, which may change after the call.
 
     Yields:
         The capture. Its ``not_recorded`` lists layers that seem to compute attention but cannot be recorded.
@@ -57,10 +57,10 @@ def capture_all(model: nn.Module, callback: Callback) -> Iterator[Capture]:
 
 
 def _note_not_recorded(model: nn.Module, capture: Capture) -> AbstractContextManager[None]:
-    """Note each module with "attention" in its class name that ran a call without any matrix being captured.
+    """Note each module with "attention" in its class name that ran although no matrix was captured.
 
-    Of nested modules, the innermost is noted. The class name is the only evidence: modules with other names are missed,
-    and a class with this name need not compute an attention matrix.
+    If such modules are nested, only the innermost is noted. The class name is the only evidence: modules with other
+    names are missed, and a class with "attention" in its name need not compute an attention matrix.
     """
     modules = [(module, name, _note) for module, name in names_of(model).items() if _may_attend(module)]
     return capture_forwards(modules, capture)

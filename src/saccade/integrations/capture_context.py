@@ -24,7 +24,7 @@ Callback = Callable[[str, Make], None]
 
 
 class Capture:
-    """A recording of attention calls. Calls nested in a captured call are left out.
+    """A running capture of attention calls. Calls nested in a captured call are left out.
 
     Threads are independent: a call in one thread suppresses nothing in another.
 
@@ -32,8 +32,8 @@ class Capture:
         callback: receives each call after the model's own kernel has run, in the same thread.
 
     Attributes:
-        is_active: whether the recording is in progress; calls that end afterwards are not emitted.
-        not_recorded: modules that seem to compute attention but had no matrix recorded: class names by module name.
+        is_active: whether the capture is in progress; calls that end later are not emitted.
+        not_recorded: class names, by module name, of modules that seem to compute attention but were not recorded.
     """
 
     def __init__(self, callback: Callback):
@@ -44,17 +44,17 @@ class Capture:
 
     @property
     def is_suppressed(self) -> bool:
-        """Whether this thread is inside a captured call."""
+        """Whether this thread is running a captured call, so that nested calls are not captured."""
         return self._thread.depth > 0
 
     @property
     def num_captured(self) -> int:
-        """Number of calls in this thread that were emitted or noted as not recorded."""
+        """Number of attention calls in this thread that were captured or noted as not recorded."""
         return self._thread.num_captured
 
     @contextmanager
     def suppressed(self) -> Iterator[None]:
-        """Suppress the calls of this thread within the block, because they are part of a captured call."""
+        """Capture nothing in this thread within the block, which runs parts of a captured call."""
         self._thread.depth += 1
         try:
             yield
@@ -71,14 +71,14 @@ class Capture:
             self._callback(name, make)
 
     def note_not_recorded(self, name: str, kind: str) -> None:
-        """Note that no matrix of a module was captured, unless the module is running inside a captured call."""
+        """Note that a module's attention could not be captured, unless it runs inside a captured call."""
         if self.is_active and not self.is_suppressed:
             self._thread.num_captured += 1
             self.not_recorded.setdefault(name, kind)
 
 
 class Listener(NamedTuple):
-    """A capture that records the calls of a module.
+    """The capture of one module's calls, with the module's name.
 
     Attributes:
         name: the module's name in the recording.
@@ -97,7 +97,7 @@ class _ThreadState(threading.local):
 
 @contextmanager
 def suppressed(listeners: Iterable[Listener]) -> Iterator[None]:
-    """Suppress calls for these listeners within the block, because they are part of a captured call."""
+    """Capture nothing for the given listeners within the block, which runs parts of a captured call."""
     with ExitStack() as stack:
         for listener in listeners:
             stack.enter_context(listener.capture.suppressed())
@@ -105,7 +105,7 @@ def suppressed(listeners: Iterable[Listener]) -> Iterator[None]:
 
 
 def emit_all(calls: Sequence[tuple[Listener, Make]]) -> None:
-    """Emit each call to its listener, even if another listener raises."""
+    """Pass each captured call to its listener, even if another listener raises."""
     if not calls:
         return
     (name, capture), make = calls[0]
@@ -126,7 +126,7 @@ def refuse_compiled() -> None:
 
 
 def names_of(model: nn.Module) -> dict[nn.Module, str]:
-    """Return the name of each module of a model; the model itself is named after its class."""
+    """Return the name of each module in a capture; the model itself is named after its class."""
     return {module: name or type(model).__name__ for name, module in model.named_modules()}
 
 

@@ -25,12 +25,12 @@ def block_mask(
     """Return a BlockMask for ``flex_attention`` that equals the mask at default positions (bottom-right).
 
     Blocks without allowed pairs are left out, blocks with only allowed pairs are marked full, and FlexAttention
-    evaluates the mask in the others. Exact for every mask; a mask without structure is evaluated in all blocks.
+    evaluates the mask in all other blocks. Exact for every mask; a mask without structure is evaluated in all blocks.
 
     Args:
         mask: any mask.
         q_len, kv_len: numbers of queries and keys; ``kv_len`` defaults to ``q_len``.
-        batch: number of batch items; by default, that of the mask.
+        batch: number of batch items; by default, the batch size of the mask.
         block_size: rows and columns of a block, each at least 1, or one int for both; torch's flash backend needs
             (256, 128).
         device: the device on which FlexAttention will run.

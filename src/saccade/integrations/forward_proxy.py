@@ -19,7 +19,7 @@ class CapturedCall(NamedTuple):
 
     Attributes:
         module: the module.
-        forward: its original forward pass.
+        forward: the original ``forward`` of the module.
         listeners: the listeners at the start of the call.
         args, kwargs: the arguments of the call.
     """
@@ -31,7 +31,7 @@ class CapturedCall(NamedTuple):
     kwargs: dict[str, Any]
 
     def run(self) -> Any:
-        """Run the original forward pass of the captured module."""
+        """Run the original ``forward`` of the captured module."""
         return self.forward(*self.args, **self.kwargs)
 
 
@@ -48,8 +48,9 @@ class ForwardProxy:
     Listeners are looked up when a call begins, so a listener added during a call does not receive that call. Without
     listeners, a proxy runs the original forward pass.
 
-    It is not a hook, because torch's encoder layers leave their fast path when they have hooks (pytorch#82919), which
-    changes the bits of their output. It is not a chain of wrappers, because removing the first would remove the others.
+    A hook would not do, because torch's encoder layers leave their fast path when they have hooks (pytorch#82919),
+    which changes the bits of their output. Nested wrappers would not do either: removing the outer one would also
+    remove the inner ones.
 
     Args:
         module: the module whose ``forward`` is replaced.
@@ -98,7 +99,7 @@ class ForwardProxy:
 
     @classmethod
     def at(cls, module: nn.Module, handler: Handler) -> ForwardProxy:
-        """Return the module's proxy with this handler, adding one if there is none."""
+        """Return the ``forward`` proxy of a module with the given handler; add one if there is none."""
         forward: object = vars(module).get("forward")
         while isinstance(forward, ForwardProxy):
             if forward.handler is handler:
@@ -110,14 +111,14 @@ class ForwardProxy:
 
 
 class Running(threading.local):
-    """A stack of the calls in progress for each thread, innermost last."""
+    """For each thread, a stack of the captured calls in progress, innermost last."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
 
     @contextmanager
     def within(self, *items: Any) -> Iterator[None]:
-        """Put these items on the stack of this thread within the block."""
+        """Push items onto this thread's stack of running calls within the block."""
         before = len(self.stack)
         self.stack.extend(items)
         try:
@@ -128,7 +129,7 @@ class Running(threading.local):
 
 @contextmanager
 def capture_forwards(modules: Iterable[tuple[nn.Module, str, Handler]], capture: Capture) -> Iterator[None]:
-    """Capture the forward calls of modules, each with its given name and handler."""
+    """Capture the ``forward`` calls of modules, each under a name and by a handler."""
     with ExitStack() as stack:
         for module, name, handler in modules:
             listener = Listener(name, capture)

@@ -52,7 +52,7 @@ def layer_matrix(
     Args:
         module: an object with the weights and options of an ``nn.MultiheadAttention``.
         query, key: the arguments of the call; nested tensors are allowed.
-        batch_first: whether the first dimension of the arguments is the batch, or they have no batch.
+        batch_first: whether the batch is the first dimension of the arguments; also True if they have no batch.
         attn_mask, key_padding_mask: the masks of the call.
         norm: the norm that the surrounding layer applies before the attention.
     """
@@ -80,7 +80,7 @@ def layer_matrix(
 
 
 def _padded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Pad a nested tensor to ``[batch, longest, width]``, and return it with a mask that is True at tokens."""
+    """Pad a nested input of ``nn.MultiheadAttention`` to ``[batch, longest, width]``; also return a token mask."""
     lengths = torch.tensor([len(item) for item in x.unbind()], device=x.device)
     padded = x.to_padded_tensor(0.0)
     return padded, torch.arange(padded.shape[1], device=x.device) < lengths[:, None]

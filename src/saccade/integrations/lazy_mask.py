@@ -31,10 +31,10 @@ class Placed(NamedTuple):
     """A mask rule together with the positions of the tokens of one attention call.
 
     Attributes:
-        rule: which query may attend to which key, evaluated at the positions below.
+        rule: which query may attend to which key, evaluated at the positions of the tokens.
         q_positions, kv_positions: consecutive positions of queries and keys.
         texts: lengths of the packed texts of each batch item (a single item applies to all); None if unknown.
-        left_padding: number of padding tokens before the first token of each batch item; None if there are none.
+        left_padding: number of padding tokens before the first token of each batch item; None without padding.
     """
 
     rule: Mask
@@ -45,7 +45,7 @@ class Placed(NamedTuple):
 
 
 class _Content:
-    """The state that a lazy mask and its detached copies share: the rule, and any memory that was written into."""
+    """The state that a lazy mask shares with its detached copies: the rule, and its memory if any was allocated."""
 
     def __init__(self, placed: Placed, not_readable: str):
         self.placed, self.not_readable = placed, not_readable
@@ -59,12 +59,12 @@ CALLED_AS = "LazyMask"  # the name in error messages
 class LazyMask(Tensor):
     """A tensor ``[batch, 1, q_len, kv_len]`` without memory that represents a mask rule on positions.
 
-    A bool mask is True at allowed pairs. A float mask is added to scores: 0 at allowed pairs, and the lowest number of
-    the dtype elsewhere.
+    A bool mask is True for allowed pairs. A float mask is added to scores: 0 for allowed pairs, and the lowest number
+    of the dtype for masked pairs.
 
-    Passing it on costs nothing. Any operation on it runs on the dense mask and returns an ordinary tensor, which is
-    slower but always correct. An operation that writes into it, or returns a view that could be written into, gives it
-    memory permanently; from then on it represents the contents of that memory.
+    Passing the mask on costs nothing. Any operation on it runs on the dense mask and returns an ordinary tensor, which
+    is slower but always correct. If an operation writes into the mask, or returns a view that could be written into,
+    memory is allocated for the mask; from then on it represents the contents of this memory.
 
     Args:
         placed: the rule and the positions of the tokens.
@@ -98,7 +98,7 @@ class LazyMask(Tensor):
 
     @property
     def placed(self) -> Placed:
-        """The rule and the positions; if a bool mask has memory that differs from the rule, the memory's contents."""
+        """The mask rule and the positions; if the memory of a bool mask was changed, a dense mask replaces the rule."""
         content, memory = self._content, self._content.memory
         if memory is None or torch.equal(memory, self._from_rule()):
             return content.placed
@@ -108,12 +108,12 @@ class LazyMask(Tensor):
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether an operation has allocated memory for the mask."""
+        """Whether memory has been allocated for the lazy mask."""
         return self._content.memory is not None
 
     @property
     def may_hold_terms(self) -> bool:
-        """Whether the mask is a float mask with memory, which may contain other terms that are added to scores."""
+        """Whether the mask is a float mask with memory, which may also contain a bias of the scores."""
         return self.is_in_memory and self.is_floating_point()
 
     # A method with this name would run at every access to a shape.
@@ -121,7 +121,7 @@ class LazyMask(Tensor):
 
     @property
     def data(self) -> Tensor:
-        """The mask detached from the graph, as `detach` returns it."""
+        """The lazy mask detached from the graph, as `detach` returns it."""
         return self.detach()
 
     @data.setter
@@ -129,7 +129,7 @@ class LazyMask(Tensor):
         raise _refused("other data")
 
     def share_memory_(self) -> Self:
-        """Raise, because sharing memory that does not exist would crash the process."""
+        """Raise, because a lazy mask has no memory, and sharing it would crash the process."""
         raise _refused("sharing memory")
 
     @classmethod
@@ -168,7 +168,7 @@ class LazyMask(Tensor):
         return torch.zeros_like(allowed, dtype=self.dtype).masked_fill_(~allowed, torch.finfo(self.dtype).min)
 
     def _in_memory(self) -> Tensor:
-        """Return the mask's memory, allocated and kept from now on because other tensors may be views of it."""
+        """Return the memory of the lazy mask, allocated permanently because other tensors may be views of it."""
         content = self._content
         with content.lock:
             if content.memory is None:
@@ -177,7 +177,7 @@ class LazyMask(Tensor):
             return content.memory
 
     def _again(self) -> LazyMask:
-        """Return a new lazy mask that shares the content of this one."""
+        """Return a new lazy mask that shares its rule and memory with this mask."""
         other = LazyMask(self._content.placed, self.shape[0], self.device, self.dtype)
         other._content = self._content
         return other
@@ -225,12 +225,12 @@ def _refused(what: str) -> Exception:
 def mask_dtype(config: object, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of a model's lazy mask: bool, or ``dtype`` if the model's code may add the mask to scores.
 
-    Models that call the attention interface and support "sdpa" or "flex_attention" pass a mask on unchanged. All others
-    get float masks from transformers and read them: GIT and Falcon add them to their scores, DeepSeek-V4 combines them
-    with a bias, and Gemma 4's audio encoder compares them with 0.
+    Models that call the attention interface and support "sdpa" or "flex_attention" pass a mask on unchanged. All other
+    models get float masks from transformers and read them: GIT and Falcon add them to their scores, DeepSeek-V4
+    combines them with a bias, and Gemma 4's audio encoder compares them with 0.
 
     Args:
-        config: the configuration for which a mask is made; None if unknown.
+        config: the configuration of the model; None if unknown.
         dtype: the model's dtype.
     """
     return torch.bool if config is None or _takes_bool(type(config)) else dtype
@@ -243,7 +243,7 @@ def _takes_bool(kind: type) -> bool:
 
 @functools.cache
 def _all_support(kind: type, num_modules: int) -> bool:
-    """Return whether all models of a configuration class pass masks on; a new ``num_modules`` invalidates the cache."""
+    """Return whether all models of a configuration class pass lazy masks on; cached until ``num_modules`` changes."""
     del num_modules
     modeling: Any = sys.modules.get("transformers.modeling_utils")
     if modeling is None:

@@ -1,4 +1,4 @@
-"""LazyWeights: attention weights that a call returns with its output but that are computed only when read."""
+"""LazyWeights: attention weights that a call returns with its output, but that are only computed when read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
 class _Content:
-    """The state of lazy weights: the function that computes them, and the weights after they are computed."""
+    """The state of lazy attention weights: the function that computes them, and its result after the first read."""
 
     def __init__(self, shape: Any, dtype: Any, device: Any, make: Callable[[], Tensor], sources: Iterable[Tensor]):
         self.kind = (shape, dtype, device)
@@ -110,7 +110,7 @@ class LazyWeights(Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # torch leaves the last two out, too
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operation called by torch's internal code on the dense weights, without gradient."""
+        """Run an operation of torch's internal code on the dense attention weights, without gradient."""
         if func in _SAME:
             return cls._of(args[0]._content)
         args, kwargs = tree_map(lambda x: _read(x).detach() if isinstance(x, LazyWeights) else x, (args, kwargs or {}))
@@ -138,10 +138,10 @@ def weights_of(
 
     Args:
         matrix: the matrix of the call, ``[batch, heads, q_len, kv_len]``.
-        is_averaged: whether to average over the heads, which removes their axis.
+        is_averaged: whether to average over the heads, which removes the axis of the heads.
         dtype: the dtype of the weights.
         sources: tensors that the matrix reads.
-        is_single: whether the call had no batch dimension, so that the weights have none either.
+        is_single: whether the call had no batch dimension, so that the weights have no batch dimension either.
         items: the nested tensors of the call, if ``matrix`` is their packed matrix. The weights of shorter items are
             filled with zeros, as in torch.
     """
@@ -164,7 +164,7 @@ def weights_of(
 
 
 def _averaged(matrix: Matrix) -> Tensor:
-    """Return the weights averaged over the heads, ``[batch, q_len, kv_len]``, computed block by block."""
+    """Return attention weights averaged over the heads, ``[batch, q_len, kv_len]``, computed block by block."""
     batch, heads, q_len, kv_len = matrix.shape
     weights = torch.zeros(batch, q_len, kv_len, dtype=wide_dtype(matrix.dtype), device=matrix.device)
     for block in matrix.blocks():
@@ -174,7 +174,7 @@ def _averaged(matrix: Matrix) -> Tensor:
 
 
 def _padded(weights: Tensor, items: Nested) -> Tensor:
-    """Split the weights of a packed sequence into padded weights of its items, ``[batch, ..., q_len, kv_len]``."""
+    """Split attention weights of a packed sequence into padded weights per item, ``[batch, ..., q_len, kv_len]``."""
     batch, q_len, kv_len = items.shape
     out = weights.new_zeros(batch, *weights.shape[:-2], q_len, kv_len)
     row = column = 0

@@ -34,8 +34,9 @@ def place(
 
     Args:
         mask_function: the model's pattern.
-        attention_mask: bool ``[batch, tokens]``, True at tokens; None for no padding. Keys past its end are hidden.
-        q_length, kv_length, q_offset, kv_offset: number of queries and keys, and the position of the first of each.
+        attention_mask: bool ``[batch, tokens]``, True at tokens; None for no padding. Keys past its end are masked.
+        q_length, kv_length: numbers of queries and keys.
+        q_offset, kv_offset: positions of the first query and of the first key.
         one_by_one: whether the function accepts only single pairs (a user's function).
 
     Raises:
@@ -49,11 +50,11 @@ def place(
 
 
 def with_padding(placed: Placed, is_token: Tensor) -> Placed:
-    """Hide padding in a mask rule, and store the number of padding tokens before each text.
+    """Mask padding in a mask rule, and store the number of padding tokens before each text.
 
     Args:
-        placed: a rule and the positions of the tokens.
-        is_token: bool ``[batch, tokens]``, True at tokens. Keys past its end are hidden.
+        placed: a mask rule and the positions of the tokens.
+        is_token: bool ``[batch, tokens]``, True at tokens. Keys past its end are masked.
     """
     rule = placed.rule
     is_token = F.pad(is_token, (0, max(placed.kv_positions.stop - is_token.shape[1], 0)))
@@ -73,8 +74,8 @@ def as_rule(function: MaskFunction, *, one_by_one: bool = False) -> Mask:
         one_by_one: whether to call unknown functions with single pairs, as ``torch.vmap`` does.
 
     Cost: a known pattern costs nothing and keeps its structure. Any other function becomes a `Predicate`, which is
-    exact and evaluated for every pair, a few rows at a time. So does an empty window or chunk, which `Window` and
-    `Coarse` do not support: some configurations contain one that no layer uses.
+    exact and evaluated for every pair, a few rows at a time. An empty window or chunk also becomes a `Predicate`,
+    because `Window` and `Coarse` do not support it; some configurations contain an empty window that no layer uses.
     """
     name, closure = _name(function), _closure(function)
     rule: Mask
@@ -106,7 +107,7 @@ def as_rule(function: MaskFunction, *, one_by_one: bool = False) -> Mask:
 
 @dataclasses.dataclass(frozen=True)
 class _OneByOne:
-    """A mask function of four numbers that can be called with tensors of them."""
+    """A mask function that accepts only four numbers, wrapped so that it can be called with tensors."""
 
     function: MaskFunction
 
@@ -148,14 +149,14 @@ def _documents(functions: tuple[MaskFunction, ...], one_by_one: bool) -> Mask | 
 
 
 def _texts_of(rule: Mask) -> tuple[tuple[int, ...], ...] | None:
-    """Return the lengths of the documents in a mask rule, or None if it has none."""
+    """Return the lengths of the documents in a mask rule, or None if it contains no documents."""
     if isinstance(rule, Documents):
         return rule.lengths
     return next((texts for texts in map(_texts_of, rule.made_of) if texts is not None), None)
 
 
 def _lengths(number: Tensor) -> list[list[int]]:
-    """Return the lengths of packed documents, given each token's document number, ``[batch, tokens]``."""
+    """Return the lengths of packed documents from the document number of each token, ``[batch, tokens]``."""
     return [row.unique_consecutive(return_counts=True)[1].tolist() for row in number]
 
 

@@ -16,7 +16,7 @@ CALLED_AS = "nn.MultiheadAttention"  # the name in error messages
 
 
 class Projected(NamedTuple):
-    """Projected heads ``[batch, heads, len, head_dim]``, with the keys and values that the layer adds."""
+    """Projected inputs of ``nn.MultiheadAttention``, ``[batch, heads, len, head_dim]``, including added keys."""
 
     query: Tensor
     key: Tensor
@@ -84,6 +84,6 @@ def with_added_keys(pattern: Mask, q_len: int, kv_len: int, num_added: int) -> M
 
 
 def _wider(mask: Tensor, kv_len: int) -> Tensor:
-    """Extend a mask tensor by the keys that the layer adds, which every query may attend to."""
+    """Extend a mask tensor by the keys that ``nn.MultiheadAttention`` adds, which every query may attend to."""
     more = kv_len - mask.shape[-1]
     return F.pad(mask, (0, more), value=mask.dtype == torch.bool) if more else mask

@@ -65,10 +65,10 @@ def _is_of_batch(pattern: Mask) -> bool:
 
 
 def _texts_by_position(placed: Placed, position_ids: Tensor | None) -> tuple[tuple[int, ...], ...] | None:
-    """Return the lengths of packed texts if positions restart at 0 and otherwise increase by 1, else None.
+    """Return the lengths of packed texts if positions increase by 1 and restart at 0; otherwise, return None.
 
-    Positions of image patches may do the same, so only causal rules and dense masks are considered. Keys after the
-    queries are the unused slots of a static cache.
+    Positions of image patches may also restart at 0, so only causal rules and dense masks are considered. Keys after
+    the queries are the unused slots of a static cache.
     """
     rule, q, kv = placed[:3]
     is_whole = q.start == kv.start == 0 and len(q) <= len(kv)
@@ -83,7 +83,7 @@ def _texts_by_position(placed: Placed, position_ids: Tensor | None) -> tuple[tup
 
 
 def _check_start(placed: Placed, pattern: Mask, position_ids: Tensor | None) -> None:
-    """Raise if the queries continue one of several texts in a cache, because its first position is unknown."""
+    """Raise if the queries continue one of several texts in a cache, because the start of that text is unknown."""
     q, kv = placed.q_positions, placed.kv_positions
     if not placed.rule.is_causal or len(q) == len(kv) or not _are_of_row(position_ids, len(q)):
         return
@@ -94,7 +94,7 @@ def _check_start(placed: Placed, pattern: Mask, position_ids: Tensor | None) -> 
 
 
 def _are_of_row(position_ids: Tensor | None, length: int) -> TypeGuard[Tensor]:
-    """Return whether ``position_ids`` has one position for each query, with values that can be read."""
+    """Return whether ``position_ids`` contains one position per query of the call, with values that can be read."""
     if not isinstance(position_ids, Tensor) or position_ids.is_meta or isinstance(position_ids, FakeTensor):
         return False
     return position_ids.dim() == 2 and position_ids.shape[1] == length

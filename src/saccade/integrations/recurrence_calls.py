@@ -24,7 +24,7 @@ _DELTA, _LINEAR = Delta(), GatedLinear(scale=1.0)
 
 
 class Tokens(NamedTuple):
-    """The queries, keys and gates of the tokens in a recurrence.
+    """The queries, keys and gates of the tokens in a call of a recurrence.
 
     Attributes:
         rule: the mechanism that computes the recurrence.
@@ -101,7 +101,7 @@ def _step(raw: Tensor, bias: Tensor | None, arguments: Arguments) -> Tensor:
 
 
 def _ssd(query: Tensor, key: Tensor, step: Tensor, rate: Tensor) -> Tokens:
-    """Return the tokens for `saccade.mechanisms.SSD` with the given negative rate, ``[heads]``."""
+    """Return the tokens of a Mamba-2 call for `saccade.mechanisms.SSD`, from its negative rates, ``[heads]``."""
     return Tokens(_LINEAR, query, key, step * rate[:, None].to(step), step)
 
 

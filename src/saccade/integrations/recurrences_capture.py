@@ -28,13 +28,13 @@ _LIGHTNING = "MiniMaxLightningAttention"
 
 
 class _State(NamedTuple):
-    """A recurrent state and all tokens that it was computed from."""
+    """A recurrent state, together with all tokens from which it was computed."""
 
     state: Tensor
     tokens: Tokens
 
     def of(self, rows: list[int]) -> _State:
-        """Return the state of the selected batch items, for reordered beams."""
+        """Return the recurrent state of selected batch items, as when beams are reordered."""
         chosen = (x if x is None or not isinstance(x, Tensor) else x[rows] for x in self.tokens)
         return _State(self.state[rows], Tokens(*chosen))  # type: ignore[arg-type]
 
@@ -43,8 +43,8 @@ class History:
     """The tokens that the states in a model's caches were computed from, for one recording.
 
     The weights of a decoding step need the keys of earlier tokens, but a recurrent layer's cache does not contain them.
-    So they are stored here as long as the cache exists. A state is recognised by its contents, so a state that other
-    code changed is refused.
+    So these keys are stored here as long as the cache exists. A state is recognised by its contents, so a state that
+    was changed by other code is refused.
 
     Cost: memory for the keys, like a cache of softmax attention; each call compares states.
     """
@@ -54,7 +54,7 @@ class History:
         self._lock = threading.Lock()  # other threads may be generating, each with its own cache
 
     def whole(self, name: str, cache: Any, new: Tokens, before: Tensor | None, after: Tensor | None) -> Tokens:
-        """Return all tokens up to the end of a recurrence call, and remember them for the next call.
+        """Return all tokens up to the end of a recurrence call, and store them for the next call.
 
         Args:
             name: the layer's name.
@@ -99,14 +99,14 @@ def _rows(known: Tensor, state: Tensor) -> list[int] | None:
 
 
 def _appended(earlier: Tokens, new: Tokens) -> Tokens:
-    """Return the new tokens' queries with the keys of the earlier and new tokens."""
+    """Join the tokens of successive recurrence calls: all keys, but only the queries of the new tokens."""
     key, decay = torch.cat([earlier.key, new.key], 2), torch.cat([earlier.decay, new.decay], 2)
     beta = None if earlier.beta is None or new.beta is None else torch.cat([earlier.beta, new.beta], 2)
     return new._replace(key=key, decay=decay, beta=beta)
 
 
 def _detached(tokens: Tokens) -> Tokens:
-    """Detach tokens from the graph and drop their queries, which later calls do not need."""
+    """Detach the tokens of a recurrence from the graph, and drop their queries, which later calls do not need."""
     beta = None if tokens.beta is None else tokens.beta.detach()
     key = tokens.key.detach()
     return Tokens(tokens.rule, key[:, :, :0], key, tokens.decay.detach(), beta)
@@ -173,7 +173,7 @@ def _namespaces_of_class(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
 
 
 class _Layer(NamedTuple):
-    """A running recurrent layer: its listeners and the cache that it was called with."""
+    """A running recurrent layer: its listeners, and the cache that was passed to it."""
 
     listeners: tuple[Listener, ...]
     cache: Any
@@ -259,7 +259,7 @@ def _capture_lightning(call: CapturedCall) -> Any:
 
 @dataclass
 class _Projection:
-    """The projection module of a running lightning attention, and its output."""
+    """The projection module of a running lightning attention, with its output."""
 
     module: nn.Module
     out: Tensor | None = None

@@ -81,9 +81,9 @@ def replace_attention(
         TypeError: an argument has the wrong type.
         ValueError: no module of the model matches a name in ``leave``, or no ``nn.MultiheadAttention`` matches a name
             in ``cross_attention``.
-        UnsupportedError: the model contains unsupported attention, or none at all. The error lists all such modules,
-            and nothing is replaced. This includes modules whose own ``forward`` computes attention: it multiplies the
-            result of a softmax, or calls torch's attention functions.
+        UnsupportedError: the model contains unsupported attention, or no attention. The error lists all unsupported
+            modules, and nothing is replaced. This includes modules whose own ``forward`` computes attention: it
+            multiplies the result of a softmax, or calls torch's attention functions.
 
     Cost: none, except that timm-style modules are run on a few random numbers, once before and once after.
 
@@ -159,7 +159,7 @@ def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
 
 def _written_out(model: nn.Module, known: list[str]) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yield modules that compute attention in their own code, except known ones and parts of transformers models."""
+    """Yield modules that compute attention in their own code, except known modules and parts of transformers models."""
     within = tuple(f"{name}." for name in known if not is_pretrained(model.get_submodule(name)))
     for name, part in model.named_modules():
         why = "" if name in known or f"{name}.".startswith(within) else written_out(part)
@@ -168,7 +168,7 @@ def _written_out(model: nn.Module, known: list[str]) -> Iterator[tuple[str, nn.M
 
 
 def _left(model: nn.Module, leave: Collection[str] | None) -> set[str]:
-    """Return the names of the modules to leave unreplaced, and of all modules within them.
+    """Return the names of the modules whose attention is not replaced, including all modules within them.
 
     Raises:
         TypeError, ValueError: ``leave`` does not consist of names of modules.
@@ -196,7 +196,7 @@ def is_pretrained(part: nn.Module) -> bool:
 
 
 def _against_object(part: nn.Module) -> str:
-    """Return why an attention module of a supported class cannot run on saccade, or "" if it can."""
+    """Return the reason why an attention module of a supported class cannot run on saccade, or "" if it can."""
     if is_parametrized(part):
         return "its weights are computed from others, by parametrizations"
     if "forward" in vars(part):
@@ -206,7 +206,7 @@ def _against_object(part: nn.Module) -> str:
 
 
 def _against_model(model: Any) -> str:
-    """Return why a transformers model cannot run on saccade's attention, or "" if it can."""
+    """Return the reason why a transformers model cannot run on saccade's attention, or "" if it can."""
     if not any(uses_attention_interface(part) for part in model.modules()):
         return "it computes its attention itself, without transformers' attention interface"
     if getattr(model, "_supports_sdpa", True):
@@ -225,7 +225,7 @@ def _is_by_hand(kind: type[nn.Module]) -> bool:
 
 
 def _against_fused(module: Any) -> str:
-    """Compare a timm-style module with its replacement on random numbers; return why it cannot be replaced, or ""."""
+    """Return the reason why a timm-style module cannot be replaced, or "" if it can, by a test on random inputs."""
     against = _against_object(module)
     if against:
         return against

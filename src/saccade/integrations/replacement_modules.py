@@ -28,7 +28,7 @@ _FUSED = ("qkv", "proj", "num_heads")  # timm's names for the parts of its atten
 class TorchAttention(StandIn):
     """An ``nn.MultiheadAttention`` that runs on saccade with the same parameters, flags and signature.
 
-    Its mask applies to self-attention: calls whose query and key are the same tensor or have equal values.
+    The mask applies to self-attention only: calls whose query and key are the same tensor or have equal values.
 
     Attributes:
         is_cross: whether the module is cross-attention; None while unknown.
@@ -43,7 +43,7 @@ class TorchAttention(StandIn):
         self.register_forward_pre_hook(_keep_in_python)
 
     def merge_masks(self, *_: Any) -> Any:
-        """Raise: torch's encoder layer calls this before its fused code, which only runs if the hook was removed."""
+        """Raise, because torch's encoder layer only calls this if its fused code will bypass the replacement."""
         reason = "its fused code leaves out what replace_attention put in, and the hook that prevents it was removed"
         hint = "torch.backends.mha.set_fastpath_enabled(False)"
         raise unsupported("nn.TransformerEncoderLayer", [reason], hint=hint)
@@ -93,7 +93,7 @@ class TorchAttention(StandIn):
     def _of_nested(
         self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool, average_attn_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Run a call on nested tensors ``[batch, len, width]`` as one packed sequence, for any `batch_first`."""
+        """Run ``nn.MultiheadAttention`` on nested tensors ``[batch, len, width]`` as one packed sequence."""
         if is_tracing():  # a compiled graph cannot read lengths
             outside: Any = torch.compiler.disable(self._of_nested)
             return outside(query, key, value, need_weights, average_attn_weights)
@@ -143,13 +143,13 @@ class FusedAttention(StandIn):
     """
 
     def set_up(self) -> None:
-        """Pass the module's scale on to the mechanism."""
+        """Pass the scale of the timm-style module on to the mechanism."""
         scale = getattr(self, "scale", None)
         if isinstance(self.mechanism, Softmax) and self.mechanism.scale is None and isinstance(scale, float | int):
             self.mechanism.scale = float(scale)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """Attend within ``x [batch, len, width]``, with a bool mask (True = may attend) or float terms."""
+        """Run self-attention on ``x [batch, len, width]``; the mask is bool (True = may attend) or additive."""
         check_dense(x=x)
         q, k, v = self.qkv(x).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         q, k = self._part("q_norm", q), self._part("k_norm", k)
@@ -193,7 +193,7 @@ def _keep_in_python(module: nn.Module, args: Any) -> None:
 
 
 def _hold_the_same(query: Tensor, key: Tensor) -> bool:
-    """Return whether query and key are equal bit by bit, NaN included, as after two runs of a layer on one input."""
+    """Return whether query and key are bitwise equal, including NaN, so that the call counts as self-attention."""
     if query.shape != key.shape or query.dtype != key.dtype or query.device != key.device:
         return False
     if query.is_meta or not (is_plain(query) and is_plain(key)):

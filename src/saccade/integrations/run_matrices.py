@@ -1,4 +1,4 @@
-"""Collect the attention matrices that saccade's functions apply to values during a recording."""
+"""Collect the attention matrices that saccade's attention functions multiply by values during a recording."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _thread = _ThreadState()
 
 
 def report_matrix(matrix: Matrix) -> None:
-    """Add a matrix that is about to be applied to values to this thread's innermost `collected_matrices` list.
+    """Report an attention matrix before it is multiplied by values, to this thread's innermost `collected_matrices`.
 
-    Attention functions registered with another library call this, because only the function knows which mask and terms
-    it added to those of the call.
+    Attention functions that are registered with another library call this, because no other code knows which mask and
+    bias they added to those of the call.
     """
     if not is_tracing() and _thread.lists:
         _thread.lists[-1].append(matrix)
@@ -30,7 +30,7 @@ def report_matrix(matrix: Matrix) -> None:
 
 @contextmanager
 def collected_matrices() -> Iterator[list[Matrix]]:
-    """Yield a list that collects the matrices that this thread reports within the block."""
+    """Yield a list of the attention matrices that this thread reports within the block."""
     matrices: list[Matrix] = []
     _thread.lists.append(matrices)
     try:

@@ -48,7 +48,7 @@ def capture_mechanisms(model: nn.Module, capture: Capture) -> Iterator[None]:
 
 
 class _Holder(NamedTuple):
-    """A running layer that contains a mechanism, and one of its listeners."""
+    """A running layer that contains a mechanism, with a listener for its calls."""
 
     holder: nn.Module
     listener: Listener
@@ -93,7 +93,7 @@ class _Hook:
 
 
 def _runs_above(frame: FrameType | None, holders: list[nn.Module]) -> bool:
-    """Return whether one of these layers is running in a call that began before the recording."""
+    """Return whether a layer with a mechanism is running in a call that began before the recording."""
     codes = {inspect.unwrap(type(holder).forward).__code__ for holder in holders}
     while frame is not None:
         if frame.f_code in codes and frame.f_locals.get("self") in holders:

@@ -79,7 +79,7 @@ def without_mode(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass
 class _Caller:
-    """A running module and one of its listeners.
+    """A running module that may call torch's attention functions, with one of its listeners.
 
     Attributes:
         listener: the capture and the module's name in it.
@@ -127,7 +127,7 @@ class SoftmaxProducts:
         self._thread = _ThreadState()
 
     def is_one(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
-        """Track an operation that has run, and return whether it was a matrix product with a softmax result."""
+        """Track the results of an operation, and return whether it was a matrix product with a softmax result."""
         weights = self._thread.weights
         if func in _SOFTMAX:
             weights[out] = True
@@ -188,7 +188,7 @@ _MODE = _Mode()
 
 @contextmanager
 def capture_products_of(module: nn.Module, listeners: Iterable[Listener]) -> Iterator[None]:
-    """Capture the calls of torch's attention functions within the block as calls by a module."""
+    """Capture calls of torch's attention functions within the block, under the name of the given module."""
     is_on = _MODE in torch.overrides._get_current_function_mode_stack()
     kind = type(module).__name__
     with _running.within(*(_Caller(listener, kind) for listener in listeners)), nullcontext() if is_on else _MODE:
@@ -215,7 +215,7 @@ def _capture_calls(call: CapturedCall) -> Any:
 
 
 def _is_ours(frame: FrameType | None) -> bool:
-    """Return whether a saccade kernel is running, whose matrix is already captured."""
+    """Return whether an SDPA call comes from a saccade kernel, whose matrix is already captured."""
     while frame is not None:
         if str(frame.f_globals.get("__name__")).startswith("saccade.engine."):
             return True
@@ -224,12 +224,12 @@ def _is_ours(frame: FrameType | None) -> bool:
 
 
 def _innermost_callers() -> list[_Caller]:
-    """Return the innermost running module for each capture."""
+    """Return, for each capture, the innermost running module that may call SDPA."""
     return list({one.listener.capture: one for one in _running.stack}.values())
 
 
 def _listeners(only: Capture | None = None) -> list[Listener]:
-    """Return a listener for each capture (or only the given one), named after the innermost running module and call."""
+    """Return a listener for each capture, or only for the given capture, named after the innermost running module."""
     listeners = []
     for one in _innermost_callers():
         name, capture = one.listener

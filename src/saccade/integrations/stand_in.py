@@ -22,7 +22,7 @@ class StandIn(nn.Module):
 
     Attributes:
         mask: a pattern for self-attention, combined with the masks of each call by ``&``.
-        mechanism: the mechanism.
+        mechanism: the attention mechanism that the module runs.
     """
 
     mask: Mask | None
@@ -33,7 +33,7 @@ class StandIn(nn.Module):
         return super().__getattr__(name)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copy and pickle by the two classes that the module's class combines."""
+        """Copy and pickle the replaced module by the two classes that its class combines."""
         if "stand_in_of" not in vars(type(self)):  # a further subclass
             return super().__reduce_ex__(protocol)
         reduced = super().__reduce_ex__(protocol)
@@ -76,7 +76,7 @@ def put_in(module: nn.Module, kind: type[StandIn], mask: Mask | None, mechanism:
     Args:
         module: changed in place.
         kind: the class with the new forward pass.
-        mask: a pattern.
+        mask: a pattern for self-attention; None for no pattern.
         mechanism: the mechanism, which is copied; `saccade.mechanisms.Softmax` when None.
     """
     copied = Softmax() if mechanism is None else copy.deepcopy(mechanism)
@@ -90,7 +90,7 @@ def put_in(module: nn.Module, kind: type[StandIn], mask: Mask | None, mechanism:
 
 @contextmanager
 def tried(module: nn.Module, kind: type[StandIn]) -> Iterator[None]:
-    """Make a module run on saccade within the block, with a ``kind`` that registers no hooks."""
+    """Make a module run on saccade within the block only; ``kind`` must not register hooks."""
     before = type(module)
     put_in(module, kind, None, None)
     try:

@@ -10,13 +10,14 @@ from saccade.support.validation import check_holds_values
 
 
 def mask_of_tensor(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Split a mask tensor for torch's kernels into allowed pairs and terms that are added to the scores.
+    """Split a mask tensor for torch's kernels into a bool mask of allowed pairs and a bias of the scores.
 
     Args:
-        mask: bool, True = may attend; or float terms, where -inf or the lowest number of the dtype hides a pair.
+        mask: bool, True = may attend; or an additive float mask, in which -inf or the lowest number of the dtype masks
+            a pair.
 
     Returns:
-        A bool tensor (None if all pairs are allowed) and a float tensor (None if nothing is added).
+        Two tensors: the bool mask (None if all pairs are allowed) and the float bias (None if nothing is added).
     """
     check_holds_values("attn_mask", mask)
     if mask.dtype == torch.bool:
@@ -29,7 +30,7 @@ def mask_of_tensor(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
 
 
 def rule_of_tensor(mask: Tensor, kv_len: int) -> tuple[Mask, Tensor | None]:
-    """Convert a mask tensor to a rule for ``kv_len`` keys and the terms that are added to the scores.
+    """Convert a mask tensor to a mask rule for ``kv_len`` keys and a bias of the scores.
 
     Args:
         mask: ``[batch | 1, heads | 1, q_len | 1, kv_len | 1]``.
@@ -40,7 +41,7 @@ def rule_of_tensor(mask: Tensor, kv_len: int) -> tuple[Mask, Tensor | None]:
 
 
 def both(rule: Mask, other: Mask) -> Mask:
-    """Return the conjunction of two mask rules, or just one of them if the other allows everything."""
+    """Combine two mask rules by ``&``; if one of them allows every pair, return the other."""
     if isinstance(rule, Full):
         return other
     return rule if isinstance(other, Full) else rule & other

@@ -49,7 +49,7 @@ def _captured_modules(names: dict[nn.Module, str]) -> Iterator[tuple[nn.Module, 
 
 @dataclass
 class _Layer:
-    """A running encoder layer: its attention module, and whether that module was called."""
+    """A running encoder layer of torch: its attention module, and whether that module has been called."""
 
     attention: nn.Module
     was_called: bool = False
@@ -80,10 +80,10 @@ def _capture_attention(call: CapturedCall) -> Any:
 
 
 def _note_attention(call: CapturedCall) -> Any:
-    """Run an attention module whose class overrides ``forward``, and note that its layer called it.
+    """Run an attention module whose class overrides ``forward``, and note that the encoder layer called it.
 
-    If the layer called the module, nothing is emitted. Only the fast path, which reads the weights without calling the
-    module, computes the same as torch's own attention.
+    If the encoder layer called the module, nothing is captured. Only the fast path, which reads the module's weights
+    without calling it, computes torch's own attention.
     """
     _note(call.module)
     return call.run()

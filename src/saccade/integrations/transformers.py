@@ -106,10 +106,10 @@ def lazy_mask(
 ) -> LazyMask | None:
     """Return a lazy mask instead of a dense tensor; the arguments are those of transformers' mask functions.
 
-    Like these functions, it returns None for a mask that hides nothing if the model's code reads its mask.
+    If the model's code reads the mask and every pair is allowed, the result is None, as in transformers.
 
-    ``has_pattern``: whether the attention function joins a pattern with the mask, which code that reads the mask would
-    not see.
+    ``has_pattern``: whether the attention function joins a pattern with the mask. Code that reads the mask would not
+    see this pattern.
     """
     del kwargs  # transformers' conditions for omitting a causal mask, which never happens here
     if mask_function is None:
@@ -132,7 +132,7 @@ def lazy_mask(
 
 
 class Attention:
-    """Saccade's attention function, as transformers calls it."""
+    """Saccade's attention function, with the signature that transformers calls."""
 
     def __init__(self, name: str, mask: Mask | MaskOfLayer | None):
         self.__name__, self._mask = name, mask

@@ -62,7 +62,7 @@ def transformers_cache(cache: Cache) -> TransformersCache:
     `SinkWindowCache`, whose first tokens would be padding.
 
     Args:
-        cache: contains one cache for each layer. It is filled in place, and may be saved or put in a
+        cache: one cache for each layer. It is filled in place, and may be saved or put in a
             `saccade.caches.PrefixStore`.
 
     Raises:
@@ -129,7 +129,7 @@ class _Layer:
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Return only the new keys and values; the keys carry a reference to the cache, which attends later."""
+        """Return only the new keys and values; the keys refer to the cache, which computes the attention later."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.rows = len(key_states)
@@ -174,7 +174,7 @@ class _Layer:
 
 @functools.cache
 def _classes() -> tuple[Any, Any]:
-    """Return subclasses of transformers' cache classes, created when they are first needed."""
+    """Return subclasses of transformers' cache classes that wrap saccade's caches, created when first needed."""
     try:
         from transformers import Cache as TransformersCache  # noqa: PLC0415  imported when used
         from transformers.cache_utils import CacheLayerMixin  # noqa: PLC0415

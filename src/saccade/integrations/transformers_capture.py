@@ -73,13 +73,13 @@ class _ModelCapture:
         self._latest: tuple[Placed, ...] = ()  # replaced, never mutated: several threads may build masks
 
     def learn(self, mask: Any, placed: Placed) -> None:
-        """Remember the rule of a mask while the mask is alive, and the latest rules for copies of masks."""
+        """Store the rule of a mask tensor while it exists, and the latest rules to recognise copies of masks."""
         number = id(mask)
         self._latest = (placed, *self._latest[: _REMEMBERED - 1])
         self._known[number] = _Known(weakref.ref(mask, lambda _: self._known.pop(number, None)), placed, _version(mask))
 
     def meaning_of(self, mask: Any, batch: int, device: torch.device) -> Any:
-        """Return the rule that a mask was built from if it is known, else the mask itself.
+        """Return the rule from which a mask tensor was built; if it is unknown, return the mask tensor itself.
 
         The rule is not used for a mask that was modified in place. `generate` copies masks for a static cache: small
         copies are recognised by their contents, and so are masks without a version counter.
@@ -104,14 +104,14 @@ class _Known(NamedTuple):
 
 
 def _version(mask: Any) -> int | None:
-    """Return how often a mask tensor was modified in place, or None if torch does not count (in inference mode)."""
+    """Return how often a mask tensor was modified in place, or None in inference mode, where torch does not count."""
     if not isinstance(mask, Tensor):
         return 0
     return None if mask.is_inference() else mask._version
 
 
 def _says_the_same(lazy: LazyMask, mask: Any) -> bool:
-    """Return whether a mask tensor hides the same pairs as a lazy mask, comparing a few rows at a time."""
+    """Return whether a mask tensor masks the same pairs as a lazy mask, comparing a few rows at a time."""
     placed, q_len = lazy.placed, mask.shape[2]
     if (len(placed.q_positions), len(placed.kv_positions)) != mask.shape[2:]:
         return False
@@ -158,7 +158,7 @@ def _patch_interfaces() -> Callable[[], None]:
 
 
 def _is_foreign(name: str, function: Callable[..., Any]) -> bool:
-    """Return whether an attention function is third-party, so that it may add a mask or terms to its arguments."""
+    """Return whether an attention function is third-party, and so may add its own mask or bias to its arguments."""
     home = str(getattr(function, "__module__", None) or type(function).__module__)
     return not (name in _STANDARD or "flash" in name or home.startswith(("transformers.", "saccade.")))
 
@@ -216,7 +216,7 @@ def _capturing(function: Callable[..., Any], *, is_flash: bool, is_foreign: bool
 
 
 def _is_product(make: Make, value: Tensor, out: Any, dropout_p: float | None) -> bool:
-    """Return whether a function's output is the matrix of its arguments times the values; always False with dropout."""
+    """Return whether an attention function's output is the matrix times the values; always False with dropout."""
     if dropout_p or not (isinstance(out, tuple) and isinstance(out[0], Tensor)):
         return False
     with torch.no_grad():
@@ -227,7 +227,7 @@ def _is_product(make: Make, value: Tensor, out: Any, dropout_p: float | None) ->
 
 
 def _emit_matrices(listeners: list[Listener], matrices: list[Matrix]) -> None:
-    """Emit the matrices of one call; from the second on, ":1", ":2" and so on is appended to the layer's name."""
+    """Emit the attention matrices of one call; from the second on, append ":1", ":2" and so on to the layer's name."""
 
     def making(matrix: Matrix) -> Make:
         return lambda: matrix

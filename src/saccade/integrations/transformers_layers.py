@@ -28,8 +28,8 @@ def from_transformers(module: nn.Module) -> LatentAttention | DifferentialAttent
     ``DiffLlamaAttention``                           `saccade.nn.DifferentialAttention`
     ================================================ =================================
 
-    Saccade's layers take only tokens: positions, rotation and the causal mask are part of them. The two heads of a pair
-    are adjacent in saccade, but half of all heads apart in DiffLlama.
+    Saccade's layers need only tokens: positions, rotation and the causal mask are part of the layer. The two heads of a
+    pair are adjacent in saccade, but in DiffLlama they are half the number of heads apart.
 
     Args:
         module: an attention module of a model, for instance ``model.model.layers[0].self_attn``.

@@ -35,7 +35,7 @@ Shape = bool | tuple[bool, ...]
 
 
 def written_out(module: nn.Module) -> str:
-    """Return how a module's ``forward`` computes attention in its own code, or "" if it does not.
+    """Describe how a module's ``forward`` computes attention in its own code; return "" if it does not.
 
     It either multiplies the result of a softmax by matmul, ``@``, bmm or einsum, or calls torch's attention functions.
     The source is followed from the softmax through assignments, casts, views, masking and dropout, and through called
@@ -61,13 +61,13 @@ def written_out(module: nn.Module) -> str:
 
 
 class _Reader:
-    """A reader that follows attention weights through the source of one function.
+    """A reader that follows attention weights through the source code of one function.
 
     Args:
         module: the module of a method; None for a plain function.
         function: the function.
-        weights: the names of its parameters that are weights.
-        depth: number of nested calls that led to it.
+        weights: the names of the function's parameters that are attention weights.
+        depth: number of nested calls that led to the function.
 
     Attributes:
         attends: how the function computes attention; "" if it does not.
@@ -81,7 +81,7 @@ class _Reader:
         self.returned: Shape = False
 
     def read(self, tree: ast.FunctionDef) -> None:
-        """Follow the weights through the body of a function."""
+        """Follow attention weights through the source code of the function."""
         for statement in tree.body:
             self._statement(statement)
 
@@ -108,7 +108,7 @@ class _Reader:
             self._body(node)
 
     def _loop(self, node: ast.AST) -> None:
-        """Read a loop body twice, since weights may be used above the line that computes them."""
+        """Read a loop body twice, because attention weights may be used above the line that computes them."""
         self._body(node)
         self._body(node)
 
@@ -190,7 +190,7 @@ class _Reader:
         return self._followed(node.func, inputs, named)
 
     def _part(self, func: ast.expr) -> object:
-        """Return the attribute of the module that a call refers to, as in ``self.attend(x)``; None for other calls."""
+        """Return the attribute of the module that the source calls, as in ``self.attend(x)``; None for other calls."""
         is_attribute = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == "self"
         if not is_attribute or self._module is None:
             return None
@@ -201,7 +201,7 @@ class _Reader:
         return is_constructed or isinstance(self._part(func), nn.Softmax | nn.Softmax2d)
 
     def _followed(self, func: ast.expr, inputs: list[bool], named: dict[str, bool]) -> Shape:
-        """Follow the weights into the method, module or function that is called."""
+        """Follow attention weights into the method, module or function that the source calls."""
         part = self._part(func)
         module, called = self._module, getattr(part, "__func__", part)
         if isinstance(part, nn.Module):
@@ -231,7 +231,7 @@ def _any(value: Shape) -> bool:
 
 
 def _is_multiplied(node: ast.expr) -> bool:
-    """Return whether an expression is an elementwise product."""
+    """Return whether an expression in the source of a module is an elementwise product."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
         return _is_multiplied(node.left) or _is_multiplied(node.right)
     is_product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
@@ -240,7 +240,7 @@ def _is_multiplied(node: ast.expr) -> bool:
 
 @functools.lru_cache(1024)
 def _tree(function: FunctionType) -> ast.FunctionDef | None:
-    """Return the syntax tree of a function, or None if it has no source."""
+    """Return the syntax tree of a function of a module, or None if its source is not available."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     except (OSError, TypeError, SyntaxError, IndexError):

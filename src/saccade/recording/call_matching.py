@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class Mark(NamedTuple):
-    """Data about the end of a call, used to recognise the call that continues it.
+    """The end of a recorded call, used to recognise the call that continues it.
 
     Attributes:
         newest: the key of the last token, ``[batch, kv_heads, head_dim]``; None if keys are unknown.
-        last: the last key, which differs from ``newest`` if the cache has free slots.
+        last: the last key of the call, which differs from ``newest`` if the cache has free slots.
         tokens: number of keys in the full text up to the last token.
         kv_len: number of keys in the call.
-        position: position of the last query; None if items have different positions.
+        position: position of the last query; None if batch items have different positions.
     """
 
     newest: Tensor | None
@@ -37,7 +37,7 @@ class Mark(NamedTuple):
 
     @classmethod
     def of(cls, matrix: Matrix, first_column: int = 0) -> Mark:
-        """Return the mark of a call whose first key has index ``first_column`` in the full text."""
+        """Return the end of a recorded call whose first key has index ``first_column`` in the full text."""
         kv_len, key = matrix.shape[3], _key_of(matrix)
         if key is None or not kv_len:
             return cls(None, None, kv_len, kv_len, None)
@@ -46,9 +46,9 @@ class Mark(NamedTuple):
         return cls(newest, last, first_column + place + 1, kv_len, _position_of_last(matrix))
 
     def extended(self, matrix: Matrix) -> int | None:
-        """Return the index of the next call's first key if that call appends keys to those of this one, else None.
+        """If the next call appends keys to this call's keys, return the index of its first key; otherwise, None.
 
-        In self-attention the key of the last token comes directly before the keys of the new tokens.
+        In self-attention, the key of the last token comes directly before the keys of the new tokens.
         """
         q_len, key = matrix.shape[2], _key_of(matrix)
         if self.newest is None or key is None or q_len >= matrix.shape[3] or not self._is_alike(key):
@@ -63,9 +63,9 @@ class Mark(NamedTuple):
         return first if first >= 0 else None
 
     def repeated(self, matrix: Matrix) -> int | None:
-        """Return the index of the next call's first key if that call has the same keys, else None.
+        """If the next call has the same keys as this call, return the index of its first key; otherwise, None.
 
-        This is the case in cross-attention, where only the queries continue.
+        The keys are the same in cross-attention, where only the queries continue.
         """
         key = _key_of(matrix)
         if self.last is None or key is None or matrix.shape[3] != self.kv_len or not self._is_alike(key):
@@ -79,14 +79,14 @@ class Mark(NamedTuple):
         return key[:, :, 0].shape == self.newest.shape and key.dtype == self.newest.dtype
 
     def _is_before(self, matrix: Matrix) -> bool:
-        """Return whether the last query of the given call is at a later position, or sees more keys."""
+        """Return whether the last query of another call is at a later position than this call's, or sees more keys."""
         position = _position_of_last(matrix)
         has_moved = self.position is not None and position is not None and position > self.position
         return has_moved or matrix.shape[3] > self.kv_len
 
 
 def _key_of(matrix: Matrix) -> Tensor | None:
-    """Return the keys of a recorded matrix, ``[batch, kv_heads, len, head_dim]``; None if they are unknown."""
+    """Return the keys of a call's matrix, ``[batch, kv_heads, len, head_dim]``; None if they are unknown."""
     if isinstance(matrix, AttentionMatrix):
         return matrix.inputs.key.detach()
     key = matrix.key if isinstance(matrix, RecurrenceMatrix) else None
@@ -100,7 +100,7 @@ def _position_of_last(matrix: Matrix) -> int | None:
 
 
 def place_of_last(matrix: Matrix) -> int:
-    """Return the index of the last query's own key: the last key, unless the cache has free slots."""
+    """Return the index of the key at the last query's position: the last key, unless the cache has free slots."""
     if not isinstance(matrix, AttentionMatrix):
         key = _key_of(matrix)
         return matrix.shape[3] - 1 if key is None else key.shape[2] - 1
@@ -117,9 +117,9 @@ _REMEMBERED = 64  # maximum number of threads per layer; beyond it the oldest is
 class Ends:
     """The ends of the last calls of each layer, by thread.
 
-    A call continues a run if it adds keys to those of the run's last call. Cross-attention adds no keys, so a call with
-    the same keys continues a run only during a generation, that is, if the preceding self-attention in the same thread
-    continued a run. Otherwise two passes over the same input would become one run.
+    A call continues a run if it adds keys to the keys of the run's last call. Cross-attention adds no keys, so a call
+    with the same keys continues a run only during a generation, that is, if the preceding self-attention in the same
+    thread continued a run. Without this condition, two passes over the same input would become one run.
 
     This class is not thread-safe; the collector holds a lock while it uses it.
     """
@@ -131,15 +131,15 @@ class Ends:
         self._not_chosen: dict[int, tuple[str, Callable[[], Matrix]]] = {}
 
     def pass_over(self, name: str, make: Callable[[], Matrix]) -> None:
-        """Remember the call of an unselected layer until the next call of this thread, which may need it."""
+        """Store the call of an unselected layer until the next call of the thread, which may be matched by it."""
         self._not_chosen[threading.get_ident()] = (name, make)
 
     def forget_passed_over(self) -> None:
-        """Forget the calls of unselected layers."""
+        """Discard the stored calls of unselected layers."""
         self._not_chosen.clear()
 
     def continued(self, name: str, matrix: Matrix) -> tuple[Run | None, int]:
-        """Return the run that a call continues, preferably from the same thread, and its first column in that run."""
+        """Return the run that a call continues, preferably in the same thread, and the call's first column in it."""
         here = threading.get_ident()
         passed_over = self._not_chosen.pop(here, None)
         run, first_column = self._match(name, matrix, lambda mark: mark.extended(matrix))
@@ -151,7 +151,7 @@ class Ends:
         return run, first_column
 
     def end(self, name: str, run: Run | None, matrix: Matrix, first_column: int) -> None:
-        """Remember the end of a call, to match it with the next one."""
+        """Store the end of a call, to match it with the next call of the layer."""
         ends = self._ends.setdefault(name, {})
         ends.pop(threading.get_ident(), None)
         ends[threading.get_ident()] = (run, Mark.of(matrix, first_column))

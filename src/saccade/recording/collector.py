@@ -19,15 +19,15 @@ CALLED_AS = "record"  # in errors
 
 
 class Selection:
-    """The layers and heads to record.
+    """The layers and heads that a recording selects.
 
     Args:
-        layers: None for all; or numbers, in the order of the first calls, and names of modules, where ``*`` matches
-            anything.
-        heads: None for all; or numbers.
+        layers: numbers of layers, in the order of their first calls, or names of modules, where ``*`` matches
+            anything; None for all layers.
+        heads: numbers of heads; None for all heads.
 
     Raises:
-        TypeError, ValueError: an argument is none of these, or an empty list.
+        TypeError, ValueError: an argument has the wrong type or is an empty list.
     """
 
     def __init__(self, layers: object, heads: object):
@@ -42,7 +42,7 @@ class Selection:
         self._used: set[int | str] = set()
 
     def has_layer(self, name: str) -> bool:
-        """Return whether a layer is selected; must be called for each layer in the order of the calls."""
+        """Return whether a layer is selected for recording; must be called for layers in the order of their calls."""
         number = self._known.setdefault(name, len(self._known))
         if self._numbers is None:
             return True
@@ -53,12 +53,12 @@ class Selection:
         return number in self._numbers or bool(patterns)
 
     def may_mean(self, name: str) -> bool:
-        """Return whether a module without a recorded call may be selected: any, if layers are selected by number."""
+        """Return whether a module without a recorded call may be selected: True if layers are selected by number."""
         return self._numbers is None or bool(self._numbers) or any(fnmatchcase(name, one) for one in self._patterns)
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Names of all layers that were called, selected or not."""
+        """Names of all layers that were called, including those that are not selected."""
         return tuple(self._known)
 
     @property
@@ -113,7 +113,7 @@ class Collector:
         self._is_over = False
 
     def on_call(self, name: str, make: Callable[[], Matrix]) -> None:
-        """Record one call of a layer, if the layer is selected."""
+        """Add one captured call of a layer to the recording, if the layer is selected."""
         with self._lock:
             if not self._selection.has_layer(name):
                 self._ends.pass_over(name, make)
@@ -125,7 +125,7 @@ class Collector:
             self._take(name, matrix)
 
     def end(self) -> None:
-        """Stop recording, also for calls in progress in other threads."""
+        """Stop recording; calls that are still running in other threads are not recorded."""
         with self._lock:
             self._is_over = True
             self._ends.forget_passed_over()

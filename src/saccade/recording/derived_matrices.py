@@ -29,7 +29,7 @@ class ChosenHeads(DerivedMatrix):
 
     Attributes:
         inner: the matrix with all heads.
-        heads: indices of the selected heads in it.
+        heads: indices of the selected heads in ``inner``.
 
     Example:
         >>> from saccade import AttentionMatrix
@@ -48,7 +48,7 @@ class ChosenHeads(DerivedMatrix):
 
     @property
     def kv_heads(self) -> int:
-        """Number of selected heads, since a product needs values for each of them."""
+        """Number of selected heads, because a product needs values for each selected head."""
         return len(self.heads)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
@@ -170,7 +170,7 @@ def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
 
 @dataclasses.dataclass(frozen=True)
 class _OfHeads(Mask):
-    """A mask restricted to some of the heads that it distinguishes."""
+    """A mask for a selection of heads, if the mask distinguishes heads."""
 
     mask: Mask
     heads: tuple[int, ...]

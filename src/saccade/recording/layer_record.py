@@ -28,8 +28,8 @@ class Call(NamedTuple):
     """The recorded data of one call of a layer.
 
     Attributes:
-        shape: (batch, heads, q_len, kv_len) of its matrix.
-        first_column: index of its first key in the full text; not 0 if a cache has dropped earlier keys.
+        shape: (batch, heads, q_len, kv_len) of the call's matrix.
+        first_column: index of the call's first key in the full text; not 0 if a cache has dropped earlier keys.
         answers: results of the statistics that were requested while recording, in the same order.
         summary: the summary, if it was recorded; None if rows are not distributions.
         statistics: statistics of each query and key by name, if they were recorded; see `Run.statistics`.
@@ -43,7 +43,7 @@ class Call(NamedTuple):
 
 
 def statistics_of(matrix: Matrix) -> tuple[Summary | None, dict[str, Tensor]]:
-    """Return the summary of a matrix (None if its rows are not distributions) and its statistics by name."""
+    """Return the summary of a recorded matrix (None if its rows are not distributions) and its statistics by name."""
     if not (matrix.is_stochastic or isinstance(matrix, AttentionMatrix)):
         return None, plain_statistics(matrix)
     summary = matrix.summary()
@@ -65,7 +65,7 @@ class Run:
         self._like: tuple[object, ...] = ()
 
     def _fits(self, matrix: Matrix) -> bool:
-        """Return whether the rows of a matrix can be appended to the run."""
+        """Return whether the rows of a call's matrix can be appended to the run."""
         return _kind(matrix) == self._like
 
     def _take(self, matrix: Matrix, call: Call) -> None:
@@ -97,7 +97,7 @@ class Run:
     def statistics(self) -> dict[str, Tensor]:
         """Statistics of every query and key of the run, by name.
 
-        Those of queries, ``[batch, heads, q_len]``, are "entropy", "largest_weight", "first_mass", "self_mass",
+        For queries, ``[batch, heads, q_len]``, there are "entropy", "largest_weight", "first_mass", "self_mass",
         "previous_mass", "local_mass", "distance" and more (`saccade.statistics.Summary.rows`). "received",
         ``[batch, heads, kv_len]``, is the attention that each key receives. Rows of several calls are concatenated. If
         rows are not distributions, as in a recurrence, only statistics for weights of any sign are available:
@@ -120,7 +120,7 @@ class Run:
 
     @property
     def kept(self) -> tuple[Statistic[Any, Any], ...]:
-        """Statistics that were computed while recording."""
+        """The requested statistics that were computed while recording."""
         return self._statistics
 
     def summary(self) -> Summary:

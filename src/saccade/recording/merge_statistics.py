@@ -22,7 +22,7 @@ def joined_answers(statistic: Statistic[Any, Any], answers: Sequence[Any], first
 
     Args:
         statistic: the statistic.
-        answers: its results for the calls, in order.
+        answers: the results for the calls, in order.
         first_columns: index of the first key of each call among the keys of all calls.
 
     Raises:
@@ -60,7 +60,7 @@ def _stacked(answers: Sequence[Any], axes: Sequence[int]) -> Any:
 
 
 def _row_axes(statistic: Statistic[Any, Any]) -> list[int | None]:
-    """Return the axis of the rows in each tensor of a statistic's result; None if it has no rows or also has keys.
+    """Return the axis of the rows in each tensor of a statistic's result; None if rows cannot be concatenated.
 
     The axes are determined from the result for a matrix with four different sizes, before any rows are added.
     """

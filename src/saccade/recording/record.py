@@ -38,9 +38,9 @@ _STATISTICS: dict[str, tuple[Statistic[Any, Any], ...]] = {
 
 
 class UnrecordedLayersWarning(UserWarning):
-    """Warning that some attention layers ran but could not be recorded, while others could.
+    """A warning that some attention layers ran but could not be recorded, while other layers could.
 
-    `Recording.not_recorded` names them.
+    `Recording.not_recorded` names the layers that could not be recorded.
     """
 
 
@@ -63,14 +63,16 @@ def record(
       ``multi_head_attention_forward`` or `saccade.attention`;
     - saccade's own layers, and those inserted by `saccade.replace_attention`.
 
-    The recorded matrix has the mask, mechanism and terms that were used. Weights are those of the softmax, before
+    The recorded matrix has the mask, mechanism and bias that were used. Weights are those of the softmax, before
     dropout. Recurrent layers of transformers (gated delta rules, Kimi Delta Attention, Mamba-2, lightning attention)
     are recorded as the matrices that they are equivalent to. ``output_attentions`` is never set, and no n × n matrix is
-    built. Modules that multiply the result of a softmax, have "attention" in their class name or are such a recurrence,
-    but ran without being recorded, are listed in an `UnrecordedLayersWarning` and in ``recording.not_recorded``.
+    built. Modules that multiply the result of a softmax, have "attention" in their class name or are recurrent layers
+    of this kind, but ran without being recorded, are listed in an `UnrecordedLayersWarning` and in
+    ``recording.not_recorded``.
 
     A call is recorded if it begins and ends within the block, in any thread. It continues the last call of its thread
-    if it adds keys to it. Several recordings of a model may overlap in any way, and each records all calls.
+    if it adds keys to the keys of that call. Several recordings of a model may overlap in any way, and each of them
+    records all calls.
 
     Args:
         model: any torch model.
@@ -93,7 +95,7 @@ def record(
         UnsupportedError: at the end, if no attention layer or not every named layer was recorded, if a layer changes
             its matrix in an unsupported way, or if a recurrent layer continues from a state that no recorded call left.
 
-    Cost: sweeps over the weights for the statistics (see `saccade.Matrix.summary`, `saccade.Matrix.compute`) and
+    Cost: passes over the matrix for the statistics (see `saccade.Matrix.summary`, `saccade.Matrix.compute`) and
     O(length) memory; for "qk" a copy, O(length · width), which is the better choice for long generations.
     ``nn.MultiheadAttention`` projects queries and keys a second time.
 
@@ -140,7 +142,7 @@ def _describe(not_recorded: dict[str, str]) -> str:
 
 
 def _check_recorded(model: nn.Module, selection: Selection, not_recorded: dict[str, str]) -> None:
-    """Raise an error with a likely reason if nothing, or not every selected layer, was recorded."""
+    """Raise an error with the likely reason if a selected layer was not recorded, or if no layer was."""
     name = type(model).__name__
     if not selection.called:
         reason = "no call of an attention layer was recorded: it did not run, or computes its weights in operations"

@@ -18,12 +18,13 @@ from saccade.support.validation import is_integer
 class Recording(Mapping[str, Run]):
     """The recorded data of all attention layers by name, in the order of their first calls.
 
-    ``recording[name]`` is the last `Run` of a layer, ``recording[number]`` that of the layer with this number, and
-    ``recording.runs(name)`` contains all runs. `record` creates the recording and fills it while the model runs.
+    ``recording[name]`` is the last `Run` of the layer with this name, ``recording[number]`` the last run of the layer
+    with this number, and ``recording.runs(name)`` contains all runs of a layer. `record` creates the recording and
+    fills it while the model runs.
 
     Args:
         runs: the runs of each layer, in order.
-        not_recorded: modules that seem to be attention but could not be recorded, as class names by module name.
+        not_recorded: class names, by module name, of modules that seem to be attention but could not be recorded.
     """
 
     def __init__(self, runs: dict[str, list[Run]], not_recorded: Mapping[str, str] = MappingProxyType({})):
@@ -38,12 +39,12 @@ class Recording(Mapping[str, Run]):
     def not_recorded(self) -> tuple[str, ...]:
         """Names of attention modules whose calls could not be recorded.
 
-        They compute their weights with their own operations, or have no weights.
+        These modules compute their weights with their own operations, or have no weights.
         """
         return tuple(self._not_recorded)
 
     def runs(self, layer: str | int) -> tuple[Run, ...]:
-        """Return all runs of a layer; each call that does not continue the one before begins a new run.
+        """Return all runs of a layer; each call that does not continue the previous call begins a new run.
 
         Raises:
             KeyError: the layer was not recorded.

@@ -16,7 +16,7 @@ from saccade.support.errors import unsupported
 
 
 class _Part(NamedTuple):
-    """Matrix of one call; without keys if it reads the shared keys."""
+    """The stored matrix of one call; it has no keys of its own if it uses the keys that several calls share."""
 
     matrix: Matrix
     first_column: int
@@ -24,7 +24,7 @@ class _Part(NamedTuple):
 
 
 class StoredMatrices:
-    """The matrices of all calls of a run; keys that several calls share are stored once.
+    """The stored matrices of all calls of a run; keys that several calls share are stored once.
 
     Queries and keys of softmax attention are copied, so that later writes to a cache have no effect. Mask and bias
     tensors of the model are not copied (except in inference mode, where torch does not count writes), nor are the
@@ -74,7 +74,7 @@ class StoredMatrices:
         return JoinedMatrices(matrices, [part.first_column for part in self._parts])
 
     def _takes(self, key: Tensor) -> bool:
-        """Store keys if they continue the stored ones, else return False."""
+        """Store the keys of a call if they continue the stored keys; return whether they do."""
         shared, length, tokens = self._keys, self._length, self._tokens
         if shared is None:
             self._keys, self._length = key.clone(), key.shape[2]
@@ -92,7 +92,7 @@ class StoredMatrices:
         return True
 
     def _copied(self, matrix: AttentionMatrix, key: Tensor) -> AttentionMatrix:
-        """Return a matrix with copied tensors and this key; remember the versions of tensors that are not copied."""
+        """Copy a matrix for storage, with the given keys; record the versions of tensors that are not copied."""
         inputs = matrix.inputs
         sink, bias, rule = inputs.sink_logit, inputs.bias, inputs.rule
         if bias is not None:
@@ -119,7 +119,7 @@ class StoredMatrices:
 
 
 def _below(last: _Part, matrix: Matrix, first_column: int) -> list[_Part]:
-    """Append a call to the stored call before it; merge the two if they are rows of one recurrence."""
+    """Return the stored matrices of a call and the call before it, merged if they are rows of the same recurrence."""
     whole = None
     if isinstance(matrix, RecurrenceMatrix) and isinstance(last.matrix, RecurrenceMatrix) and not first_column:
         whole = matrix.below(last.matrix)
