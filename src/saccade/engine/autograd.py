@@ -22,7 +22,7 @@ _TILED = Tiled()
 
 
 def results_like(inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Return uninitialised tensors with the shapes and dtypes of a kernel's output and lse."""
+    """Return uninitialised tensors for a kernel's output and lse, with the right shapes and dtypes."""
     out = value.new_empty(*inputs.shape[:3], value.shape[3])
     return out, out.new_empty(inputs.shape[:3], dtype=inputs.compute_dtype)
 
@@ -59,7 +59,7 @@ def differentiable(
 def differentiable_again(
     inputs: AttentionInputs, value: Tensor, out: Tensor, lse: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return a kernel's results unchanged, attached to gradients that autograd can differentiate a second time."""
+    """Return a kernel's output and lse unchanged, but with gradients that autograd can differentiate a second time."""
     if not out.requires_grad:
         return out, lse
     again, *others = _Redifferentiable.apply(inputs.emptied(), out, lse, *inputs.sources(value))
@@ -67,7 +67,7 @@ def differentiable_again(
 
 
 class _Redifferentiable(torch.autograd.Function):
-    """Autograd function that passes gradients to the kernel, or computes them with `tiled` for second derivatives."""
+    """Autograd function that uses the kernel's backward pass, or `tiled` where second derivatives are needed."""
 
     @staticmethod
     def forward(
@@ -239,7 +239,7 @@ def _second_derivatives(
     create_graph: bool,
     *tensors: Tensor | None,
 ) -> Tensors:
-    """Return a kernel's second derivatives: the gradients of the sources, ``grad_out`` and ``grad_lse``."""
+    """Return a kernel's second derivatives: gradients of the source tensors, of ``grad_out`` and of ``grad_lse``."""
     lse, grad_out, grad_lse, *both = tensors
     assert lse is not None
     assert grad_out is not None
@@ -292,7 +292,7 @@ class _SecondDerivatives(torch.autograd.Function):
 def folded_into_batch(
     inputs: AttentionInputs, tensors: tuple[Tensor | None, ...], dims: tuple[int | None, ...], size: int
 ) -> tuple[AttentionInputs, list[Tensor | None]]:
-    """Return the inputs and their source tensors after folding the axis mapped by `vmap` into the batch."""
+    """Fold the axis mapped by `vmap` into the batch, and return the new inputs and their source tensors."""
     reasons = []
     if inputs.rule.shape[0] > 1:
         reasons.append("vmap cannot repeat a mask that tells batch items apart")
@@ -317,7 +317,7 @@ def _folded_dropout(dropped: Dropped | None, inputs: AttentionInputs, size: int)
 
 
 def into_batch(x: Tensor | None, dim: int | None, size: int) -> Tensor | None:
-    """Fold the axis mapped by `vmap`, which has ``size`` samples, into the first axis of a tensor."""
+    """For the autograd function of attention: fold the axis that `vmap` maps (``size`` samples) into the batch axis."""
     if x is None:
         return None
     x = x.movedim(dim, 0) if dim is not None else x.expand(size, *x.shape)

@@ -48,7 +48,7 @@ def check_query_key(query: Tensor, key: Tensor, score: Score | None) -> tuple[in
 
 
 def _explained(query: Tensor, key: Tensor, score: Score | None) -> Exception:
-    """Build the error for a query and a key that do not match."""
+    """Return the error for query and key tensors whose shapes do not match."""
     facts = [describe("query", query), describe("key", key)]
     for name, x in (("query", query), ("key", key)):
         if x.dim() != 4:
@@ -79,7 +79,7 @@ def as_score(score: Score | ScoreMod) -> Score:
 
 
 def autocast(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Convert a tensor to the dtype that autocast uses for arguments of attention; no change if autocast is off.
+    """Convert an argument of attention to the dtype that autocast prescribes. Without autocast, nothing changes.
 
     This is torch's rule for ``F.scaled_dot_product_attention``: single and half precision become the half precision of
     autocast (or ``dtype``), and float64 stays.
@@ -91,7 +91,7 @@ def autocast(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def check_alike(**tensors: Tensor) -> None:
-    """Raise an error unless all tensors have the same dtype and device."""
+    """Raise an error unless all arguments of attention have the same dtype and device."""
     first, *others = tensors.values()
     dtype, device = first.dtype, first.device
     for other in others:
@@ -117,7 +117,7 @@ def check_value(value: Tensor, query: Tensor, key: Tensor, dtype: torch.dtype) -
 
 
 def checked_scale(scale: float | None) -> float:
-    """Return the scale as a finite number; 1 for None, which only occurs if every score is 0."""
+    """Check the scale and return it as a finite number. None becomes 1; it only occurs if every score is 0."""
     return 1.0 if scale is None else check_number("scale", scale)
 
 
@@ -146,7 +146,7 @@ def bias_term(
     origin: tuple[int, int],
     scale: float,
 ) -> Term:
-    """Check the bias that a user passed, and return it as a bias term.
+    """Check the user's bias and return it as a `Term`.
 
     Args:
         bias: a tensor that broadcasts to the matrix, or a `Bias`, which depends on distances.

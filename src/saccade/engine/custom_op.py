@@ -1,4 +1,4 @@
-"""Attention as one custom operator of a traced program, for ``torch.compile`` and ``torch.export``.
+"""Attention as a single custom operator of a traced program, for ``torch.compile`` and ``torch.export``.
 
 The arguments of an operator must be numbers and tensors, so the mask is passed as a program of integers
 (`saccade.masks.convert.serialize`). Planning and tiling happen inside the operator. A compiler sees a single node,
@@ -36,7 +36,7 @@ CALLED_AS = "attention"  # in errors
 _HEAD = 7  # number of integers in a program that precede those of the mask and the score function
 KERNELS = ("auto", *(kernel.name for kernel in eager.KERNELS if kernel.has_backward))
 """Kernels that can run inside the operator, where autograd is off, because they compute their own gradients. "auto" may
-choose a different kernel for the forward pass; one of these then computes the gradients."""
+choose a different kernel for the forward pass. One of the listed kernels then computes the gradients."""
 _NO_TERM, _DENSE, _DISTANCES = range(3)
 _ARGUMENTS = (
     "Tensor query, Tensor key, Tensor value, Tensor[] sources, Tensor[] constants, SymInt[] program, float[] numbers, "
@@ -52,7 +52,7 @@ def attend_with_lse(inputs: AttentionInputs, value: Tensor, request: Request = e
 
 
 def attend(inputs: AttentionInputs, value: Tensor, request: Request = eager.DEFAULT) -> tuple[Tensor, Tensor | None]:
-    """Run `saccade.engine.dispatch.attend` as a custom operator if possible, else outside of the compiled graph."""
+    """Run `saccade.engine.dispatch.attend` as a custom operator. If that is impossible, run it outside of the graph."""
     if is_autocast(inputs.query):
         value = autocast(value, inputs.dtype)
         with without_autocast(inputs.device):
@@ -123,7 +123,7 @@ class _OperatorArguments(NamedTuple):
         program: list[int],
         tensors: list[Tensor],
     ) -> _OperatorArguments:
-        """Return the operator's arguments for checked inputs whose mask and score function are already serialised."""
+        """Return the custom operator's arguments for checked inputs. Mask and score function are already serialised."""
         bias = inputs.bias
         kind = _NO_TERM if bias is None else _DENSE if isinstance(bias, DenseTerm) else _DISTANCES
         lowest, first, addresses = 0, 0, []
@@ -143,7 +143,7 @@ class _OperatorArguments(NamedTuple):
 
     @property
     def wants_bias(self) -> bool:
-        """True if the bias needs a gradient. Autograd is off inside the operator and cannot tell."""
+        """True if the bias needs a gradient. This is an argument because autograd is off inside the operator."""
         return bool(self.program[4])
 
     @property
@@ -153,11 +153,11 @@ class _OperatorArguments(NamedTuple):
 
     @property
     def dropped(self) -> Dropped | None:
-        """Dropout of the attention weights, or None."""
+        """Dropout settings rebuilt from the operator's arguments; None without dropout."""
         return Dropped(self.numbers[2], int(self.constants[-1])) if self.numbers[2] else None
 
     def inputs(self) -> AttentionInputs:
-        """Return the checked inputs, rebuilt from the operator's arguments."""
+        """Rebuild the checked inputs from the operator's arguments."""
         kind, lowest, first, count, _, *origin = self.program[:_HEAD]
         sources, constants, (scale, softcap, _) = self.sources, self.constants, self.numbers
         rule, tile_function = decode(self.program[_HEAD:], constants[: -1 - count])
@@ -198,7 +198,7 @@ def operator_inputs(arguments: Sequence[Any]) -> OperatorInputs:
 
 @dataclasses.dataclass(frozen=True)
 class _WithGradients:
-    """A score function whose gradients come from ``torch.func``, because autograd is off inside a custom operator."""
+    """A score function differentiated by ``torch.func``, because autograd is off inside a custom operator."""
 
     function: TileFunction
 

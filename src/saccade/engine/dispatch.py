@@ -1,4 +1,4 @@
-"""Run ``A @ value``: choose a kernel, permute the rows if that saves work, run the kernel, and contain NaN and inf.
+"""Run ``A @ value``: choose a kernel, reorder the rows if that saves work, run the kernel, and contain NaN and inf.
 
 `choose_kernel` serves both `attend` and `AttentionMatrix.explain`, so `explain` reports what will run.
 """
@@ -74,7 +74,7 @@ def choose_kernel(inputs: AttentionInputs, request: Request = DEFAULT) -> Kernel
 
 
 def why_not(inputs: AttentionInputs, request: Request, kernel: Kernel) -> dict[str, tuple[str, ...]]:
-    """Return why ``impl="auto"`` skipped each of the other kernels; empty if the kernel was requested by name."""
+    """Return the reason why ``impl="auto"`` skips each other kernel; empty if the kernel was requested by name."""
     passed_over: dict[str, tuple[str, ...]] = {}
     if request.impl != "auto":
         return passed_over
@@ -92,7 +92,7 @@ def why_not(inputs: AttentionInputs, request: Request, kernel: Kernel) -> dict[s
 
 
 def _verdict(kernel: Kernel, inputs: AttentionInputs, request: Request) -> Verdict:
-    """Return whether a kernel can run the inputs, and why not. A kernel whose first run was wrong cannot."""
+    """Return a kernel's verdict on the inputs. A kernel that failed its first-use check cannot run."""
     verdict = kernel.verdict(inputs, request)
     if verdict.cannot or not kernel.is_checked:
         return verdict
@@ -100,7 +100,7 @@ def _verdict(kernel: Kernel, inputs: AttentionInputs, request: Request) -> Verdi
 
 
 def _requested(inputs: AttentionInputs, request: Request) -> Kernel:
-    """Return the kernel named by ``impl``; raise an error if it cannot run the inputs."""
+    """Return the kernel that ``impl`` names. Raise an error if the kernel cannot run the inputs."""
     impl = request.impl
     matches = [impl] if isinstance(impl, Kernel) else [kernel for kernel in KERNELS if kernel.name == impl]
     if not matches:
@@ -127,7 +127,7 @@ def attend_with_lse(inputs: AttentionInputs, value: Tensor, request: Request = D
 
 
 def attend(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -> tuple[Tensor, Tensor | None]:
-    """Compute the attention output and the lse. The lse may be None unless ``request.needs_lse`` is set.
+    """Compute the attention output and the lse, which may be None unless ``request.needs_lse`` is set.
 
     Some kernels are faster when they need not return the lse.
     """
@@ -164,7 +164,7 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -
 def _run(
     inputs: AttentionInputs, value: Tensor, dropped: Dropped | None, kernel: Kernel
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Run a kernel and return its output and lse; None if it fails its first-use check, which is recorded."""
+    """Run a kernel and return its output and lse. If it fails its first-use check, record that and return None."""
     if not has_values(inputs.query):
         if autograd.is_recorded(inputs, value):
             return autograd.differentiable(_TILED, inputs, value, None)
@@ -198,7 +198,7 @@ def _run(
 
 
 def _run_if_finite(kernel: Kernel, inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, Tensor | None] | None:
-    """Run a kernel that cannot mask single rows and return its results; None if NaN or inf could spread."""
+    """Run a kernel that cannot mask single rows. If NaN or inf could spread, return None instead of the results."""
     results = nonfinite.forward_if_clean(kernel, inputs, value)
     if results is None or kernel.has_second_derivatives:
         return results
@@ -225,7 +225,7 @@ def check_dropout(dropout_p: float, seed: int | None) -> None:
 
 
 def finished(inputs: AttentionInputs, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Add the sink to a kernel's results and return them in the dtype of the query."""
+    """Add the sink to a kernel's output and lse, and convert the output to the dtype of the query."""
     if inputs.sink_logit is not None:
         out, lse = with_sink(out, lse, inputs.sink_logit)
     return (out if out.dtype == inputs.dtype else out.to(inputs.dtype)), lse

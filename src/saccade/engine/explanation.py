@@ -1,4 +1,4 @@
-"""The report of `AttentionMatrix.explain`: which kernel would run, its cost, and why the others would not."""
+"""The report of `AttentionMatrix.explain`: which kernel would run, its cost, and why other kernels would not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from saccade.masks import Mask
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """A report on a product before it runs: its kernel, why the other kernels are skipped, and its cost.
+    """A report on ``A @ value`` before it runs: the selected kernel, why other kernels are skipped, and the cost.
 
     Attributes:
         kernel: name of the kernel that runs.
@@ -27,13 +27,13 @@ class Explanation:
         mask: the mask as text, including the pattern recognised in a bool tensor.
         tiles: number of boxes of ``[batch, heads, q_len, kv_len]`` that the kernel computes.
         pairs: number of query-key pairs whose scores the kernel computes, over batch and heads. It includes pairs that
-            are computed together with allowed ones and then hidden. For a causal mask, the fused kernel skips the
+            are computed together with allowed ones and then masked. For a causal mask, the fused kernel skips the
             blocks of keys after the last query of a block, so a little more than half of the pairs remain.
         operations: operations by stage. "QKᵀ" and "AV" count floating-point operations, two for each multiplication and
             addition; "softmax" counts one exponential per pair. For scores other than dot products, "QKᵀ" counts what
             a dot product would take.
         extra_bytes: peak memory of the forward product besides its inputs and outputs, in bytes: copies, blocks of
-            scores, the buffers of compiled operations (which grow with the number of threads), and the hidden pairs
+            scores, the buffers of compiled operations (which grow with the number of threads), and the masked pairs
             that the plan caches for the next product. Memory for autograd and the backward pass is not included.
     """
 
@@ -56,11 +56,11 @@ class Explanation:
     def of(
         cls, inputs: AttentionInputs, kernel: Kernel, value_dim: int, request: Request, *, mask: Mask
     ) -> Explanation:
-        """Return the explanation of a product without running it.
+        """Return the explanation of ``A @ value`` without running it.
 
         Args:
             inputs, kernel, value_dim, request: those of the product.
-            mask: the user's mask; the inputs have the patterns recognised in its tensors instead.
+            mask: the user's mask. The mask in the inputs has recognised patterns in place of bool tensors.
         """
         order = reordered(inputs, kernel, request.dropout_p) if inputs.shape[2] >= FEWEST else None
         own = inputs if order is None else order.inputs
@@ -99,7 +99,7 @@ class Explanation:
 
 
 def _extra_bytes(inputs: AttentionInputs, kernel: Kernel, cost: Cost, value_dim: int, *, is_reordered: bool) -> int:
-    """Return the peak bytes of a product besides inputs and outputs, including work before and after the kernel."""
+    """Return the peak bytes of ``A @ value`` besides inputs and outputs, including work before and after the kernel."""
     (batch, heads, q_len, kv_len), query, wide = inputs.shape, inputs.query, inputs.compute_dtype
     rows, ledger = batch * heads * q_len, Ledger()
     out, lse = rows * value_dim * query.dtype.itemsize, rows * wide.itemsize

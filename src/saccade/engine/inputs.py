@@ -40,7 +40,7 @@ _FULL, _NOTHING = Full(), torch.empty(0)
 
 
 class _Planned:
-    """A descriptor that computes the plan of the inputs on first use, like a cached_property without its lock."""
+    """A descriptor that computes the plan of the inputs on first use. It is a `cached_property` without a lock."""
 
     def __get__(self, inputs: AttentionInputs, kind: type) -> Plan:
         made = inputs.__dict__["plan"] = plan_of(inputs.rule, inputs.shape, *inputs.origin)
@@ -61,14 +61,14 @@ class AttentionInputs:
         query: ``[batch, heads, q_len, width]``, after preparation by the score.
         key: ``[batch, kv_heads, kv_len, width]``; head h reads group ``h // (heads // kv_heads)``.
         rule: the mask, in the coordinates of the plan.
-        origin: coordinates of the first query and the first key in the mask; the others are consecutive.
+        origin: coordinates of the first query and the first key in the mask. Further coordinates are consecutive.
         scale: factor of the scores, with the default filled in.
         softcap: bound of the scores; None if there is none.
-        bias: the term added to the scores; None if there is none.
+        bias: the bias added to the scores; None without a bias.
         sink_logit: ``[heads]``, in `compute_dtype`; None without a sink.
-        tile_function, parameters: how a few queries and keys are compared; None and () for the dot product.
+        tile_function, parameters: function that computes the scores of a tile, and its tensors; None and () for dot
         modification: the user's score function, called after scale and softcap; None if there is none.
-        row_positions: positions of the rows if they are permuted, int64 ``[q_len]``; else None.
+        row_positions: positions of the rows if they are permuted, int64 ``[q_len]``; None if they are not.
         is_live: whether the mask reads tensors that may change between two products; see `current`.
         answers: fingerprints of the results of a mask that calls functions, from the forward pass; the backward pass
             compares its results with them.
@@ -160,7 +160,7 @@ class AttentionInputs:
         return made
 
     def current(self) -> AttentionInputs:
-        """Return the inputs for the current contents of the mask's tensors: new recognised patterns and a new plan."""
+        """Return inputs for the current contents of the mask's tensors. Patterns and plan are determined again."""
         if not self.is_live:
             return self
         return self.replaced(rule=recognise_tensors(self.rule, self.shape, self.origin), is_live=False)
@@ -172,7 +172,7 @@ class AttentionInputs:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Dtype of scores and softmax: float64 for float64 inputs, else float32."""
+        """Dtype of scores and softmax: float64 for float64 inputs, and float32 for all others."""
         return wide_dtype(self.dtype)
 
     @property
@@ -199,13 +199,13 @@ class AttentionInputs:
 
     @property
     def everything(self) -> Tile:
-        """The full score matrix as one tile."""
+        """A tile that covers the full score matrix."""
         batch, heads, q_len, kv_len = self.shape
         keys = ColumnRange(range(kv_len), True if self.plan.is_full else "all pairs")
         return Tile(slice(0, batch), slice(0, heads), range(q_len), (keys,), self.rule)
 
     def replaced(self, **changes: Any) -> AttentionInputs:
-        """Return the inputs with some fields replaced. The plan is reused unless mask, shape or origin change."""
+        """Return the inputs with the given fields replaced. The plan is reused unless mask, shape or origin change."""
         other = object.__new__(AttentionInputs)
         other.__dict__.update(self.__dict__, **changes)
         if not changes.keys().isdisjoint(("rule", "shape", "origin")):
@@ -228,13 +228,13 @@ class AttentionInputs:
         )
 
     def sources(self, value: Tensor) -> tuple[Tensor | None, ...]:
-        """Return a product's input tensors except sinks: query, key, value, bias, parameters and captured tensors."""
+        """Return all input tensors except the sink: query, key, value, bias, parameters and captured tensors."""
         bias = None if self.bias is None else self.bias.source
         captured = () if self.modification is None else self.modification.leaves  # `captured` would be one more call
         return (self.query, self.key, value, bias, *self.parameters, *captured)
 
     def of_sources(self, sources: tuple[Tensor | None, ...]) -> tuple[AttentionInputs, Tensor]:
-        """Return the inputs with their `sources` replaced, and the value from the new sources."""
+        """Rebuild two values from tensors in the order of `sources`: the inputs with new tensors, and the value."""
         query, key, value, bias, *parameters = sources[: len(sources) - len(self.captured)]
         assert value is not None
         term = self.bias if self.bias is None or bias is None else self.bias.of(bias)
@@ -247,7 +247,7 @@ class AttentionInputs:
 
 
 def _with_causal(mask: object, bias: object, shape: tuple[int, int, int, int], has_positions: bool) -> Mask:
-    """Return the mask for a call that passes torch's ``causal_lower_right`` or ``causal_upper_left`` as bias."""
+    """Convert torch's ``causal_lower_right`` or ``causal_upper_left``, passed as the bias, to a mask."""
     for name, x in (("mask", mask), ("bias", bias)):
         if has_positions and isinstance(x, Tensor):
             raise _refused_at_positions(x, name)

@@ -1,4 +1,4 @@
-"""Memory accounting: peak bytes, either computed step by step or measured on a small part of a computation."""
+"""Memory accounting: peak bytes, either added up in a simulation or measured on a small part of a computation."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from saccade.plan import ColumnRange, Plan, Tile
 
 
 class Held(NamedTuple):
-    """Peak bytes of one step, including its result, and the bytes of the result."""
+    """Peak bytes of one stage of a computation, including the result, and the bytes of the result."""
 
     most: int
     left: int
 
 
 class Cost(NamedTuple):
-    """Cost of a kernel's forward product: tiles, query-key pairs and bytes.
+    """Cost of a kernel's forward pass: tiles, query-key pairs and bytes.
 
     Attributes:
         tiles: number of tiles of the plan that the kernel computes.
-        pairs: number of query-key pairs whose scores it computes, over batch and heads.
-        held: peak bytes besides its inputs, and the bytes of output and lse.
+        pairs: number of query-key pairs whose scores the kernel computes, over batch and heads.
+        held: peak bytes besides the inputs, and the bytes of output and lse.
     """
 
     tiles: int
@@ -44,18 +44,18 @@ def bytes_widened(entries: int, dtype: torch.dtype) -> int:
 
 
 class Ledger:
-    """A simulated memory account: current and peak bytes of a run that is never executed."""
+    """A memory account: current and peak bytes of a run that is only simulated."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
 
     def take(self, size: float) -> None:
-        """Add allocated bytes."""
+        """Add allocated bytes to the current number."""
         self.now += int(size)
         self.most = max(self.most, self.now)
 
     def give(self, size: float) -> None:
-        """Subtract freed bytes."""
+        """Subtract freed bytes from the current number."""
         self.now -= int(size)
 
     def touch(self, size: float) -> None:
@@ -63,13 +63,13 @@ class Ledger:
         self.most = max(self.most, self.now + int(size))
 
     def step(self, held: Held) -> None:
-        """Account for a step: its peak, and the result that stays allocated."""
+        """Account for one stage of a computation: the peak, and the result that stays allocated."""
         self.touch(held.most)
         self.take(held.left)
 
     @contextmanager
     def holding(self, size: float) -> Iterator[None]:
-        """Account for bytes that are allocated during a ``with`` block."""
+        """Account for bytes that stay allocated during a ``with`` block."""
         self.take(size)
         yield
         self.give(size)
@@ -102,7 +102,7 @@ class Watch(TorchDispatchMode):
         return made
 
     def note(self, made: object, given: object) -> None:
-        """Count the storages of an operation's results, except those that it shares with its inputs."""
+        """Count the storages of an operation's results, except storages shared with the operation's inputs."""
         known = {id(x.untyped_storage()) for x in tree_leaves(given) if isinstance(x, Tensor)}
         for x in tree_leaves(made):
             if isinstance(x, Tensor):
@@ -136,7 +136,7 @@ class Probe:
 
     Args:
         inputs: the checked inputs.
-        is_narrow: whether products may use queries and keys of width 1, since these take little memory compared with
+        is_narrow: whether ``run`` may use queries and keys of width 1, because they take little memory compared with
             the pairs.
     """
 
@@ -145,7 +145,7 @@ class Probe:
         self._found: dict[Hashable, tuple[float, float]] = {}
 
     def held(self, name: str, tile: Tile, run: Callable[[AttentionInputs, Tile], object]) -> Held:
-        """Return the peak bytes of ``run`` on a tile, in proportion to its pairs. Each name is measured once."""
+        """Return the peak bytes of ``run`` on a tile, in proportion to the tile's pairs. Each name is measured once."""
         if tile.height * tile.width == 0:
             return Held(0, 0)
         copies = (tile.batch.stop - tile.batch.start, tile.heads.stop - tile.heads.start)
@@ -178,14 +178,14 @@ def _with_zeros(inputs: AttentionInputs, width: int | None) -> AttentionInputs:
 
 
 def _memory_class(tile: Tile) -> Hashable:
-    """Return a key (shares of partial columns, and steps) that is equal for tiles with similar bytes per pair."""
+    """Return a key that is equal for tiles with similar bytes per pair: shares of partial columns, and strides."""
     unsure = [len(strip.keys) for strip in tile.columns if strip.partial is not True]
     shares = (-(-_SHARES * size // tile.width) for size in (sum(unsure), max(unsure, default=0)))
     return (tile.rows.step, tile.columns[0].keys.step, min(len(tile.columns), 2), *shares)
 
 
 def _small_part(tile: Tile, copies: int) -> Tile:
-    """Return a small part of a tile: some rows, and a share of the columns of each range."""
+    """Return a small part of a tile to measure memory on: some rows, and a share of the columns of each range."""
     side = max(16, min(_SIDE, math.isqrt(_ENTRIES // copies)))
     share = min(1.0, side / tile.width)
     columns = tuple(

@@ -1,4 +1,4 @@
-"""Nested tensors as packed sequences: all items in a single sequence, with a mask that separates them.
+"""Nested tensors as packed sequences: a single sequence contains all items, and a mask separates them.
 
 Both of torch's layouts, jagged and strided, are supported. Axis legend: items B · tokens of all items T.
 """
@@ -39,7 +39,7 @@ def check_dense(**tensors: object) -> None:
 
 
 def check_nested(mask: object, bias: object, score: object, **others: object) -> None:
-    """Raise an error for arguments that cannot be combined with nested tensors, whose items have different lengths.
+    """Raise an error for arguments that cannot be combined with nested tensors, because items have different lengths.
 
     Raises:
         UnsupportedError: the mask or the bias is a tensor, the score is a function, or one of ``others`` is not None.
@@ -105,7 +105,7 @@ class Nested(NamedTuple):
         return len(self.q_lengths), max(self.q_lengths, default=0), max(self.kv_lengths, default=0)
 
     def mask(self, mask: object, heads: int) -> Mask:
-        """Return the mask of the packed sequence. Each item attends only to itself, by a mask on its own positions.
+        """Return the mask of the packed sequence, which applies the user's mask to each nested item separately.
 
         Args:
             mask: anything that `as_mask` accepts, except a tensor.
@@ -125,7 +125,7 @@ class Nested(NamedTuple):
 
     @property
     def positions(self) -> dict[str, Tensor]:
-        """Return positions in the packed sequence as arguments, int64 ``[T]``; empty if they are the default ones."""
+        """Return keyword arguments for positions in the packed sequence, int64 ``[T]``; empty if defaults apply."""
         if self.q_lengths == self.kv_lengths:
             return {}
         device, longest = self.query.device, self._blocks
@@ -134,7 +134,7 @@ class Nested(NamedTuple):
         return {name: _at_end(own, longest).to(device) for name, own in lengths.items()}
 
     def own_positions(self) -> tuple[Tensor, Tensor]:
-        """Return the positions within each nested item, int64 ``[T]``, from 0. The last query is at the last key."""
+        """Return each token's position within the nested item, int64 ``[T]``. The last query is at the last key."""
         pairs = (self.q_lengths, self.kv_lengths)
         each = [
             torch.cat([torch.arange(block - n, block) for n, block in zip(own, self._blocks, strict=True)])
@@ -159,11 +159,11 @@ class Nested(NamedTuple):
 
     @property
     def _blocks(self) -> tuple[int, ...]:
-        """Return the length of each item's part of the packed sequence."""
+        """Return the length of each nested item in the packed sequence."""
         return tuple(map(max, self.q_lengths, self.kv_lengths))
 
     def _table(self) -> Tensor:
-        """Return the item and its first key position for each packed position, int64 ``[2, len]``."""
+        """Return each packed position's nested item, and where the keys of the item start, int64 ``[2, len]``."""
         rows, start = [], 0
         for item, (block, kv_len) in enumerate(zip(self._blocks, self.kv_lengths, strict=True)):
             rows.append(torch.tensor([[item], [start + block - kv_len]]).expand(2, block))
@@ -172,7 +172,7 @@ class Nested(NamedTuple):
 
 
 class _Packed:
-    """A mask function on each item and the positions within it, evaluated in the packed sequence."""
+    """A mask on positions within a nested item, evaluated at positions in the packed sequence."""
 
     def __init__(self, rule: Mask, table: Tensor):
         self.rule, self.table = rule, table
@@ -195,6 +195,6 @@ def _packed(name: str, x: Tensor, axis: int) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def _at_end(lengths: tuple[int, ...], blocks: tuple[int, ...]) -> Tensor:
-    """Return the packed positions of each item's tokens, which are at the end of the item's block."""
+    """Return the packed positions of the tokens of nested items, which are at the end of each item's block."""
     ends = torch.tensor(blocks).cumsum(0).tolist()
     return torch.cat([torch.arange(end - length, end) for length, end in zip(lengths, ends, strict=True)])

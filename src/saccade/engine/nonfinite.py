@@ -1,12 +1,12 @@
 """Containment of NaN and inf: they must not spread between a query and a key that may not attend to each other.
 
 In a matrix product 0 * NaN is NaN, so masking alone does not contain them. Kernels therefore run on inputs whose
-non-finite rows are zeroed and hidden. Afterwards the affected queries are set to NaN: those that may attend to such a
+non-finite rows are zeroed and masked. Afterwards the affected queries are set to NaN: those that may attend to such a
 key or value, and those that are non-finite themselves and may attend to anything. A pair whose score is -inf has
 weight 0, whatever its key and value contain.
 
-Hidden keys and values may also be finite but so large that products with them overflow: inf - inf and 0 * inf are
-NaN. If no query may attend to them, attention then runs again without them, on a kernel that skips hidden scores.
+Masked keys and values may also be finite but so large that products with them overflow: inf - inf and 0 * inf are
+NaN. If no query may attend to them, attention then runs again without them, on a kernel that skips masked scores.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Sanitized(NamedTuple):
     """Inputs without non-finite rows, and the queries whose results must nevertheless be NaN.
 
     Attributes:
-        inputs, value: the cleaned inputs. Non-finite rows of query and key are hidden.
+        inputs, value: the cleaned inputs. Non-finite rows of query and key are masked.
         nan_scores: queries that have a NaN score or may attend to a non-finite key, bool ``[batch, heads, q_len]``.
-        nan_output: these, and queries that may attend to a non-finite value.
+        nan_output: the same queries, and those that may attend to a non-finite value.
     """
 
     inputs: AttentionInputs
@@ -77,7 +77,7 @@ def forward(
 def _forward_by_autograd(
     kernel: Kernel, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None
 ) -> tuple[Tensor, Tensor]:
-    # Autograd differentiates everything that is computed, so hidden pairs must not be part of it.
+    # Autograd differentiates everything that is computed, so masked pairs must not be part of it.
     inputs, value = _without_large_values(inputs, value) or (inputs, value)
     sanitized = None if is_clean(inputs, inputs.query, inputs.key, value) else sanitize(inputs, value)
     if sanitized is not None:
@@ -93,8 +93,8 @@ def _forward_by_autograd(
 
 
 def forward_if_clean(kernel: Kernel, inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, Tensor | None] | None:
-    """Run a kernel that cannot hide rows. Return None if NaN or inf could spread, so that another kernel must run."""
-    # Even if nothing is hidden: some kernels return finite results for a query of NaN.
+    """Run a kernel that cannot mask rows. If NaN or inf could spread, return None; a different kernel must then run."""
+    # Even if nothing is masked: some kernels return finite results for a query of NaN.
     if not is_finite(inputs.query, inputs.key, value):
         return None
     out, lse = kernel.forward(inputs, value, None)
@@ -150,8 +150,8 @@ def contained(
 def _sanitized_inputs(
     kernel: KernelWithBackward, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None, results: Backward
 ) -> tuple[AttentionInputs, Tensor, Backward]:
-    """Return inputs for a backward pass that keep NaN from spreading through hidden pairs or empty rows."""
-    # A finite output does not imply that hidden rows are finite: in a backward pass, 0 * NaN and 0 * inf would spread.
+    """Return inputs for a backward pass that keep NaN from spreading through masked pairs or empty rows."""
+    # A finite output does not imply that masked rows are finite: in a backward pass, 0 * NaN and 0 * inf would spread.
     # Nor do finite inputs suffice: a visible bias may be NaN, and then all weights of its row are NaN.
     nan_rows = results.lse.isnan()
     known = is_clean(inputs, inputs.query, inputs.key, value) and (inputs.plan.is_full or not bool(nan_rows.any()))
@@ -180,7 +180,7 @@ def _forward_again(
     dropped: Dropped | None,
     found: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Run the kernel again if NaN may come from overflow at hidden pairs; else return the earlier results."""
+    """If NaN may come from overflow at masked pairs, run the kernel again. If not, return the earlier results."""
     instead = _rerun_after_overflow(kernel, inputs, value)
     return found if instead is None else instead[0].forward(*instead[1:], dropped)
 
@@ -188,7 +188,7 @@ def _forward_again(
 def _rerun_after_overflow(
     kernel: KernelWithBackward, inputs: AttentionInputs, value: Tensor
 ) -> tuple[KernelWithBackward, AttentionInputs, Tensor] | None:
-    """Return the kernel and inputs for a second run if hidden pairs may have overflowed; else None."""
+    """Return kernel and inputs for a second run if masked pairs may have overflowed. If they cannot, return None."""
     smaller = _without_large_values(inputs, value)
     if smaller is None and not kernel.adds_to_masked:
         return None
@@ -196,7 +196,7 @@ def _rerun_after_overflow(
 
 
 def _without_large_values(inputs: AttentionInputs, value: Tensor) -> tuple[AttentionInputs, Tensor] | None:
-    """Return inputs without hidden keys and values that could overflow; None if none could, or if one is visible."""
+    """Return inputs without masked keys and values that could overflow. If none can or any is visible, return None."""
     if inputs.plan.is_full:
         return None
     most = math.sqrt(torch.finfo(inputs.compute_dtype).max) / 16
@@ -215,18 +215,18 @@ def _without_large_values(inputs: AttentionInputs, value: Tensor) -> tuple[Atten
 
 
 def _hide_in_bias(inputs: AttentionInputs, bad_query: Tensor, bad_key: Tensor) -> MaskedTerm:
-    """Return the bias with -inf for non-finite queries and keys, which hides their scores."""
+    """Return the bias with -inf for non-finite queries and keys, which masks their scores."""
     hidden = bad_key.repeat_interleave(inputs.shape[1] // bad_key.shape[1], 1)
     return MaskedTerm(inputs.bias, bad_query, hidden, inputs.query.new_zeros(1, 1, 1, 1))
 
 
 def is_clean(inputs: AttentionInputs, *tensors: Tensor) -> bool:
-    """Return whether NaN and inf cannot spread: nothing is hidden, or all tensors are finite."""
+    """Return whether NaN and inf cannot spread, because no pair is masked or all tensors are finite."""
     return inputs.plan.is_full or is_finite(*tensors)
 
 
 def _is_plain(inputs: AttentionInputs, value: Tensor, lse: Tensor) -> bool:
-    """Return whether a single test shows that NaN and inf cannot spread and that no row is empty."""
+    """Test quickly whether NaN and inf cannot spread and no row is empty. False means that further tests are needed."""
     if inputs.plan.is_full:
         return lse.numel() > 0 and float(lse.amin()) > -math.inf
     return is_finite(lse, inputs.query, inputs.key, value)
@@ -253,7 +253,7 @@ def bytes_of_check(kernel: Kernel, inputs: AttentionInputs, value_dim: int) -> i
 
 
 def sanitize(inputs: AttentionInputs, value: Tensor, nan_rows: Tensor | None = None) -> Sanitized | None:
-    """Return inputs with non-finite rows of query, key and value zeroed and hidden; None if all are finite.
+    """Return inputs with non-finite rows of query, key and value zeroed and masked; None if all are finite.
 
     Args:
         inputs, value: the original inputs.
@@ -277,7 +277,7 @@ def sanitize(inputs: AttentionInputs, value: Tensor, nan_rows: Tensor | None = N
 def affected_queries(
     inputs: AttentionInputs, bad_query: Tensor, bad_key: Tensor, bad_value: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the queries that NaN reaches through visible scores of non-finite queries or keys, and through values."""
+    """Return the queries that NaN reaches: through visible scores of non-finite queries or keys, and through values."""
     _, heads, _, _ = inputs.shape
     groups = bad_key.shape[1]
     by_scores, by_value = torch.zeros_like(bad_query), torch.zeros_like(bad_query)
@@ -306,7 +306,7 @@ def affected_queries(
 
 
 def _marked_columns(tile: Tile, marked: np.ndarray) -> Iterator[ColumnRange]:
-    """Yield the ranges of a tile's columns that are marked as non-finite in ``marked``, bool ``[kv_len]``."""
+    """Yield the runs of a tile's columns that are non-finite, which means True in ``marked``, bool ``[kv_len]``."""
     for strip in tile.columns:
         keys = strip.keys
         places = np.flatnonzero(marked[keys.start : keys.stop : keys.step])

@@ -22,7 +22,7 @@ def are_mapped(inputs: AttentionInputs, *others: Tensor) -> bool:
 
 
 def of_all_samples(inputs: AttentionInputs, question: Question, *others: Tensor) -> tuple[Tensor, ...]:
-    """Evaluate ``question(inputs, *others)`` once, on all samples of `vmap` as a batch.
+    """Evaluate ``question(inputs, *others)`` once for all samples of `vmap`, folded into the batch.
 
     Args:
         inputs: the checked inputs.
@@ -46,7 +46,7 @@ def _evaluate(question: Question, inputs: AttentionInputs, count: int, *tensors:
 def _fold_samples(
     inputs: AttentionInputs, count: int, tensors: tuple[Tensor | None, ...], dims: tuple[int | None, ...], size: int
 ) -> tuple[AttentionInputs, list[Tensor | None]]:
-    """Fold the samples of `vmap` into the batch of the inputs and all tensors."""
+    """Fold the samples of `vmap` into the batch axis of the inputs and of all tensors."""
     folded, sources = folded_into_batch(inputs, tensors[count:], dims[count:], size)
     others = [into_batch(x, dim, size) for x, dim in zip(tensors[:count], dims[:count], strict=True)]
     return folded, [*others, *sources]

@@ -1,7 +1,7 @@
 """Second derivatives of attention, in torch operations: for gradient penalties, MAML and Hessians.
 
-Kernels compute only first gradients. Autograd differentiates these here, from the definition of attention on a few
-complete rows at a time, so that no kernel needs its own formula.
+Kernels compute only first gradients. Autograd differentiates them here, from the definition of attention on a few
+complete rows at a time, so that no kernel needs a formula.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Backward(NamedTuple):
     Attributes:
         inputs, value, dropped: inputs, value and dropout of the product.
         lse: log-sum-exp of the product.
-        grad_out, grad_lse: upstream gradients of its results.
+        grad_out, grad_lse: upstream gradients of the output and the lse.
     """
 
     inputs: AttentionInputs
@@ -49,7 +49,7 @@ def derivatives(of: Backward, grads: Tensors, needed: Sequence[bool], *, create_
 
     Args:
         of: the inputs and results from which the first gradients were computed.
-        grads: gradients with respect to the first gradients, one for each source; None where there is none.
+        grads: gradients with respect to the first gradients, one for each source, or None.
         needed: whether the gradient is needed for each source, ``grad_out`` and ``grad_lse``.
         create_graph: whether the result can be differentiated again.
 
@@ -89,7 +89,7 @@ class _Slices:
         return bias.term if isinstance(bias, MaskedTerm) else bias
 
     def of(self, tensors: Tensors) -> list[Tensor | None]:
-        """Return a tile's parts of the given tensors, in the compute dtype. Captured tensors are not split."""
+        """Return the parts of tensors that belong to a tile, in the compute dtype. Captured tensors are not split."""
         query, key, value, bias, *others, grad_out, grad_lse = tensors
         parameters, captured = others[: len(self.inputs.parameters)], others[len(self.inputs.parameters) :]
         term = None if bias is None or self._term is None else self._term.of(bias).read(self.tile)
@@ -100,7 +100,7 @@ class _Slices:
         return [*found, *captured, *both]
 
     def add(self, totals: list[Tensor | None], parts: Tensors) -> None:
-        """Add a tile's parts to the full tensors in place."""
+        """Add gradients of a tile's slices to the gradients of the full tensors in place."""
         names = ["rows", "keys", "keys", "bias", *["whole"] * (len(totals) - 6), "rows", "rows"]
         for kind, total, part in zip(names, totals, parts, strict=True):
             if total is None or part is None:
@@ -138,7 +138,7 @@ def _of_tile(
 
 
 def _leaf(x: Tensor, create_graph: bool) -> Tensor:
-    """Return ``x`` as a leaf tensor for autograd or, with ``create_graph``, as a node computed from it."""
+    """Return ``x`` as a new leaf for second derivatives or, with ``create_graph``, as a view that keeps the graph."""
     return x.view_as(x) if create_graph and x.requires_grad else x.detach().requires_grad_()
 
 
@@ -162,7 +162,7 @@ def _gradients(
     needed: Sequence[bool],
     create_graph: bool,
 ) -> Tensors:
-    """Return `torch.autograd.grad` for the results with a gradient and the needed leaves; None for other leaves."""
+    """Return `torch.autograd.grad` of all results with upstream gradients; None for leaves that are not needed."""
     pairs = [
         (x, grad)
         for x, grad in zip(results, grads, strict=False)

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def target_of(target: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[torch.device | None, torch.dtype | None]:
-    """Return the device and dtype in the positional or keyword arguments of ``A.to(...)``."""
+    """Read the device and the dtype from the positional or keyword arguments of ``A.to(...)``."""
     device, dtype = None, None
     for name in named:
         if name not in ("device", "dtype"):
@@ -37,7 +37,7 @@ def moved(x: T, device: torch.device | None, dtype: torch.dtype | None) -> T:
 
     Args:
         x: a tensor, an object of saccade, or a tuple, list or dict of these. Anything else is returned unchanged.
-        device, dtype: None leaves it unchanged.
+        device, dtype: the target; None leaves device or dtype unchanged.
     """
     if isinstance(x, Tensor):
         wide = wide_dtype(dtype) if dtype is not None and x.is_floating_point() else None

@@ -21,7 +21,7 @@ class _ByRows(DerivedMatrix):
     """Base class of matrices that are computed for one head of one batch item, a few complete rows at a time."""
 
     def rows_of(self, batch: int, head: int, rows: range) -> Tensor:
-        """Compute the given rows of one head, ``[rows, kv_len]`` in float32 or wider."""
+        """Compute some rows of one head of a sum or product, ``[rows, kv_len]`` in float32 or wider."""
         raise NotImplementedError
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
@@ -44,14 +44,14 @@ class _ByRows(DerivedMatrix):
 
 
 class Sum(_ByRows):
-    """A weighted sum of matrices, ``c1 * A1 + c2 * A2 + …``. Each term of a product runs on the fastest kernel for it.
+    """A weighted sum of matrices, ``c1 * A1 + c2 * A2 + …``. Each matrix is multiplied by the kernel fastest for it.
 
     The rows are not distributions in general. Differential attention is ``(A1 - c * A2) @ value``.
 
     Args:
         terms: pairs of a factor and a matrix. All matrices have the same shape, dtype and device.
 
-        Cost: a product costs one product for each term. Statistics read the rows of all terms, a megabyte at a time.
+        Cost: a product costs one product for each matrix. Statistics read rows of all matrices, a megabyte at a time.
 
     Example:
         >>> from saccade import AttentionMatrix
@@ -79,7 +79,7 @@ class Sum(_ByRows):
 
     @property
     def kv_heads(self) -> int:
-        """Number of key heads that values must have to fit all terms."""
+        """Number of key heads that values must have to fit all matrices of the sum."""
         counts = {matrix.kv_heads for _, matrix in self.terms}
         return counts.pop() if len(counts) == 1 else self.shape[1]
 
@@ -171,7 +171,7 @@ class Chain(_ByRows):
 
 
 def _each_head(matrix: Matrix, value: Tensor) -> Tensor:
-    """Multiply a matrix by values that may have more heads than the matrix has key heads."""
+    """Multiply a matrix by values whose number of heads may differ from the matrix's number of key heads."""
     groups, given = matrix.kv_heads, value.shape[1]
     if given == groups:
         return matrix.matmul(value)
@@ -189,14 +189,14 @@ def _each_head(matrix: Matrix, value: Tensor) -> Tensor:
 
 
 def _check_weights(matrix: Matrix) -> None:
-    """Raise an error for score matrices, whose sums and multiples are meaningless because hidden pairs are -inf."""
+    """Raise an error for score matrices. Their sums and multiples are meaningless because masked pairs are -inf."""
     if matrix.hidden:
         reason = f"what is hidden is {matrix.hidden} there, and not 0"
         raise unsupported("a sum or a product", [reason], hint="A.scores.to_dense() is a tensor")
 
 
 def _check_alike(first: Matrix, other: Matrix, shape: tuple[int, ...], sign: str) -> None:
-    """Raise an error unless two matrices match and can be combined by an operator."""
+    """Raise an error unless two lazy matrices have matching shapes, dtypes and devices."""
     facts = [f"{matrix!r}" for matrix in (first, other)]
     if tuple(other.shape) != tuple(shape):
         rule = f"have shape {list(shape)} to stand behind {sign}"
@@ -208,7 +208,7 @@ def _check_alike(first: Matrix, other: Matrix, shape: tuple[int, ...], sign: str
 
 
 def _factor(factor: object, matrix: Matrix) -> float | Tensor:
-    """Check the factor of a matrix: a number, or a tensor with a single number or one per head, ``[heads, 1, 1]``."""
+    """Check the factor of a matrix in a sum: a number, or a tensor with one number or ``[heads, 1, 1]``."""
     if is_number(factor):
         return float(factor)
     heads = matrix.shape[1]

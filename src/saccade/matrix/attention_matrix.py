@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class OfInputs(Matrix):
-    """Base class of matrices that are computed from checked attention inputs."""
+    """Base class of `AttentionMatrix` and `ScoreMatrix`, which are computed from checked inputs."""
 
     inputs: AttentionInputs
 
@@ -72,7 +72,7 @@ class OfInputs(Matrix):
 
     @abstractmethod
     def _of(self, inputs: AttentionInputs) -> Self:
-        """Return a matrix of the same class for different inputs."""
+        """Return an attention or score matrix of the same class for different inputs."""
 
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
         if not are_mapped(self.inputs):
@@ -110,9 +110,9 @@ _ENTRIES = 1 << 18  # number of scores in memory at a time: a megabyte
 
 
 class ScoreMatrix(OfInputs):
-    """The lazy matrix of attention scores: scaled, capped and biased, -inf at hidden pairs.
+    """The lazy matrix of attention scores: scaled, capped and biased, -inf for masked pairs.
 
-    Useful operations are indexing, `to_dense`, `topk` and ``pooled(bins, how="max")``. Sums that include a hidden pair
+    Useful operations are indexing, `to_dense`, `topk` and ``pooled(bins, how="max")``. Sums that include a masked pair
     are -inf. The matrix has no products, since values are multiplied by weights.
 
     Cost: computing complete rows, a megabyte at a time.
@@ -266,7 +266,7 @@ class AttentionMatrix(OfInputs):
 
     @property
     def mask(self) -> Mask:
-        """The mask: which query may attend to which key."""
+        """Mask of the matrix: which query may attend to which key."""
         return self.inputs.rule
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
@@ -307,7 +307,7 @@ class AttentionMatrix(OfInputs):
 
     @property
     def scores(self) -> ScoreMatrix:
-        """Lazy matrix of the scores before the softmax: scaled, capped and biased, -inf at hidden pairs."""
+        """Lazy matrix of the scores before the softmax: scaled, capped and biased, -inf for masked pairs."""
         return ScoreMatrix(self.inputs)
 
     def to(
@@ -326,7 +326,7 @@ class AttentionMatrix(OfInputs):
         return summary_of(self, self.inputs.current(), parts)
 
     def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
-        """Report which kernel ``A @ value`` runs, why it does not run the others, and what it costs."""
+        """Report which kernel ``A @ value`` runs, why other kernels do not run, and the cost."""
         from saccade.engine.explanation import Explanation  # noqa: PLC0415  nothing but this needs it
 
         dropout.check(dropout_p)

@@ -25,7 +25,7 @@ def restrict_to_blocks(matrix: AttentionMatrix, index: Tensor, size: int) -> Att
     """Restrict each query of a softmax matrix to the key blocks selected for it.
 
     Args:
-        matrix: any softmax matrix. Pairs that it hides stay hidden.
+        matrix: any softmax matrix. Its masked pairs stay masked.
         index: see `saccade.engine.block_sparse.selected_blocks.SelectedBlocks`.
         size: number of keys in a block.
     """
@@ -37,7 +37,7 @@ def restrict_to_blocks(matrix: AttentionMatrix, index: Tensor, size: int) -> Att
 
 
 def _kernel_for(inputs: AttentionInputs, mask: SelectedBlocks) -> Kernel | Literal["auto"]:
-    """Return the block-sparse kernel if it supports the inputs and is faster, else "auto"."""
+    """Return the block-sparse kernel if it supports the inputs and is faster. Otherwise return "auto"."""
     _, heads, q_len, kv_len = inputs.shape
     if _BY_BLOCK.verdict(inputs, Request()).cannot:
         return "auto"

@@ -144,7 +144,7 @@ def _of_nested(
     kv_positions: GivenPositions,
     **options: Any,
 ) -> Any:
-    """Run one of the attention functions on nested tensors and return nested results."""
+    """Run `attention` or `attention_with_lse` on nested tensors and return nested results."""
     if is_tracing():  # it reads lengths, which a compiled graph cannot do
         outside = torch.compiler.disable(_of_nested)
         return outside(run, query, key, value, mask, q_positions, kv_positions, **options)

@@ -51,7 +51,7 @@ _AXES = ("batch", "head", "query", "key")
 
 
 def part_of(matrix: Matrix, index: object) -> Tensor:
-    """Return ``matrix.to_dense()[index]`` without computing the rest of the matrix.
+    """Return the part ``matrix.to_dense()[index]`` of a matrix without computing the rest.
 
     Args:
         matrix: any matrix.
@@ -111,7 +111,7 @@ def _four_indices(index: object) -> tuple[int | slice, int | slice, int | slice,
 
 
 def _span(own: int | slice, axis: int, size: int) -> range:
-    """Return the range of matrix indices that one element of an index selects along an axis."""
+    """Return the range that one element of a matrix index (an int or a slice) selects along an axis."""
     if isinstance(own, slice):
         for edge in (own.start, own.stop, own.step):
             if edge is not None and not is_integer(edge):
@@ -129,7 +129,7 @@ def _slice_of_one(place: int) -> slice:
 
 
 def _shared_indices(own: range, wanted: range) -> tuple[Tensor, Tensor]:
-    """Return the indices that two ranges have in common, as offsets into the first and into the second."""
+    """Return the row or column indices that two ranges share, as offsets into the first and into the second range."""
     indices = torch.arange(own.start, own.stop, own.step, device="cpu")
     steps = (indices - wanted.start).div(wanted.step, rounding_mode="floor")
     is_shared = (steps * wanted.step + wanted.start == indices) & (steps >= 0) & (steps < len(wanted))

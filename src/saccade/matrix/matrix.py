@@ -34,7 +34,7 @@ class Matrix(Operators, ABC):
     """A lazy matrix of shape ``[batch, heads, q_len, kv_len]``.
 
     A subclass defines `shape`, `dtype`, `device`, `kv_heads` and `blocks`. Products, rows, the dense form and all
-    statistics are derived from these. It stores tensors, never modules. ``A @ value`` and ``A.mT @ x`` are
+    statistics are derived from them. A matrix stores tensors, never modules. ``A @ value`` and ``A.mT @ x`` are
     differentiable. Statistics (`compute`, `entropy`, `topk`, `received`, `pooled`) are computed without gradient.
     """
 
@@ -73,7 +73,7 @@ class Matrix(Operators, ABC):
 
     @property
     def hidden(self) -> float:
-        """Entry of the matrix at pairs that appear in no block."""
+        """Entry of the matrix for pairs that appear in no block."""
         return 0.0
 
     @property
@@ -120,7 +120,7 @@ class Matrix(Operators, ABC):
         Returns:
             ``[batch, heads, kv_len, width]`` in the dtype of x.
 
-        Cost: one sweep over the blocks. With gradients, the weights of every block are saved for the backward pass.
+        Cost: one pass over the blocks. With gradients, the weights of every block are saved for the backward pass.
         """
         batch, heads, q_len, kv_len = self.shape
         x = self._operand(x, "x", heads, q_len)
@@ -134,14 +134,14 @@ class Matrix(Operators, ABC):
         return out.to(x.dtype)
 
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
-        """Compute several statistics in one sweep over the matrix and return their results in the same order.
+        """Compute several statistics in one pass over the matrix, and return their results in the same order.
 
         Args:
             statistics: statistics from `saccade.statistics`, or your own subclasses of `saccade.statistics.Statistic`.
 
         Raises:
             TypeError: an argument is not a statistic.
-            UnsupportedError: a statistic requires distributions, but the rows are not (`is_stochastic`).
+            UnsupportedError: a statistic requires rows that are distributions, and `is_stochastic` is False.
 
         Cost: the weights are computed once for all statistics, a block at a time. Memory holds the results and one
         block. Without gradient.
@@ -175,7 +175,7 @@ class Matrix(Operators, ABC):
             return tuple(results[index] for index in range(len(statistics)))
 
     def _compute_by_sweep(self, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo) -> dict[int, Any]:
-        """Return the results of statistics that need no blocks of the matrix, by the index of the statistic."""
+        """Return the results of all statistics that need no `blocks`, by their indices in ``statistics``."""
         return {}
 
     def entropy(self) -> Tensor:
@@ -191,7 +191,7 @@ class Matrix(Operators, ABC):
         return self.compute(statistics.Received())[0]
 
     def pooled(self, bins: int, *, how: How = "mean") -> Tensor:
-        """Return a map of at most ``bins`` × ``bins`` cells for each item and head; see `saccade.statistics.Pooled`."""
+        """Return a reduced matrix of at most ``bins`` × ``bins`` per item and head; see `saccade.statistics.Pooled`."""
         return self.compute(statistics.Pooled(bins, how))[0]
 
     def summary(self, parts: statistics.Parts | None = None) -> statistics.Summary:
@@ -199,9 +199,9 @@ class Matrix(Operators, ABC):
 
         Raises:
             TypeError: ``parts`` is not a `saccade.statistics.Parts`, whose shares are added to the table.
-            UnsupportedError: rows that are not distributions, unless it is a sink that takes a share of them.
+            UnsupportedError: the rows are not distributions, and the reason is not a sink that takes a share of them.
 
-        Cost: about two sweeps of `blocks`; parts take one more, and one of uniform attention.
+        Cost: about two passes over `blocks`. Parts take one more pass, and one over uniform attention.
         """
         from saccade.statistics.summary import summary_of  # noqa: PLC0415  nothing but this needs it
 
@@ -215,7 +215,7 @@ class Matrix(Operators, ABC):
 
         Raises:
             TypeError: ``limit`` is not an int.
-            ValueError: there are more weights than that; raised during the sweep.
+            ValueError: there are more nonzero weights than ``limit``. Raised during the pass over the matrix.
         """
         return sparse_of(self, limit)
 
@@ -223,12 +223,12 @@ class Matrix(Operators, ABC):
         """Return any part of the matrix: ``A[b, h, i]`` is the row of query i, head h, batch item b, ``[kv_len]``.
 
         ``A[b, h]`` is one head's matrix, ``A[b, h, i:j, k:l]`` a part of it, ``A[..., i, j]`` one weight of each head.
-        Only the requested rows are computed, and those between them if the step is below 16.
+        Only the requested rows are computed, and the rows between them if the step is below 16.
         """
         return part_of(self, index)
 
     def to(self, *target: torch.device | str | torch.dtype, **kwargs: torch.device | str | torch.dtype | None) -> Self:
-        """Return the matrix on another ``device`` or in another float ``dtype``: ``A.to("cuda", torch.half)``."""
+        """Return the matrix on a different ``device`` or in another float ``dtype``: ``A.to("cuda", torch.half)``."""
         return moved(self, *target_of(target, kwargs))
 
     def to_dense(self, *, limit: int = DENSE_LIMIT) -> Tensor:
@@ -270,7 +270,7 @@ class Matrix(Operators, ABC):
         return dropout.keep(seed, b, h, q, kv, dropout_p)
 
     def _check_part(self, batch: object, head: object, rows: object) -> None:
-        """Raise an error unless `blocks` can be restricted to this batch item, head and rows."""
+        """Raise an error unless ``batch``, ``head`` and ``rows`` are valid restrictions of `blocks`."""
         for name, index, size in (("batch", batch, self.shape[0]), ("head", head, self.shape[1])):
             if index is None:
                 continue
@@ -286,7 +286,7 @@ class Matrix(Operators, ABC):
             raise value_error("rows", "be a range with step 1", rows)
 
     def _operand(self, x: Tensor, name: str, heads: int, length: int) -> Tensor:
-        """Check an operand of a product and return it, under autocast in the matrix's dtype."""
+        """Check an operand of a matrix product and return it. Under autocast, convert it to the matrix's dtype."""
         check_type(name, x, Tensor, "be a tensor")
         expected = (self.shape[0], heads, length)
         if x.dim() != 4 or x.shape[:3] != expected:
@@ -300,7 +300,7 @@ class Matrix(Operators, ABC):
 
 
 class DerivedMatrix(Matrix):
-    """A matrix computed from another one, whose shape, dtype, device, heads and kind of rows it has by default.
+    """A matrix computed from another matrix. By default, it has the same shape, dtype, device, heads and kind of rows.
 
     Args:
         inner: the other matrix.

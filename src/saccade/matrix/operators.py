@@ -1,4 +1,4 @@
-"""Operators of lazy matrices that tensors have too; other tensor methods raise an error that names ours."""
+"""Operators that lazy matrices share with tensors. Other tensor methods raise an error that names our method."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Operators:
         return _combined("Sum", (-1.0, self))
 
     def __radd__(self, other: object) -> Self:
-        """Return the matrix itself for ``0 + A``, the first step of ``sum(matrices)``; refuse other terms."""
+        """Return the matrix itself for ``0 + A``, with which ``sum(matrices)`` starts. Anything but 0 is refused."""
         return self if isinstance(other, int) and other == 0 else _refuse_term(other)
 
     def __rsub__(self, other: object) -> NoReturn:

@@ -1,7 +1,7 @@
-"""Plans for decoding: the tiles of a single last row, token by token.
+"""Plans for decoding: the tiles of a single row, which is the last one, for each new token.
 
 Planning one row costs as much as planning a few hundred, since bounds are arrays over groups of rows. So the bounds of
-many future rows are computed at once, and each decoding step reads those of its row.
+many upcoming rows are computed at once, and each decoded token reads the bounds of one row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROWS = 128  # rows whose bounds are computed at once; blocks begin at multiples,
 
 
 class _Term(NamedTuple):
-    """A term of a mask, with the fully and the partially visible key ranges of each future row."""
+    """One of a decode plan's disjoint masks, with the fully and the partially visible keys of each upcoming row."""
 
     rule: Rule
     step: int
@@ -26,7 +26,7 @@ class _Term(NamedTuple):
 
 
 class RowsAhead:
-    """Bounds of a mask for consecutive future rows of decoding. Each row has keys up to its own position.
+    """Bounds of a mask for consecutive rows that decoding has yet to reach. Each row has keys up to its own position.
 
     Args:
         rule: the mask; it must not distinguish batch items.
@@ -45,7 +45,7 @@ class RowsAhead:
 
 
 class RowPlan(Plan):
-    """The plan of a single row of decoding: one tile for each term of the mask.
+    """The plan of a single row of decoding: one tile for each of the disjoint masks in `Rule.terms`.
 
     Args:
         rows: bounds of a block of rows that contains the row.

@@ -55,13 +55,13 @@ class Spans(NamedTuple):
         return cls(universe.stop[:, None], universe.stop[:, None])
 
     def union(self, other: Spans, universe: KeyDomain) -> Spans:
-        """Return the keys in either set, for each group."""
+        """Return the keys that are in at least one of the two sets, for each group."""
         starts = np.concatenate([self.starts, other.starts], axis=1)
         ends = np.concatenate([self.ends, other.ends], axis=1)
         return Spans(*_packed(starts, ends, universe))
 
     def complement(self, universe: KeyDomain) -> Spans:
-        """Return the keys of the domain that are not in the set, which are the gaps between its ranges."""
+        """Return the keys of the domain that are not in the set, which are the gaps between the set's ranges."""
         starts = np.concatenate([universe.first[:, None], self.ends], axis=1)
         ends = np.concatenate([self.starts, universe.stop[:, None]], axis=1)
         return Spans(*_packed(starts, ends, universe))
@@ -91,7 +91,7 @@ class Spans(NamedTuple):
         return Spans.of(self.starts + offset[:, None], self.ends + offset[:, None], universe)
 
     def at(self, which: Ints) -> Spans:
-        """Return the key sets of the groups at the given indices."""
+        """Return the key sets of the groups with the given indices."""
         return Spans(self.starts[which], self.ends[which])
 
     def sizes(self) -> Ints:
@@ -99,7 +99,7 @@ class Spans(NamedTuple):
         return (self.ends - self.starts).sum(axis=1)
 
     def ranges(self, rows: Ints, step: int = 1) -> Iterator[tuple[range, ...]]:
-        """Return each group's non-empty key ranges. With a step, keys differ from the first row by multiples of it."""
+        """Return each group's non-empty key ranges. With a step, keys are whole steps away from the first row."""
         for some in range(0, len(rows), _AT_ONCE):
             own = slice(some, some + _AT_ONCE)
             numbers = (self.starts[own].tolist(), self.ends[own].tolist(), rows[own].tolist())
@@ -117,7 +117,7 @@ class Spans(NamedTuple):
 
 
 def _packed(starts: Ints, ends: Ints, universe: KeyDomain) -> tuple[Ints, Ints]:
-    """Sort key ranges, join adjacent ones and drop empty ones. Overwrites its arguments."""
+    """Sort key ranges, join adjacent ranges and drop empty ranges. The arguments are overwritten."""
     stop = universe.stop[:, None]
     empty = starts >= ends
     np.copyto(starts, stop, where=empty)
@@ -149,43 +149,43 @@ class Bounds(NamedTuple):
 
     @classmethod
     def exactly(cls, keys: Spans) -> Bounds:
-        """Return exact bounds for a mask that shows the same keys to all rows of a group."""
+        """Return exact bounds for a mask that allows the same keys for all rows of a group."""
         return cls(keys, keys)
 
     @property
     def is_exact(self) -> bool:
-        """True if both sets are the same object. Masks mark exact bounds this way, which saves half of the work."""
+        """True if both sets are the same object. Masks declare exact bounds this way, which saves half of the work."""
         return self.any_row is self.all_rows
 
     @classmethod
     def unknown(cls, universe: KeyDomain) -> Bounds:
-        """Return bounds that exclude nothing: any key may be visible to some row, and none is known to be to all."""
+        """Return bounds for an unknown mask: any key may be visible to some row, and no key is certainly visible."""
         return cls(Spans.everything(universe), Spans.nothing(universe))
 
     def both(self, other: Bounds, universe: KeyDomain) -> Bounds:
-        """Return the bounds of ``a & b``."""
+        """Return the key bounds of the mask ``a & b`` from those of ``a`` and ``b``."""
         any_row = self.any_row.intersection(other.any_row, universe)
         both_exact = self.is_exact and other.is_exact
         return Bounds(any_row, any_row if both_exact else self.all_rows.intersection(other.all_rows, universe))
 
     def either(self, other: Bounds, universe: KeyDomain) -> Bounds:
-        """Return the bounds of ``a | b``."""
+        """Return the key bounds of the mask ``a | b`` from those of ``a`` and ``b``."""
         any_row = self.any_row.union(other.any_row, universe)
         both_exact = self.is_exact and other.is_exact
         return Bounds(any_row, any_row if both_exact else self.all_rows.union(other.all_rows, universe))
 
     def inverted(self, universe: KeyDomain) -> Bounds:
-        """Return the bounds of ``~a``: keys visible to no row become visible to all rows, and vice versa."""
+        """Return the key bounds of ``~a``: keys visible to no row become visible to all rows, and vice versa."""
         any_row = self.all_rows.complement(universe)
         return Bounds(any_row, any_row if self.is_exact else self.any_row.complement(universe))
 
     def where(self, choose: npt.NDArray[np.bool_], other: Bounds) -> Bounds:
-        """Return these bounds for groups where ``choose`` (bool ``[groups]``) is true, else the other bounds."""
+        """Return these bounds for groups where ``choose`` (bool ``[groups]``) is true, and ``other`` for the rest."""
         if choose.all():
             return self
         return Bounds(self.any_row.where(choose, other.any_row), self.all_rows.where(choose, other.all_rows))
 
 
 def shift_range(span: range, by: int) -> range:
-    """Shift a range by adding ``by`` to each of its numbers."""
+    """Shift a range of keys by adding ``by`` to start and stop."""
     return range(span.start + by, span.stop + by, span.step)

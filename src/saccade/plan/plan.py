@@ -28,15 +28,15 @@ class Plan:
 
     Args:
         shape: (batch, heads, q_len, kv_len), the box that the plan covers.
-        terms: disjoint masks whose union is the mask, each with its step; empty if there is nothing to compute.
+        terms: disjoint masks whose union is the mask, each with the step of its rows and keys; may be empty.
         q_first, kv_first: positions of the first query and the first key.
 
     Attributes:
         overlaps: True if a row may be in several tiles with disjoint keys, whose results are then merged by their lse.
             Otherwise every row is in exactly one tile, which may have no columns.
-        memo: data that kernels derive from this plan and cache for its lifetime (residual tensors, by key).
+        memo: data that kernels derive from this plan and cache as long as the plan exists (residual tensors, by key).
 
-        Cost: none until tiles are read. A kernel that reads the bounds of the mask itself does not need them.
+        Cost: none until tiles are read. A kernel that reads the bounds of the mask itself does not need tiles.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Plan:
 
 
 class _Tiles:
-    """The tiles of a plan. Above a limit, they are recomputed in each iteration."""
+    """The tiles of a plan. If there are too many to store, each iteration recomputes them."""
 
     def __init__(self, groupings: tuple[Layout, ...], count: int):
         self._layouts, self._count = groupings, count
@@ -109,8 +109,8 @@ def make(
     Args:
         rule: the mask on positions.
         shape: (batch, heads, q_len, kv_len).
-        q_first, kv_first: positions of the first query and the first key; the others are consecutive.
-        whole_rows: whether every row must be in one tile, even if the mask consists of terms with different steps.
+        q_first, kv_first: positions of the first query and the first key. Further positions are consecutive.
+        whole_rows: whether every row must be in one tile, even if the mask consists of masks with different steps.
 
     Cost: O(rows / 192) for structured masks, and nothing that grows with q_len * kv_len.
     """
@@ -147,7 +147,7 @@ def _cheapest(rule: Rule, step: int, sizes: Sizes) -> Layout:
 
 
 def _ways_to_cut(rule: Rule, step: int, items: list[int], sizes: Sizes) -> Iterator[tuple[list[Ints], bool]]:
-    """Yield pairs (cuts of each item, could be cut): first with cuts where the mask prefers them, then without."""
+    """Yield cuts of a plan's rows, and whether they leave out wanted cuts: first the wanted cuts, then no cuts."""
     first, stop = sizes.q_first, sizes.q_first + sizes.shape[2]
     none = np.zeros(0, dtype=np.int64)
     can_cut = step == 1 and stop - first > 1
@@ -160,7 +160,7 @@ def _ways_to_cut(rule: Rule, step: int, items: list[int], sizes: Sizes) -> Itera
 
 
 def _block_heights(step: int, sizes: Sizes, cuts: list[Ints]) -> list[int]:
-    """Return the block heights to try, largest first, with only the smallest of those above the longest run of rows."""
+    """Return heights of row blocks to try: the longest run of rows between cuts, then smaller standard heights."""
     first, stop = sizes.q_first, sizes.q_first + sizes.shape[2]
     if stop - first == 1:
         return [1]
@@ -181,7 +181,7 @@ def _row_groups(items: list[int], cuts: list[Ints], block: int, step: int, sizes
 
 
 def _split_rows(first: int, stop: int, cuts: Ints, block: int, step: int) -> tuple[Ints, Ints]:
-    """Split rows into groups of at most ``block`` that start anew at each cut and class; return first and last rows."""
+    """Split rows at cuts (or into the residue classes of a step), and into groups of at most ``block`` rows."""
     if step == 1:
         begins = np.concatenate([[first], cuts]).astype(np.int64)
         ends = np.concatenate([cuts, [stop]]).astype(np.int64)
@@ -197,7 +197,7 @@ def _split_rows(first: int, stop: int, cuts: Ints, block: int, step: int) -> tup
 
 
 def _estimated(rule: Rule, sizes: Sizes, groups: Groups) -> tuple[float, float, Callable[[], Layout]]:
-    """Return a grouping's cost (inf if infeasible), the cost of the keys visible to all rows, and the layout.
+    """Return three values: a grouping's cost (inf if infeasible), the part for keys visible to all rows, the layout.
 
     Costs of large groupings are estimated on a sample.
     """

@@ -52,7 +52,7 @@ class Layout:
 
     @property
     def copies(self) -> Ints:
-        """Number of (batch item, head) pairs that share each group of rows."""
+        """Number of matrices (one per batch item and head) that each group of rows covers."""
         return np.where(self.groups.batch == ALL, self.sizes.shape[0], 1) * self.sizes.shape[1]
 
     @property
@@ -77,7 +77,7 @@ class Layout:
         return bool(((self.residuals <= _MAX_RESIDUAL) | (rows == 1)).all()) or self._all_native()
 
     def cost(self) -> float:
-        """Return the estimated cost of running the layout's tiles, in pairs."""
+        """Return the estimated cost of computing the layout's tiles, in query-key pairs."""
         count = len(self.groups.first)
         if count <= _WRITTEN_OUT:
             num_distinct = int(self.num_distinct.max())
@@ -105,11 +105,11 @@ class Layout:
 
     @cached_property
     def _written_out(self) -> tuple[Tile, ...]:
-        """Tiles of the layout as a tuple, cached because their cost is computed before they run."""
+        """Tiles of the layout as a tuple, cached because both the cost estimate and the kernel read them."""
         return tuple(self._made())
 
     def _made(self) -> Iterator[Tile]:
-        """Build the layout's tiles: evaluate the residual of each column range and translate positions to indices."""
+        """Build the layout's tiles: find the residual mask of each column range, and convert positions to indices."""
         (batch, heads, _, _), q_first, kv_first = self.sizes
         step = self.groups.step
         numbers = (self.groups.batch.tolist(), self.groups.first.tolist(), self.groups.last.tolist())
@@ -163,5 +163,5 @@ def _cost_of_pair(rows: int) -> float:
 
 
 def _is_native(strip: ColumnRange) -> bool:
-    """Return whether kernels can run a column range without a residual mask."""
+    """Return whether kernels need no residual mask for a column range: all or a causal square is visible."""
     return strip.partial is True or (isinstance(strip.partial, Triangle) and strip.partial.is_square)

@@ -18,7 +18,7 @@ Ranges = tuple[range, ...]
 class Groups(NamedTuple):
     """Groups of rows, as arrays of shape ``[groups]``: their batch items and their first and last positions.
 
-    With a ``step`` above 1, a group has every step-th position, starting at its first, and includes only keys with
+    With a ``step`` above 1, a group has every step-th position, from the first position on, and includes only keys with
     ``(query - key) % step == 0``.
     """
 
@@ -30,11 +30,11 @@ class Groups(NamedTuple):
 
     @property
     def rows(self) -> Ints:
-        """Number of rows in each group."""
+        """Number of rows in each group of a plan."""
         return (self.last - self.first) // self.step + 1
 
     def at(self, which: Ints) -> Groups:
-        """Return the groups of rows at the given indices."""
+        """Return the groups of rows with the given indices."""
         return Groups(self.batch[which], self.first[which], self.last[which], self.step)
 
 
@@ -64,19 +64,19 @@ class Rule(Protocol):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Numbers of batch items and heads that the mask distinguishes; 1 means that all are alike."""
+        """Numbers of batch items and of heads that the mask distinguishes; 1 means that all are alike."""
         ...
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        """Evaluate the mask pair by pair, for the pairs that its bounds leave open."""
+        """Evaluate the mask pair by pair. Only pairs that the bounds do not decide are evaluated."""
         ...
 
     def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
-        """Return bounds on the keys that are visible to any row and to all rows of each group."""
+        """Return bounds on the keys that any row, and that all rows, of each group may attend to."""
         ...
 
     def partial(self, box: Box) -> bool | Hashable:
-        """Return True or False if the mask is constant on a box; else a key, equal for boxes with equal contents."""
+        """Return True or False if the mask is constant on a box. If not, return a key that identifies the contents."""
         ...
 
     def cuts(self, batch: int, rows: range) -> Ints:
@@ -89,7 +89,7 @@ class Rule(Protocol):
 
 
 class ColumnRange(NamedTuple):
-    """Key columns of a tile. ``partial`` is True if they are visible to all rows, else a key of the residual mask."""
+    """Key columns of a tile. ``partial`` is True if all rows see them, and otherwise a key of the residual mask."""
 
     keys: range
     partial: bool | Hashable
@@ -116,5 +116,5 @@ class Tile(NamedTuple):
 
     @property
     def spans(self) -> Ranges:
-        """Key columns of the tile, as ranges."""
+        """Ranges of key columns in the tile."""
         return tuple([strip.keys for strip in self.columns])

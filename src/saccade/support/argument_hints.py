@@ -1,6 +1,6 @@
 """Argument hints: errors for calls that do not fit a signature, such as arguments named as in another library.
 
-Python's own message names the unexpected keyword, but not the intended one.
+Python's own message names the unexpected keyword, but not the intended keyword.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ FOREIGN_NAMES: Mapping[str, str] = {
 def argument_hints(foreign_names: Mapping[str, str] | None = None, /, **hints: str) -> Callable[[F], F]:
     """Decorate a function or a class so that calls with wrong arguments raise an error with a hint.
 
-    A function on a hot path takes ``**unknown`` instead and raises `unexpected_argument`: that adds no frame.
+    A function on a hot path takes ``**unknown`` instead and raises `unexpected_argument`, which adds no stack frame.
 
     Args:
         foreign_names: hints by argument names of other libraries; `FOREIGN_NAMES` if None.
-        hints: more hints, by names of arguments that may be missing or that only this function knows.
+        hints: further hints, by names of arguments that may be missing or that only this function has.
     """
     known_hints = {**(FOREIGN_NAMES if foreign_names is None else foreign_names), **hints}
 
@@ -112,13 +112,13 @@ def _with_hints(function: Callable[..., Any], hints: Mapping[str, str]) -> Calla
 
 
 def unexpected_argument(unknown: Mapping[str, object], function: Callable[..., Any]) -> TypeError:
-    """Return the error for the first of the ``unknown`` keyword arguments in a call of ``function``."""
+    """Return the error, with an argument hint, for the first of the ``unknown`` keyword arguments of ``function``."""
     parameters = [name for name in inspect.signature(function).parameters if name not in ("self", "unknown")]
     return _error_of_name(_name_of(function), next(iter(unknown)), parameters, FOREIGN_NAMES)
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    """Return the name of a called function, or of the class that it constructs or calls."""
+    """Return the name for an argument hint: of the called function, or of the class that it constructs or calls."""
     name = function.__qualname__.rpartition("<locals>.")[2]
     return name.removesuffix(".__init__").removesuffix(".forward")
 
@@ -135,7 +135,7 @@ class ArgumentHints:
 def _call_error(
     function: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], hints: Mapping[str, str]
 ) -> TypeError | None:
-    """Return the error for the first fault of a call: an unknown name, too many positional values or a missing one."""
+    """Return the error for the first wrong argument: an unknown name, a surplus positional value or a missing value."""
     known = [name for name in signature.parameters if name != "self"]
     for name in kwargs:
         if name not in known:

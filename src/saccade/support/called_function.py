@@ -23,7 +23,7 @@ def called_function(argument: str = "") -> str:
 
     It is the outermost public function on the stack, within the library, that has a parameter with the argument's name.
     If there is none, it is the outermost public function. So ``attention(mask=...)`` is named although
-    `saccade.masks.as_mask` checks the mask, and `Window` is named where ``streaming(...)`` makes one with a wrong
+    `saccade.masks.as_mask` checks the mask, and `Window` is named where ``streaming(...)`` makes a window with a wrong
     ``left``. Code that runs in a hook or for a command has no public function on its stack. Its module then defines the
     name in ``CALLED_AS``.
 
@@ -48,7 +48,7 @@ def called_function(argument: str = "") -> str:
 
 
 def _library_frames() -> Iterator[FrameType]:
-    """Yield the stack frames of the innermost call into the library, from the inside out."""
+    """Yield the stack frames of the library's functions up to the caller's code, innermost first."""
     frame: FrameType | None = sys._getframe(2)
     is_inside = False
     while frame is not None:
@@ -67,7 +67,7 @@ def _parameters(frame: FrameType) -> tuple[str, ...]:
 
 
 def _receiver(frame: FrameType) -> type | None:
-    """Return the public class of the object whose method a frame runs, or None for a function."""
+    """Return the public class of the object whose method a stack frame runs; None if the frame runs a function."""
     first, *rest = frame.f_code.co_qualname.split(".")
     if not rest or rest[0] == "<locals>" or not frame.f_code.co_argcount:
         return None
@@ -79,7 +79,7 @@ def _receiver(frame: FrameType) -> type | None:
 
 
 def _public_name(frame: FrameType, receiver: type | None) -> str:
-    """Return the name under which users know a frame's function, or an empty string for a private one."""
+    """Return the public name of a stack frame's function; empty for a private function."""
     module = frame.f_globals["__name__"]
     first, *rest = frame.f_code.co_qualname.split(".")
     owners = (first,) if receiver is None else tuple(kind.__name__ for kind in receiver.__mro__)
@@ -91,7 +91,7 @@ def _public_name(frame: FrameType, receiver: type | None) -> str:
 
 
 def _is_exported(name: str, module: str) -> bool:
-    """Return whether a module, or a package above it, exports a name in ``__all__``; private modules have none."""
+    """Return whether a module, or a package that contains it, exports a name in ``__all__``."""
     if name.startswith("_"):
         return False
     parts = module.split(".")

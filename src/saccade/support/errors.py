@@ -8,7 +8,7 @@ A message names the function, the argument, the rule and the value received; fac
     Hint: ...
 
 Values of tensors never appear in a message: reading them would wait for the device. Text from outside (names in a file,
-paths) may appear; characters that are no letters, marks or symbols are escaped, so that a message is safe to display.
+paths) may appear. Characters other than letters, marks and symbols are escaped, so that a message is safe to display.
 """
 
 import reprlib
@@ -37,11 +37,11 @@ class UnsupportedError(NotImplementedError):
 
 
 class ArgumentTypeError(TypeError, ValueError):
-    """An error for an argument of the wrong type. It is also a ``ValueError``, so one except clause is enough."""
+    """An error for an argument of the wrong type. It is also a ``ValueError``, so a single except clause is enough."""
 
 
 def escaped(text: str) -> str:
-    """Return text for an error message, with escapes for invisible characters and those a terminal might obey."""
+    """Return text for an error message, with escapes for invisible characters and terminal control characters."""
     if text.isprintable():
         return text
     return "".join(
@@ -90,7 +90,7 @@ def type_error(
 
 
 def unsupported(what: str, reasons: Sequence[str], *, hint: str | None = None) -> UnsupportedError:
-    """Return an `UnsupportedError` that lists all ``reasons`` against ``what``."""
+    """Return an `UnsupportedError` for a request ``what``, with a list of all ``reasons``."""
     # The parts of a module are on separate lines.
     reasons = tuple("\n".join(map(escaped, reason.split("\n"))) for reason in reasons)
     lines = [
@@ -103,7 +103,7 @@ def unsupported(what: str, reasons: Sequence[str], *, hint: str | None = None) -
 
 
 def hidden_by_vmap(name: str) -> UnsupportedError:
-    """Return an `UnsupportedError` for values that must be read before the computation but that `vmap` hides."""
+    """Return an `UnsupportedError` for tensors whose values must be read, which is impossible under `vmap`."""
     reason = f"what {name} hold is read before anything is computed, and vmap hides it"
     return unsupported("vmap", [reason], hint="put the mapped axis into the batch yourself")
 

@@ -7,11 +7,11 @@ from typing import Any
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package with lazy imports; type checkers see ordinary imports.
+    """Return ``__getattr__`` and ``__dir__`` for a package with lazy imports. Type checkers see ordinary imports.
 
     Args:
-        package: its ``__name__``.
-        homes: names, separated by spaces, by the module that defines them; submodules are listed under ``""``.
+        package: the ``__name__`` of the package.
+        homes: maps each module to the names that it defines, separated by spaces; ``""`` maps to the submodules.
     """
     home_of = {name: home for home, names in homes.items() for name in names.split()}
 

@@ -11,7 +11,7 @@ _WITHOUT_FLOAT64 = frozenset(["mps"])  # Apple's GPUs
 
 
 def is_finite(*tensors: Tensor) -> bool:
-    """Return whether no element of the tensors is NaN or inf.
+    """Return whether all elements of the tensors are finite, neither NaN nor inf.
 
     A sum that overflows counts as not finite, which is slower but safe.
     """
@@ -25,7 +25,7 @@ def is_finite(*tensors: Tensor) -> bool:
 
 
 def _sum_of_entries(x: Tensor) -> Tensor:
-    """Return the sum of all elements, in float32 for half precision."""
+    """Sum all elements of a tensor to detect NaN and inf, in float32 for half precision."""
     tensor = x.detach() if x.requires_grad else x
     if not tensor.is_contiguous() and tensor.dim() > 1 and tensor.dtype in (torch.float32, torch.float64):
         tensor = tensor.sum(tuple(range(tensor.dim() - 1)))  # a seventh of the time if heads are views
@@ -38,10 +38,10 @@ def not_finite(x: Tensor) -> Tensor:
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype for computing with numbers of ``dtype``: float64 for float64, else float32."""
+    """Return the dtype for computing with numbers of ``dtype``: float64 for float64, and float32 for all others."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def widest_dtype(device: torch.device) -> torch.dtype:
-    """Return the widest float dtype of a device: float64 if supported, else float32."""
+    """Return the widest float dtype of a device: float64 if the device supports it, and float32 if not."""
     return torch.float32 if device.type in _WITHOUT_FLOAT64 else torch.float64

@@ -1,4 +1,4 @@
-"""Detection of another distribution that installs the import name `saccade`, which mixes the files of both."""
+"""Detection of another distribution that installs a package `saccade`, so that files of both are mixed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def check_only_distribution(package: Path) -> None:
         package: the folder of the package.
 
     Raises:
-        ImportError: there is another one. The message tells how to remove it.
+        ImportError: there is another distribution. The message says how to remove it.
     """
     other = next(package.parent.glob("saccade-[0-9]*.dist-info"), None)
     if other is not None:

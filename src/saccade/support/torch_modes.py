@@ -18,9 +18,9 @@ Dynamo traces a frame only if it holds a tensor or names ``torch``. Functions th
 compiled, call ``torch.compiler.is_compiling()`` by its full name.
 """
 any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
-"""Return whether autocast may be enabled on any device. This is a fast test for the usual case that it is not."""
+"""Return whether autocast may be enabled on any device. This is a fast test, because autocast is usually off."""
 is_transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
-"""Return whether a transform of ``torch.func`` is active, which needs a single function instead of its parts."""
+"""Return whether a transform of ``torch.func`` is active, for which attention must be a single autograd function."""
 
 
 def is_autocast(x: Tensor) -> bool:
@@ -29,7 +29,7 @@ def is_autocast(x: Tensor) -> bool:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context without autocast on a device; the meta device has none."""
+    """Return a context that switches off autocast on a device. The meta device has no autocast."""
     return torch.autocast(device.type, enabled=False) if any_autocast() and device.type != "meta" else nullcontext()
 
 
@@ -46,7 +46,7 @@ def mapped_levels(x: Tensor) -> tuple[tuple[int, ...], Tensor]:
 
 
 def level_left() -> int:
-    """Return the level of the ``torch.func`` transform whose own rule for a function is running."""
+    """Return the level of the ``torch.func`` transform that is running its own rule for an autograd function."""
     below = torch._C._functorch.peek_interpreter_stack()
     return 1 if below is None else int(below.level()) + 1
 
@@ -54,7 +54,7 @@ def level_left() -> int:
 def wants_gradient(x: Tensor) -> bool:
     """Return whether autograd or a transform at any level may compute a gradient of a tensor.
 
-    Inside a transform, ``requires_grad`` does not tell about the outer transforms.
+    Inside a transform, ``requires_grad`` does not reflect the outer transforms.
     """
     if not torch.is_grad_enabled():
         return False
@@ -77,20 +77,20 @@ def has_forward_derivatives() -> bool:
 
 
 def has_values(x: Tensor) -> bool:
-    """Return whether a tensor has values, as it does unless it is on the meta device or under FakeTensorMode."""
+    """Return whether a tensor has values. It has none on the meta device and under FakeTensorMode."""
     return not x.is_meta and not isinstance(x, FakeTensor)
 
 
 def is_plain(x: Tensor) -> bool:
-    """Return whether a tensor has ordinary memory, which may be written to and cached for the next call."""
+    """Return whether a tensor has ordinary memory, which may be written to and cached for later calls."""
     return type(x) in (Tensor, torch.nn.Parameter) and not is_tracing() and not is_transformed()
 
 
 def unobserved() -> AbstractContextManager[object]:
-    """Return a context outside of the caller's torch modes, without gradients: for results cached for later calls.
+    """Return a context without gradients and outside of the caller's torch modes, for computing results to cache.
 
     A dispatch mode (selective checkpointing, a counter of FLOPs, fake tensors) then sees the same operations in the
-    first call as in every other, and no cached tensor belongs to the mode, or is an inference tensor.
+    first call as in all later calls, and no cached tensor belongs to the mode or is an inference tensor.
     """
     return nullcontext() if is_tracing() else _unobserved()
 

@@ -23,24 +23,24 @@ T = TypeVar("T")
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Return whether a value is a whole number: an int or one of NumPy's, but no bool."""
+    """Return whether a value is a whole number: an int or a NumPy integer, but no bool."""
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value is a number: an int, a float or one of NumPy's, but no bool."""
+    """Return whether a value is a number: an int, a float or a NumPy number, but no bool."""
     return type(value) in (int, float) or (isinstance(value, Real) and not isinstance(value, bool))
 
 
 def is_finite_number(value: object) -> TypeGuard[float]:
-    """Return whether a value is a number that a float can hold; an int may be larger."""
+    """Return whether a value is a finite number. An int that is too large for a float is not."""
     return is_number(value) and abs(int(value) if is_integer(value) else float(value)) <= sys.float_info.max
 
 
 def check_int(
     name: str, value: object, least: int | None = 1, *, below: int | None = None, hint: str | None = None
 ) -> int:
-    """Return a checked whole number of at least ``least`` (None: any) and less than ``below``, as an int.
+    """Check that a value is a whole number from ``least`` (None: any) to below ``below``, and return it as an int.
 
     Raises:
         TypeError: the value is not a whole number.
@@ -67,7 +67,7 @@ def check_number(
     below: float | None = None,
     hint: str | None = None,
 ) -> float:
-    """Return a checked finite number of at least ``least``, above ``above`` and below ``below``, as a float.
+    """Check that a number is finite, at least ``least``, above ``above`` and below ``below``. Return it as a float.
 
     Raises:
         TypeError: the value is not a number.
@@ -86,7 +86,7 @@ def check_number(
 
 
 def check_bool(name: str, value: object) -> bool:
-    """Return a checked bool. Other truthy values are refused: bool("no") is True.
+    """Check that a value is a bool, and return it. Other values are refused, because bool("no") is True.
 
     Raises:
         TypeError: the value is not a bool.
@@ -97,7 +97,7 @@ def check_bool(name: str, value: object) -> bool:
 
 
 def check_choice(name: str, value: T, options: Collection[T], *, hint: str | None = None) -> T:
-    """Return a checked value that is one of a few options.
+    """Check that a value is one of the options, and return it.
 
     Raises:
         ValueError: the value is not one of the options.
@@ -122,9 +122,9 @@ def check_type(
 
 
 def is_causal_bias(x: object) -> bool:
-    """Return whether a value is a result of torch's ``causal_lower_right`` or ``causal_upper_left``.
+    """Return whether a value comes from torch's ``causal_lower_right`` or ``causal_upper_left``.
 
-    Such a tensor represents a mask, and its memory was never written; `saccade.masks.as_mask` accepts it. torch's
+    The value represents a mask, but its memory was never written; `saccade.masks.as_mask` accepts it. torch's
     operations return objects of the same class that no longer identify the mask.
     """
     module = sys.modules.get("torch.nn.attention.bias")  # importing it takes a second
@@ -132,12 +132,12 @@ def is_causal_bias(x: object) -> bool:
 
 
 def check_holds_values(name: str, tensor: Tensor, *, causal_hint: str | None = None) -> None:
-    """Raise an error for a tensor subclass without memory, whose values only its own operations know.
+    """Raise an error for a tensor subclass without memory, whose values are known only to its own operations.
 
     torch's subclasses pass (`FakeTensor`, `DTensor`, functional tensors): their operations are complete.
 
     Raises:
-        TypeError: such a tensor; torch's ``CausalBias``, whose memory was never written.
+        TypeError: the tensor has no memory, or is torch's ``CausalBias``, whose memory was never written.
     """
     kind_of = type(tensor)
     rule = "be a tensor that holds its values"
@@ -152,7 +152,7 @@ def check_holds_values(name: str, tensor: Tensor, *, causal_hint: str | None = N
 
 
 def register_tensor(module: nn.Module, name: str, value: Tensor | None, dtype: torch.dtype | None = None) -> None:
-    """Register a tensor as part of a module's state: a copy in ``dtype``, or itself if it requires a gradient.
+    """Register a tensor in a module's state: a copy in ``dtype``, or the tensor itself if it requires a gradient.
 
     In that case gradients flow to the caller's tensor, and an `nn.Parameter` becomes a parameter of the module.
     """
@@ -209,7 +209,7 @@ class ShapeSpec:
     def _misfit(
         self, name: str, x: Tensor, tensors: tuple[Any, ...], sizes: dict[str, int], hint: str | None
     ) -> Exception:
-        """Return the error for a shape that does not match; called only after a mismatch."""
+        """Return the error for a tensor whose shape does not match. Called only after a mismatch."""
         axes, is_open = next((axes, is_open) for own, axes, is_open in self._parts if own == name)
         lead = ("...",) if is_open else ()
         words, filled = (
@@ -223,7 +223,7 @@ class ShapeSpec:
 
 @cache
 def _parsed_shape(text: str) -> tuple[str, tuple[str, ...], bool]:
-    """Return the name and the axes of ``"key [batch, kv_len]"``, and whether more axes may come before."""
+    """Parse ``"key [batch, kv_len]"``. Return the name, the axes, and whether further axes may come before them."""
     name, _, inner = text.partition(" [")
     axes = tuple(axis.strip() for axis in inner.rstrip("]").split(",") if axis.strip())
     is_open = bool(axes) and axes[0] == "..."

@@ -27,8 +27,8 @@ class DistanceTerm(Term):
         source: ``[B | 1, H | 1, L | 1, T]``: values at distances ``lowest``, ``lowest + 1``, …. Distances outside of
             the table use its first or last value.
         lowest: the smallest distance in the table.
-        first: distance between query 0 and key 0 if the positions of queries and keys are consecutive.
-        q_addresses, kv_addresses: otherwise, int64 ``[B | 1, L]`` and ``[B | 1, S]``. Their differences are the
+        first: the distance between query 0 and key 0, if the positions of queries and keys are consecutive.
+        q_addresses, kv_addresses: if they are not, int64 ``[B | 1, L]`` and ``[B | 1, S]``. Their differences are the
             distances.
     """
 
@@ -117,14 +117,14 @@ class DistanceTerm(Term):
         return is_alike and tile.height > 0 and tile.width > 0
 
     def _run(self, rows: range, span: range) -> Tensor:
-        """Return the table indices for a tile's diagonals, starting at the last column of the first row."""
+        """Return the index in the bias table for each diagonal of a tile, from the last column of the first row on."""
         step, length = rows.step, len(rows) + len(span) - 1
         start = self.first + rows.start - span[-1]
         index = torch.arange(length, device=self.source.device) * step + (start - self.lowest)
         return index.clamp_(0, self.source.shape[3] - 1)
 
     def _index(self, tile: Tile) -> Tensor:
-        """Return the table index for the distance of each pair in a tile, int64 ``[B | 1, 1, R, C]``."""
+        """Return the index in the bias table for each pair of a tile, int64 ``[B | 1, 1, R, C]``."""
         q, kv = self.q_addresses, self.kv_addresses
         if q is None or kv is None:
             columns = torch.cat([torch.arange(s.start, s.stop, s.step, device=self.source.device) for s in tile.spans])
@@ -138,7 +138,7 @@ class DistanceTerm(Term):
 
 
 def _diagonal_sums(x: Tensor) -> Tensor:
-    """Sum a matrix along its diagonals, ``[..., R, C] -> [..., R + C - 1]``, in ascending order of row minus column."""
+    """Sum a bias gradient along its diagonals, ``[..., R, C] -> [..., R + C - 1]``, ordered by row minus column."""
     rows, columns = x.shape[-2:]
     # Pad each row with zeros and cut into rows shorter by one: each row then moves one column to the right.
     skewed = F.pad(x.flip(-1), (0, rows)).flatten(-2)[..., : rows * (rows + columns - 1)]
@@ -153,7 +153,7 @@ def distance_term(
     origin: tuple[int, int],
     scale: float,
 ) -> DistanceTerm:
-    """Convert a relative bias to a table over the distances that occur in a matrix."""
+    """Convert a relative bias to a table of its values for all distances that occur in a matrix."""
     _, heads, q_len, kv_len = shape
     q, kv = _addresses(bias, shape, rule, origin, query.device)
     if q is None or kv is None:
@@ -179,7 +179,7 @@ def distance_term(
 def _addresses(
     bias: Bias, shape: tuple[int, int, int, int], rule: Mask, origin: tuple[int, int], device: torch.device
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the addresses that a relative bias subtracts, int64 ``[batch | 1, len]``; None for consecutive tokens."""
+    """Return the positions whose differences index a relative bias, int64 ``[batch | 1, len]``; None if consecutive."""
     if isinstance(rule, PositionedMask):
         return bias.address(rule.q_positions), bias.address(rule.kv_positions)
     q, kv = (

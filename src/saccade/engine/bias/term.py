@@ -1,4 +1,4 @@
-"""Bias terms: matrices added to the scores. Each tile can be read, and its gradient collected, separately.
+"""Bias terms: matrices added to the scores. They are read, and their gradients added up, one tile at a time.
 
 Axis legend: batch B · heads H · q_len L · kv_len S · rows R · columns C · distances T.
 """
@@ -35,7 +35,7 @@ class Term(Protocol):
         ...
 
     def read(self, tile: Tile) -> Tensor:
-        """Return the differentiable bias of a tile, broadcastable to ``[batch, heads, rows, columns]``."""
+        """Return the bias of a tile, differentiable and broadcastable to ``[batch, heads, rows, columns]``."""
         ...
 
     def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class MaskedTerm(Term):
     Args:
         term: the bias for all other queries and keys.
         queries, keys: bool ``[B, H, L]`` and ``[B, H, S]``, True where the bias is -inf.
-        nothing: zeros ``[1, 1, 1, 1]``, used if there is no term.
+        nothing: zeros ``[1, 1, 1, 1]``, used if ``term`` is None.
     """
 
     is_written_out = False
@@ -112,7 +112,7 @@ class MaskedTerm(Term):
         return inner.masked_fill(self.hidden(tile), -math.inf)
 
     def hidden(self, tile: Tile) -> Tensor:
-        """Return where this term hides pairs of a tile with -inf, bool ``[batch, heads, rows, columns]``."""
+        """Return which pairs of a tile this bias masks with -inf, bool ``[batch, heads, rows, columns]``."""
         keys = take(self.keys[tile.batch, tile.heads], tile.spans, 2)[:, :, None]
         return keys | take(self.queries[tile.batch, tile.heads], (tile.rows,), 2)[..., None]
 
@@ -133,11 +133,11 @@ def rows_of(x: Tensor, tile: Tile) -> Tensor:
 
 
 def entry(x: Tensor, *place: Tensor) -> Tensor:
-    """Return the entries of a bias tensor at four index tensors, one for each axis. Axes of size 1 are broadcast."""
+    """Index a bias tensor with four index tensors, one for each axis. Axes of size 1 are broadcast."""
     return x[tuple(index if size > 1 else index - index for size, index in zip(x.shape, place, strict=True))]
 
 
 def summed_to(x: Tensor, like: Tensor) -> Tensor:
-    """Sum a bias gradient over the batch items and heads that share an entry of the bias."""
+    """Sum the gradient of a bias over batch items if they share one bias, and over heads if they do."""
     few = [axis for axis in range(2) if like.shape[axis] == 1 < x.shape[axis]]
     return x.sum(few, keepdim=True) if few else x

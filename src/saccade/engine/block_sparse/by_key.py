@@ -28,16 +28,16 @@ _ENTRIES = 1 << 19  # scores of a block processed at a time: 2 MB, which fit int
 
 
 class ByBlock(BlockSparseKernel):
-    """Exact block-sparse attention, one key block at a time: gather the queries that selected it and merge their sums.
+    """Exact block-sparse attention by key block: gather the queries that selected the block, and merge partial results.
 
-    Cost: time grows with the number of selected pairs. Besides inputs and outputs, memory holds the sums of one group
-    of heads, and an index entry for each selected block.
+    Cost: time grows with the number of selected pairs. Besides inputs and outputs, memory holds partial results of one
+    group of heads, and an index entry for each selected block.
     """
 
     name = "by_block"
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the FLOPs and bytes that a block-sparse product would take."""
+        """Return the FLOPs and bytes of a block-sparse forward pass."""
         batch, heads, q_len, _ = inputs.shape
         wide, mask = inputs.compute_dtype.itemsize, selected_blocks(inputs)
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + wide)
@@ -118,8 +118,8 @@ class _Step(NamedTuple):
         keys: the keys of the block.
         rows: indices of the queries, int64 ``[rows]``.
         query: the scaled queries, ``[rows, heads, head_dim]``.
-        scores: ``[rows, heads, keys]``, -inf at hidden pairs. The kernel may overwrite them.
-        slopes: derivatives of the softcap, if there is a softcap and the backward pass needs them.
+        scores: ``[rows, heads, keys]``, -inf for masked pairs. The kernel may overwrite them.
+        slopes: derivatives of the softcap for the backward pass; None if there is no softcap or no backward pass.
     """
 
     keys: range
@@ -130,14 +130,14 @@ class _Step(NamedTuple):
 
     @property
     def columns(self) -> Tensor:
-        """Indices of the keys of a block, int64 ``[1, keys]``."""
+        """Indices of the keys in the block, int64 ``[1, keys]``."""
         return torch.arange(self.keys.start, self.keys.stop, device=self.rows.device)[None]
 
 
 def _steps(
     inputs: AttentionInputs, group: HeadGroup, query: Tensor, key: Tensor, *, needs_slopes: bool = False
 ) -> Iterator[_Step]:
-    """Yield each key block with the queries that selected it, in chunks of a limited number of queries."""
+    """Yield each key block together with the queries that selected it, split into chunks of queries."""
     mask, by_block = selected_blocks(inputs), QueriesByBlock.of(inputs)
     most = max(1, _ENTRIES // (mask.size * group.num_heads))
     for block in range(mask.blocks):

@@ -31,14 +31,14 @@ _ENTRIES = 1 << 20  # number of key entries gathered at a time: 4 MB
 class Gathered(BlockSparseKernel):
     """Exact block-sparse attention: the selected keys are gathered (copied) for each query.
 
-    Cost: time grows with the number of selected pairs. A pair is expensive, because each copy of a key serves only one
-    query and the heads that share it. Besides inputs and outputs, memory holds a few rows.
+    Cost: time grows with the number of selected pairs. Each pair is expensive, because a copy of a key serves only one
+    query and its group of heads. Besides inputs and outputs, memory holds a few rows.
     """
 
     name = "gathered"
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the FLOPs and bytes that a product with gathered keys would take."""
+        """Return the FLOPs and bytes of a forward pass with gathered keys."""
         batch, heads, q_len, _ = inputs.shape
         wide = inputs.compute_dtype.itemsize
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + wide)
@@ -95,7 +95,7 @@ class _Step(NamedTuple):
         keys: indices of the gathered keys, int64 ``[rows, keys]``; 0 in unused slots.
         query: the scaled queries, ``[rows, heads, head_dim]``.
         key, value: the gathered keys and values, ``[rows, keys, width]``.
-        scores: ``[rows, heads, keys]``, -inf at hidden pairs.
+        scores: ``[rows, heads, keys]``, -inf for masked pairs.
         slopes: derivatives of the softcap; None without a softcap.
     """
 
@@ -109,12 +109,12 @@ class _Step(NamedTuple):
 
     @property
     def row_index(self) -> Tensor:
-        """Indices of the queries, int64 ``[rows]``."""
+        """Indices of the chunk's queries, int64 ``[rows]``."""
         return torch.arange(self.rows.start, self.rows.stop, device=self.keys.device)
 
 
 def _steps(inputs: AttentionInputs, value: Tensor) -> Iterator[tuple[HeadGroup, _Step]]:
-    """Yield a few queries at a time with their gathered keys, for all heads that share a selection and a key head."""
+    """Yield chunks of queries with their gathered keys, one group of heads (same selection and key head) at a time."""
     mask, (_, _, q_len, kv_len) = selected_blocks(inputs), inputs.shape
     within = torch.arange(mask.size, device=inputs.device)
     slots = mask.index.shape[3] * mask.size
@@ -138,7 +138,7 @@ def _steps(inputs: AttentionInputs, value: Tensor) -> Iterator[tuple[HeadGroup, 
 def _hidden(
     inputs: AttentionInputs, group: HeadGroup, rows: range, keys: Tensor, visible: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Return which gathered keys are hidden from their query, bool ``[rows, heads | 1, keys]``."""
+    """Return which gathered keys are masked for the query, bool ``[rows, heads | 1, keys]``."""
     mask, kv_len = selected_blocks(inputs), inputs.shape[3]
     starts, ends = (x[group.item if len(x) > 1 else 0, rows.start : rows.stop, None] for x in visible)
     exists = keys < kv_len

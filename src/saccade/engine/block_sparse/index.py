@@ -1,4 +1,4 @@
-"""Index for block-sparse kernels: heads that share a selection, the queries of each block, and hidden pairs."""
+"""Index for block-sparse kernels: heads that share a selection, the queries of each block, and masked pairs."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class BlockSparseKernel(KernelWithBackward):
 
 
 def selected_blocks(inputs: AttentionInputs) -> SelectedBlocks:
-    """Return the selected-blocks mask from the inputs of a block-sparse kernel."""
+    """Return the `SelectedBlocks` mask of a block-sparse kernel's inputs."""
     return cast("SelectedBlocks", inputs.rule)
 
 
 def start_of_backward(inputs: AttentionInputs, value: Tensor, results: Backward) -> tuple[list[Tensor], Tensor]:
-    """Return zero gradients of query, key and value, and the row sums that a block-sparse backward pass subtracts."""
+    """Start a block-sparse backward pass: return zero gradients of query, key and value, and row sums to subtract."""
     wide = inputs.compute_dtype
     grads = [torch.zeros_like(x, dtype=wide) for x in (inputs.query, inputs.key, value)]
     delta = (results.grad_out.to(wide) * results.out.to(wide)).sum(-1)
@@ -67,7 +67,7 @@ def start_of_backward(inputs: AttentionInputs, value: Tensor, results: Backward)
 
 
 def cap_(scores: Tensor, softcap: float | None, *, needs_slopes: bool) -> tuple[Tensor, Tensor | None]:
-    """Apply the softcap in place. Return the scores and, if a backward pass needs them, the derivatives of the cap."""
+    """Apply the softcap to block-sparse scores in place. Return the scores and the softcap's derivatives, or None."""
     if softcap is None:
         return scores, None
     scores = scores.div_(softcap).tanh_()
@@ -92,22 +92,22 @@ class HeadGroup(NamedTuple):
 
     @property
     def num_heads(self) -> int:
-        """Number of heads in the group."""
+        """Number of query heads in the group."""
         return self.heads.stop - self.heads.start
 
     def of_queries(self, inputs: AttentionInputs, x: Tensor) -> Tensor:
-        """Return the group's part of a query tensor as a copy, ``[q_len, heads, width]`` in the compute dtype."""
+        """Copy this head group's queries from a tensor, ``[q_len, heads, width]`` in the compute dtype."""
         return x[self.item, self.heads].transpose(0, 1).contiguous().to(inputs.compute_dtype)
 
     def of_keys(self, inputs: AttentionInputs, x: Tensor) -> Tensor:
-        """Return the group's part of a key tensor, ``[kv_len, width]`` in the compute dtype."""
+        """Return this head group's keys from a tensor, ``[kv_len, width]`` in the compute dtype."""
         return x[self.item, self.kv_head].to(inputs.compute_dtype)
 
     def allowed(self, mask: SelectedBlocks, rows: Tensor, keys: Tensor) -> Tensor:
-        """Return which pairs the mask inside the selected blocks allows, bool ``[rows, heads | 1, keys]``.
+        """Return which pairs in the selected blocks the mask allows, bool ``[rows, heads | 1, keys]``.
 
         Args:
-            mask: the selected blocks; the mask that they restrict is evaluated.
+            mask: the selected blocks. The mask inside `SelectedBlocks` is evaluated.
             rows: indices of queries, int64 ``[rows]``.
             keys: indices of keys, int64 ``[rows | 1, keys]``.
         """
@@ -118,7 +118,7 @@ class HeadGroup(NamedTuple):
         return allowed.expand(1, -1, len(rows), keys.shape[1])[0].transpose(0, 1)
 
     def dropout_factors(self, inputs: AttentionInputs, rows: Tensor, keys: Tensor, dropped: Dropped) -> Tensor:
-        """Return the dropout factors ``[rows, heads, keys]``: 0 for dropped weights, 1 / (1 - p) for the others.
+        """Return the dropout factors ``[rows, heads, keys]``: 0 for dropped weights, 1 / (1 - p) for kept weights.
 
         Args:
             inputs: the checked inputs.
@@ -138,7 +138,7 @@ class HeadGroup(NamedTuple):
 
 
 def head_groups(inputs: AttentionInputs) -> Iterator[HeadGroup]:
-    """Yield the largest possible groups of heads, for each batch item."""
+    """Yield, for each batch item, the largest groups of heads that share a key head and selected blocks."""
     batch, heads, _, _ = inputs.shape
     kv_heads, sharing = inputs.key.shape[1], selected_blocks(inputs).index.shape[1]
     count = max(kv_heads, sharing)  # one divides the other
@@ -169,7 +169,7 @@ class QueriesByBlock:
 
     @classmethod
     def of(cls, inputs: AttentionInputs) -> QueriesByBlock:
-        """Return the index of the queries of each block, cached in the plan for the backward pass."""
+        """Build the index of queries by block, or return it from the plan, which caches it for the backward pass."""
         memo = inputs.plan.memo
         if "queries by block" not in memo:
             with unobserved():
@@ -177,11 +177,11 @@ class QueriesByBlock:
         return cast("QueriesByBlock", memo["queries by block"])
 
     def rows(self, group: HeadGroup, block: int) -> Tensor:
-        """Return the indices of the queries that selected a block, int64 in ascending order."""
+        """Return the indices of the queries that selected the given block, int64 in ascending order."""
         return self._rows[group.item if len(self._mask.index) > 1 else 0, group.index_head][block]
 
     def hide_(self, inputs: AttentionInputs, scores: Tensor, group: HeadGroup, rows: Tensor, keys: range) -> Tensor:
-        """Write -inf to the scores ``[rows, heads, keys]`` at hidden pairs."""
+        """Write -inf to the scores ``[rows, heads, keys]`` of masked pairs."""
         starts, ends = (x[group.item if len(x) > 1 else 0, rows] for x in self._visible)
         partial = torch.nonzero(~((starts <= keys.start) & (ends >= keys.stop)).any(1))[:, 0]
         if len(partial):
@@ -195,7 +195,7 @@ class QueriesByBlock:
 
 
 def row_bounds(inputs: AttentionInputs, mask: Mask, rows: range) -> Bounds:
-    """Return the mask's key bounds for each single row, and for each batch item if the mask distinguishes items."""
+    """Return bounds on the keys visible to every row, separately for each batch item if the mask distinguishes them."""
     (batch, _, _, kv_len), (q_first, kv_first) = inputs.shape, inputs.origin
     items = [ALL] if mask.shape[0] == 1 else list(range(batch))
     row = np.tile(np.arange(rows.start + q_first, rows.stop + q_first, dtype=np.int64), len(items))
@@ -204,7 +204,7 @@ def row_bounds(inputs: AttentionInputs, mask: Mask, rows: range) -> Bounds:
 
 
 def visible_ranges(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """Return starts and ends of key ranges certainly visible to each query, int64 ``[items | 1, q_len, ranges]``."""
+    """Return starts and ends of key ranges that each query certainly sees, int64 ``[items | 1, q_len, ranges]``."""
     mask, (batch, _, q_len, _) = selected_blocks(inputs), inputs.shape
     all_rows, items = row_bounds(inputs, mask.rule, range(q_len)).all_rows, 1 if mask.rule.shape[0] == 1 else batch
     starts, ends = (

@@ -57,7 +57,7 @@ class SelectedBlocks(Mask):
         return self.rule.allows(b, h, q, kv) & self.holds(b, h, q - self.origin[0], kv - self.origin[1])
 
     def holds(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        """Return whether keys lie in the blocks selected for queries, given batch, head, query and key indices."""
+        """Return whether each key lies in a block selected for its query. The arguments are index tensors."""
         items, sharing, _, _ = self.index.shape
         item = b if items > 1 else torch.zeros_like(b)
         head = h // (self.heads // sharing) if sharing > 1 else torch.zeros_like(h)
@@ -70,7 +70,7 @@ class SelectedBlocks(Mask):
         return (selected == block[..., None]).any(-1)
 
     def keys_read(self, groups: int, kv_len: int) -> int:
-        """Return the number of keys that any query reads, over `groups` key heads and all batch items of the index."""
+        """Return the number of keys that at least one query selected, over `groups` key heads and all batch items."""
         items, sharing, _, _ = self.index.shape
         table = torch.zeros(items, sharing, self.blocks + 1, dtype=torch.bool, device=self.index.device)
         table = table.scatter_(-1, self.index.flatten(2).long(), True)[..., : self.blocks]

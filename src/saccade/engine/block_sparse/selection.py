@@ -19,7 +19,7 @@ _MOST_RANGES = 8  # up to this number of ranges per row, visible keys are counte
 
 
 def stable_topk(scores: Tensor, k: int) -> Tensor:
-    """Return the indices of the ``k`` largest entries of each row, int64 ``[..., k]``; ties go to the first entries.
+    """Return the indices of the ``k`` largest scores of each row, int64 ``[..., k]``. Ties go to the first entries.
 
     Unlike with ``topk``, the choice between equal entries does not depend on later entries of the row. NaN counts as
     the largest value.
@@ -79,7 +79,7 @@ def select_blocks(inputs: AttentionInputs, score: Callable[[range, int], Tensor]
 def _select_in_rows(
     inputs: AttentionInputs, scores: Tensor, bounds: Bounds, rows: range, stop: int, k: int, size: int
 ) -> Tensor:
-    """Select the blocks for a range of rows, int32 ``[batch | 1, sharing, rows, slots]``, -1 in unused slots."""
+    """Select the key blocks for a range of rows, int32 ``[batch | 1, sharing, rows, slots]``, -1 in unused slots."""
     heads, count, sharing = inputs.shape[1], -(-stop // size), scores.shape[1]
     _check_scores(scores, inputs, len(rows), (stop, count))
     counts, visible = _count_visible(inputs, bounds, rows, stop, size, needs_keys=scores.shape[3] == stop and size > 1)
@@ -110,7 +110,7 @@ def _check_scores(scores: Tensor, inputs: AttentionInputs, rows: int, widths: tu
 
 
 def _over_sharing_heads(x: Tensor, sharing: int, heads: int) -> Tensor:
-    """Reduce ``[items, heads | 1, ...]`` over heads that share a selection: with any, or with minimum and maximum."""
+    """Reduce ``[items, heads | 1, ...]`` over heads that share selected blocks: by `any`, or by minimum and maximum."""
     if x.shape[1] == 1:
         return x
     per_group = x.unflatten(1, (sharing, heads // sharing))
@@ -124,7 +124,7 @@ def _count_visible(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the number of visible keys in each block for each row, ``[items, heads | 1, rows, blocks, 2]``.
 
-    The last axis has the minimum and the maximum over heads. The second result tells which keys are visible, bool
+    The last axis has the minimum and the maximum over heads. A second value says which keys are visible, bool
     ``[items, heads | 1, rows, stop]``, or is None unless needed.
     """
     any_row, all_rows = bounds
@@ -149,7 +149,7 @@ def _count_visible(
 
 
 def _allowed(inputs: AttentionInputs, rows: range, stop: int) -> Tensor:
-    """Evaluate the mask on ``rows`` and the first ``stop`` keys, bool ``[batch | 1, heads | 1, rows, stop]``."""
+    """Return which of the first ``stop`` keys are allowed for rows, bool ``[batch | 1, heads | 1, rows, stop]``."""
     mask, (batch, heads, _, _), (q_first, kv_first) = inputs.rule, inputs.shape, inputs.origin
     sizes = (batch, heads) if mask.asks_functions else (min(batch, mask.shape[0]), min(heads, mask.shape[1]))
     b, h = (torch.arange(size, device=inputs.device) for size in sizes)

@@ -27,7 +27,7 @@ _FLOOR = 0.1  # rows smaller than a tenth of the usual size are measured by the 
 def check_kernel(kernel: Kernel, inputs: AttentionInputs, value: Tensor, *, gradients: bool) -> FirstUse:
     """Run a kernel and compare a few of its rows with the definition.
 
-    The compared rows are the first, the last, those on both sides of block and tile edges, and a few random ones. The
+    The compared rows are the first, the last, rows on both sides of block and tile edges, and a few random rows. The
     compared heads are the first two and the first of the next group in the first batch item, the last head of the last
     item, and a random one. Errors are relative to the possible rounding error: the root of the sum of squares of the
     products that add up to a number.
@@ -35,9 +35,9 @@ def check_kernel(kernel: Kernel, inputs: AttentionInputs, value: Tensor, *, grad
     Args:
         kernel: the kernel to check.
         inputs, value: the checked inputs and the value; finite and not empty.
-        gradients: whether to compare also the gradients of query, key, value and other tensors that need one.
+        gradients: whether to compare also the gradients of query, key, value and other tensors that need a gradient.
 
-    Cost: one run of the kernel, with its backward pass if `gradients`, and a few rows of five heads by the definition.
+    Cost: one run of the kernel (with its backward pass for ``gradients``), and the definition on a few rows of 5 heads.
     """
     limit = _LIMITS[inputs.dtype]
     if inputs.dtype == torch.float32 and not inputs.query.is_cpu and torch.get_float32_matmul_precision() != "highest":
@@ -91,7 +91,7 @@ class _KernelResults(NamedTuple):
 
     Attributes:
         out, lse: the kernel's results; the lse is None for a kernel without one.
-        of_rows, of_lse: upstream gradients of output and lse at the compared rows, for each pick.
+        of_rows, of_lse: upstream gradients of output and lse at the compared rows, one for each `Pick`.
     """
 
     out: Tensor
@@ -112,7 +112,7 @@ class _KernelResults(NamedTuple):
         return cls(out, lse if gives_lse else None, of_rows, of_lse)
 
     def gradients(self, picks: list[Pick], leaves: list[Tensor]) -> tuple[Tensor | None, ...]:
-        """Return the kernel's gradients of all leaves for upstream gradients at the compared rows alone."""
+        """Return the kernel's gradients of all leaves. Upstream gradients are 0 except in the compared rows."""
         both = [(self.out, self.of_rows), (self.lse, self.of_lse)]
         parts = [(results, own) for results, own in both if results is not None and results.requires_grad]
         if not parts:
@@ -129,7 +129,7 @@ class _KernelResults(NamedTuple):
 def _largest_errors(
     kernel: Kernel, inputs: AttentionInputs, value: Tensor, picks: list[Pick], gradients: bool
 ) -> tuple[Compared, ...]:
-    """Return the largest error in each of a kernel's results: output, lse and gradients."""
+    """Return the largest errors of a checked kernel's output, lse and gradients."""
     sources = inputs.sources(value)
     known = len(sources) - len(inputs.captured)  # a score function reads its captured tensors itself
     wanted = [gradients and x is not None and x.requires_grad for x in sources[:known]]
@@ -156,7 +156,7 @@ def _identity(x: Tensor) -> Tensor:
 
 
 def _errors_of_results(answer: _KernelResults, picks: list[Pick], truths: list[ReferenceRows]) -> Iterator[Compared]:
-    """Yield the largest errors in a kernel's output and lse."""
+    """Yield the largest errors of a checked kernel's output and lse."""
     for pick, truth in zip(picks, truths, strict=True):
         where = (pick.item, pick.head, pick.rows)
         yield _worst_row("output", answer.out.detach()[where], truth.out, truth.size_of_out, pick, pick.rows)
@@ -169,7 +169,7 @@ def _errors_of_results(answer: _KernelResults, picks: list[Pick], truths: list[R
 def _errors_of_gradients(
     grads: list[Tensor | None], picks: list[Pick], truths: list[ReferenceRows], wanted: list[bool]
 ) -> Iterator[Compared]:
-    """Yield the largest error in a kernel's gradient of each tensor that needs one."""
+    """Yield the largest error of a checked kernel's gradient, for each tensor that needs a gradient."""
     for place, name in enumerate(("query", "key", "value")):
         if not wanted[place]:
             continue
@@ -198,7 +198,7 @@ def _errors_of_gradients(
 
 
 def _worst_row(name: str, got: Tensor, want: Tensor, size: Tensor, pick: Pick, rows: list[int]) -> Compared:
-    """Return the compared row with the largest error relative to its own size."""
+    """Return the compared row whose error is largest relative to the size of the row."""
     got = got.to(want.dtype)
     missed = torch.where(got == want, 0.0, (got - want).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
     sizes = size.norm(dim=-1)
@@ -228,7 +228,7 @@ class Pick(NamedTuple):
 
 
 def picked_rows(inputs: AttentionInputs) -> Iterator[Pick]:
-    """Yield the rows to compare in a few heads: rows where kernels tend to be wrong, and some random ones."""
+    """Yield the rows to compare in a few heads: rows where kernels tend to be wrong, and some random rows."""
     batch, heads, q_len, _ = inputs.shape
     drawn = torch.Generator().manual_seed(0)
     rows = {0, q_len - 1, _BLOCK - 1, _BLOCK, (q_len - 1) // _BLOCK * _BLOCK - 1, (q_len - 1) // _BLOCK * _BLOCK}
@@ -246,7 +246,7 @@ def picked_rows(inputs: AttentionInputs) -> Iterator[Pick]:
 
 
 class ReferenceRows(NamedTuple):
-    """Reference rows for a pick: results and gradients by the definition, and their possible rounding errors."""
+    """Reference rows for a `Pick`: results and gradients by the definition, and their possible rounding errors."""
 
     out: Tensor
     lse: Tensor
@@ -259,13 +259,13 @@ class ReferenceRows(NamedTuple):
 def reference_rows(
     inputs: AttentionInputs, value: Tensor, pick: Pick, of_rows: Tensor, of_lse: Tensor, *, gradients: bool
 ) -> ReferenceRows:
-    """Compute the reference rows of a pick from the definition, in float64 if the device supports it.
+    """Compute the reference rows of a `Pick` from the definition, in float64 if the device supports it.
 
     Args:
         inputs, value: those of the product.
         pick: the rows to compute.
         of_rows, of_lse: upstream gradients of their outputs ``[rows, value_dim]`` and lse ``[rows]``.
-        gradients: whether to compute gradients from these.
+        gradients: whether to compute gradients from ``of_rows`` and ``of_lse``.
     """
     wide = widest_dtype(inputs.device)
     own = inputs.replaced(dtype=wide)

@@ -40,7 +40,7 @@ class FirstUse:
         place: device on which it ran.
         rows: number of compared rows.
         limit: the largest error that counts as rounding.
-        quantities: errors of output, lse and gradients, as far as these were compared.
+        quantities: errors of output, lse and gradients, as far as they were compared.
         raised: the error that the kernel raised; None if it returned results.
         shapes: shapes of query, key and value.
         mask: the mask as text.
@@ -65,7 +65,7 @@ class FirstUse:
 
     @property
     def fault(self) -> str:
-        """One sentence about the kernel's error; empty if there was none."""
+        """One sentence that describes how the kernel was wrong; empty if it was right."""
         if self.raised is not None:
             return f"a product for {self._kind} on {self.place} raised {self.raised}"
         worst = max(self.quantities, key=lambda one: one.error)
@@ -78,7 +78,7 @@ class FirstUse:
 
     @property
     def warning(self) -> str:
-        """Warning about a wrong kernel: the error, the consequence, and code that reproduces it."""
+        """Warning about a wrong kernel: the error, the consequence, and code that reproduces the error."""
         kind = f"device={str(self.device)!r}, dtype={self.dtype}"
         shapes = zip(("query", "key", "value"), self.shapes, strict=True)
         lines = [
@@ -92,7 +92,7 @@ class FirstUse:
         return "\n    ".join(lines)
 
     def raise_if_wrong(self) -> FirstUse:
-        """Return this result, or raise an error if the kernel was wrong.
+        """Return this first-use check, or raise an error if the kernel was wrong.
 
         Raises:
             AssertionError: the kernel was wrong; the message says how.
@@ -117,7 +117,7 @@ _BLOCK = 128
 
 
 class _Kind(NamedTuple):
-    """Kind of a product: the properties for which compilers are known to generate different code."""
+    """Kind of a product for first-use checks: the properties for which compilers may generate different code."""
 
     kernel: Kernel | str
     device: torch.device
@@ -130,7 +130,7 @@ class _Kind(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """Latest check of one kind of product, and the (value width, gradients) combinations covered by its checks."""
+    """Latest first-use check of one kind of product, and the (value width, gradients) combinations checked so far."""
 
     found: FirstUse
     covered: frozenset[tuple[int, bool]]
@@ -140,7 +140,7 @@ _RECORDS: dict[_Kind, _Record] = {}
 
 
 def holds(kernel: Kernel, inputs: AttentionInputs, value: Tensor, own: AttentionInputs) -> bool:
-    """Return whether a kernel passes the first-use check for this kind of product, either recorded or run now.
+    """Return whether a kernel passes the first-use check for this kind of product. The check runs unless recorded.
 
     Warns once for each kind whose check failed.
 
@@ -181,7 +181,7 @@ def _record(kind: _Kind, record: _Record) -> None:
 
 
 def reasons(kernel: Kernel, inputs: AttentionInputs) -> tuple[str, ...]:
-    """Return why a kernel must not run this kind of product again: the error of its first run. Empty if it had none."""
+    """Return the error of the kernel's first run on this kind of product, as a reason not to run it. May be empty."""
     record = _RECORDS.get(_kind_of(kernel, inputs)) if kernel.is_checked and is_on(inputs) else None
     return () if record is None or record.found.ok else (record.found.fault,)
 
@@ -201,7 +201,7 @@ def seen(kernel: Kernel, inputs: AttentionInputs) -> str:
 
 
 def is_on(inputs: AttentionInputs) -> bool:
-    """Return whether first-use checks are on. An environment variable switches them off."""
+    """Return whether first-use checks are on. They can be switched off by an environment variable."""
     told = os.environ.get(_VARIABLE, "on")
     if told not in _CHOICES:
         raise value_error(_VARIABLE, f"be {' or '.join(_CHOICES)} in the environment", repr(told))
@@ -213,7 +213,7 @@ def _wants_gradients(inputs: AttentionInputs, value: Tensor) -> bool:
 
 
 def _covers(record: _Record, wanted: tuple[int, bool]) -> bool:
-    """Return whether a recorded check covers a product. A check with gradients also covers the forward pass alone."""
+    """Return whether a recorded check covers a product. A check with gradients also covers products without them."""
     return wanted in record.covered or (wanted[0], True) in record.covered
 
 
@@ -242,7 +242,7 @@ def _is_ours(kernel: Kernel) -> bool:
 
 
 def _structure(rule: Mask) -> tuple[object, ...]:
-    """Return the classes that a mask is composed of. Compilers generate code for these, whatever its numbers."""
+    """Return the classes that a mask is composed of. Compilers generate the same code for equal classes."""
     return (type(rule), *map(_structure, rule.made_of))
 
 

@@ -7,7 +7,7 @@ attention needs both, and no public function offers them. Pitfalls in torch 2.13
 - a head dimension with a stride other than 1 is read out of bounds;
 - a row whose scores are all -inf, masked or not, gets lse 0, and -inf in the lse turns gradients to NaN;
 - the causal flag aligns upper-left;
-- hidden scores, already -inf, are multiplied by the scale, which must therefore be above 0;
+- masked scores, already -inf, are multiplied by the scale, which must therefore be above 0;
 - scores that are all NaN give 0 and lse 0 if they fit into one vector register, unless something is added to them;
 - widths of key and value must be equal, and head counts that do not divide give a meaningless result.
 
@@ -45,9 +45,9 @@ def forward(
 
     Args:
         q: ``[B, H, R, D]``; k, v: ``[B, G, C, D]``. All have the same width, at least 1, and stride 1 in the last axis.
-        added: terms added to the scores, ``[B | 1, H | 1, R, C]``; -inf hides a pair.
-        empty: rows in which ``added`` hides every column, bool ``[B | 1, H | 1, R]``; None if there are none.
-        causal: hide column c from row r where c > r. Requires R == C and no ``added``.
+        added: additive mask or bias, ``[B | 1, H | 1, R, C]``; -inf masks a pair.
+        empty: rows in which ``added`` masks every column, bool ``[B | 1, H | 1, R]``; None if there are none.
+        causal: mask column c for row r where c > r. Requires R == C and no ``added``.
         scale: factor of the scores, above 0.
 
     Returns:
@@ -126,7 +126,7 @@ def held(
         kv_heads, columns: numbers of heads and columns of the keys.
         dtype: dtype of all tensors.
         causal: as for `forward`.
-        added: numbers of batch items and heads that the added terms distinguish; None without terms.
+        added: numbers of batch items and heads that ``added`` has in `forward`; None without it.
         threads: number of threads that torch uses.
     """
     batch, heads, rows, width = q
@@ -153,7 +153,7 @@ def held(
 
 
 def bytes_of_backward(rows: int, columns: int, item: int) -> int:
-    """Return the bytes that one thread of torch's flash operation uses in the backward pass."""
+    """Return the bytes that each thread of torch's flash operation uses in the backward pass."""
     height, span = _block_size(rows, columns)
     wide = max(item, 4)
     return 2 * height * span * (wide + (item if item < wide else 0))
@@ -179,7 +179,7 @@ def _folds_heads(q: Sequence[int], kv_heads: int, causal: bool) -> bool:
 def _forward_folded(
     q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, empty: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Run torch's flash operation with the query heads of a group as rows, so that keys are read once per group.
+    """Run torch's flash operation with each group's query heads as rows, so that keys are read once per group.
 
     Decoding has one row per head, and the operation is slow for single rows.
     """
@@ -207,7 +207,7 @@ def _with_query_heads(q: Tensor, x: Tensor) -> Tensor:
 def _mark_empty_rows(
     q: Tensor, k: Tensor, added: Tensor | None, causal: bool, scale: float, out: Tensor, lse: Tensor
 ) -> None:
-    """Write -inf to the lse of empty rows. Torch's flash operation returns 0, as if their exponentials summed to 1."""
+    """Write -inf to the lse of empty rows. Torch's flash operation returns 0 for them."""
     share, columns = q.shape[1] // k.shape[1], torch.arange(k.shape[2])
     unsure = (lse == 0.0) & (out == 0.0).all(-1)
     for b, h in unsure.any(-1).nonzero().tolist():

@@ -60,7 +60,7 @@ def blocks_of(
 
 
 def _keys_per_block(spans: Spans, edges: Ints) -> Ints:
-    """Count the keys of each set between consecutive block edges, int64 ``[groups, len(edges) - 1]``."""
+    """For a BlockMask, count each group's keys between block edges, int64 ``[groups, len(edges) - 1]``."""
     below = np.zeros((len(spans.starts), len(edges)), dtype=np.int64)
     for slot in range(spans.starts.shape[1]):
         start, end = spans.starts[:, slot, None], spans.ends[:, slot, None]
@@ -69,7 +69,7 @@ def _keys_per_block(spans: Spans, edges: Ints) -> Ints:
 
 
 def _block_lists(which: npt.NDArray[np.bool_], device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Return the BlockMask's number of marked blocks, int32 ``[items, 1, rows]``, and all blocks, marked ones first."""
+    """Return a BlockMask's number of needed blocks, int32 ``[items, 1, rows]``, and all blocks, needed ones first."""
     marked = torch.from_numpy(which).to(device)[:, None]
     order = torch.argsort(marked.to(torch.int8), dim=-1, descending=True, stable=True)
     return marked.sum(-1).to(torch.int32), order.to(torch.int32)

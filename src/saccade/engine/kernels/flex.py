@@ -110,7 +110,7 @@ def _compiled_flex() -> Any:
 
 
 def _with_recompile_limit(compiled: Any) -> Any:
-    """Return FlexAttention with a limit of `_MOST_KINDS` graphs; torch 2.11 reads the limit, 8, from its settings."""
+    """Allow compiled FlexAttention `_MOST_KINDS` graphs. In torch 2.11 the limit is a setting and stays 8."""
     from torch._dynamo import config  # noqa: PLC0415  imports a compiler
 
     def called(*tensors: Any, **options: Any) -> Any:
@@ -132,9 +132,9 @@ def _cached_block_mask(inputs: AttentionInputs) -> Any:
 
 
 def _score_mod(inputs: AttentionInputs) -> Any:
-    """Return the ``score_mod`` for FlexAttention, which applies scale, softcap and bias in this order.
+    """Return the ``score_mod`` for FlexAttention: scale, softcap and bias, in this order.
 
-    Numbers are passed as tensors. Python numbers would be compiled in, so that each needs a separate graph, and a
+    Numbers are passed as tensors. Python numbers would be compiled in, so each would need a separate graph, and a
     changed softcap does not compile at all.
     """
     bias, device = inputs.bias, inputs.device

@@ -78,7 +78,7 @@ class Fused(KernelWithBackward):
         return bytes_of_backward(inputs, value_dim)
 
     def pairs(self, inputs: AttentionInputs) -> int:
-        """Return the number of query-key pairs whose scores the fused calls compute."""
+        """Return the number of query-key pairs whose scores torch's flash operation computes."""
         return pairs_of(inputs)
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
@@ -121,7 +121,7 @@ class Fused(KernelWithBackward):
 
 
 def _time_of_plan(plan: Plan, pair: float) -> float:
-    """Estimate the fused kernel's time for a plan, in units of one pair."""
+    """Estimate the fused kernel's time for a plan, in units of the time for one query-key pair."""
     return pair * plan.pairs + _TILE * len(plan)
 
 
@@ -139,7 +139,7 @@ def _prepared_inputs(inputs: AttentionInputs, value: Tensor) -> tuple[AttentionI
     query, key, value = _padded(query, width), _padded(key, width), _padded(value, width)
     sign = _sign(inputs)
     if sign is not None:
-        # The operation multiplies hidden scores, already -inf, by the scale too; so the sign goes to the query.
+        # The operation multiplies masked scores, already -inf, by the scale too. So the sign goes to the query.
         return inputs.replaced(query=query * sign, key=key, scale=-inputs.scale or 1.0), value
     if query is not inputs.query or key is not inputs.key:
         inputs = inputs.replaced(query=query, key=key)
@@ -151,7 +151,7 @@ def _first_columns(x: Tensor, width: int) -> Tensor:
 
 
 def _sign(inputs: AttentionInputs) -> float | None:
-    """Return the factor for the query that compensates for a scale of 0 or below; None for positive scales."""
+    """Return the factor for queries that makes the fused kernel's scale positive; None if the scale is positive."""
     return None if inputs.scale > 0.0 else -1.0 if inputs.scale < 0.0 else 0.0
 
 
@@ -190,7 +190,7 @@ def _forward_of_tiles(inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, T
 
 
 def _rows(x: Tensor, call: Call) -> Tensor:
-    """Return a view of the part of ``x [batch, heads, q_len, ...]`` for the rows of a fused call."""
+    """Return a view of ``x [batch, heads, q_len, ...]`` for the rows of one call of torch's flash operation."""
     return at(x[call.tile.batch, call.tile.heads], call.tile.rows, 2)
 
 
@@ -199,13 +199,13 @@ def _key_heads(inputs: AttentionInputs, call: Call) -> tuple[slice, slice]:
 
 
 def _keys_and_values(inputs: AttentionInputs, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    """Return the keys and values that a fused call reads."""
+    """Return the keys and values for one call of torch's flash operation."""
     groups, columns = _key_heads(inputs, call), call.columns
     return take(inputs.key[groups], columns, 2), take(value[groups], columns, 2)
 
 
 def _keys_of_one_range(inputs: AttentionInputs, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    """Return the keys and values of a fused call that covers all rows and one range of columns."""
+    """Return the keys and values for a call of torch's flash operation on all rows and one range of columns."""
     if call.tile.width == inputs.shape[3]:
         return inputs.key, value
     span = call.columns[0]
@@ -266,7 +266,7 @@ def _backward_of_tiles(inputs: AttentionInputs, value: Tensor, results: Backward
 def _with_lse(
     query: Tensor, key: Tensor, value: Tensor, out: Tensor, grad_out: Tensor, grad_lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Append a column to the tensors of a fused backward pass that adds the gradient of the lse.
+    """Append a column to the tensors of torch's flash backward pass, so that it includes the gradient of the lse.
 
     The operation computes dS = P * (dP - rowsum(grad_out * out)). A column of 1 in grad_out and of -grad_lse in out
     adds grad_lse to the bracket, and a column of 0 in query, key and value changes nothing else. All tensors have the

@@ -1,4 +1,4 @@
-"""The fused kernel's calls of torch's flash operation, and the terms that each call adds to its scores."""
+"""The fused kernel's calls of torch's flash operation, and the additive mask of each call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Call(NamedTuple):
 
     Attributes:
         tile: the rows of a tile and those of its columns that the call covers.
-        causal: whether the operation's causal flag hides pairs. With a bias, the added terms do so instead.
+        causal: whether the operation's causal flag masks pairs. With a bias, the additive mask does so instead.
         is_sure: whether every column is visible to every row.
         is_first: whether this is the first call for its tile.
     """
@@ -47,22 +47,22 @@ class Call(NamedTuple):
 
     @property
     def pairs(self) -> int:
-        """Number of query-key pairs whose scores a fused call computes, over batch items and heads."""
+        """Number of query-key pairs whose scores a call computes, over batch items and heads."""
         items, heads = (span.stop - span.start for span in (self.tile.batch, self.tile.heads))
         return items * heads * aten_flash.pairs(self.tile.height, self.tile.width, self.causal)
 
 
 def calls_of(inputs: AttentionInputs, tile: Tile) -> Iterator[Call]:
-    """Yield the fused calls for one tile, which together cover each of its columns once."""
+    """Yield the calls of torch's flash operation for one tile. Together they cover each column of the tile once."""
     for number, (columns, is_triangle) in enumerate(_column_groups(tile)):
         causal, is_sure = is_triangle and inputs.bias is None, not is_triangle and _all_sure(columns)
         yield Call(tile._replace(columns=columns), causal, is_sure, number == 0)
 
 
 def single_call(inputs: AttentionInputs) -> Call | None:
-    """Return the fused call that computes the full product alone; None if several calls are needed.
+    """Return a call of torch's flash operation that computes the full product; None if several calls are needed.
 
-    It covers all rows and all columns. Without a bias, it may cover a single range of columns, whose keys are a view.
+    The call covers all rows and columns or, without a bias, a single range of columns, whose keys are a view.
     """
     plan, bias = inputs.plan, inputs.bias
     key = ("single call", bias is None, bias is None or bias.is_written_out)
@@ -92,7 +92,7 @@ def tiles_of(inputs: AttentionInputs) -> Iterable[Tile]:
 
 
 def _column_groups(tile: Tile) -> Iterator[tuple[tuple[ColumnRange, ...], bool]]:
-    """Yield the columns for each fused call of a tile, and whether they form a causal square."""
+    """Yield, for each call of torch's flash operation on a tile, the columns and whether they form a causal square."""
     if not tile.columns:
         yield (), False
         return
@@ -135,14 +135,14 @@ _MEMO_ENTRIES = 1 << 22  # number of entries of residual tensors that a plan may
 
 
 class Added(NamedTuple):
-    """Terms added to the scores of a fused call, and the rows where they hide every key."""
+    """Additive mask or bias for a call of torch's flash operation, and the rows where every key is masked."""
 
     terms: Tensor | None
     empty: Tensor | None
 
     @classmethod
     def of(cls, terms: Tensor) -> Added:
-        """Return the terms together with their empty rows, which are computed once."""
+        """Return an additive mask together with its empty rows, which are computed once."""
         empty = (terms == -math.inf).all(-1)
         return cls(terms, empty if bool(empty.any()) else None)
 
@@ -151,24 +151,24 @@ NOTHING = Added(None, None)
 
 
 def added_terms(inputs: AttentionInputs, call: Call) -> Added:
-    """Return the terms that a fused call adds to its scores: the bias, and -inf at hidden pairs."""
+    """Return the additive mask for a call of torch's flash operation: the bias, and -inf for masked pairs."""
     hidden = NOTHING if call.causal or call.is_sure else _cached_hidden_terms(inputs, call)
     return hidden if inputs.bias is None or not call.tile.columns else with_bias(inputs, call.tile, hidden.terms)
 
 
 def with_bias(inputs: AttentionInputs, piece: Tile, hidden: Tensor | None) -> Added:
-    """Return the bias of a tile with -inf at hidden pairs, as the terms for a fused call."""
+    """Return the additive mask of a tile with a bias: the bias, with -inf for masked pairs."""
     assert inputs.bias is not None  # callers have checked
     bias = inputs.bias.read(piece)
     bias = bias if bias.dtype == torch.float32 else bias.to(inputs.query.dtype)  # the operation takes these two dtypes
     bias = bias if bias.stride(3) in (0, 1) else bias.contiguous()  # the operation would do it in each call
-    # Fill instead of adding, so that a NaN of the bias at a hidden pair is hidden too.
+    # Fill instead of adding, so that a NaN in the bias of a masked pair is masked too.
     terms = bias if hidden is None else bias.masked_fill(hidden == -math.inf, -math.inf)
     return Added.of(terms.expand(*terms.shape[:2], piece.height, piece.width))
 
 
 def hidden_key(inputs: AttentionInputs, call: Call) -> Hashable:
-    """Return a cache key for a fused call. Calls with equal keys hide the same pairs."""
+    """Return a cache key for the additive mask of a call. Calls with equal keys mask the same pairs."""
     piece = call.tile
     return (
         inputs.query.dtype,
@@ -181,12 +181,12 @@ def hidden_key(inputs: AttentionInputs, call: Call) -> Hashable:
 
 
 def fits_into_cache(entries: int, held: int) -> bool:
-    """Return whether terms with ``entries`` entries may be cached with the plan, beside those already cached."""
+    """Return whether an additive mask with ``entries`` entries may be cached in addition to the ``held`` entries."""
     return entries + held <= _MEMO_ENTRIES
 
 
 def _cached_hidden_terms(inputs: AttentionInputs, call: Call) -> Added:
-    """Return a fused call's terms, 0 at allowed and -inf at hidden pairs; cached if the mask cannot change."""
+    """Return the additive mask of a call, 0 for allowed pairs and -inf for masked pairs; cached if it cannot change."""
     key = hidden_key(inputs, call)
     memo = inputs.plan.memo if inputs.rule.is_value else {}
     kept = memo.get(key)
@@ -201,7 +201,7 @@ def _cached_hidden_terms(inputs: AttentionInputs, call: Call) -> Added:
 
 
 def hidden_terms(inputs: AttentionInputs, piece: Tile) -> Added:
-    """Compute the terms of a tile that are 0 at allowed and -inf at hidden pairs, without the cache."""
+    """Compute the additive mask of a tile, 0 for allowed pairs and -inf for masked pairs, without the cache."""
     seen = allowed(inputs, piece)
     assert seen is not None  # some column range is partial
     if inputs.rule.is_value:  # the cache serves all items and heads that the mask does not distinguish

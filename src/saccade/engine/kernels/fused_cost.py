@@ -26,7 +26,7 @@ from saccade.plan import Tile
 
 
 def pairs_of(inputs: AttentionInputs) -> int:
-    """Return the number of query-key pairs whose scores the fused calls compute, over batch and heads."""
+    """Return the number of query-key pairs whose scores the fused kernel computes, over batch and heads."""
     single = single_call(inputs)
     if single is not None:
         return single.pairs
@@ -102,7 +102,7 @@ class _SimulatedRun:
     """A simulated run of the fused kernel that accounts for the memory of each call.
 
     Attributes:
-        ledger: memory of all threads: results, caches, and the calls in progress, one per thread.
+        ledger: memory of all threads: results, caches, and one call in progress per thread.
     """
 
     def __init__(self, inputs: AttentionInputs, width: int, threads: int):
@@ -114,7 +114,7 @@ class _SimulatedRun:
         self._own = Ledger()  # of one call
 
     def call(self, call: Call) -> int:
-        """Account for one fused call; return the bytes of its results, which the ledger no longer includes."""
+        """Account for one call of torch's flash operation. Return the bytes of its results, which leave the ledger."""
         inputs, tile, own = self._given, call.tile, Ledger()
         self._own = own
         items, heads = (span.stop - span.start for span in (tile.batch, tile.heads))
@@ -135,7 +135,7 @@ class _SimulatedRun:
         return held.left
 
     def _added(self, call: Call) -> tuple[int, tuple[int, int] | None]:
-        """Return the bytes of the terms added in a fused call, and how many items and heads they distinguish."""
+        """Return the bytes of a call's additive mask or bias, and its numbers of batch items and heads."""
         hidden, num_distinct = (0, None) if call.causal else self._hidden(call)
         bias = self._given.bias
         if bias is None:
@@ -154,7 +154,7 @@ class _SimulatedRun:
         return held.left, (max(own[0], bias.source.shape[0]), max(own[1], bias.source.shape[1]))
 
     def _hidden(self, call: Call) -> tuple[int, tuple[int, int] | None]:
-        """Return the same as `_added` for terms that only hide pairs. Terms cached with the plan stay on the ledger."""
+        """Return the two values of `_added` for an additive mask without a bias. A cached mask stays on the ledger."""
         inputs, tile = self._given, call.tile
         if all(strip.partial is True for strip in tile.columns):
             return 0, None
@@ -175,6 +175,6 @@ class _SimulatedRun:
 
 
 def _num_distinct(copies: int, items: int, heads: int, own_heads: int) -> tuple[int, int]:
-    """Split a number of copies of a call's hidden pairs into the numbers of batch items and heads."""
+    """Return the numbers of batch items and heads of an additive mask that has ``copies`` matrices."""
     apart = heads if own_heads > 1 or copies > items else 1
     return max(1, copies // apart), apart

@@ -6,8 +6,8 @@ takes many times as long as its share of the processors allows. When the system 
 calls of a product go to threads that each run complete calls. Their results are added in a fixed order, so they are
 identical to the bit, whichever thread ran them.
 
-Such threads are not always better: OpenMP's threads stay awake for some milliseconds after each operation, and the
-others share the processor with them.
+Such threads are not always better: OpenMP's threads stay awake for some milliseconds after each operation, and our
+threads share the processor with them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Part = TypeVar("Part")
 
 
 def each_call(inputs: AttentionInputs, compute: Callable[[Call], Part], add: Callable[[Call, Part], None]) -> None:
-    """Compute all fused calls, possibly on several threads, and add their results in a fixed order."""
+    """Run all calls of torch's flash operation, possibly on several threads, and add the results in a fixed order."""
     tiles, threads = iter(tiles_of(inputs)), threads_for(inputs)
     for tile in tiles:
         if threads > 1 and _disturbance.is_seen(threads):
@@ -84,7 +84,7 @@ def threads_for(inputs: AttentionInputs) -> int:
 
 
 def _split_heads(inputs: AttentionInputs, tile: Tile, threads: int) -> Iterator[Tile]:
-    """Split a tile by heads if it is a large part of the fused product; else yield the tile itself."""
+    """Yield a tile, split by heads if the tile is a large part of the fused product."""
     size = inputs.shape[1] // _num_head_parts(inputs, threads)
     if 4 * threads * _pairs_of_tile(tile) <= inputs.plan.pairs:
         size = inputs.shape[1]
@@ -93,7 +93,7 @@ def _split_heads(inputs: AttentionInputs, tile: Tile, threads: int) -> Iterator[
 
 
 def _num_head_parts(inputs: AttentionInputs, threads: int) -> int:
-    """Return how many parts a tile's heads may be split into. Uncached hidden pairs are computed for each part."""
+    """Return how many parts a tile's heads may be split into. An uncached mask is computed again for each part."""
     return math.gcd(inputs.key.shape[1], threads) if inputs.rule.is_value else 1
 
 
@@ -109,7 +109,7 @@ class _Disturbance:
         self._time, self._count, self._is_seen = -math.inf, 0, False
 
     def is_seen(self, threads: int) -> bool:
-        """Return whether threads have often been preempted since the last measurement."""
+        """Return whether the system has often preempted threads since the last measurement."""
         now = time.monotonic()
         if resource is not None and now - self._time >= _LOOK:
             count = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
@@ -122,10 +122,10 @@ _disturbance = _Disturbance()
 
 
 class _Queue(Generic[Part]):
-    """A queue of fused calls. Threads fetch calls in order, and their results are added in the same order.
+    """A queue of calls of torch's flash operation. Threads fetch calls in order, and results are added in that order.
 
-    A result that is ready before an earlier one is stored. The thread that computes the earlier one then adds both. So
-    no thread waits, unless another is so far behind that too many results would be stored.
+    A result that is ready before that of an earlier call is stored. The thread of the earlier call then adds both. So
+    no thread waits, unless another thread is so far behind that too many results would be stored.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ _size = 0
 
 
 def _pool_of(threads: int) -> ThreadPoolExecutor:
-    """Return the thread pool for fused calls, with at least ``threads`` threads."""
+    """Return the fused kernel's thread pool, with at least ``threads`` threads."""
     global _pool, _size
     with _starting:
         if _pool is None or _size < threads:
@@ -236,7 +236,7 @@ def _use_one_torch_thread() -> None:
 
 
 def _forget_threads() -> None:
-    """Drop the thread pool after a fork: the new process has none of its threads."""
+    """Discard the fused kernel's thread pool after a fork, because the new process has none of its threads."""
     global _starting, _pool, _size
     _starting, _pool, _size = threading.Lock(), None, 0
 

@@ -21,7 +21,7 @@ Tensors = tuple[Tensor | None, ...]
 
 
 class Request(NamedTuple):
-    """Options for one product: kernel, dropout, and the required results.
+    """Options for one ``A @ value``: kernel, dropout, and the required results.
 
     Attributes:
         dropout_p: probability that a weight is dropped.
@@ -42,7 +42,7 @@ class Verdict(NamedTuple):
     """A kernel's verdict on a request: whether it can run the inputs, and whether it should.
 
     Attributes:
-        cannot: every reason why it cannot run these inputs exactly; empty if it can.
+        cannot: every reason why the kernel cannot run these inputs exactly; empty if it can.
         rather_not: why ``impl="auto"`` should skip the kernel although it can run them.
     """
 
@@ -76,7 +76,7 @@ def reasons_of_dot_products(inputs: AttentionInputs) -> list[str]:
 
 
 def left_out(inputs: AttentionInputs) -> tuple[str, ...]:
-    """Return why ``impl="auto"`` skips a kernel on a GPU: ``SACCADE_GPU=tiled`` allows only `tiled`.
+    """Return the reason if the environment skips a kernel on a GPU: ``SACCADE_GPU=tiled`` allows only `tiled`.
 
     Raises:
         ValueError: the variable is neither "auto" nor "tiled".
@@ -90,21 +90,21 @@ def left_out(inputs: AttentionInputs) -> tuple[str, ...]:
 class Kernel(ABC):
     """Base class of kernels, the implementations of ``A @ value``.
 
-    `saccade.engine.dispatch` chooses one and contains NaN. A subclass must define `forward`. Autograd differentiates
-    its operations, unless it is a `KernelWithBackward`.
+    `saccade.engine.dispatch` chooses a kernel and contains NaN. A subclass must define `forward`. Autograd
+    differentiates the operations of a kernel, unless it is a `KernelWithBackward`.
 
     Attributes:
         name: name of the kernel in ``impl=`` and `explain`.
-        has_backward: whether it computes its gradients itself.
+        has_backward: whether the kernel computes its gradients itself.
         has_second_derivatives: whether autograd can differentiate its backward pass. Otherwise, and for kernels with a
             backward pass of their own, `saccade.engine.second_order` computes second derivatives.
-        leaves_to: name of the kernel that is faster where this one's `verdict` says "rather not", if there is one. If
-            that kernel cannot run, ``impl="auto"`` uses this one.
-        supports_masked_rows: whether it skips queries and keys that are masked by a bias term. If not, `tiled` runs
+        leaves_to: name of the kernel that is faster where this kernel's `verdict` says "rather not"; may be empty. If
+            that kernel cannot run, ``impl="auto"`` uses this kernel.
+        supports_masked_rows: whether the kernel skips queries and keys that a bias masks. If not, `tiled` runs
             instead where NaN or inf could spread. A kernel that may return no lse must set this to False.
-        adds_to_masked: whether it also computes the scores of masked pairs and adds -inf to them. A score that
+        adds_to_masked: whether the kernel also computes the scores of masked pairs and adds -inf to them. A score that
             overflows then becomes NaN, and `tiled` runs instead.
-        is_checked: whether its first run of each kind is compared with the definition (`saccade.engine.kernel_check`).
+        is_checked: whether the first run of each kind is compared with the definition (`saccade.engine.kernel_check`).
     """
 
     name: str
@@ -116,19 +116,19 @@ class Kernel(ABC):
     is_checked = False
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why the kernel cannot run these inputs, and why ``impl="auto"`` should pass it over.
+        """Return why the kernel cannot run these inputs, and why ``impl="auto"`` should skip it.
 
-        If ``request.impl`` is "auto", a single reason of either kind is enough. The complete list is requested again,
-        by the kernel's name, before the kernel runs or an error lists its reasons. By default, the kernel can run.
+        If ``request.impl`` is "auto", a single reason of either kind is enough. The complete list is requested later,
+        by the kernel's name, before the kernel runs or an error lists the reasons. By default, the kernel can run.
         """
         return CAN_RUN
 
     def pairs(self, inputs: AttentionInputs) -> int:
-        """Return the number of query-key pairs whose scores the forward product computes, over batch and heads."""
+        """Return the number of query-key pairs whose scores the forward pass computes, over batch and heads."""
         return inputs.plan.pairs
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the cost of the kernel's forward product, without running it."""
+        """Return the cost of the kernel's forward pass, without running it."""
         reason = "it does not say what it costs: define Kernel.cost"
         raise unsupported(f'impl="{self.name}"', [reason])
 

@@ -40,8 +40,8 @@ from saccade.support.torch_modes import has_forward_derivatives, unobserved, wan
 _FEW_KEYS = 40  # with fewer keys, and fewer pairs over all heads, other kernels start faster
 _FEW_PAIRS = {torch.float32: 8192, torch.bfloat16: 1024}
 _MANY_PRODUCTS, _MANY_BITS = 1 << 28, 1 << 25
-"""Size from which masks with a step run faster on gathered keys: the number of multiplications per head in float32, and
-the number of pairs in bfloat16, which multiplies cheaply."""
+"""Size from which strided masks run faster on gathered keys: the number of multiplications per head in float32, and
+the number of pairs in bfloat16, where multiplication is cheap."""
 HALF = 1 if platform.machine() in ("aarch64", "arm64") else 3
 """Lowest level (see `abilities`) of processors that multiply bfloat16."""
 
@@ -50,7 +50,7 @@ HALF = 1 if platform.machine() in ("aarch64", "arm64") else 3
 def abilities() -> int | None:
     """Return the level of the compiled kernel, or None if it is not installed.
 
-    On x86-64: 0 plain, 1 AVX2, 2 AVX-512, 3 its bfloat16, 4 AMX. On ARM: 0 NEON, 1 its bfloat16.
+    Levels on x86-64: 0 plain, 1 AVX2, 2 AVX-512, 3 AVX-512 with bfloat16, 4 AMX. On ARM: 0 NEON, 1 NEON with bfloat16.
     """
     try:
         library: Any = import_module("saccade_cpu")
@@ -77,7 +77,7 @@ _STEPS = Verdict((), ("its mask has steps, and it would compute the pairs betwee
 
 
 class Native(KernelWithBackward):
-    """Exact attention by compiled code that processes a few rows at a time, with all keys visible to them.
+    """Exact attention by compiled code, which processes a few rows at a time with all of their visible keys.
 
     Cost: time grows with the number of allowed pairs, also with dropout, softcaps and biases. Besides inputs and
     outputs, memory holds packed keys and values for each thread.
@@ -89,8 +89,8 @@ class Native(KernelWithBackward):
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
         """Return why the compiled kernel cannot run these inputs, or why `fused` is faster.
 
-        With few keys, other kernels start faster. For a mask with a step, this kernel reads all keys and a bit per
-        pair, whereas `fused` gathers only the keys that match the step.
+        With few keys, other kernels start faster. For a strided mask, the compiled kernel reads all keys and a bit per
+        pair, whereas `fused` gathers only the keys that the stride selects.
         """
         if request.impl == "auto":
             if not is_on():
@@ -184,7 +184,7 @@ def _few_keys(count: int) -> Verdict:
 
 
 def _has_steps(inputs: AttentionInputs) -> bool:
-    """Return whether the mask has a step and enough pairs for `fused` to be faster than the compiled kernel."""
+    """Return whether the mask is strided and has so many pairs that `fused` is faster than the compiled kernel."""
     bits, width = inputs.shape[2] * inputs.shape[3], inputs.query.shape[3]
     is_half = inputs.query.dtype is torch.bfloat16
     is_few = bits < _MANY_BITS if is_half else bits * width < _MANY_PRODUCTS
@@ -192,7 +192,7 @@ def _has_steps(inputs: AttentionInputs) -> bool:
 
 
 def _reasons_of_bias(bias: Term, shape: tuple[int, int, int, int]) -> list[str]:
-    """Return why the compiled kernel cannot read a bias row by row, or cannot compute its gradient."""
+    """Return why the compiled kernel cannot read a bias row by row, or cannot compute the gradient of the bias."""
     if isinstance(bias, MaskedTerm):
         return [] if bias.term is None else _reasons_of_bias(bias.term, shape)
     source, wants_grad = bias.source, wants_gradient(bias.source)
@@ -209,7 +209,7 @@ def _reasons_of_bias(bias: Term, shape: tuple[int, int, int, int]) -> list[str]:
 
 
 def _grad_of_bias(bias: Term, found: Tensor, call: Call) -> Tensor:
-    """Return the gradient of a bias's source, given the gradient of its rows or of the numbers shared by all rows."""
+    """Convert the compiled kernel's gradient of a bias to the gradient of the tensor that the bias is read from."""
     if not found.numel() or not bias.source.numel():  # there are no pairs
         return torch.zeros_like(bias.source)
     bias = bias.term if isinstance(bias, MaskedTerm) and bias.term is not None else bias

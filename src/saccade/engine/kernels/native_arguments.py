@@ -48,7 +48,7 @@ class NativePlan(NamedTuple):
 
     @classmethod
     def of(cls, inputs: AttentionInputs) -> NativePlan | None:
-        """Build the compiled kernel's plan for a mask; None if bounds are inexact and pairs are too many for bits."""
+        """Build the compiled kernel's plan. Return None if bounds are inexact and there are too many pairs for bits."""
         rule, (batch, _, q_len, kv_len), (q_first, kv_first) = inputs.rule, inputs.shape, inputs.origin
         if 0 in inputs.shape:
             blocks = -(-q_len // ROWS)
@@ -95,14 +95,14 @@ def cached_plan(inputs: AttentionInputs) -> NativePlan | None:
 
 
 def known_plan(inputs: AttentionInputs) -> NativePlan:
-    """Return the compiled kernel's plan for a mask; it exists because `Native.verdict` has checked that."""
+    """Return the compiled kernel's plan, which is never None once `Native.verdict` has accepted the inputs."""
     plan = inputs.plan.memo.get("native") or cached_plan(inputs)
     assert plan is not None
     return cast("NativePlan", plan)
 
 
 def cached_bits(inputs: AttentionInputs) -> Tensor:
-    """Return the mask as one bit per pair, int64 ``[batch | 1, heads | 1, q_len, panels]``, cached with its plan."""
+    """Return the mask as one bit per pair, int64 ``[batch | 1, heads | 1, q_len, panels]``, cached with the plan."""
     memo = inputs.plan.memo
     if "native bits" not in memo:
         with unobserved():
@@ -120,7 +120,7 @@ def _bits(inputs: AttentionInputs) -> Tensor:
 
 
 def held_by_bits(inputs: AttentionInputs) -> Held:
-    """Return the peak bytes of `cached_bits` while it evaluates the mask, and the size of its result."""
+    """Return the peak bytes of `cached_bits` while it evaluates the mask, and the bytes of its result."""
     words = 8 * math.prod(_shape_of_bits(inputs))
     asked = Probe(inputs).held("bits", next(_row_tiles(inputs)), allowed)
     return Held(words + asked.most, words)
@@ -128,7 +128,7 @@ def held_by_bits(inputs: AttentionInputs) -> Held:
 
 @lru_cache
 def _full_plan(q_len: int, kv_len: int) -> NativePlan:
-    """Return the compiled kernel's plan for a mask that hides nothing."""
+    """Return the compiled kernel's plan for a mask that allows every pair."""
     blocks = -(-q_len // ROWS)
     runs = torch.tensor([[0, -(-kv_len // PANEL), _WHOLE]], dtype=torch.int32).repeat(blocks, 1)
     spans = torch.zeros((1, q_len, 0, 2), dtype=torch.int32)
@@ -148,7 +148,7 @@ def _key_domain(groups: Ints, first: int, count: int) -> KeyDomain:
 
 
 def _exact_spans(inputs: AttentionInputs, items: list[int]) -> Ints | None:
-    """Return the key ranges of each row, ``[items, q_len, spans, 2]``; None if they are inexact or too many."""
+    """Return the key ranges of each row, ``[items, q_len, spans, 2]``. Return None if they are inexact or too many."""
     (_, _, q_len, kv_len), (q_first, kv_first) = inputs.shape, inputs.origin
     own = np.repeat(np.asarray(items, dtype=np.int64), q_len)
     rows = np.tile(np.arange(q_first, q_first + q_len, dtype=np.int64), len(items))
@@ -160,7 +160,7 @@ def _exact_spans(inputs: AttentionInputs, items: list[int]) -> Ints | None:
 
 
 def _panel_runs(inputs: AttentionInputs, bounds: Bounds, first: Ints) -> tuple[Ints, Ints]:
-    """Return the index of each block's first run, and the runs of fully and partly visible panels."""
+    """Return two arrays of a compiled kernel's plan: the index of each block's first run, and the runs of panels."""
     kv_first, panels = inputs.origin[1], _key_domain(first, 0, -(-inputs.shape[3] // PANEL))
     touched = _in_panels(bounds.any_row, kv_first, panels, out=True)
     whole = _in_panels(bounds.all_rows, kv_first, panels, kv_len=inputs.shape[3])
@@ -175,9 +175,9 @@ def _panel_runs(inputs: AttentionInputs, bounds: Bounds, first: Ints) -> tuple[I
 
 
 def _in_panels(keys: Spans, first: int, panels: KeyDomain, *, out: bool = False, kv_len: int = 0) -> Spans:
-    """Return the panels that lie entirely within key ranges or, with ``out``, that contain any of their keys.
+    """Return the panels that lie entirely within key ranges or, with ``out``, that contain any key of the ranges.
 
-    The last panel may be incomplete. It lies within a range that reaches the last key.
+    The last panel may be incomplete. It counts as inside a range that reaches the last key.
     """
     starts, ends = keys.starts - first, keys.ends - first
     if not out:
@@ -187,7 +187,7 @@ def _in_panels(keys: Spans, first: int, panels: KeyDomain, *, out: bool = False,
 
 
 def _num_distinct(inputs: AttentionInputs) -> tuple[int, int]:
-    """Return the numbers of batch items and heads with separate mask bits."""
+    """Return the numbers of batch items and of heads that have separate mask bits."""
     return min(inputs.rule.shape[0], inputs.shape[0]), min(inputs.rule.shape[1], inputs.shape[1])
 
 
@@ -196,7 +196,7 @@ def _shape_of_bits(inputs: AttentionInputs) -> tuple[int, int, int, int]:
 
 
 def _row_tiles(inputs: AttentionInputs) -> Iterator[Tile]:
-    """Yield tiles with a few rows each, for all batch items and heads that the mask distinguishes."""
+    """Yield tiles of a few rows each, for computing mask bits, over the batch items and heads with separate bits."""
     (items, heads), (q_len, kv_len) = _num_distinct(inputs), inputs.shape[2:]
     rows = max(1, _PAIRS_ASKED // (items * heads * kv_len))
     for first in range(0, q_len, rows):
@@ -209,13 +209,13 @@ _TASKS = 16  # parts of sums over rows, if there are fewer heads
 
 
 class Call(NamedTuple):
-    """Arguments for one call of the compiled kernel, and how its bias was read.
+    """Arguments for one call of the compiled kernel, and the layout of the bias.
 
     Attributes:
         arguments: arguments shared by the forward and the backward pass.
         places: index of each distance in the bias's source, starting at the first key of the last query; None for a
             bias stored as rows.
-        table: how many numbers of a bias all rows share; 0 if each row has separate ones, -1 without a bias.
+        table: number of bias values that all rows share; 0 if each row has separate values, -1 without a bias.
     """
 
     arguments: tuple[Any, ...]
@@ -282,7 +282,7 @@ def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
 
 
 def chunks_of(inputs: AttentionInputs) -> int:
-    """Return how many parts the compiled backward pass splits sums over rows into, so that each thread has work."""
+    """Return the number of parts into which the compiled backward pass splits sums over rows, to occupy all threads."""
     batch, _, q_len, _ = inputs.shape
     return max(1, min(-(-_TASKS // max(1, batch * inputs.key.shape[1])), -(-q_len // ROWS)))
 
@@ -298,7 +298,7 @@ def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
 
 
 def _padded_width(width: int) -> int:
-    """Round a width up to a multiple of the vector width."""
+    """Round the width of a tensor up to a multiple of the compiled kernel's vector width."""
     return -(-max(1, width) // _LANES) * _LANES
 
 
@@ -310,7 +310,7 @@ def _is_ready(x: Tensor) -> bool:
 
 
 def _bias_rows(bias: Term, shape: tuple[int, int, int, int]) -> tuple[Tensor | None, Tensor | None, int]:
-    """Return a bias as float32 rows, the index of distances in its source, and how many numbers the rows share."""
+    """Return three values: a bias as float32 rows, the index of distances in its source, and `Call.table`."""
     source = bias.source
     if isinstance(bias, DistanceTerm):
         q_len, kv_len = shape[2:]
@@ -324,7 +324,7 @@ def _bias_rows(bias: Term, shape: tuple[int, int, int, int]) -> tuple[Tensor | N
 
 
 def _held_by_bias(bias: Term, distances: int) -> Held:
-    """Return the peak bytes of `_bias_rows`, and the size of its result."""
+    """Return the peak bytes of `_bias_rows`, and the bytes of its result."""
     source = bias.source
     if isinstance(bias, DistanceTerm):
         read = (8 + 4 * source.shape[0] * source.shape[1]) * distances

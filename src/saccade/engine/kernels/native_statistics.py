@@ -1,4 +1,4 @@
-"""Statistics of attention rows and columns, computed by the compiled kernel in one sweep."""
+"""Statistics of attention rows and columns, computed by the compiled kernel in one pass over the matrix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FAR = 1 << 30
 
 
 class Band(NamedTuple):
-    """A range of keys from ``first`` to ``stop``, relative to the row's index if it follows the rows."""
+    """A range of keys from ``first`` to ``stop``. If ``follows`` is set, both are relative to the row."""
 
     follows: bool
     first: int
@@ -29,10 +29,10 @@ class Band(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """Results of a compiled sweep: row statistics and column sums.
+    """Results of one pass of the compiled kernel over the matrix: row statistics and column sums.
 
     Attributes:
-        rows: float32 ``[NUMBERS and bands, batch, heads, q_len]``: statistics of each row, followed by its sums over
+        rows: float32 ``[NUMBERS and bands, batch, heads, q_len]``: statistics of each row, followed by the sums over
             the bands.
         received: column sums, float64 ``[batch, heads, kv_len]``.
     """
@@ -57,7 +57,7 @@ def can_sweep(inputs: AttentionInputs, impl: str | Kernel) -> bool:
 
 
 def sweep_statistics(inputs: AttentionInputs, bands: list[Band], ahead: int) -> Sweep:
-    """Compute statistics of all attention rows and columns in one sweep of the compiled kernel.
+    """Compute statistics of all attention rows and columns in one pass of the compiled kernel over the matrix.
 
     Args:
         inputs: inputs that `can_sweep` accepts.

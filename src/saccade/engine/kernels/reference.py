@@ -25,7 +25,7 @@ class Reference(Kernel):
     name = "reference"
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the cost of dense attention: all pairs, and the bytes of the dense tensors that exist at once."""
+        """Return the cost of dense attention: all pairs, and the peak bytes of the dense tensors."""
         batch, heads, q_len, _ = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.dtype.itemsize + inputs.compute_dtype.itemsize)
         dropped = Dropped(dropout_p, 0) if dropout_p else None
@@ -37,7 +37,7 @@ class Reference(Kernel):
         return Cost(1, self.pairs(inputs), Held(held.most + results, results))
 
     def pairs(self, inputs: AttentionInputs) -> int:
-        """Return the number of all query-key pairs, which dense attention computes."""
+        """Return the number of query-key pairs. Dense attention computes all of them."""
         return math.prod(inputs.shape)
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
@@ -48,7 +48,7 @@ class Reference(Kernel):
 def weighted(
     inputs: AttentionInputs, tile: Tile, scores: Tensor, value: Tensor, dropped: Dropped | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute the output and the lse of a tile's complete rows from its scores and the values of its columns."""
+    """Compute the output and the lse of a tile of complete rows from the tile's scores and values."""
     weights, lse = normalised(scores)
     if dropped is not None:
         b, h, _ = index_of(inputs, tile)

@@ -16,9 +16,9 @@ from saccade.support.torch_modes import is_transformed
 class Sdpa(Kernel):
     """Exact attention by torch's ``scaled_dot_product_attention``, for full and causal masks.
 
-    Torch picks a kernel for the device. With fewer rows than keys, its causal flag is aligned to the first key and ours
-    to the last. So a causal mask needs the same number of rows and keys, or a single row, which attends to every key.
-    The lse is not returned.
+    Torch picks a kernel for the device. With fewer rows than keys, torch's causal flag aligns the first row to the
+    first key, but our mask aligns the last row to the last key. So a causal mask needs the same number of rows and
+    keys, or a single row, which attends to every key. The lse is not returned.
 
     Cost: that of torch's kernel on the device. For most, memory besides inputs and outputs grows only with the length.
     """
@@ -58,7 +58,7 @@ class Sdpa(Kernel):
         return batch * heads * (q_len * (q_len + 1) // 2 if _shape_of_mask(inputs) == "causal" else q_len * kv_len)
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the number of pairs and the bytes of the results. The memory inside torch's SDPA kernel is unknown."""
+        """Return the number of pairs and the bytes of the results. The memory inside torch's SDPA is unknown."""
         batch, heads, q_len, _ = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + inputs.compute_dtype.itemsize)
         return Cost(1, self.pairs(inputs), Held(results, results))

@@ -34,8 +34,8 @@ _LARGEST = 40.0  # largest score that needs no shift: e^40 times a million keys 
 class Tiled(KernelWithBackward):
     """Exact attention, one block of complete rows at a time. The backward pass recomputes the weights.
 
-    It supports what torch's operation does not: dropout, gradients of the bias, softcaps, and scores other than dot
-    products.
+    It supports what torch's flash operation does not: dropout, gradients of the bias, softcaps, and scores other than
+    dot products.
 
     Cost: besides inputs and outputs, memory holds a few blocks of scores, 4 or 8 MB each.
     """
@@ -153,7 +153,7 @@ def _backward(
 def _backward_of_modification(
     inputs: AttentionInputs, block: _Block, grad_scores: Tensor, gp: list[Tensor | None]
 ) -> Tensor:
-    """Return the gradient of a block's scores before the score function, and add up gradients of captured tensors."""
+    """Return the gradient of a block's scores before the score function; add those of captured tensors to ``gp``."""
     if inputs.modification is None or block.capped is None:
         return grad_scores
     place = place_of(inputs, block.tile)
@@ -172,7 +172,7 @@ def _backward_of_scores(
     gk: Tensor | None,
     gp: list[Tensor | None],
 ) -> None:
-    """Add a block's contribution to the gradients of query, key and parameters, given the gradient of its scores."""
+    """Add a block's contribution to the gradients of query, key and parameters, from the gradient of its scores."""
     if inputs.tile_function is None:
         if gq is not None:
             block.rows(gq).add_(product(grad_scores, block.key), alpha=inputs.scale)
@@ -190,7 +190,7 @@ def _backward_of_scores(
 
 
 def _gradients_of_tile(inputs: AttentionInputs, block: _Block, grad: Tensor) -> Sequence[Tensor | None]:
-    """Return the gradients of a block's query, key and parameters, by the score's own formula or by autograd."""
+    """Return the gradients of a block's query, key and parameters, by a formula of the score or by autograd."""
     function, groups = inputs.tile_function, block.key.shape[1]
     assert function is not None  # callers have checked
     q, grad = folded(block.query, groups), folded(grad, groups)
@@ -218,7 +218,7 @@ class _Block(NamedTuple):
     groups: slice
 
     def rows(self, x: Tensor) -> Tensor:
-        """Return a view of the part of ``x [batch, heads, q_len, ...]`` for the rows of the block."""
+        """Return a view of ``x [batch, heads, q_len, ...]`` for the rows of the block."""
         return at(x[self.tile.batch, self.tile.heads], self.tile.rows, 2)
 
     def add_transposed(self, total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -245,7 +245,7 @@ class _Block(NamedTuple):
 
 
 def _is_small(inputs: AttentionInputs) -> bool:
-    """Return whether scores are so small that exponentials and their sums fit into float32 without a shift."""
+    """Return whether scores are so small that the softmax cannot overflow in float32 without subtracting a maximum."""
     if not inputs.is_plain or inputs.query.numel() * inputs.key.numel() == 0:
         return False
     longest = [
@@ -265,7 +265,7 @@ def _dropout_words(inputs: AttentionInputs, dropped: Dropped | None) -> dropout.
 def _compute_block(
     inputs: AttentionInputs, value: Tensor, piece: Tile, scratch: _Scratch, *, slopes: bool = False
 ) -> _Block:
-    """Compute a block of scores, -inf at hidden pairs. The next block reuses its memory."""
+    """Compute a block of scores, -inf for masked pairs. The next block reuses the memory."""
     groups = groups_of(piece.heads, inputs.shape[1], inputs.key.shape[1])
     columns = joined(piece.spans)
     wide = inputs.compute_dtype
@@ -282,14 +282,14 @@ def _compute_block(
 
 
 class _Scratch:
-    """Reusable memory for the blocks of one pass, because allocating it anew costs as much as the matrix product."""
+    """Reusable memory for the tiled kernel's blocks, because allocating it anew costs as much as the matrix product."""
 
     def __init__(self, inputs: AttentionInputs):
         self._wide, self._device = inputs.compute_dtype, inputs.device
         self._buffers: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def like(self, x: Tensor, number: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return uninitialised scratch memory shaped like ``x``. Each ``number`` has a separate buffer."""
+        """Return uninitialised memory shaped like ``x``. Each ``number`` has a separate buffer."""
         return self._shaped(x.shape, number, self._wide if dtype is None else dtype)
 
     def product(self, left: Tensor, right: Tensor, number: int) -> Tensor:

@@ -20,7 +20,7 @@ _NARROW = 2048  # keys
 
 
 class Blocks(NamedTuple):
-    """A tile and how the tiled kernel splits it into blocks."""
+    """A tile, and the split of the tile into blocks of the tiled kernel."""
 
     tile: Tile
     cut: Cut
@@ -40,7 +40,7 @@ class Blocks(NamedTuple):
 
 
 def cuts_of(inputs: AttentionInputs) -> Iterator[Blocks]:
-    """Yield all tiles that have columns, each with the tiled kernel's split into blocks."""
+    """Yield all tiles that have columns, each with the split into blocks of the tiled kernel."""
     share = inputs.shape[1] // inputs.key.shape[1] if inputs.key.shape[1] else 1
     for tile in inputs.row_plan.tiles:
         if tile.width:
@@ -50,7 +50,7 @@ def cuts_of(inputs: AttentionInputs) -> Iterator[Blocks]:
 
 
 def blocks_of(inputs: AttentionInputs) -> Iterator[Tile]:
-    """Yield the tiled kernel's blocks."""
+    """Yield the blocks of rows that the tiled kernel processes."""
     for blocks in cuts_of(inputs):
         for batch in blocks.cut.batch:
             for heads in blocks.cut.heads:
@@ -104,7 +104,7 @@ def _num_score_blocks(inputs: AttentionInputs) -> int:
 
 
 def _numbers_of_score_function(inputs: AttentionInputs, pairs: int) -> int:
-    """Return how many numbers autograd saves for a score function's backward pass, besides its scaled gradient."""
+    """Return how many numbers autograd saves for the backward pass of a score function, besides the scaled gradient."""
     if inputs.tile_function is None:
         return 0
     told = getattr(inputs.tile_function, "held_bytes", None)
@@ -124,7 +124,7 @@ class _SimulatedRun:
         self.buffers = {0: 0, 3: 0}
 
     def start(self) -> None:
-        """Account for the results, the dropout words of rows and columns, and the test for large scores."""
+        """Account for results, the dropout words of rows and columns, and the test for large scores."""
         (batch, heads, q_len, kv_len), inputs = self._given.shape, self._given
         rows = batch * heads * q_len
         self.ledger.take(rows * (self._value_dim * self._item + self._wide))
@@ -179,7 +179,7 @@ class _SimulatedRun:
         return max(2 * made, made + told(self._wide))
 
     def _hide(self, piece: Tile) -> None:
-        """Account for masking the hidden pairs of one column range. Cached ones stay on the ledger."""
+        """Account for masking the pairs of one column range. Cached masks stay on the ledger."""
         key = key_of_hidden(self._given, piece)
         if key in self._kept:
             return

@@ -27,8 +27,8 @@ _WIDEST, _EVEN = 256, 8  # largest head width of flash kernels; all widths are m
 class Varlen(Kernel):
     """Exact attention over packed sequences, each with a window: causal, sliding, or the full sequence.
 
-    Cost: time grows with the number of pairs in the windows, and memory besides inputs and outputs with the length. If
-    some positions belong to no sequence, the others are copied first.
+    Cost: time grows with the number of pairs in the windows, memory besides inputs and outputs with the length. If
+    some positions belong to no sequence, the positions in sequences are copied first.
     """
 
     name = "varlen"
@@ -131,7 +131,7 @@ class _Sequences(NamedTuple):
         return rows if self.places is None else rows.index_select(0, self.places)
 
     def put_back(self, rows: Tensor, else_: float, count: int) -> Tensor:
-        """Insert the sequences' rows ``[rows, ...]`` among all ``count`` rows, with ``else_`` in the others."""
+        """Insert the sequences' rows ``[rows, ...]`` among all ``count`` rows. All other rows become ``else_``."""
         if self.places is None:
             return rows
         return rows.new_full((count, *rows.shape[1:]), else_).index_copy(0, self.places, rows)
@@ -168,6 +168,6 @@ def _sequences_of(packed: Packed, batch: int, length: int, device: torch.device)
 
 
 def _pairs_in_window(length: int, left: int | None, right: int | None) -> int:
-    """Return the number of pairs in a sequence with a window of ``left`` and ``right`` keys beside each query."""
+    """Return the number of query-key pairs in a sequence with ``left`` and ``right`` keys beside each query."""
     sides = (min(length - 1 if side is None else side, length - 1) for side in (left, right))
     return length + sum(side * length - side * (side + 1) // 2 for side in sides)

@@ -16,12 +16,12 @@ _MOST_RUNS = 16  # most runs of adjacent tokens in an item for which every gap i
 
 
 class Among(NamedTuple):
-    """Range of token positions in each group of rows; all fields are ``[groups]``.
+    """Range of token positions within each group of rows; all fields are ``[groups]``.
 
     Attributes:
         first, last: positions of the first and the last token; 0 if there is no token.
-        some: True if any row has a token.
-        every: True if every row has a token.
+        some: True if any row is a token, not padding.
+        every: True if every row is a token.
     """
 
     first: Ints
@@ -55,7 +55,7 @@ class TokenOrder:
 
     @classmethod
     def of(cls, table: Tensor) -> TokenOrder | None:
-        """Build the index of a position table; None if positions decrease or are on a different device."""
+        """Build the index of a position table. Return None if positions decrease or the table is on an accelerator."""
         if table.device.type != "cpu":
             return None
         rows = table.detach().numpy()
@@ -70,18 +70,18 @@ class TokenOrder:
         return len(self._begins) - 1
 
     def universe(self, item: Ints) -> KeyDomain:
-        """Return the position domain of each item, from its first token to its last one."""
+        """Return the position domain of each item, from the first token to the last token."""
         low, high = self._begins[item], self._begins[item + 1]
         return KeyDomain(*self._ends(low, high, 1))
 
     def among(self, item: Ints, first: Ints, last: Ints) -> Among:
-        """Return the range of token positions in the rows ``first`` to ``last`` (inclusive)."""
+        """Return the range of token positions in each group of rows, from row ``first`` to row ``last`` (inclusive)."""
         offset = item * self._len
         low, high = np.searchsorted(self._seats, (offset + first, offset + last + 1))
         return Among(*self._ends(low, high, 0), low < high, high - low == last - first + 1)
 
     def columns(self, item: Ints, positions: Spans, keys: KeyDomain) -> Bounds:
-        """Return the columns of the tokens at given positions; inexact if tokens and padding alternate too often."""
+        """Return the columns of tokens at ``positions``. Bounds are inexact if tokens and padding alternate often."""
         if not len(self._seats):
             return Bounds.exactly(Spans.nothing(keys))
         place, offset = (item * self._step)[:, None], (item * self._len)[:, None]
@@ -99,7 +99,7 @@ class TokenOrder:
         return Bounds.exactly(hull.intersection(Spans.of(run_starts[item], run_ends[item], keys), keys))
 
     def one_by_one(self, item: int, indices: range) -> range | None:
-        """Return the positions of the tokens at ``indices`` if they are consecutive and without padding, else None."""
+        """Return the positions of the tokens at ``indices``. Return None for padding or gaps between positions."""
         offset = item * self._len
         low, high = np.searchsorted(self._seats, (offset + indices.start, offset + indices.stop)).tolist()
         if high - low != len(indices) or indices.step != 1:
@@ -110,12 +110,12 @@ class TokenOrder:
         return range(int(positions[0]), int(positions[-1]) + 1)
 
     def span(self, item: int) -> range:
-        """Return the positions from an item's first token to its last one."""
+        """Return the range of positions from the first token of an item to the last token."""
         first, stop = self.universe(np.asarray([item]))
         return range(int(first[0]), int(stop[0]))
 
     def edges(self, item: int, cuts: Ints) -> Ints:
-        """Return the indices where runs of tokens begin and end, and those of the first tokens at or after `cuts`."""
+        """Return indices to cut at: ends of runs of tokens, and the first token at or after each of `cuts`."""
         low, high = self._begins[item : item + 2].tolist()
         at_cuts = low + np.searchsorted(self._positions[low:high], cuts)
         inner = self._seats[at_cuts[at_cuts < high]] - item * self._len
@@ -123,7 +123,7 @@ class TokenOrder:
 
     @cached_property
     def _runs(self) -> tuple[Ints, Ints] | None:
-        """Return start and end indices of runs of adjacent tokens, ``[items, runs]``; None if an item has too many."""
+        """Return start and end indices of runs of adjacent tokens, ``[items, runs]``; None if there are too many."""
         item = np.repeat(np.arange(self.items), np.diff(self._begins))
         is_new = np.ones(len(self._seats), dtype=bool)
         is_new[1:] = (np.diff(self._seats) != 1) | (np.diff(item) != 0)
@@ -140,7 +140,7 @@ class TokenOrder:
         return starts, ends
 
     def _ends(self, low: Ints, high: Ints, beyond: int) -> tuple[Ints, Ints]:
-        """Return the positions of tokens ``low`` and ``high - 1``, plus ``beyond`` for the latter; 0 for empty ones."""
+        """Return the positions of tokens ``low`` and ``high - 1`` (plus ``beyond``); 0 for empty ranges of tokens."""
         if not len(self._seats):
             return np.zeros_like(low), np.zeros_like(low)
         some = low < high

@@ -33,7 +33,7 @@ def resolve_positions(
 ) -> tuple[Mask, tuple[int, int]]:
     """Return the mask in the coordinates of a plan, and the coordinates of the first query and the first key.
 
-    The coordinates are positions if all tokens are consecutive, else indices.
+    The coordinates are positions if all tokens are consecutive, and indices if not.
 
     Args:
         rule: the mask on positions.
@@ -93,7 +93,7 @@ class PositionedMask(Mask):
     """A mask on the *indices* of a matrix: a mask on positions, combined with the positions of the tokens.
 
     If positions never decrease from token to token within an item (padding may lie between them), the bounds of the
-    mask tell which keys a row needs. For other tables every pair is evaluated.
+    mask tell which keys a row needs. If positions decrease, every pair is evaluated.
 
     Args:
         mask: the mask on positions.
@@ -126,7 +126,7 @@ class PositionedMask(Mask):
         return f"{self.mask} at given positions"
 
     def positions(self, b: Tensor, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the positions of the tokens at the given indices."""
+        """Return query and key positions of the tokens at indices ``q`` and ``kv`` of batch items ``b``."""
         return tuple(  # type: ignore[return-value]
             table[b if len(table) > 1 else 0, index]
             for table, index in ((self.q_positions, q), (self.kv_positions, kv))
@@ -191,7 +191,7 @@ class PositionedMask(Mask):
 
     @cached_property
     def _orders(self) -> tuple[TokenOrder, TokenOrder] | None:
-        """Position indexes of queries and keys; None if tokens are unordered or unreadable, or not worth planning."""
+        """Position indexes of queries and keys; None if positions are unordered or unreadable, or too few to plan."""
         if self._items * self.kv_positions.shape[1] * (self.q_positions.shape[1] + 256) < _FEWEST:
             return None
         q = TokenOrder.of(self.q_positions)
@@ -204,7 +204,7 @@ class PositionedMask(Mask):
         return max(len(self.q_positions), len(self.kv_positions))
 
     def _bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
-        """Return the bounds for groups of single items, or of all items if the tables do not distinguish them."""
+        """Return the mask's bounds in indices, for groups of rows in one item, or in all items if they are alike."""
         assert self._orders is not None  # callers have checked
         q, kv = self._orders
         q_item, kv_item = (np.zeros_like(groups.batch) if order.items == 1 else groups.batch for order in (q, kv))
@@ -221,9 +221,9 @@ class PositionedMask(Mask):
 
 
 def _one_range(bounds: Bounds, items: int, keys: KeyDomain) -> Bounds:
-    """Return bounds for all items together, with a single range of keys each.
+    """Return bounds with positions as indices for all items together, with a single range of keys for each group.
 
-    A single range of keys is a view. For few rows, gathering keys costs more than computing some unneeded ones.
+    A single range of keys is a view. For few rows, gathering keys costs more than computing some unneeded pairs.
     """
     any_row, all_rows = bounds
     first = np.where(any_row.starts < any_row.ends, any_row.starts, _NOWHERE)[:, 0]  # empty slots come last

@@ -1,4 +1,4 @@
-"""Row permutation: reordering of a product's rows if the mask is then cheaper to compute."""
+"""Row permutation: reordering of the rows of ``A @ value`` if the mask is then cheaper to compute."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Reordered(NamedTuple):
 
 
 def reordered(inputs: AttentionInputs, kernel: Kernel, dropout_p: float) -> Reordered | None:
-    """Return the inputs in the row order that their mask prefers, or None if that makes the kernel no cheaper.
+    """Return the inputs with rows in the order that the mask prefers. If that makes the kernel no cheaper, return None.
 
     Cost: a copy of the queries and of the rows of a bias. Keys and values are not copied.
     """

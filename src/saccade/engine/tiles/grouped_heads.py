@@ -1,6 +1,6 @@
 """Grouped-query attention: products where several query heads share one key head, without expanding the keys.
 
-Head h reads group ``h // (heads // kv_heads)``. The heads of a group are adjacent, so they fold into the rows.
+Head h reads key head ``h // (heads // kv_heads)``. The heads of a group are adjacent, so they fold into the rows.
 Axis legend: batch B · heads H · kv_heads G · rows R · columns C · width D.
 """
 
@@ -13,7 +13,7 @@ from saccade.plan import Ranges
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """Compute ``left [B, H, R, C] @ right [B, G, C, D] -> [B, H, R, D]``, each query head with its group."""
+    """Compute ``left [B, H, R, C] @ right [B, G, C, D] -> [B, H, R, D]``: each query head with its key head."""
     return grouped(torch.matmul, left, right)
 
 
@@ -37,7 +37,7 @@ def folded(x: Tensor, groups: int) -> Tensor:
 
 
 def groups_of(heads: slice, num_heads: int, num_kv_heads: int) -> slice:
-    """Return the slice of key heads for a slice of query heads, which is a single head or consists of full groups."""
+    """Return the slice of key heads for a slice of query heads, which must be a single head or full groups."""
     if num_kv_heads == 0:
         return slice(0, 0)
     share = num_heads // num_kv_heads
@@ -48,14 +48,14 @@ _SEVERAL = 4  # from this number of ranges on, testing for regularity pays off
 
 
 def at(x: Tensor, span: range, dim: int) -> Tensor:
-    """Return a view of a range of ``x`` along ``dim``."""
+    """Return a view of the range ``span`` of ``x`` along ``dim``, such as some rows or some keys."""
     if span.step == 1:
         return x.narrow(dim, span.start, len(span))
     return x[(slice(None),) * dim + (slice(span.start, span.stop, span.step),)]
 
 
 def take(x: Tensor, ranges: Ranges, dim: int) -> Tensor:
-    """Return several ranges of ``x`` along ``dim``. The result is a view for a single range, else a copy."""
+    """Return several ranges of ``x`` along ``dim``, as a view for a single range and as a copy for more."""
     if len(ranges) == 1:
         return at(x, ranges[0], dim)
     if len(ranges) >= _SEVERAL and _is_regular(ranges):
@@ -87,7 +87,7 @@ def joined(columns: Ranges) -> Ranges:
 
 
 def _is_regular(ranges: Ranges) -> bool:
-    """Return whether ranges without steps have equal lengths and equal gaps."""
+    """Return whether ranges of step 1 have equal lengths and gaps, so that a view can represent all of them."""
     gap = ranges[1].start - ranges[0].start
     return all(
         span.step == 1 and len(span) == len(ranges[0]) and span.start == ranges[0].start + number * gap

@@ -20,12 +20,12 @@ from saccade.plan import Ranges, Tile
 from saccade.support.called_function import called_function
 from saccade.support.torch_modes import is_transformed, unobserved
 
-ROOM_FOR_HIDDEN = 1 << 23  # entries of hidden pairs that a plan may cache: 8 MB
+ROOM_FOR_HIDDEN = 1 << 23  # entries of masked pairs that a plan may cache: 8 MB
 _NEVER = -1000.0  # its exp is 0 in every dtype, and 0 times it is 0: unlike -inf, it needs no special case
 
 
 def scores_of(inputs: AttentionInputs, tile: Tile) -> Tensor:
-    """Compute the scores of a tile, ``[batch, heads, rows, columns]`` in the compute dtype, -inf at hidden pairs."""
+    """Compute the scores of a tile, ``[batch, heads, rows, columns]`` in the compute dtype, -inf for masked pairs."""
     groups = groups_of(tile.heads, inputs.shape[1], inputs.key.shape[1])
     q = take(inputs.query[tile.batch, tile.heads], (tile.rows,), 2).to(inputs.compute_dtype)
     k = take(inputs.key[tile.batch, groups], joined(tile.spans), 2).to(inputs.compute_dtype)
@@ -86,7 +86,7 @@ def biased(inputs: AttentionInputs, scores: Tensor, bias: Tensor | None) -> Tens
 
 
 def mask_(inputs: AttentionInputs, scores: Tensor, tile: Tile) -> Tensor:
-    """Write -inf to the scores of hidden pairs in place, only in the column ranges that contain any."""
+    """Write -inf to the scores of masked pairs in place, only in column ranges that contain masked pairs."""
     start = 0
     for strip in tile.columns:
         stop = start + len(strip.keys)
@@ -98,18 +98,18 @@ def mask_(inputs: AttentionInputs, scores: Tensor, tile: Tile) -> Tensor:
 
 
 def caches_hidden(inputs: AttentionInputs) -> bool:
-    """Return whether the hidden pairs of a tile are cached with the plan."""
+    """Return whether the masked pairs of a tile are cached with the plan."""
     return inputs.rule.is_value and inputs.rule.shape == (1, 1)
 
 
 def key_of_hidden(inputs: AttentionInputs, tile: Tile) -> Hashable:
-    """Return a cache key for a tile with one column range. Tiles with equal keys hide the same pairs."""
+    """Return a cache key for a tile with one column range. Tiles with equal keys mask the same pairs."""
     (strip,) = tile.columns
     return ("hidden", inputs.device, tile.height, len(strip.keys), strip.partial)
 
 
 def _cached_hidden(inputs: AttentionInputs, tile: Tile) -> Tensor:
-    """Return the hidden pairs in one column range of a tile, cached with the plan if the mask cannot change."""
+    """Return the masked pairs in one column range of a tile, cached with the plan if the mask cannot change."""
     if not caches_hidden(inputs):
         return hidden(inputs, tile)
     key, memo = key_of_hidden(inputs, tile), inputs.plan.memo
@@ -125,7 +125,7 @@ def _cached_hidden(inputs: AttentionInputs, tile: Tile) -> Tensor:
 
 
 def hidden(inputs: AttentionInputs, tile: Tile) -> Tensor:
-    """Return the hidden pairs in a tile's partial column ranges, bool ``[batch | 1, heads | 1, rows, columns]``."""
+    """Return the masked pairs in a tile's partial column ranges, bool ``[batch | 1, heads | 1, rows, columns]``."""
     seen = allowed(inputs, tile)
     assert seen is not None  # some column range is partial
     # A mask that distinguishes no batch items may still return a result for each.
@@ -133,7 +133,7 @@ def hidden(inputs: AttentionInputs, tile: Tile) -> Tensor:
 
 
 def allowed(inputs: AttentionInputs, tile: Tile) -> Tensor | None:
-    """Return the allowed pairs of a tile, bool ``[batch | 1, heads | 1, rows, columns]``; None if all are."""
+    """Return the allowed pairs of a tile, bool ``[batch | 1, heads | 1, rows, columns]``; None if all are allowed."""
     if all(strip.partial is True for strip in tile.columns):
         return None
     b, h, q = index_of(inputs, tile)
@@ -152,14 +152,14 @@ def allowed(inputs: AttentionInputs, tile: Tile) -> Tensor | None:
 
 
 def index_of(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a tile's batch items, heads and rows in the mask's coordinates, int64, each along its own axis."""
+    """Return three index tensors for a mask on a tile: batch items, heads and rows, int64, each along its own axis."""
     b, h = (torch.arange(own.start, own.stop, device=inputs.device) for own in (tile.batch, tile.heads))
     q = _index_tensor((tile.rows,), inputs.origin[0], inputs.device)
     return b[:, None, None, None], h[None, :, None, None], q[None, None, :, None]
 
 
 def _columns_of(inputs: AttentionInputs, spans: Ranges) -> Tensor:
-    """Return some columns of a tile in the mask's coordinates, int64 ``[1, 1, 1, columns]``."""
+    """Return columns of a tile in the coordinates of the mask, int64 ``[1, 1, 1, columns]``."""
     return _index_tensor(spans, inputs.origin[1], inputs.device)[None, None, None, :]
 
 

@@ -27,7 +27,7 @@ class Cut(NamedTuple):
 
 
 def pieces(tile: Tile, *, share: int, rows: int, entries: int) -> Iterator[Tile]:
-    """Yield chunks of a tile: complete rows over all its columns; see `cut`."""
+    """Yield chunks of a tile. Each has complete rows, with all columns of the tile; see `cut`."""
     made = cut(tile, share=share, rows=rows, entries=entries)
     for batch in made.batch:
         for heads in made.heads:
@@ -36,7 +36,7 @@ def pieces(tile: Tile, *, share: int, rows: int, entries: int) -> Iterator[Tile]
 
 
 def cut(tile: Tile, *, share: int, rows: int, entries: int) -> Cut:
-    """Choose where to split a tile.
+    """Choose where to split a tile into chunks.
 
     Args:
         tile: any tile.
@@ -69,7 +69,7 @@ def few_rows(tile: Tile, start: int, stop: int) -> Tile:
 
 
 def _cut_columns(strip: ColumnRange, start: int, stop: int) -> Iterator[ColumnRange]:
-    """Yield a column range reduced to some rows of its tile. A residual key describes the rows of the full tile."""
+    """Yield the part of a column range that some rows of a tile need. A residual key is valid only for all rows."""
     partial = strip.partial
     if partial is True:
         yield strip
