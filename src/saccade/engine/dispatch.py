@@ -25,7 +25,7 @@ from saccade.engine.kernels.sdpa import Sdpa
 from saccade.engine.kernels.tiled import Tiled
 from saccade.engine.kernels.varlen import Varlen
 from saccade.engine.positions.row_permutation import FEWEST, reordered
-from saccade.engine.samples import are_mapped, of_all_samples
+from saccade.engine.vmap import are_mapped, of_all_samples
 from saccade.support.errors import unsupported, value_error
 from saccade.support.torch_modes import any_autocast, has_values, is_autocast, without_autocast
 

@@ -7,7 +7,7 @@ from tests.viz.page.layer_kinds import attention
 
 from saccade import masks
 from saccade.statistics import MatrixInfo
-from saccade.viz.page.statistics import BothWays, Without
+from saccade.viz.page.page_statistics import BothWays, Without
 
 CUTS = (range(3), range(3, 4), range(4, 12))
 

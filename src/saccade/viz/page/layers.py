@@ -18,7 +18,7 @@ from saccade.statistics.pooled import How
 from saccade.statistics.summary import plain_statistics
 from saccade.support.errors import UnsupportedError, kind, type_error, value_error
 from saccade.viz.arrays import Array
-from saccade.viz.page.statistics import BothWays, Strong, Without
+from saccade.viz.page.page_statistics import BothWays, Strong, Without
 from saccade.viz.pooled_maps import sweep_maps
 
 Columns = tuple[tuple[int, ...], ...]
