@@ -174,6 +174,10 @@ class Matrix(Operators, ABC):
             results |= {index: statistic.finish(states[index]) for index, statistic in rest.items()}
             return tuple(results[index] for index in range(len(statistics)))
 
+    def ask(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
+        """Call `compute`, under its former name."""
+        return self.compute(*statistics)
+
     def _compute_by_sweep(self, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo) -> dict[int, Any]:
         """Return the results of all statistics that need no `blocks`, by their indices in ``statistics``."""
         return {}

@@ -162,6 +162,10 @@ class Run:
             return self.matrix.compute(*statistics)
         return tuple(self._answer(statistic) for statistic in statistics)
 
+    def ask(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
+        """Call `compute`, under its former name."""
+        return self.compute(*statistics)
+
     def _answer(self, statistic: Statistic[Any, Any]) -> Any:
         if statistic in self._statistics:
             answers = [call.answers[self._statistics.index(statistic)] for call in self.calls]

@@ -43,6 +43,11 @@ class Recording(Mapping[str, Run]):
         """
         return tuple(self._not_recorded)
 
+    @property
+    def unheard(self) -> tuple[str, ...]:
+        """The names in `not_recorded`, under the former name of that attribute."""
+        return self.not_recorded
+
     def runs(self, layer: str | int) -> tuple[Run, ...]:
         """Return all runs of a layer; each call that does not continue the previous call begins a new run.
 
@@ -54,6 +59,10 @@ class Recording(Mapping[str, Run]):
     def compute(self, *statistics: Statistic[Any, Any]) -> dict[str, tuple[Any, ...]]:
         """Compute statistics of the last run of every layer; return the results by layer name. See `Run.compute`."""
         return {name: self[name].compute(*statistics) for name in self}
+
+    def ask(self, *statistics: Statistic[Any, Any]) -> dict[str, tuple[Any, ...]]:
+        """Call `compute`, under its former name."""
+        return self.compute(*statistics)
 
     def by_head(self, name: str) -> Tensor:
         """Return one measure for every head in the last run of every layer, ``[layers, batch, heads]``.
