@@ -229,7 +229,13 @@ def _not_installed(monkeypatch):
 @pytest.mark.usefixtures("_not_installed")
 def test_the_cpu_kernel_is_compiled_where_there_is_a_compiler(monkeypatch, tmp_path):
     compiler = tmp_path / "c++"
-    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n: > "$2"\n', encoding="ascii")
+    compiler.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *-dumpmachine*) echo x86_64-linux-gnu; exit 0;; *--version*) echo g++; exit 0;; esac\n'
+        'while [ $# -gt 0 ] && [ "$1" != -o ]; do shift; done\n'
+        '[ $# -lt 2 ] || : > "$2"\n',
+        encoding="ascii",
+    )
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     folder = tmp_path / "made"
@@ -247,7 +253,9 @@ def test_the_cpu_kernel_comes_from_a_wheel_where_there_is_no_compiler(compiler, 
     said = cpu_kernel._installed(CONTEXT, tmp_path)
     assert "no wheel was carried; `pip wheel ./native" in said
     why = (
-        "there is no C++ compiler" if compiler != "false" else "the compiler failed: saccade-cpu: the compiler refused"
+        "there is no C++ compiler"
+        if compiler != "false"
+        else "the compiler failed: saccade-cpu: no working C++ compiler false"
     )
     assert why in said
     wheel = tmp_path / "saccade_cpu-0.1.0-py3-none-linux_x86_64.whl"
