@@ -94,9 +94,51 @@ OTHERS = {
     "no product": lambda q, k, v: clamped(q, k).sum(),
     "another axis": lambda q, k, v: clamped(q, k).mT @ v,
     "elementwise": lambda q, k, v: clamped(q, k)[..., :D] * v,
-    "written to": lambda q, k, v: clamped(q, k).mul_(2) @ v,
+    "a gate": lambda q, k, v: (clamped(q, k) * (q @ k.mT)) @ v,
     "a layer": lambda q, k, v: nn.Linear(N, 2)(clamped(q, k)),
 }
+
+
+CHANGES = {
+    "in place": lambda w: w.mul_(2),
+    "masked": lambda w: w.masked_fill(torch.ones(N, N).triu(1) > 0, 0.0),
+    "masked by a product": lambda w: w * (torch.ones(N, N).tril() > 0),
+    "normalised": lambda w: w / (w + 1).sum(-1, keepdim=True),
+    "mixed": lambda w: 0.5 * w + 0.5 * w.square(),
+    "F.normalize": lambda w: F.normalize(w, p=1, dim=-1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_weights_that_are_changed_one_by_one_are_reported_as_they_multiply(qkv, change):
+    q, k, v = qkv
+    calls, dense = reported(lambda: change(clamped(q, k)) @ v)
+    assert calls == 0
+    torch.testing.assert_close(dense, [change(clamped(q, k))])
+
+
+UNKNOWN = {
+    "a part": lambda w, v: w[:, :, :2] @ v,
+    "joined": lambda w, v: torch.cat([w[:, :1], w[:, 1:]], 1) @ v,
+    "another axis": lambda w, v: w.mT @ v,
+    "two softmaxes": lambda w, v: w.softmax(-2) @ v,
+    "mixed heads": lambda w, v: torch.einsum("hg,bhij->bgij", torch.ones(3, 3), w) @ v,
+}
+
+
+@pytest.mark.parametrize("use", UNKNOWN.values(), ids=UNKNOWN)
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_products_of_an_unknown_layout_are_noted(qkv, use, is_fused):
+    q, k, v = qkv
+    dense, noted = [], []
+    mode = FuseAttention(on_weights=dense.append, on_unknown=lambda: noted.append(1))
+    if not is_fused:
+        mode = ObserveAttention(lambda call: None, on_weights=dense.append)
+        mode.report_unknown = mode._tap._on_unknown = lambda: noted.append(1)
+    with mode:
+        use(clamped(q, k), v)
+    assert not dense
+    assert noted
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)

@@ -32,7 +32,7 @@ from saccade.fusion.operations import followed
 from saccade.fusion.products import PRODUCTS, Product, product_of, scores_of
 from saccade.fusion.repeats import NOTED, Repeats
 from saccade.fusion.scores import Scores, is_dense
-from saccade.fusion.softmax_tap import SoftmaxTap
+from saccade.fusion.softmax_tap import Arrange, SoftmaxTap
 from saccade.support.torch_modes import has_forward_derivatives, is_transformed
 
 Run = Callable[[AttentionCall], Tensor | None]
@@ -51,7 +51,10 @@ class FuseAttention(TorchFunctionMode):
         run: computes the output of an attention call; by default, saccade does.
         on_attention: called with each attention call that was run.
         on_weights: called with the weights ``[batch, heads, q_len, kv_len]`` of each softmax whose result is multiplied
-            by values, possibly after dropout, casts and views, but was not run as an attention call.
+            by values, possibly after dropout, casts, views and elementwise changes, but was not run as an attention
+            call.
+        on_unknown: called for each product with other results of a softmax, such as a part of the weights; only
+            together with ``on_weights``.
 
     Gradients, autocast, checkpoints and inference mode work as in the model. Nothing is fused within
     ``torch.compile``, ``torch.func``, forward-mode derivatives or tracing. If weights are read after they have been
@@ -71,10 +74,11 @@ class FuseAttention(TorchFunctionMode):
         *,
         on_attention: Callable[[AttentionCall], None] | None = None,
         on_weights: Callable[[Tensor], None] | None = None,
+        on_unknown: Callable[[], None] = lambda: None,
     ):
         super().__init__()
         self._run, self._on_attention = run, on_attention
-        self._tap = None if on_weights is None else SoftmaxTap(on_weights)
+        self._tap = None if on_weights is None else SoftmaxTap(_arranged(on_weights), on_unknown)
         self._repeats, self._here = Repeats(), _Here()
         self._families: weakref.WeakSet[Family] = weakref.WeakSet()
 
@@ -192,6 +196,14 @@ class FuseAttention(TorchFunctionMode):
         for family in list(self._families):
             if family.draws:
                 family.compute()
+
+
+def _arranged(on_weights: Callable[[Tensor], None]) -> Callable[[Tensor, Arrange], None]:
+    def report(weights: Tensor, arrange: Arrange) -> None:
+        with torch.no_grad():
+            on_weights(arrange(weights.detach()))
+
+    return report
 
 
 class _Here(threading.local):

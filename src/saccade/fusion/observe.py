@@ -12,20 +12,20 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from saccade.fusion.arguments import mapped, tensors_in
-from saccade.fusion.attention_call import AttentionCall, attention_call
+from saccade.fusion.attention_call import AttentionCall, Output, attention_call
 from saccade.fusion.mode import in_backward, is_eager
 from saccade.fusion.operations import followed
 from saccade.fusion.products import PRODUCTS, product_of, scores_of
 from saccade.fusion.repeats import NOTED, Repeats
 from saccade.fusion.scores import Scores, is_dense, version_of
-from saccade.fusion.softmax_tap import SoftmaxTap
+from saccade.fusion.softmax_tap import Arrange, SoftmaxTap
 
 
 class ObserveAttention(TorchFunctionMode):
     """A mode that reports attention written as matmul, softmax and matmul; the model runs unchanged.
 
     Args:
-        on_attention: called with each attention call, before the model multiplies weights and values.
+        on_attention: called with each attention call, after the model has multiplied weights and values.
         on_weights: called with the dense weights of each softmax that is not part of an attention call; see
             `FuseAttention`.
     """
@@ -37,8 +37,8 @@ class ObserveAttention(TorchFunctionMode):
         on_weights: Callable[[Tensor], None] | None = None,
     ):
         super().__init__()
-        self._on_attention = on_attention
-        self._tap = None if on_weights is None else SoftmaxTap(on_weights)
+        self._on_attention, self._on_weights = on_attention, on_weights
+        self._tap = SoftmaxTap(self.report_weights, self.report_unknown)
         self._repeats = Repeats()
         self._states: Any = WeakTensorKeyDictionary()
 
@@ -48,8 +48,13 @@ class ObserveAttention(TorchFunctionMode):
             return func(*args, **kwargs)
         is_used = bool(self._states) and any(self._state(x) is not x for x in tensors_in((args, kwargs)))
         noted = mapped(self._state, (args, kwargs)) if is_used else (args, kwargs)
-        if is_used and func in PRODUCTS and self._is_attention(func, *mapped(self._weights, (args, kwargs))):
-            return func(*args, **kwargs)
+        if is_used and func in PRODUCTS:
+            product = product_of(func, *mapped(self._weights, (args, kwargs)))
+            found = None if product is None else attention_call(product, self._repeats)
+            if found is not None:
+                out = func(*args, **kwargs)
+                self.report_call(*found, out)
+                return out
         out = self._plain(func, args, kwargs)
         if func in PRODUCTS:
             product = product_of(func, args, kwargs) if is_eager() else None
@@ -58,21 +63,31 @@ class ObserveAttention(TorchFunctionMode):
             self._note(args[0] if out is None and args else out, followed(func, *noted), noted)
         return out
 
+    def report_call(self, call: AttentionCall, output: Output, out: Tensor) -> None:
+        """Report an attention call that has just run.
+
+        Args:
+            call: the inputs of the call.
+            output: the layout of the output.
+            out: the output of the model's own product.
+        """
+        with torch.no_grad():
+            self._on_attention(call)
+
+    def report_weights(self, weights: Tensor, arrange: Arrange) -> None:
+        """Report dense weights before they are multiplied by values; see `saccade.fusion.softmax_tap.SoftmaxTap`."""
+        if self._on_weights is not None:
+            with torch.no_grad():
+                self._on_weights(arrange(weights.detach()))
+
+    def report_unknown(self) -> None:
+        """Report a product with results of a softmax whose layout is unknown; here, nothing is done."""
+
     def _plain(self, func: Any, args: Any, kwargs: Any) -> Any:
-        out = func(*args, **kwargs) if self._tap is None else self._tap.run(func, args, kwargs)
+        out = self._tap.run(func, args, kwargs)
         if func in NOTED:
             self._repeats.note(func, args, kwargs, out)
         return out
-
-    def _is_attention(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Report a torch call if it multiplies attention weights and values; return whether it does."""
-        product = product_of(func, args, kwargs)
-        found = None if product is None else attention_call(product, self._repeats)
-        if found is None:
-            return False
-        with torch.no_grad():
-            self._on_attention(found[0])
-        return True
 
     def _note(self, out: Any, scores: Scores | None, tree: Any) -> None:
         if scores is not None and is_dense(out):
