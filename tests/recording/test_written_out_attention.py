@@ -1,6 +1,4 @@
-"""Attention that a module writes out is named in `not_recorded`, in whichever form, and nothing else is."""
-
-import warnings
+"""Attention that a module writes out is recorded, in whichever form, or named in `not_recorded`."""
 
 import pytest
 import torch
@@ -9,7 +7,6 @@ from torch.nn import functional as F
 
 import saccade as sc
 from saccade import masks
-from saccade.integrations.sdpa_capture import _softmax_products
 from saccade.recording import UnrecordedLayersWarning, record
 
 X = torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(1))
@@ -33,16 +30,6 @@ class Fused(nn.Module):
         return F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])[:, 0]
 
 
-class OwnSoftmax(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.softmax(-1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-
-
 def halves(scores, v):
     return torch.cat([part.softmax(-1) for part in scores.chunk(2, 1)], 1) @ v
 
@@ -60,48 +47,72 @@ def in_place(scores, v):
 
 
 CAUSAL = masks.Causal().to_dense(7)[0]
-FORMS = {
+SCORED = {
     "matmul": lambda scores, v: torch.matmul(torch.softmax(scores, -1), v),
     "at": lambda scores, v: scores.softmax(-1) @ v,
     "bmm": lambda scores, v: F.softmax(scores, dim=-1).bmm(v),
     "module": lambda scores, v: nn.Softmax(-1)(scores) @ v,
-    "baddbmm": lambda scores, v: torch.baddbmm(v, scores.softmax(-1), v),
     "einsum": lambda scores, v: torch.einsum("bqk,bkd->bqd", scores.softmax(-1), v),
     "einsum, swapped": lambda scores, v: torch.einsum("bkd,bqk->bqd", v, scores.softmax(-1)),
     "transposed": lambda scores, v: (v.mT @ scores.softmax(-1).mT).mT,
-    "keys in columns": lambda scores, v: scores.softmax(1).mT @ v,
     "dropout": lambda scores, v: F.dropout(scores.softmax(-1), 0.1) @ v,
     "dropout module": lambda scores, v: nn.Dropout(0.5)(scores.softmax(-1)) @ v,
     "cast": lambda scores, v: scores.double().softmax(-1).to(v) @ v,
     "type_as": lambda scores, v: scores.double().softmax(-1).type_as(v) @ v,
+    "masked scores": lambda scores, v: scores.masked_fill(~CAUSAL, -torch.inf).softmax(-1) @ v,
+    "biased": lambda scores, v: (scores + CAUSAL.float()).softmax(-1) @ v,
+    "capped": lambda scores, v: (2 * (scores / 2).tanh()).softmax(-1) @ v,
+    "reshaped": lambda scores, v: (scores.softmax(-1).view(2, 1, 7, 7) @ v[:, None])[:, 0],
+}
+BUILT = {
+    "clamped": lambda scores, v: scores.clamp(-0.1, 0.1).softmax(-1) @ v,
+    "baddbmm": lambda scores, v: torch.baddbmm(torch.zeros_like(v), scores.sin().softmax(-1), v),
     "masked": lambda scores, v: scores.softmax(-1).masked_fill(~CAUSAL, 0) @ v,
     "where": lambda scores, v: torch.where(CAUSAL, scores.softmax(-1), 0.0) @ v,
     "times": lambda scores, v: scores.softmax(-1) * CAUSAL @ v,
     "normalised": lambda scores, v: F.normalize(scores.softmax(-1), p=1, dim=-1) @ v,
     "mixed": lambda scores, v: (0.5 * scores.softmax(-1) + 0.5 * CAUSAL) @ v,
-    "reshaped": lambda scores, v: scores.softmax(-1).view(2, 1, 7, 7).squeeze(1) @ v,
+    "in place": in_place,
+}
+UNKNOWN = {
     "one item": lambda scores, v: scores.softmax(-1)[0] @ v,
     "two softmaxes": lambda scores, v: scores.softmax(-1).softmax(1) @ v,
     "parts": halves,
     "written into": into_zeros,
-    "in place": in_place,
-    "autograd": lambda scores, v: OwnSoftmax.apply(scores) @ v,
+    "another axis": lambda scores, v: scores.softmax(1) @ v,
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_is_named(form):
-    model = nn.Sequential(Fused(), Written(FORMS[form]))
-    expected = None
-    with torch.no_grad(), warnings.catch_warnings():
-        if "dropout" not in form:
-            expected = model(X)
-        warnings.simplefilter("ignore", UnrecordedLayersWarning)
-        with record(model) as recording:
+@pytest.mark.parametrize("form", [*SCORED, *BUILT])
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_every_form_is_recorded(form, is_trained):
+    model = nn.Sequential(Fused(), Written((SCORED | BUILT)[form]))
+    has_dropout = "dropout" in form
+    with torch.set_grad_enabled(is_trained):
+        expected = None if has_dropout else model(X)
+        with record(model, keep="qk") as recording:
             out = model(X)
+    assert recording.layers == ("0", "1")
+    assert recording.not_recorded == ()
+    matrix = recording["1"].matrix
+    assert isinstance(matrix, sc.AttentionMatrix) == (form in SCORED)
+    q, k, v = model[1].qkv(model[0](X)).chunk(3, -1)
+    if has_dropout:  # the weights before dropout
+        torch.testing.assert_close(matrix.to_dense()[:, 0], (q @ k.mT * SCALE).softmax(-1))
+    else:
+        assert torch.equal(out, expected)
+        torch.testing.assert_close(matrix.to_dense()[:, 0] @ v, expected)
+
+
+@pytest.mark.parametrize("form", UNKNOWN)
+def test_a_form_whose_layout_is_unknown_is_named(form):
+    model = nn.Sequential(Fused(), Written(UNKNOWN[form]))
+    with torch.no_grad():
+        expected = model(X)
+        with pytest.warns(UnrecordedLayersWarning, match=r"1 \(Written\)"), record(model) as recording:
+            assert torch.equal(model(X), expected)
     assert recording.layers == ("0",)
     assert recording.not_recorded == ("1",)
-    assert expected is None or torch.equal(out, expected)
 
 
 def test_talking_heads_are_named():
@@ -154,10 +165,3 @@ def test_kernels_of_ours_are_not_taken_for_attention_that_is_written_out(impl):
         model(X)
     assert recording.layers == ("0",)
     assert recording.not_recorded == ()
-
-
-def test_nothing_is_held_for_what_was_followed():
-    model = nn.Sequential(Fused(), Written(FORMS["at"]))
-    with pytest.warns(UnrecordedLayersWarning, match=r"1 \(Written\)"), record(model):
-        model(X)
-    assert not len(_softmax_products._thread.weights)

@@ -68,6 +68,12 @@ class Output(NamedTuple):
         """Convert an attention output ``[batch, heads, q_len, value_dim]`` to the model's layout and dtype."""
         return out.to(self.dtype).reshape(self.sizes).permute(self.order).reshape(self.shape).contiguous()
 
+    def to_heads(self, grad: Tensor, call: AttentionCall) -> Tensor:
+        """Convert a gradient by the model's output of a call to ``[batch, heads, q_len, value_dim]``."""
+        inverse = [self.order.index(axis) for axis in range(len(self.order))]
+        x = grad.reshape([self.sizes[axis] for axis in self.order]).permute(inverse)
+        return x.reshape(*call.query.shape[:3], call.value.shape[3])
+
 
 def attention_call(product: Product, repeats: Repeats) -> tuple[AttentionCall, Output] | None:
     """Convert a product of attention weights and values to an attention call; return None if that is not possible.
@@ -172,8 +178,9 @@ def roles_of(weights: Scores, columns: Axis, of_values: set[int]) -> Roles | Non
     visible = [factor for axis in weights.axes.axes for factor in axis]
     batch = tuple(x for x in visible if x in separate)
     groups = tuple(x for x in visible if x in queries and x not in (*rows, *batch))
-    # If heads and batch were joined, only the order of the factors tells them apart.
-    heads = batch[1:] if weights.heads is None else tuple(x for x in batch if x not in _items(weights))
+    # By default, the last axis before queries and keys has the heads: ``[batch, windows, heads, q_len, kv_len]``.
+    last = batch[-1:] if len(batch) > 1 else ()
+    heads = last if weights.heads is None else tuple(x for x in batch if x not in _items(weights))
     items = tuple(x for x in batch if x not in heads)
     return Roles(items, heads, groups, rows, columns, weights.axes.sizes)
 

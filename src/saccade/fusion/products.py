@@ -227,9 +227,9 @@ def _grouped(scores: Scores, product: Product, left: Repeated | None, right: Rep
 
 
 def _heads(product: Product, axes: dict[str, Axis]) -> Axis | None:
-    """Return the factors of the head axes: all axes of both tensors but the first, if there are four axes or more."""
+    """Return the factors of the head axis, the last axis of both tensors but not the first, if there are four axes."""
     shared = [x for x in product.letters if x in product.left_letters and x in product.right_letters]
-    return tuple(one for x in shared[1:] for one in axes[x]) if len(product.letters) > 3 else None
+    return tuple(one for x in shared[1:][-1:] for one in axes[x]) if len(product.letters) > 3 else None
 
 
 def _lead(product: Product) -> list[str]:

@@ -161,11 +161,11 @@ def _as_scores(x: Tensor, softmax_axis: int) -> Scores:
     axes = tuple(() if one is None else (one,) for one in factors)
     columns = axes[softmax_axis]
     rows = axes[softmax_axis - 1 if softmax_axis else softmax_axis + 1] if x.dim() > 1 else ()
-    items, *heads = [axis for axis in axes if axis not in (rows, columns)] or [()]
-    others = tuple(one for axis in heads for one in axis)
-    batch = (*items, *others)
+    others = [axis for axis in axes if axis not in (rows, columns)]
+    batch = tuple(one for axis in others for one in axis)
+    heads = others[-1] if len(others) > 1 else ()
     sizes = {one: size for one, size in zip(factors, x.shape, strict=True) if one is not None}
     left, right = (x.new_empty((1,) * (len(batch) + len(own)) + (0,)) for own in (rows, columns))
     return Scores(
-        Axes(sizes, axes), left, right, batch, rows, columns, others, batch, x.dtype, x.dtype, softmax=columns
+        Axes(sizes, axes), left, right, batch, rows, columns, heads, batch, x.dtype, x.dtype, softmax=columns
     )

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from saccade.integrations.capture_context import Callback, Capture, is_recomputed, names_of, refuse_compiled
+from saccade.integrations.capture_mode import capture_own_code
 from saccade.integrations.forward_proxy import PATCH_LOCK, CapturedCall, capture_forwards
 from saccade.integrations.recurrences_capture import capture_recurrences, is_recurrence
 from saccade.integrations.saccade_capture import capture_mechanisms
-from saccade.integrations.sdpa_capture import capture_products
 from saccade.integrations.torch_capture import capture_torch_layers
 from saccade.integrations.transformers_capture import capture_interface
 
@@ -88,7 +88,7 @@ def _note(call: CapturedCall) -> Any:
 # The last one is the outermost: it notes the calls that the others did not capture.
 _CAPTURES = (
     capture_interface,
-    capture_products,
+    capture_own_code,
     capture_torch_layers,
     capture_mechanisms,
     capture_recurrences,

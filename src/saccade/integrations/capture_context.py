@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from saccade.integrations.call_output import BuiltWeights, CallOutput
 from saccade.matrix import Matrix
 from saccade.support.errors import unsupported
 
@@ -19,8 +20,24 @@ CALLED_AS = "record"  # the name in error messages
 Make = Callable[[], Matrix]
 """A function that returns the attention matrix of the call that has just run."""
 
-Callback = Callable[[str, Make], None]
-"""A function that receives the name of an attention layer and a function that returns its matrix."""
+
+class CapturedMatrix(NamedTuple):
+    """The attention matrix of a call that has just run, made when it is called.
+
+    Attributes:
+        make: returns the matrix.
+        output: gives the gradient by the weights; None if the values of the call are unknown.
+    """
+
+    make: Make
+    output: CallOutput | BuiltWeights | None = None
+
+    def __call__(self) -> Matrix:
+        return self.make()
+
+
+Callback = Callable[[str, CapturedMatrix], None]
+"""A function that receives the name of an attention layer and its matrix."""
 
 
 class Capture:
@@ -61,14 +78,14 @@ class Capture:
         finally:
             self._thread.depth -= 1
 
-    def emit(self, name: str, make: Make) -> None:
+    def emit(self, name: str, make: Make, output: CallOutput | BuiltWeights | None = None) -> None:
         """Pass a captured call to the callback, with gradients disabled."""
         if self.is_suppressed or not self.is_active or is_recomputed():
             return
         refuse_compiled()
         self._thread.num_captured += 1
         with torch.no_grad(), self.suppressed():
-            self._callback(name, make)
+            self._callback(name, CapturedMatrix(make, output))
 
     def note_not_recorded(self, name: str, kind: str) -> None:
         """Note that a module's attention could not be captured, unless it runs inside a captured call."""
@@ -104,15 +121,15 @@ def suppressed(listeners: Iterable[Listener]) -> Iterator[None]:
         yield
 
 
-def emit_all(calls: Sequence[tuple[Listener, Make]]) -> None:
+def emit_all(calls: Sequence[tuple[Listener, Make]], output: CallOutput | BuiltWeights | None = None) -> None:
     """Pass each captured call to its listener, even if another listener raises."""
     if not calls:
         return
     (name, capture), make = calls[0]
     try:
-        capture.emit(name, make)
+        capture.emit(name, make, output)
     finally:
-        emit_all(calls[1:])
+        emit_all(calls[1:], output)
 
 
 def refuse_compiled() -> None:

@@ -22,11 +22,11 @@ from saccade.integrations.capture_context import (
     names_of,
     suppressed,
 )
+from saccade.integrations.capture_mode import capture_code_of, without_mode
 from saccade.integrations.forward_proxy import PATCH_LOCK
 from saccade.integrations.lazy_mask import LazyMask, Placed
 from saccade.integrations.mask_functions import place
 from saccade.integrations.run_matrices import collected_matrices
-from saccade.integrations.sdpa_capture import capture_products_of, without_mode
 from saccade.integrations.tensor_masks import mask_of_tensor
 from saccade.matrix import AttentionMatrix, Matrix
 from saccade.support.errors import unsupported
@@ -180,7 +180,7 @@ def _capturing(function: Callable[..., Any], *, is_flash: bool, is_foreign: bool
         listeners = [Listener(one.names[module], one.capture) for one in model_captures]
         before = [listener.capture.num_captured for listener in listeners]
         with (
-            capture_products_of(module, listeners) if is_foreign else suppressed(listeners),
+            capture_code_of(module, listeners) if is_foreign else suppressed(listeners),
             collected_matrices() as matrices,
         ):
             run = function if is_foreign else without_mode(function)

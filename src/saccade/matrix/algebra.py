@@ -17,7 +17,7 @@ from saccade.support.validation import is_number
 _ENTRIES = 1 << 18  # number of weights in memory at a time: a megabyte
 
 
-class _ByRows(DerivedMatrix):
+class ByRows(DerivedMatrix):
     """Base class of matrices that are computed for one head of one batch item, a few complete rows at a time."""
 
     def rows_of(self, batch: int, head: int, rows: range) -> Tensor:
@@ -43,7 +43,7 @@ class _ByRows(DerivedMatrix):
         return self.inner.positions(rows, columns)
 
 
-class Sum(_ByRows):
+class Sum(ByRows):
     """A weighted sum of matrices, ``c1 * A1 + c2 * A2 + …``. Each matrix is multiplied by the kernel fastest for it.
 
     The rows are not distributions in general. Differential attention is ``(A1 - c * A2) @ value``.
@@ -71,7 +71,7 @@ class Sum(_ByRows):
             self.terms += tuple((factor * own, each) for own, each in inner)
         super().__init__(self.terms[0][1])
         for _, other in self.terms[1:]:
-            _check_alike(self.inner, other, self.shape, "+")
+            check_alike(self.inner, other, self.shape, "+")
 
     @property
     def is_stochastic(self) -> bool:
@@ -106,7 +106,7 @@ class Sum(_ByRows):
         return " + ".join(f"{own} * {matrix}" for own, (_, matrix) in zip(told, self.terms, strict=True))
 
 
-class Chain(_ByRows):
+class Chain(ByRows):
     """The product of two matrices, ``A1 @ A2``: attention through two layers.
 
     Args:
@@ -128,7 +128,7 @@ class Chain(_ByRows):
         for matrix in (first, second):
             _check_weights(matrix)
         batch, heads, _, length = first.shape
-        _check_alike(first, second, (batch, heads, length, second.shape[3]), "@")
+        check_alike(first, second, (batch, heads, length, second.shape[3]), "@")
         super().__init__(first)
         self.second = second
 
@@ -195,7 +195,7 @@ def _check_weights(matrix: Matrix) -> None:
         raise unsupported("a sum or a product", [reason], hint="A.scores.to_dense() is a tensor")
 
 
-def _check_alike(first: Matrix, other: Matrix, shape: tuple[int, ...], sign: str) -> None:
+def check_alike(first: Matrix, other: Matrix, shape: tuple[int, ...], sign: str) -> None:
     """Raise an error unless two lazy matrices have matching shapes, dtypes and devices."""
     facts = [f"{matrix!r}" for matrix in (first, other)]
     if tuple(other.shape) != tuple(shape):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from saccade.matrix import AttentionMatrix, Block, Matrix
+from saccade.matrix import AttentionMatrix, DenseMatrix, Matrix
 from saccade.statistics import Measure, Pooled, Statistic, Summary, TopK
 from saccade.statistics.pooled import How
 from saccade.statistics.summary import plain_statistics
@@ -136,7 +136,7 @@ def _source_of(name: str, data: object) -> Source:
         if data.ndim != 4 or not is_real:
             got = f"shape {list(data.shape)}, {data.dtype} in layer {name}"
             raise value_error("weights", "be real numbers [batch, heads, q_len, kv_len]", got)
-        return OfMatrix(WrittenOut(data))
+        return OfMatrix(_dense(data))
     if _is_recorded(data):
         try:
             return OfMatrix(data.matrix)
@@ -182,7 +182,7 @@ class OfMatrix(Source):
 
     @cached_property
     def is_signed(self) -> bool:
-        if isinstance(self._matrix, WrittenOut):
+        if isinstance(self._matrix, DenseMatrix):
             return self._matrix.is_signed
         return not self._has_summary
 
@@ -291,49 +291,9 @@ def _measures(summary: Summary | None, plain: Mapping[str, Tensor], item: int) -
     return found
 
 
-class WrittenOut(Matrix):
-    """A matrix of dense weights, ``[batch, heads, q_len, kv_len]``; NaN marks unknown weights."""
-
-    def __init__(self, weights: Tensor | npt.NDArray[Any]):
-        if isinstance(weights, np.ndarray):  # copy to a byte order and width that torch can read
-            is_known = weights.dtype in (np.float16, np.float32, np.float64)
-            weights = torch.from_numpy(weights.astype(weights.dtype if is_known else np.float32, order="C"))
-        self._weights = weights.detach() if weights.is_floating_point() else weights.float()
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        batch, heads, q_len, kv_len = self._weights.shape
-        return (batch, heads, q_len, kv_len)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._weights.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._weights.device
-
-    @property
-    def kv_heads(self) -> int:
-        return self.shape[1]
-
-    @cached_property
-    def is_signed(self) -> bool:
-        """Whether any of the dense weights is below 0."""
-        return bool((self._weights < 0).any())
-
-    @cached_property
-    def is_stochastic(self) -> bool:
-        sums = self._weights.float().sum(-1)
-        tolerance = 0.01 if self._weights.dtype in (torch.float16, torch.bfloat16) else 1e-4
-        is_sum = ((sums - 1).abs() < tolerance) | (sums == 0) | sums.isnan()
-        return not self.is_signed and bool(is_sum.all())
-
-    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
-        items, heads, q_len, kv_len = self.shape
-        lines = range(q_len) if rows is None else rows
-        for item in range(items) if batch is None else (batch,):
-            for own in range(heads) if head is None else (head,):
-                weights = self._weights[item, own, lines.start : lines.stop]
-                wide = weights.to(torch.promote_types(weights.dtype, torch.float32))[None, None]
-                yield Block(slice(item, item + 1), slice(own, own + 1), lines, (range(kv_len),), wide)
+def _dense(weights: Tensor | npt.NDArray[Any]) -> DenseMatrix:
+    """Return the matrix of dense weights; arrays are copied to a byte order and width that torch can read."""
+    if isinstance(weights, np.ndarray):
+        is_known = weights.dtype in (np.float16, np.float32, np.float64)
+        weights = torch.from_numpy(weights.astype(weights.dtype if is_known else np.float32, order="C"))
+    return DenseMatrix(weights.detach() if weights.is_floating_point() else weights.float())

@@ -1,0 +1,218 @@
+"""Capture the attention that modules compute in their own code, by torch's functions or by separate operations."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from saccade.engine.inputs import AttentionInputs
+from saccade.fusion.attention_call import AttentionCall, Output
+from saccade.fusion.observe import ObserveAttention
+from saccade.integrations.call_output import BuiltWeights, CallOutput
+from saccade.integrations.capture_context import (
+    Capture,
+    Listener,
+    emit_all,
+    names_of,
+    refuse_compiled,
+    uses_attention_interface,
+)
+from saccade.integrations.forward_proxy import CapturedCall, Running, capture_forwards
+from saccade.integrations.layer_matrix import function_matrix
+from saccade.integrations.sdpa_matrix import sdpa_arguments, sdpa_matrix, sdpa_output
+from saccade.matrix import DenseMatrix, Impl, matrix_from_inputs
+from saccade.matrix.functions import OBSERVERS
+
+_NAMED = frozenset({"softmax", "Softmax", "scaled_dot_product_attention", "multi_head_attention_forward"})
+
+
+@contextmanager
+def capture_own_code(model: nn.Module, capture: Capture) -> Iterator[None]:
+    """Capture the attention that modules of ``model`` compute in their own code, under the name of the module.
+
+    Captured are calls of ``F.scaled_dot_product_attention``, ``F.multi_head_attention_forward``, `saccade.attention`
+    and `saccade.attention_with_lse`; weights that are computed by matmul and softmax and multiplied by values; and
+    dense weights of any other origin, if they come of a softmax. If a module computes attention several times in one
+    forward pass, the second time is named after the module with ":1" appended, and so on. A module that multiplies
+    results of a softmax whose layout is unknown is noted as not recordable. Layers of torch and of this library are
+    captured elsewhere.
+    """
+    modules = [(module, name, _capture_calls) for module, name in names_of(model).items() if not _is_known(module)]
+    with capture_forwards(modules, capture):
+        observer = functools.partial(_capture_attention, capture)
+        OBSERVERS.append(observer)
+        try:
+            yield
+        finally:
+            OBSERVERS.remove(observer)
+
+
+def without_mode(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function to run without the capture's mode, because torch's layers leave their fast path under a mode."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        stack = reversed(torch.overrides._get_current_function_mode_stack())
+        # Only the topmost modes can be removed. If another library's mode is above ours, the fast path is off anyway.
+        modes = list(itertools.takewhile(lambda mode: isinstance(mode, CaptureMode), stack))
+        for mode in modes:
+            mode.__exit__(None, None, None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            for mode in reversed(modes):
+                mode.__enter__()
+
+    return run
+
+
+@dataclass
+class _Caller:
+    """A running module whose own code may compute attention, with one of its listeners.
+
+    Attributes:
+        listener: the capture and the module's name in it.
+        kind: the name of the module's class.
+        calls: number of attention calls so far.
+    """
+
+    listener: Listener
+    kind: str
+    calls: int = 0
+
+
+_running = Running()
+
+
+class CaptureMode(ObserveAttention):
+    """A torch function mode that captures the attention of a recorded module's own code; the module runs unchanged."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda call: None)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling():
+            if func in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
+                refuse_compiled()
+            return func(*args, **kwargs)
+        if _is_engine(sys._getframe(1)):
+            return func(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            out = func(*args, **kwargs)
+            arguments = sdpa_arguments(args, kwargs)
+            _emit(lambda: sdpa_matrix(arguments), sdpa_output(arguments, out))
+            return out
+        if func is F.multi_head_attention_forward:
+            outputs = func(*args, **kwargs)
+            _emit(lambda: function_matrix(args, kwargs))
+            return outputs
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def report_call(self, call: AttentionCall, output: Output, out: Tensor) -> None:
+        """Capture attention that the module has computed by separate operations."""
+        made = CallOutput(out, lambda grad: output.to_heads(grad, call), lambda: call.value, call.dropout_p)
+        _emit(call.matrix, made)
+
+    def report_weights(self, weights: Tensor, arrange: Callable[[Tensor], Tensor]) -> None:
+        """Capture the weights that the module has built, before it multiplies them by values."""
+        _emit(lambda: DenseMatrix(arrange(weights.detach())), BuiltWeights(weights, arrange))
+
+    def report_unknown(self) -> None:
+        """Note that the module has multiplied weights whose layout is unknown."""
+        if not _is_ours(sys._getframe(1)):
+            for one in _innermost_callers():
+                one.listener.capture.note_not_recorded(one.listener.name, one.kind)
+
+
+@contextmanager
+def capture_code_of(module: nn.Module, listeners: Iterable[Listener]) -> Iterator[None]:
+    """Capture attention that is computed within the block, under the name of the given module."""
+    is_on = any(isinstance(mode, CaptureMode) for mode in torch.overrides._get_current_function_mode_stack())
+    kind = type(module).__name__
+    callers = [_Caller(listener, kind) for listener in listeners]
+    with _running.within(*callers), nullcontext() if is_on else CaptureMode():
+        yield
+
+
+def _emit(make: Any, output: CallOutput | BuiltWeights | None = None) -> None:
+    """Emit an attention call to the listeners of the innermost running module, unless a kernel of ours made it."""
+    if not _is_ours(sys._getframe(1)):
+        emit_all([(listener, make) for listener in _listeners()], output)
+
+
+def _capture_attention(capture: Capture, inputs: AttentionInputs, impl: Impl) -> None:
+    """Capture a call of `saccade.attention` by a third-party module; this library's layers are captured elsewhere."""
+    if not _called_by_library(sys._getframe(1)):
+        emit_all([(listener, lambda: matrix_from_inputs(inputs, impl)) for listener in _listeners(capture)])
+
+
+def _called_by_library(frame: FrameType | None) -> bool:
+    """Return whether the caller of `saccade.attention` is a module of this library."""
+    inside = ("saccade.matrix.functions", "saccade.support.argument_hints", __name__)
+    while frame is not None and frame.f_globals.get("__name__") in inside:
+        frame = frame.f_back
+    return frame is not None and str(frame.f_globals.get("__name__")).startswith("saccade.")
+
+
+def _capture_calls(call: CapturedCall) -> Any:
+    with capture_code_of(call.module, call.listeners):
+        return call.run()
+
+
+def _is_engine(frame: FrameType) -> bool:
+    """Return whether a torch call comes directly from a saccade kernel, which is not to be observed."""
+    return str(frame.f_globals.get("__name__")).startswith("saccade.engine.")
+
+
+def _is_ours(frame: FrameType | None) -> bool:
+    """Return whether a torch call comes from a saccade kernel, whose matrix is already captured."""
+    while frame is not None:
+        if _is_engine(frame):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _innermost_callers() -> list[_Caller]:
+    """Return, for each capture, the innermost running module whose code may compute attention."""
+    return list({one.listener.capture: one for one in _running.stack}.values())
+
+
+def _listeners(only: Capture | None = None) -> list[Listener]:
+    """Return a listener for each capture, or only for the given capture, named after the innermost running module."""
+    listeners = []
+    for one in _innermost_callers():
+        name, capture = one.listener
+        if only in (None, capture):
+            listeners.append(Listener(f"{name}:{one.calls}" if one.calls else name, capture))
+            one.calls += 1
+    return listeners
+
+
+def _is_known(module: nn.Module) -> bool:
+    return (
+        type(module).__module__.startswith(("torch.", "saccade."))
+        or isinstance(module, torch.jit.ScriptModule)
+        or inspect.isbuiltin(module.forward)
+        or (uses_attention_interface(module) and not _may_attend_itself(module))
+    )
+
+
+def _may_attend_itself(module: nn.Module) -> bool:
+    """Return whether a class uses a softmax or a torch function directly, although its file uses the interface."""
+    bases = itertools.takewhile(lambda base: base is not nn.Module, type(module).__mro__)
+    functions = (inspect.unwrap(one) for base in bases for one in vars(base).values() if inspect.isfunction(one))
+    has_softmax = any(isinstance(part, nn.Softmax) for part in module.children())
+    return has_softmax or any(not _NAMED.isdisjoint(one.__code__.co_names) for one in functions)

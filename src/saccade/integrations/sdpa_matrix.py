@@ -1,0 +1,91 @@
+"""Convert the arguments of torch's scaled_dot_product_attention to an attention matrix, its values and its output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.engine.nested import Nested, is_nested
+from saccade.integrations.call_output import CallOutput
+from saccade.integrations.tensor_masks import rule_of_tensor
+from saccade.masks import Causal
+from saccade.masks.convert.as_mask import starts_at_first_key
+from saccade.matrix import AttentionMatrix
+from saccade.support.errors import unsupported
+from saccade.support.validation import is_causal_bias
+
+CALLED_AS = "record"  # the name in error messages
+
+_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+
+
+def sdpa_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call of torch's SDPA by name."""
+    return dict(zip(_NAMES, args, strict=False)) | dict(kwargs)
+
+
+def sdpa_output(arguments: Mapping[str, Any], out: Tensor) -> CallOutput | None:
+    """Return the output of a call of torch's SDPA; None for nested tensors."""
+    query, key, value = (arguments[name] for name in ("query", "key", "value"))
+    if is_nested(query, key, value):
+        return None
+    shape = leading_shape(query, key, value)
+
+    def to_heads(grad: Tensor) -> Tensor:
+        return grad.reshape(-1, *grad.shape[-3:]) if grad.dim() > 2 else grad[None, None]
+
+    return CallOutput(out, to_heads, lambda: four(value, shape), float(arguments.get("dropout_p") or 0.0))
+
+
+def leading_shape(*tensors: Tensor) -> torch.Size:
+    """Return the shape of the dimensions before heads, length and width that the tensors of a call broadcast to."""
+    return torch.broadcast_shapes(*(x.shape[:-3] for x in tensors))
+
+
+def sdpa_matrix(arguments: Mapping[str, Any]) -> AttentionMatrix:
+    """Return the matrix of a call of torch's SDPA, with leading dimensions flattened into the batch."""
+    query, key = arguments["query"], arguments["key"]
+    if is_nested(query, key):
+        return _nested_matrix(query, key, arguments)
+    shape = leading_shape(query, key, arguments["value"])
+    heads = query.shape[-3] if query.dim() > 2 else 1
+    query, key = (four(x, shape) for x in (query, key))
+    q_len, kv_len = query.shape[2], key.shape[2]
+    mask, scale = arguments.get("attn_mask"), arguments.get("scale")
+    is_causal_object = is_causal_bias(mask)
+    if arguments.get("is_causal") or (is_causal_object and starts_at_first_key(mask)):
+        # With torch's flag, query 0 may attend only to key 0, whatever the lengths.
+        rows, columns = range(q_len), range(kv_len)
+        return AttentionMatrix(query, key, Causal(), scale=scale, q_positions=rows, kv_positions=columns)
+    if mask is None or is_causal_object:
+        return AttentionMatrix(query, key, None if mask is None else Causal(), scale=scale)
+    mask = mask.expand(torch.broadcast_shapes(mask.shape, (q_len, kv_len))) if mask.dim() < 2 else mask
+    if mask.dim() > 4 or (mask.dim() == 4 and len(shape) != 1):
+        mask = mask.expand(*shape, heads, *mask.shape[-2:]).reshape(-1, heads, *mask.shape[-2:])
+    mask = mask[(None,) * (4 - mask.dim())]
+    rule, bias = rule_of_tensor(mask, kv_len)
+    return AttentionMatrix(query, key, rule, bias=bias, scale=scale)
+
+
+def _nested_matrix(query: Tensor, key: Tensor, arguments: Mapping[str, Any]) -> AttentionMatrix:
+    """Return the packed matrix of a call of torch's SDPA on nested tensors, for which torch accepts no mask."""
+    items, is_causal = Nested.of(query, key, key, axis=1), bool(arguments.get("is_causal"))
+    if is_causal and items.q_lengths != items.kv_lengths:
+        reason = "is_causal=True with nested queries and keys of different lengths depends on torch's kernel"
+        raise unsupported(
+            "scaled_dot_product_attention",
+            [reason],
+            hint="dense tensors, or saccade.attention(..., masks.Causal())",
+        )
+    rule = items.mask(Causal() if is_causal else None, items.query.shape[1])
+    places: dict[str, Any] = {**items.positions}
+    return AttentionMatrix(items.query, items.key, rule, scale=arguments.get("scale"), **places)
+
+
+def four(x: Tensor, shape: torch.Size) -> Tensor:
+    """Flatten the leading dimensions of an SDPA input ``[..., heads, len, width]`` into one, expanded to ``shape``."""
+    x = x if x.dim() > 2 else x[None]
+    return x.expand(*shape, *x.shape[-3:]).reshape(-1, *x.shape[-3:])

@@ -1,0 +1,80 @@
+"""DenseMatrix: an attention matrix whose weights are in memory, such as those that a model has built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from saccade.matrix.matrix import Matrix
+from saccade.statistics.row_block import Block
+from saccade.support.errors import describe, value_error
+from saccade.support.numerics import wide_dtype
+
+_ENTRIES = 1 << 18  # number of weights of a block: a megabyte
+
+
+class DenseMatrix(Matrix):
+    """A matrix of given weights, with the statistics and products of every other matrix.
+
+    Args:
+        weights: ``[batch, heads, q_len, kv_len]``, floating point; NaN marks unknown weights. Not copied.
+
+    Raises:
+        ValueError: the weights have other dimensions or no float dtype.
+
+    Example:
+        >>> DenseMatrix(torch.eye(2)[None, None]).entropy()
+        tensor([[[0., 0.]]])
+    """
+
+    def __init__(self, weights: Tensor):
+        if weights.dim() != 4 or not weights.is_floating_point():
+            raise value_error("weights", "be floats [batch, heads, q_len, kv_len]", describe("weights", weights))
+        self.weights = weights
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        batch, heads, q_len, kv_len = self.weights.shape
+        return (batch, heads, q_len, kv_len)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weights.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights.device
+
+    @property
+    def kv_heads(self) -> int:
+        return self.shape[1]
+
+    @cached_property
+    def is_signed(self) -> bool:
+        """Whether any weight is below 0."""
+        return bool((self.weights < 0).any())
+
+    @cached_property
+    def is_stochastic(self) -> bool:
+        sums = self.weights.detach().to(wide_dtype(self.dtype)).sum(-1)
+        tolerance = 0.01 if self.dtype.itemsize < 4 else 1e-4
+        is_sum = ((sums - 1).abs() < tolerance) | (sums == 0) | sums.isnan()
+        return not self.is_signed and bool(is_sum.all())
+
+    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        self._check_part(batch, head, rows)
+        return self._blocks(batch, head, rows)
+
+    def _blocks(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[Block]:
+        items, heads, q_len, kv_len = self.shape
+        rows = range(q_len) if rows is None else range(q_len)[rows.start : rows.stop]
+        step = max(1, _ENTRIES // max(kv_len, 1))
+        for b in range(items) if batch is None else (batch,):
+            for h in range(heads) if head is None else (head,):
+                for start in range(rows.start, rows.stop, step):
+                    some = range(start, min(start + step, rows.stop))
+                    weights = self.weights[b, h, some.start : some.stop].to(wide_dtype(self.dtype))[None, None]
+                    yield Block(slice(b, b + 1), slice(h, h + 1), some, (range(kv_len),), weights)
