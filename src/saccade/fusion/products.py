@@ -200,7 +200,7 @@ def scores_of(product: Product, repeats: Repeats) -> Scores | None:
         batch=batch,
         left_only=left_only,
         right_only=right_only,
-        heads=_heads(product, dict(zip(product.letters, axes.axes, strict=True))),
+        heads=_heads(product, dict(zip(product.letters, axes.axes, strict=True)), batch),
         lead=tuple(factors[x] for x in _lead(product) if x in factors),
         product_dtype=dtype,
         dtype=dtype,
@@ -226,10 +226,11 @@ def _grouped(scores: Scores, product: Product, left: Repeated | None, right: Rep
     return scores if split is None else split.without_repetitions(split.axes.axes[axis + 1], shape, left is not None)
 
 
-def _heads(product: Product, axes: dict[str, Axis]) -> Axis | None:
-    """Return the factors of the head axis, the last axis of both tensors but not the first, if there are four axes."""
+def _heads(product: Product, axes: dict[str, Axis], batch: Axis) -> Axis | None:
+    """Return the factors of the head axis: the last axis of both tensors after the first, if there are four axes."""
     shared = [x for x in product.letters if x in product.left_letters and x in product.right_letters]
-    return tuple(one for x in shared[1:][-1:] for one in axes[x]) if len(product.letters) > 3 else None
+    of_both = [axes[x] for x in shared[1:] if set(axes[x]) <= set(batch)]
+    return (of_both or [()])[-1] if len(product.letters) > 3 else None
 
 
 def _lead(product: Product) -> list[str]:

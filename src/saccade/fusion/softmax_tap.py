@@ -166,6 +166,4 @@ def _as_scores(x: Tensor, softmax_axis: int) -> Scores:
     heads = others[-1] if len(others) > 1 else ()
     sizes = {one: size for one, size in zip(factors, x.shape, strict=True) if one is not None}
     left, right = (x.new_empty((1,) * (len(batch) + len(own)) + (0,)) for own in (rows, columns))
-    return Scores(
-        Axes(sizes, axes), left, right, batch, rows, columns, heads, batch, x.dtype, x.dtype, softmax=columns
-    )
+    return Scores(Axes(sizes, axes), left, right, batch, rows, columns, heads, batch, x.dtype, x.dtype, softmax=columns)
