@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+from saccade.integrations.capture_context import CapturedMatrix
 from saccade.matrix import Matrix
 from saccade.recording.call_matching import Ends
 from saccade.recording.derived_matrices import chosen_heads
@@ -112,13 +113,13 @@ class Collector:
         self._lock = threading.Lock()
         self._is_over = False
 
-    def on_call(self, name: str, make: Callable[[], Matrix]) -> None:
+    def on_call(self, name: str, captured: CapturedMatrix) -> None:
         """Add one captured call of a layer to the recording, if the layer is selected."""
         with self._lock:
             if not self._selection.has_layer(name):
-                self._ends.pass_over(name, make)
+                self._ends.pass_over(name, captured.make)
                 return
-        matrix = make() if self._selection.heads is None else chosen_heads(make(), self._selection.heads)
+        matrix = captured() if self._selection.heads is None else chosen_heads(captured(), self._selection.heads)
         if self._callback is not None:
             self._callback(name, matrix)
         if any(self._options):
