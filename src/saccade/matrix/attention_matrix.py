@@ -358,6 +358,11 @@ class AttentionMatrix(OfInputs):
                 columns = joined(piece.spans)
                 yield Block(piece.batch, piece.heads, span, columns, weights, logs, lse)
 
+    def uniform(self) -> Matrix:
+        from saccade.matrix.uniform_matrix import uniform_inputs  # noqa: PLC0415  few need it
+
+        return matrix_from_inputs(uniform_inputs(self.inputs), "auto")
+
     def _of(self, inputs: AttentionInputs) -> AttentionMatrix:
         return matrix_from_inputs(inputs, self.impl)
 

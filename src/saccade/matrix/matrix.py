@@ -211,6 +211,33 @@ class Matrix(Operators, ABC):
 
         return summary_of(self, parts=parts)
 
+    def uniform(self) -> Matrix:
+        """Return uniform attention under the same mask: each query spreads its weight evenly over its visible keys.
+
+        Any statistic of it is the uniform baseline of that statistic, exactly:
+        ``A.uniform().compute(statistic)``, or ``statistic.uniform(A)``. A query without visible keys has a row of 0.
+        If the matrix is not computed from a mask, a key is visible where its weight is not 0.
+
+        Raises:
+            UnsupportedError: the matrix has no mask, and its rows are not distributions.
+
+        Cost: none here; a statistic costs what it costs for the matrix itself, or less.
+
+        Example:
+            >>> from saccade import AttentionMatrix, masks
+            >>> x = torch.randn(1, 1, 3, 4)
+            >>> AttentionMatrix(x, x, masks.Causal()).uniform()[0, 0]
+            tensor([[1.0000, 0.0000, 0.0000],
+                    [0.5000, 0.5000, 0.0000],
+                    [0.3333, 0.3333, 0.3333]])
+        """
+        from saccade.matrix.uniform_matrix import UniformMatrix  # noqa: PLC0415  a matrix itself
+
+        if not self.is_stochastic:
+            reason = f"this {type(self).__name__} has no mask, and its rows do not sum to 1 (is_stochastic is False)"
+            raise unsupported("a uniform baseline", [reason], hint="the attention matrix itself has one: A.uniform()")
+        return UniformMatrix(self, lambda block: block.weights != 0)
+
     def to_sparse(self, *, limit: int = SPARSE_LIMIT) -> Tensor:
         """Return nonzero weights as a sparse COO tensor ``[batch, heads, q_len, kv_len]`` in float32 or wider.
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from saccade.caches.recurrent import Memory
-from saccade.matrix import Block
+from saccade.matrix import Block, Matrix
+from saccade.matrix.uniform_matrix import UniformMatrix
 from saccade.mechanisms.features.mask_support import Visible
 from saccade.mechanisms.features.sequence_order import Order, check_memory, rows_that_see
 from saccade.mechanisms.linear_time import LinearTimeMatrix
@@ -121,6 +122,9 @@ class StateSpaceMatrix(LinearTimeMatrix):
                 segment = self._segment_after(segment, run, batch)
         out = out.masked_fill(touched[..., None], math.nan)
         return out.to(value.dtype), Memory(state, None, segment, tainted, self.source)
+
+    def uniform(self) -> Matrix:
+        return UniformMatrix(self, self.visible.in_block)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         kernel, (ranks, texts) = self.kernel(self._length), self._ranks()

@@ -58,6 +58,9 @@ class ChosenHeads(DerivedMatrix):
                 for block in self.inner.blocks(batch, own, rows):
                     yield block._replace(heads=slice(number, number + 1))
 
+    def uniform(self) -> Matrix:
+        return ChosenHeads(self.inner.uniform(), self.heads)
+
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
         return self.inner.positions(rows, columns)
 
@@ -92,6 +95,10 @@ class JoinedMatrices(DerivedMatrix):
     @property
     def is_stochastic(self) -> bool:
         return all(matrix.is_stochastic for matrix, _ in self._parts)
+
+    def uniform(self) -> Matrix:
+        matrices, first_columns = zip(*self._parts, strict=True)
+        return JoinedMatrices([matrix.uniform() for matrix in matrices], first_columns)
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
         kv_len = self.shape[3]

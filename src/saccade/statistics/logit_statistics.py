@@ -11,7 +11,7 @@ from torch import Tensor
 from saccade.positions.token_positions import Positions
 from saccade.statistics.per_row import PerRow, RowState
 from saccade.statistics.row_block import Block, as_slice
-from saccade.statistics.statistic import MatrixInfo, Quantity
+from saccade.statistics.statistic import MatrixInfo, MatrixLike, Quantity
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_type
 
@@ -93,6 +93,10 @@ class LargestLogit(PerRow):
 
     def quantity(self, q: Positions, kv: Positions) -> Quantity | None:
         return "largest_logit" if self.lse is None else None
+
+    def uniform(self, matrix: MatrixLike) -> Tensor:
+        reason = "attention is uniform for any scores that are equal, so the largest of them is unknown"
+        raise unsupported("a uniform baseline of LargestLogit", [reason])
 
     def merge(self, state: RowState, other: RowState) -> RowState:
         return state._replace(values=torch.maximum(state.values, other.values))

@@ -131,6 +131,31 @@ class Statistic(ABC, Generic[State, Result]):
     def finish(self, state: State) -> Result:
         """Return the result of the statistic without modifying the state."""
 
+    def uniform(self, matrix: MatrixLike) -> Result:
+        """Return the statistic's uniform baseline: its result if every query spread evenly over its visible keys.
+
+        Compare a number with its baseline before reading anything into it: under a causal mask, early keys receive
+        much attention in any case.
+
+        Args:
+            matrix: the matrix that is measured; only its mask is read.
+
+        Raises:
+            UnsupportedError: the statistic has no baseline, or the matrix has no mask.
+
+        Cost: that of the statistic itself; see `saccade.Matrix.uniform`. For several baselines in one pass, use
+        ``matrix.uniform().compute(...)``.
+
+        Example:
+            >>> from saccade import AttentionMatrix, masks
+            >>> from saccade.statistics import Received
+            >>> x = torch.randn(1, 1, 3, 4)
+            >>> Received().uniform(AttentionMatrix(x, x, masks.Causal()))
+            tensor([[[1.8333, 0.8333, 0.3333]]])
+        """
+        answer: Result = matrix.uniform().compute(self)[0]
+        return answer
+
 
 class MatrixLike(Protocol):
     """The part of the interface of `saccade.Matrix` that statistics use."""
@@ -163,6 +188,9 @@ class MatrixLike(Protocol):
 
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
         """Compute several statistics in one pass over the matrix."""
+
+    def uniform(self) -> MatrixLike:
+        """Return uniform attention under the mask of the matrix."""
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """Return the product of the transposed matrix and a tensor, ``A.mT @ x``."""

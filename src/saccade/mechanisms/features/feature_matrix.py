@@ -14,7 +14,8 @@ from saccade.caches import RecurrentCache
 from saccade.caches.recurrent import Memory
 from saccade.engine.tiles.grouped_heads import groups_of, product
 from saccade.masks import Mask
-from saccade.matrix import Block
+from saccade.matrix import Block, Matrix
+from saccade.matrix.uniform_matrix import UniformMatrix
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs
 from saccade.mechanisms.features.chunks import CHUNK, Line, chunked_sums
 from saccade.mechanisms.features.mask_support import Visible, why_no_sum
@@ -152,6 +153,9 @@ class FeatureMatrix(LinearTimeMatrix):
                 )
                 out = self._without_hidden(out.masked_fill((self._nonfinite_queries & sees)[..., None], math.nan))
         return out.to(value.dtype), Memory(state, carried.peak, carried.segment, tainted, self.source)
+
+    def uniform(self) -> Matrix:
+        return UniformMatrix(self, self.visible.in_block)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         nan = self._nan_rows(self._tainted)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.masks import Causal, Documents, Full, Mask
+from saccade.matrix import Block
 from saccade.mechanisms.checked_mechanism import Inputs, parts_of
 from saccade.mechanisms.value_access import is_readable, unless_none
 
@@ -105,6 +106,10 @@ class Visible:
         if self.is_placed:
             allowed = allowed & (q >= 0) & (kv >= 0)
         return allowed.expand(len(items), 1, len(rows), len(columns))
+
+    def in_block(self, block: Block) -> Tensor:
+        """Return the pairs of a block that the mask allows: bool ``[batch, 1, rows, columns]``."""
+        return torch.cat([self.allowed(block.batch, block.rows, keys) for keys in block.columns], -1)
 
 
 def _masks_in_documents(part: Mask) -> tuple[Mask, ...]:

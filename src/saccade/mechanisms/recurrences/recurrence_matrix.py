@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.caches.recurrent import Memory
-from saccade.matrix import Block
+from saccade.matrix import Block, Matrix
+from saccade.matrix.uniform_matrix import UniformMatrix
 from saccade.mechanisms.features.mask_support import Visible
 from saccade.mechanisms.features.sequence_order import Order, check_memory, rows_that_see
 from saccade.mechanisms.linear_time import LinearTimeMatrix
@@ -174,6 +175,9 @@ class RecurrenceMatrix(LinearTimeMatrix):
         if rule.segments is not None and not self.shape[2]:
             last = None if memory is None else memory.segment
         return out.to(value.dtype), Memory(state, None, last, tainted, self.source)
+
+    def uniform(self) -> Matrix:
+        return UniformMatrix(self, self.visible.in_block)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         self._check_part(batch, head, rows)
