@@ -65,7 +65,7 @@ class Sum(ByRows):
     def __init__(self, *terms: tuple[float | Tensor, Matrix]):
         self.terms: tuple[tuple[float | Tensor, Matrix], ...] = ()
         for given, matrix in terms:
-            _check_weights(matrix)
+            check_weights(matrix)
             factor = _factor(given, matrix)
             inner = matrix.terms if isinstance(matrix, Sum) else ((1.0, matrix),)
             self.terms += tuple((factor * own, each) for own, each in inner)
@@ -126,7 +126,7 @@ class Chain(ByRows):
 
     def __init__(self, first: Matrix, second: Matrix):
         for matrix in (first, second):
-            _check_weights(matrix)
+            check_weights(matrix)
         batch, heads, _, length = first.shape
         check_alike(first, second, (batch, heads, length, second.shape[3]), "@")
         super().__init__(first)
@@ -188,7 +188,7 @@ def _each_head(matrix: Matrix, value: Tensor) -> Tensor:
     return picked.reshape(batch, heads, q_len, width)
 
 
-def _check_weights(matrix: Matrix) -> None:
+def check_weights(matrix: Matrix) -> None:
     """Raise an error for score matrices. Their sums and multiples are meaningless because masked pairs are -inf."""
     if matrix.hidden:
         reason = f"what is hidden is {matrix.hidden} there, and not 0"

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from saccade.engine.tiles.grouped_heads import groups_of, product
-from saccade.matrix.algebra import ByRows, check_alike
-from saccade.matrix.matrix import Matrix
+from saccade.engine.tiles.grouped_heads import at, groups_of, product, take
+from saccade.matrix.algebra import check_alike, check_weights
+from saccade.matrix.matrix import DerivedMatrix, Matrix
+from saccade.plan import Ranges
+from saccade.statistics.gradient_products import product_blocks
 from saccade.statistics.row_block import Block, as_slice
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import without_autocast
@@ -59,6 +61,34 @@ class GradientMatrix(Matrix):
     def is_stochastic(self) -> bool:
         return False
 
+    def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
+        if dropout_p:
+            return super().matmul(value, dropout_p=dropout_p, seed=seed)
+        value = self._operand(value, "value", self.kv_heads, self.shape[3])
+        wide = wide_dtype(self.dtype)
+        with without_autocast(self.device):
+            small = self.value.to(wide).mT @ value.to(wide)
+            return product(self.grad_out.to(wide), small).to(value.dtype)
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        x = self._operand(x, "x", self.shape[1], self.shape[2])
+        wide = wide_dtype(self.dtype)
+        with without_autocast(self.device):
+            small = (self.grad_out.to(wide).mT @ x.to(wide)).unflatten(1, (self.kv_heads, -1))
+            return (self.value.to(wide)[:, :, None] @ small).flatten(1, 2).to(x.dtype)
+
+    def entries(self, block: Block) -> Tensor:
+        heads, groups = range(self.shape[1])[block.heads], self.kv_heads
+        share = self.shape[1] // max(groups, 1)
+        if len(heads) > 1 and (heads.start % share or heads.stop % share):  # the groups of other keys
+            parts = [self.entries(block._replace(heads=slice(head, head + 1))) for head in heads]
+            return torch.cat(parts, 1)
+        wide = wide_dtype(self.dtype)
+        rows = at(self.grad_out[block.batch, block.heads], block.rows, 2).to(wide)
+        value = take(self.value[block.batch, groups_of(block.heads, self.shape[1], groups)], block.columns, 2)
+        with without_autocast(self.device):
+            return product(rows, value.to(wide).mT)
+
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         self._check_part(batch, head, rows)
         return self._blocks(batch, head, rows)
@@ -66,48 +96,55 @@ class GradientMatrix(Matrix):
     def _blocks(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[Block]:
         items, heads, q_len, kv_len = self.shape
         rows = range(q_len) if rows is None else range(q_len)[as_slice(rows)]
-        step, wide = max(1, _ENTRIES // max(kv_len, 1)), wide_dtype(self.dtype)
+        step, every = max(1, _ENTRIES // max(kv_len, 1)), (range(kv_len),)
         for b in range(items) if batch is None else (batch,):
             for h in range(heads) if head is None else (head,):
-                own = slice(h, h + 1)
-                value = self.value[b : b + 1, groups_of(own, heads, self.kv_heads)].to(wide)
                 for start in range(rows.start, rows.stop, step):
                     some = range(start, min(start + step, rows.stop))
-                    with without_autocast(self.device):
-                        weights = product(self.grad_out[b : b + 1, own, as_slice(some)].to(wide), value.mT)
-                    yield Block(slice(b, b + 1), own, some, (range(kv_len),), weights)
+                    block = Block(slice(b, b + 1), slice(h, h + 1), some, every, self.grad_out)
+                    yield block._replace(weights=self.entries(block))
 
 
-class ElementwiseProduct(ByRows):
-    """The elementwise product of two matrices of the same shape, such as attention times gradient.
+class ElementwiseProduct(DerivedMatrix):
+    """The elementwise product of two matrices of the same shape, such as attention times gradient; also ``A * G``.
 
     Args:
-        first, second: the matrices.
+        first, second: the matrices. Where the mask of the first hides pairs, the second is not computed.
         keep_positive: whether negative entries of the product become 0, as in Chefer's relevance maps.
 
-    Cost: statistics read rows of both matrices, a megabyte at a time.
+    Raises:
+        ValueError: the matrices have different shapes, dtypes or devices.
+        UnsupportedError: a matrix holds scores.
+
+    Cost: statistics read blocks of both matrices, a megabyte at a time.
 
     Example:
         >>> from saccade import AttentionMatrix
         >>> x = torch.zeros(1, 1, 2, 4)
-        >>> ElementwiseProduct(AttentionMatrix(x, x), GradientMatrix(x + 1, x + 1))[0, 0, 0]
+        >>> (AttentionMatrix(x, x) * GradientMatrix(x + 1, x + 1))[0, 0, 0]
         tensor([2., 2.])
 
     Reference: Chefer et al. 2021, arXiv:2103.15679, equation 5.
     """
 
     def __init__(self, first: Matrix, second: Matrix, *, keep_positive: bool = False):
-        super().__init__(first)
+        for matrix in (first, second):
+            check_weights(matrix)
         check_alike(first, second, tuple(first.shape), "*")
+        super().__init__(first)
         self.second, self.keep_positive = second, keep_positive
 
     @property
     def is_stochastic(self) -> bool:
         return False
 
-    def rows_of(self, batch: int, head: int, rows: range) -> Tensor:
-        out = self.inner[batch, head, as_slice(rows)] * self.second[batch, head, as_slice(rows)]
-        return out.clamp(min=0.0) if self.keep_positive else out
+    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        self._check_part(batch, head, rows)
+        keep = self.keep_positive
+        return product_blocks(self.inner, self.second, keep_positive=keep, batch=batch, head=head, rows=rows)
+
+    def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
+        return self.inner.positions(rows, columns)
 
     def __repr__(self) -> str:
         return f"{self.inner} * {self.second}"

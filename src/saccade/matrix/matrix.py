@@ -66,6 +66,21 @@ class Matrix(Operators, ABC):
             batch, head, rows: restrict to one batch item, one head, some rows (step 1); None means all.
         """
 
+    def entries(self, block: Block) -> Tensor:
+        """Return the matrix's entries at the rows and columns of a block, such as a block of another matrix.
+
+        Args:
+            block: only its ``batch``, ``heads``, ``rows`` and ``columns`` are read.
+
+        Returns:
+            ``[batch, heads, rows, columns]`` of the block, in float32 or wider.
+
+        Cost: complete rows of the block's heads; a `saccade.matrix.GradientMatrix` computes only these entries.
+        """
+        items, heads = (range(size)[own] for size, own in zip(self.shape, (block.batch, block.heads), strict=False))
+        rows, keys = as_slice(block.rows), block.keys
+        return torch.stack([torch.stack([self[b, h, rows][:, keys] for h in heads]) for b in items])
+
     @property
     def is_stochastic(self) -> bool:
         """True if rows are distributions: entries at least 0, with sum 1 (or 0 in a row that attends to nothing)."""

@@ -36,7 +36,7 @@ _TIMES = (torch.mul, torch.multiply, Tensor.mul, Tensor.__mul__, Tensor.__rmul__
 
 
 class Operators:
-    """Operators of a matrix: ``A @ v``, ``v @ A``, ``A1 @ A2``, ``A1 - c * A2``, ``torch.matmul(A, v)``, ``len(A)``."""
+    """Operators of a matrix: ``A @ v``, ``v @ A``, ``A1 @ A2``, ``A1 - c * A2``, ``A * G``, ``torch.matmul(A, v)``, ``len(A)``."""
 
     if TYPE_CHECKING:
         shape: Any
@@ -61,7 +61,9 @@ class Operators:
     def __sub__(self, other: Matrix) -> Matrix:
         return _combined("Sum", (1.0, self), (-1.0, _checked_matrix(other, "-")))
 
-    def __mul__(self, factor: float | Tensor) -> Matrix:
+    def __mul__(self, factor: float | Tensor | Matrix) -> Matrix:
+        if isinstance(factor, Operators):
+            return _combined("ElementwiseProduct", self, factor, module="gradient_matrix")
         return _combined("Sum", (factor, self))
 
     __rmul__ = __mul__
@@ -114,9 +116,9 @@ class Operators:
         raise type_error("an argument", "be a tensor", f"a lazy {own}", hint=hint, where=f"torch's {name}")
 
 
-def _combined(name: str, *parts: Any) -> Matrix:
+def _combined(name: str, *parts: Any, module: str = "algebra") -> Matrix:
     # Imported here, since these classes are matrices themselves.
-    made: Matrix = getattr(importlib.import_module("saccade.matrix.algebra"), name)(*parts)
+    made: Matrix = getattr(importlib.import_module(f"saccade.matrix.{module}"), name)(*parts)
     return made
 
 

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from saccade.statistics.attention_rollout import rollout
     from saccade.statistics.concentration import Coverage, Entropy, LargestWeight, SquaredNorm
     from saccade.statistics.distance import Distance, LagProfile, Lags
+    from saccade.statistics.gradient_relevance import gradient_rollout, relevance
     from saccade.statistics.head_ranking import Head, rank_heads, unexplained_information
     from saccade.statistics.head_similarity import head_distances
     from saccade.statistics.indexer_loss import IndexerLoss, ScoresRows
@@ -39,6 +40,7 @@ else:
         "pooled": "Pooled",
         "head_ranking": "Head rank_heads unexplained_information",
         "received": "PositionInformation Received",
+        "gradient_relevance": "gradient_rollout relevance",
         "spectrum": "Spectrum StableRank singular_values stable_rank",
         "summary": "Measure Summary",
         "topk": "Strongest TopK",
@@ -74,6 +76,8 @@ __all__ = [
     "StableRank",
     "head_distances",
     "rollout",
+    "relevance",
+    "gradient_rollout",
     "rank_heads",
     "Head",
     "unexplained_information",

@@ -189,6 +189,9 @@ class MatrixLike(Protocol):
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
         """Compute several statistics in one pass over the matrix."""
 
+    def entries(self, block: Block) -> Tensor:
+        """Return the matrix's entries at the rows and columns of a block."""
+
     def uniform(self) -> MatrixLike:
         """Return uniform attention under the mask of the matrix."""
 
