@@ -36,12 +36,21 @@ def _audited() -> None:
     model_of("config.json")
 
 
+def _as_parquet() -> None:
+    layer = sc.nn.MultiHeadAttention(8, 2)
+    with torch.no_grad(), sc.record(layer) as recording:
+        layer(torch.zeros(1, 2, 8))
+    with TemporaryDirectory() as folder:
+        recording.to_parquet(Path(folder) / "heads.parquet")
+
+
 USES: list[tuple[str, str, Callable[[], object]]] = [
     ("matplotlib", "viz", lambda: viz.heatmap(A, head=0)),
     ("matplotlib", "viz", lambda: viz.mosaic(A)),
     ("matplotlib", "viz", lambda: viz.head_grid(torch.zeros(2, 2))),
     ("matplotlib", "viz", lambda: viz.profile(torch.zeros(4))),
     ("matplotlib", "viz", lambda: viz.bipartite(torch.zeros(1, 2), y_labels=["a"], x_labels=["b", "c"])),
+    ("pyarrow", "tables", _as_parquet),
     ("anywidget", "notebook", lambda: viz.report_widget(A)),
     ("safetensors", "models", models.small_decoder),
     ("tokenizers", "models", lambda: models.small_decoder().tokenizer),

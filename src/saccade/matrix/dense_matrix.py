@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from saccade.engine.tiles.grouped_heads import at, take
 from saccade.matrix.matrix import Matrix
 from saccade.statistics.row_block import Block
 from saccade.support.errors import describe, value_error
@@ -63,6 +64,10 @@ class DenseMatrix(Matrix):
         tolerance = 0.01 if self.dtype.itemsize < 4 else 1e-4
         is_sum = ((sums - 1).abs() < tolerance) | (sums == 0) | sums.isnan()
         return not self.is_signed and bool(is_sum.all())
+
+    def entries(self, block: Block) -> Tensor:
+        rows = at(self.weights[block.batch, block.heads], block.rows, 2)
+        return take(rows, block.columns, 3).to(wide_dtype(self.dtype))
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         self._check_part(batch, head, rows)

@@ -13,6 +13,7 @@ from saccade.recording.call_matching import Ends
 from saccade.recording.derived_matrices import chosen_heads
 from saccade.recording.layer_record import Call, Run, statistics_of
 from saccade.recording.stored_matrices import StoredMatrices
+from saccade.recording.uniform_baselines import UniformBaselines
 from saccade.statistics import Statistic
 from saccade.support.errors import type_error, value_error
 
@@ -109,6 +110,7 @@ class Collector:
     def __init__(self, options: KeepOptions, selection: Selection, callback: Callable[[str, Matrix], None] | None):
         self._options, self._selection, self._callback = options, selection, callback
         self.runs: dict[str, list[Run]] = {}
+        self._baselines = UniformBaselines()
         self._ends = Ends()
         self._lock = threading.Lock()
         self._is_over = False
@@ -134,7 +136,9 @@ class Collector:
     def _take(self, name: str, matrix: Matrix) -> None:
         # Compute before locking, so that a failure leaves no incomplete call and threads run in parallel.
         summary, statistics = statistics_of(matrix) if self._options.summaries else (None, None)
-        call = Call(matrix.shape, 0, matrix.compute(*self._options.statistics), summary, statistics)
+        answers = matrix.compute(*self._options.statistics)
+        baselines = self._baselines.of(matrix, self._options.statistics)
+        call = Call(matrix.shape, 0, answers, summary, statistics, *baselines)
         with self._lock:
             if self._is_over:
                 return

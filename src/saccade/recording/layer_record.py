@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.matrix import AttentionMatrix, Matrix
-from saccade.recording.merge_statistics import joined_answers, joined_sums
+from saccade.recording.merge_statistics import joined_answers, joined_sums, joined_summary
 from saccade.recording.stored_matrices import StoredMatrices
 from saccade.statistics import Entropy, LargestWeight, LogitVariance, Received, SquaredNorm, Statistic, Summary
 from saccade.statistics.summary import plain_statistics
@@ -33,6 +33,8 @@ class Call(NamedTuple):
         answers: results of the statistics that were requested while recording, in the same order.
         summary: the summary, if it was recorded; None if rows are not distributions.
         statistics: statistics of each query and key by name, if they were recorded; see `Run.statistics`.
+        uniform: uniform baselines of `answers`, in the same order; None where they were not computed.
+        sees: which queries may attend to something, bool ``[batch, heads, q_len]``; None where it is unknown.
     """
 
     shape: tuple[int, int, int, int]
@@ -40,6 +42,8 @@ class Call(NamedTuple):
     answers: tuple[Any, ...]
     summary: Summary | None
     statistics: dict[str, Tensor] | None = None
+    uniform: tuple[Any, ...] = ()
+    sees: Tensor | None = None
 
 
 def statistics_of(matrix: Matrix) -> tuple[Summary | None, dict[str, Tensor]]:
@@ -127,22 +131,22 @@ class Run:
         """Return statistics of every head as a table, compared with uniform attention; ``print`` shows it.
 
         Raises:
-            UnsupportedError: the statistics were not recorded, or only for single calls.
+            UnsupportedError: the statistics were not recorded, or the rows are not distributions.
 
-        Cost: none if they were recorded; otherwise see `saccade.Matrix.summary`.
+        Cost: O(length) if they were recorded; otherwise see `saccade.Matrix.summary`.
         """
         if len(self.calls) == 1 and self.calls[0].summary is not None:
             return self.calls[0].summary
         if self._stored is not None:
             return self._stored.matrix().summary()
+        summaries = [call.summary for call in self.calls if call.summary is not None]
+        if len(summaries) == len(self.calls):
+            return joined_summary(summaries, [call.first_column for call in self.calls], self.statistics)
         if self.calls[0].statistics is None:
             raise self._missing(f"statistics of {self.name} were not kept", 'keep="statistics"')
-        if self.calls[0].summary is None:
-            reason = f"the rows of {self.name} do not sum to 1 (is_stochastic is False)"
-            hint = "Run.statistics has what can be said of them; record(model, layers=...) chooses other layers"
-            raise unsupported("a summary", [reason], hint=hint)
-        reason = f"there is one for each of {len(self.calls)} calls, in Run.calls; Run.statistics joins their rows"
-        raise self._missing(reason)
+        reason = f"the rows of {self.name} do not sum to 1 (is_stochastic is False)"
+        hint = "Run.statistics has what can be said of them; record(model, layers=...) chooses other layers"
+        raise unsupported("a summary", [reason], hint=hint)
 
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
         """Return statistics of the run: those computed while recording, or any if queries and keys were recorded.
@@ -161,6 +165,44 @@ class Run:
         ):
             return self.matrix.compute(*statistics)
         return tuple(self._answer(statistic) for statistic in statistics)
+
+    def uniform(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
+        """Return the uniform baselines of statistics: their results if every query spread evenly over its visible keys.
+
+        Args:
+            statistics: statistics from `saccade.statistics`, or custom ones.
+
+        Raises:
+            UnsupportedError: a statistic has no baseline (such as the largest logit), or its baseline was not computed
+                while recording: those of statistics with a number for each query, key or head are.
+
+        Cost: none for recorded baselines; otherwise that of the statistics. See `saccade.Matrix.uniform`.
+        """
+        if self._stored is not None:
+            return tuple(statistic.uniform(self.matrix) for statistic in statistics)
+        return tuple(self._baseline(statistic) for statistic in statistics)
+
+    def _baseline(self, statistic: Statistic[Any, Any]) -> Any:
+        if statistic not in self._statistics:
+            raise self._missing(f"{statistic} was not asked while recording", "name it in keep=")
+        found = [call.uniform[self._statistics.index(statistic)] for call in self.calls]
+        if any(one is None for one in found):
+            raise self._missing(f"no uniform baseline of {statistic} was computed while recording")
+        return found[0] if len(found) == 1 else joined_answers(statistic, found, [x.first_column for x in self.calls])
+
+    @property
+    def _has_statistics(self) -> bool:
+        return self._stored is not None or self.calls[0].statistics is not None
+
+    def _visible_rows(self) -> Tensor | None:
+        """Return which queries of the run may attend to something, bool ``[batch, heads, q_len]``; None if unknown."""
+        if self._stored is not None:
+            try:
+                return LargestWeight().uniform(self._stored.matrix()) > 0
+            except UnsupportedError:  # no mask is known
+                return None
+        found = [call.sees for call in self.calls]
+        return None if any(one is None for one in found) else torch.cat([one for one in found if one is not None], 2)
 
     def ask(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
         """Call `compute`, under its former name."""

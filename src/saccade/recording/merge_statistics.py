@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from saccade.statistics import MatrixInfo, Received, Statistic, TopK
+from saccade.statistics import MatrixInfo, Received, Statistic, Summary, TopK, Uniform
+from saccade.statistics.summary import summary_of_results
 from saccade.support.errors import unsupported
+from saccade.support.numerics import widest_dtype
 
 CALLED_AS = "record"  # in errors
 
@@ -51,6 +53,39 @@ def joined_sums(sums: Sequence[Tensor], first_columns: Sequence[int]) -> Tensor:
     for first, own in placed:
         total[:, :, first : first + own.shape[2]] += own
     return total
+
+
+def joined_summary(summaries: Sequence[Summary], first_columns: Sequence[int], rows: dict[str, Tensor]) -> Summary:
+    """Merge the summaries of several calls into one, as if all their rows had been one matrix.
+
+    Args:
+        summaries: the summaries of the calls, in order.
+        first_columns: index of the first key of each call among the keys of all calls.
+        rows: statistics of all queries and keys by name; see `Run.statistics`.
+    """
+    answers = {name: own for name, own in rows.items() if name != "effective_tokens"}
+    if "entropy" in rows:
+        count = (rows["largest_weight"] > 0).sum(-1).clamp_min(1)
+        received, entropy = (rows[name].to(widest_dtype(count.device)) for name in ("received", "entropy"))
+        mean = torch.special.entr(received / count[..., None]).sum(-1)
+        information = (mean - entropy.sum(-1) / count).clamp_min(0.0)
+        answers["position_information"] = information.to(rows["entropy"].dtype)
+    return summary_of_results(answers, _joined_uniform([one.uniform for one in summaries], first_columns))
+
+
+def _joined_uniform(parts: Sequence[Uniform], first_columns: Sequence[int]) -> Uniform:
+    """Merge the uniform baselines of several calls; masks may differ between batch items and heads in some of them."""
+    size = [max(part.visible.shape[axis] for part in parts) for axis in range(2)]
+
+    def together(tensors: Sequence[Tensor]) -> Tensor:
+        return torch.cat([x.expand(*size, -1) for x in tensors], 2)
+
+    return Uniform(
+        together([part.visible for part in parts]),
+        joined_sums([part.received.expand(*size, -1) for part in parts], first_columns),
+        together([part.distance for part in parts]),
+        {name: together([part.near[name] for part in parts]) for name in parts[0].near},
+    )
 
 
 def _stacked(answers: Sequence[Any], axes: Sequence[int]) -> Any:

@@ -124,7 +124,7 @@ def record(
 def _recording(model: nn.Module, collector: Collector, selection: Selection) -> Iterator[Recording]:
     with capture_all(model, collector.on_call) as capture:
         try:
-            yield Recording(collector.runs, capture.not_recorded)
+            yield Recording(collector.runs, capture.not_recorded, selection.heads)
         finally:
             collector.end()
     not_recorded = {name: kind for name, kind in capture.not_recorded.items() if selection.may_mean(name)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -10,9 +12,13 @@ import torch
 from torch import Tensor
 
 from saccade.recording.layer_record import Run
+from saccade.recording.table_files import checked_file, parquet_writer, write_csv, write_parquet
+from saccade.recording.table_rows import TableRow, table_rows
+from saccade.recording.word_links import Link, Place, rank_links
 from saccade.statistics import Statistic
 from saccade.support.errors import value_error
-from saccade.support.validation import is_integer
+from saccade.support.validation import check_int, is_integer
+from saccade.viz.page.texts import Tokens
 
 
 class Recording(Mapping[str, Run]):
@@ -25,10 +31,16 @@ class Recording(Mapping[str, Run]):
     Args:
         runs: the runs of each layer, in order.
         not_recorded: class names, by module name, of modules that seem to be attention but could not be recorded.
+        heads: the heads that were recorded, as numbered in the model; None for all.
     """
 
-    def __init__(self, runs: dict[str, list[Run]], not_recorded: Mapping[str, str] = MappingProxyType({})):
-        self._runs, self._not_recorded = runs, not_recorded
+    def __init__(
+        self,
+        runs: dict[str, list[Run]],
+        not_recorded: Mapping[str, str] = MappingProxyType({}),
+        heads: Sequence[int] | None = None,
+    ):
+        self._runs, self._not_recorded, self._heads = runs, not_recorded, heads
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -60,6 +72,10 @@ class Recording(Mapping[str, Run]):
         """Compute statistics of the last run of every layer; return the results by layer name. See `Run.compute`."""
         return {name: self[name].compute(*statistics) for name in self}
 
+    def uniform(self, *statistics: Statistic[Any, Any]) -> dict[str, tuple[Any, ...]]:
+        """Return the uniform baselines of statistics for the last run of every layer, by name; see `Run.uniform`."""
+        return {name: self[name].uniform(*statistics) for name in self}
+
     def ask(self, *statistics: Statistic[Any, Any]) -> dict[str, tuple[Any, ...]]:
         """Call `compute`, under its former name."""
         return self.compute(*statistics)
@@ -84,6 +100,100 @@ class Recording(Mapping[str, Run]):
             hint = "record(model, layers=...) chooses layers that are alike"
             raise value_error("layers", "have equal batches and heads", got, hint=hint)
         return torch.stack(found)
+
+    def to_rows(self) -> list[TableRow]:
+        """Return a table with a row for each statistic of each head, as a list of dicts for ``pandas.DataFrame``.
+
+        A row holds ``layer`` (name), ``layer_index``, ``run``, ``batch`` (item), ``head`` (as numbered in the model),
+        ``statistic``, ``unit``, ``value`` and ``uniform``, the value for uniform attention under the same mask. There
+        are the measures of `Run.summary`, and each statistic named in ``keep`` that has a number for each query, as the
+        mean over the queries that may attend to something. NaN marks a head whose queries attend to nothing, and a
+        baseline that is undefined or unknown. The calls of a generation are one run.
+
+        Raises:
+            UnsupportedError: no statistic with a number for each head was recorded.
+
+        Cost: that of `Run.summary` for each run.
+
+        Example:
+            >>> from torch import nn
+            >>> from saccade import record
+            >>> layer = nn.TransformerEncoderLayer(8, 2, batch_first=True).eval()
+            >>> with record(layer) as recording:
+            ...     out = layer(torch.zeros(1, 4, 8))
+            >>> row = recording.to_rows()[0]
+            >>> row["layer"], row["head"], row["statistic"], round(row["value"], 3), round(row["uniform"], 3)
+            ('self_attn', 0, 'entropy', 1.386, 1.386)
+        """
+        return table_rows(dict(self._runs), self._heads)
+
+    def to_csv(self, path: str | os.PathLike[str]) -> Path:
+        """Write the table of `to_rows` as CSV, in UTF-8 with a header; NaN is an empty cell. Return the path.
+
+        An existing file is replaced when the new one is complete.
+
+        Raises:
+            TypeError, ValueError: the path names no file in an existing folder.
+            UnsupportedError: see `to_rows`.
+            OSError: the file cannot be written.
+        """
+        destination = checked_file(path)
+        write_csv(destination, self.to_rows())
+        return destination
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> Path:
+        """Write the table of `to_rows` as a Parquet file, with pyarrow or with pandas and fastparquet; return the path.
+
+        An existing file is replaced when the new one is complete.
+
+        Raises:
+            TypeError, ValueError: the path names no file in an existing folder.
+            ImportError: no package that writes Parquet is installed.
+            UnsupportedError: see `to_rows`.
+            OSError: the file cannot be written.
+        """
+        destination, convert = checked_file(path), parquet_writer()
+        write_parquet(destination, self.to_rows(), convert)
+        return destination
+
+    def find(
+        self, pairs: Iterable[tuple[Place, Place]], *, tokens: Tokens = None, batch: int = 0, k: int | None = 10
+    ) -> list[Link]:
+        """Rank heads by the attention between pairs of words, such as a pronoun and its noun, largest first.
+
+        The attention of a pair goes from the first word to the second. It is summed over the tokens of the second and
+        averaged over the tokens of the first, then averaged over the pairs.
+
+        Args:
+            pairs: pairs (query word, key word). A word must occur once in the text; name any other by the index of its
+                token, or by a ``range`` of indices.
+            tokens: the tokens of the text, ``tokenizer.convert_ids_to_tokens(ids[0])``; for two texts, a pair (query
+                tokens, key tokens); or a dict of either by layer name, as in `saccade.viz.report`, where layers that no
+                name fits are left out. When None, pairs hold token indices.
+            batch: the batch item.
+            k: number of heads to return; None for all.
+
+        Raises:
+            TypeError, ValueError: pairs are not pairs of words or tokens of the text, a word does not occur or occurs
+                several times, or the mask hides every pair.
+            UnsupportedError: queries and keys were not recorded (``keep="qk"``).
+
+        Cost: the rows of the query tokens in each layer, O(tokens · kv_len) for each head.
+
+        Example:
+            >>> from saccade import models, record
+            >>> model = models.small_decoder()
+            >>> text = model.tokenizer.encode("The cat saw the dog, and it ran away.")
+            >>> with torch.no_grad(), record(model, keep="qk") as recording:
+            ...     out = model(torch.tensor([text.ids]))
+            >>> best = recording.find([("it", "cat")], tokens=text.tokens)[0]
+            >>> best.value > best.uniform
+            True
+        """
+        if k is not None:
+            check_int("k", k)
+        last = {name: self[name] for name in self}
+        return rank_links(last, pairs, tokens, check_int("batch", batch, 0), self._heads)[:k]
 
     def __getitem__(self, layer: str | int) -> Run:
         return self._runs[self._name(layer)][-1]

@@ -135,7 +135,7 @@ def summary_of(matrix: MatrixLike, inputs: AttentionInputs | None = None, parts:
             uniform = uniform_of_blocks(MatrixInfo.of(matrix), matrix.blocks(), positions, NEAR)
         else:
             uniform = uniform_of_mask(inputs, positions, NEAR)
-        summary = _summary_of_results(answers, uniform)
+        summary = summary_of_results(answers, uniform)
         return summary if parts is None else _with_parts(summary, matrix, inputs, parts, positions)
 
 
@@ -186,7 +186,8 @@ def _statistics(positions: CheckedPair, *, with_distributions: bool) -> dict[str
     return statistics
 
 
-def _summary_of_results(answers: dict[str, Tensor], uniform: Uniform) -> Summary:
+def summary_of_results(answers: dict[str, Tensor], uniform: Uniform) -> Summary:
+    """Return a summary from results by name, of queries, keys and heads, and those of uniform attention."""
     shape = answers["largest_weight"].shape
     received = answers["received"]
     expected = uniform.received.expand(received.shape)

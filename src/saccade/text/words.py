@@ -118,10 +118,10 @@ def _continues(before: _Piece, number: int, span: tuple[int, int], text: str) ->
     if span[0] < before.span[1] or text[slice(*before.span)] == " ":
         return True
     border = text[max(before.span[1] - 1, 0) : span[0] + 1]  # the last character before, the first after, all between
-    return not (_has_no_spaces(border[-1:]) or any(map(str.isspace, border)))
+    return not (has_no_spaces(border[-1:]) or any(map(str.isspace, border)))
 
 
-def _has_no_spaces(character: str) -> bool:
+def has_no_spaces(character: str) -> bool:
     """Return whether a character belongs to a script without spaces between words: Han, kana or their punctuation."""
     return unicodedata.east_asian_width(character) in ("W", "F") if character else False
 

@@ -1,0 +1,176 @@
+"""Rows of a table of a recording: one for each statistic of each head, with its uniform baseline."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypedDict
+
+from torch import Tensor
+
+from saccade.recording.layer_record import Run
+from saccade.statistics import Coverage, LargestLogit, Measure, Parts, PerRow, PositionInformation, Statistic
+from saccade.statistics.mass import PARTS
+from saccade.statistics.summary import plain_statistics
+from saccade.support.errors import UnsupportedError, unsupported
+
+CALLED_AS = "Recording"  # in errors
+
+COLUMNS = ("layer", "layer_index", "run", "batch", "head", "statistic", "unit", "value", "uniform")
+_UNITS = {
+    "entropy": "nats",
+    "distance": "tokens",
+    "coverage": "keys",
+    "position_information": "nats",
+    "logit_variance": "nats²",
+    "largest_logit": "nats",
+    "squared_norm": "1",
+}
+
+
+class TableRow(TypedDict):
+    """One number of one head of a recording.
+
+    Attributes:
+        layer, layer_index: name of the layer, and its number in the order of the first calls.
+        run: number of the layer's run, from 0.
+        batch, head: the batch item, and the head as numbered in the model.
+        statistic, unit: name and unit of the number.
+        value: the number; NaN for a head whose queries attend to nothing.
+        uniform: the number for uniform attention under the same mask; NaN where it is undefined or unknown.
+    """
+
+    layer: str
+    layer_index: int
+    run: int
+    batch: int
+    head: int
+    statistic: str
+    unit: str
+    value: float
+    uniform: float
+
+
+def table_rows(runs: Mapping[str, Sequence[Run]], heads: Sequence[int] | None) -> list[TableRow]:
+    """Return the rows of all runs, ordered by layer, run, batch item, head and statistic.
+
+    Args:
+        runs: the runs of each layer by name.
+        heads: the recorded heads; None for all.
+
+    Raises:
+        UnsupportedError: no number per head was recorded.
+    """
+    rows = [
+        TableRow(
+            layer=name,
+            layer_index=index,
+            run=number,
+            batch=batch,
+            head=head if heads is None else heads[head],
+            statistic=measure.name,
+            unit=measure.unit,
+            value=values[place][batch][head],
+            uniform=even[place][batch][head],
+        )
+        for index, (name, own) in enumerate(runs.items())
+        for number, run in enumerate(own)
+        for measures in [measures_of(run)]
+        for values, even in [([x.values.tolist() for x in measures], [x.uniform.tolist() for x in measures])]
+        for batch in range(run.shape[0])
+        for head in range(run.shape[1])
+        for place, measure in enumerate(measures)
+    ]
+    if not rows:
+        reason = "it has no statistic with one number for each head"
+        raise unsupported("a table of the recording", [reason], hint='record(model, keep="statistics") keeps some')
+    return rows
+
+
+def measures_of(run: Run) -> tuple[Measure, ...]:
+    """Return everything that a run recorded as one number for each head: the summary, and means of other statistics."""
+    named = {measure.name: measure for measure in _of_summary(run)}
+    for statistic in run.kept:
+        for measure in _of_statistic(run, statistic):
+            named.setdefault(measure.name, measure)
+    return tuple(named.values())
+
+
+def _of_summary(run: Run) -> Iterator[Measure]:
+    """Yield the measures of a run's summary, or means of its plain statistics if rows are not distributions."""
+    try:
+        yield from run.summary().measures
+        return
+    except UnsupportedError:
+        if not run._has_statistics:
+            return
+    even = _plain_baselines(run)
+    for name, values in run.statistics.items():
+        if name != "received":
+            mean = values.mean(-1)
+            unknown = mean.new_full(mean.shape, math.nan)
+            yield Measure(name, _unit(name), "", mean, even[name].mean(-1) if name in even else unknown)
+
+
+def _plain_baselines(run: Run) -> dict[str, Tensor]:
+    """Return the statistics of uniform attention by name, if the run stored a matrix with a mask."""
+    try:
+        return plain_statistics(run.matrix.uniform())
+    except UnsupportedError:
+        return {}
+
+
+def _of_statistic(run: Run, statistic: Statistic[Any, Any]) -> Iterator[Measure]:
+    """Yield the means over queries of a statistic that was named in ``keep``, and their uniform baselines.
+
+    Of the largest logits, the largest is yielded, as in a summary.
+    """
+    if isinstance(statistic, PositionInformation):
+        (found,), even = run.compute(statistic), _baseline(run, statistic)
+        yield Measure("position_information", "nats", "", found, even if even is not None else found * math.nan)
+    if not isinstance(statistic, PerRow):
+        return
+    (found,), even = run.compute(statistic), _baseline(run, statistic)
+    if not isinstance(found, Tensor) or found.shape[:3] != run.shape[:3] or found.dim() > 4:
+        return
+    seen = run._visible_rows()
+    for place, name in enumerate(_names(statistic, found.shape[3] if found.dim() == 4 else 0)):
+        values, own = (None if x is None else x if x.dim() == 3 else x[..., place] for x in (found, even))
+        assert values is not None
+        mean = values.amax(-1) if isinstance(statistic, LargestLogit) else _mean(values, seen)
+        yield Measure(name, _unit(name), "", mean, mean * math.nan if own is None else _mean(own, seen))
+
+
+def _baseline(run: Run, statistic: Statistic[Any, Any]) -> Any:
+    try:
+        return run.uniform(statistic)[0]
+    except UnsupportedError:
+        return None
+
+
+def _mean(values: Tensor, seen: Tensor | None) -> Tensor:
+    """Return the mean over the queries that may attend to something; over all queries if these are unknown."""
+    values = values if values.is_floating_point() else values.double()
+    if seen is None:
+        return values.mean(-1)
+    return values.where(seen, 0.0).sum(-1) / seen.sum(-1)
+
+
+def _names(statistic: PerRow, count: int) -> list[str]:
+    """Return the names of a statistic's numbers, such as ``lag_mass_1``; ``count`` is 0 for one number per query."""
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(statistic).__name__).lower()
+    if isinstance(statistic, Parts):
+        return [f"{part}_part" for part in PARTS]
+    if isinstance(statistic, Coverage):
+        return [f"{name}_{share:g}" for share in statistic.shares]
+    if dataclasses.is_dataclass(statistic):
+        settings = (getattr(statistic, field.name) for field in dataclasses.fields(statistic))
+        name = "_".join([name, *(f"{x:g}" for x in settings if isinstance(x, int | float))])
+    return [f"{name}_{place}" for place in range(count)] if count else [name]
+
+
+def _unit(name: str) -> str:
+    known = next((unit for start, unit in _UNITS.items() if name.startswith(start)), "")
+    return known or ("share" if re.search(r"mass|part|weight", name) else "")

@@ -1,0 +1,80 @@
+"""UniformBaselines: uniform baselines of recorded statistics, computed once for equal masks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.engine.inputs import AttentionInputs
+from saccade.matrix import AttentionMatrix, Matrix, matrix_from_inputs
+from saccade.matrix.uniform_matrix import uniform_inputs
+from saccade.statistics import LargestLogit, LargestWeight, PerRow, PositionInformation, Received, Statistic
+from saccade.support.errors import UnsupportedError
+
+_REMEMBERED = 8  # masks whose baselines are remembered
+
+
+class UniformBaselines:
+    """Uniform baselines of statistics with a number for each query, key or head; masks without tensors are remembered.
+
+    If all batch items and heads have the same mask, the baseline is computed for one of them.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[Any, ...]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, matrix: Matrix, statistics: Sequence[Statistic[Any, Any]]) -> tuple[tuple[Any, ...], Tensor | None]:
+        """Return the baseline of each statistic for the mask of a call, and which queries may attend to something.
+
+        Both are None where nothing was computed; the queries are bool ``[batch, heads, q_len]``.
+        """
+        nothing = ((None,) * len(statistics), None)
+        wanted = [one for one in statistics if _is_number(one)]
+        if not wanted:
+            return nothing
+        wanted.append(LargestWeight())
+        inputs = matrix.inputs.current() if isinstance(matrix, AttentionMatrix) else None
+        try:
+            found = self._of_inputs(inputs, wanted) if inputs is not None else matrix.uniform().compute(*wanted)
+        except UnsupportedError:  # no mask is known
+            return nothing
+        answers = iter(found)
+        return tuple(next(answers) if _is_number(one) else None for one in statistics), found[-1] > 0
+
+    def _of_inputs(self, inputs: AttentionInputs, wanted: list[Statistic[Any, Any]]) -> tuple[Any, ...]:
+        batch, heads, q_len, kv_len = inputs.shape
+        alike = inputs.rule.shape[1] == 1 and not inputs.rule.asks_functions
+        one_item = alike and inputs.rule.shape[0] == 1 and all(map(_ignores_items, wanted))
+        shape = (1 if one_item else batch, 1 if alike else heads, q_len, kv_len)
+        is_value = inputs.rule.is_value and not inputs.rule.asks_functions  # equal masks allow the same pairs
+        key = (inputs.rule, shape, inputs.origin, inputs.dtype, inputs.device) if is_value else None
+        with self._lock:
+            found = None if key is None else self._known.get(key)
+        if found is None:
+            even = uniform_inputs(inputs)
+            query, keys = even.query[: shape[0], : shape[1]], even.key[: shape[0]]
+            keys = keys[:, :1] if alike else keys
+            found = matrix_from_inputs(even.replaced(shape=shape, query=query, key=keys)).compute(*wanted)
+            if key is not None:
+                with self._lock:
+                    self._known[key] = found
+                    for old in [*self._known][:-_REMEMBERED]:
+                        del self._known[old]
+        return tuple(x.expand(batch, heads, *x.shape[2:]) for x in found)
+
+
+def _is_number(statistic: Statistic[Any, Any]) -> bool:
+    """Return whether a statistic has a number for each query, key or head, and a uniform baseline."""
+    has_none = isinstance(statistic, LargestLogit)
+    return isinstance(statistic, PerRow | Received | PositionInformation) and not has_none
+
+
+def _ignores_items(statistic: Statistic[Any, Any]) -> bool:
+    """Return whether a statistic treats all batch items alike: it has no positions that differ between items."""
+    positions = getattr(statistic, "positions", None)
+    return positions is None or max(x.items for x in positions) == 1

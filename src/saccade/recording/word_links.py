@@ -1,0 +1,194 @@
+"""Heads that link pairs of words: how much attention goes from one word of a text to another, in every head."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.matrix import Matrix
+from saccade.recording.layer_record import Run
+from saccade.support.errors import kind, shown, type_error, value_error
+from saccade.support.validation import is_integer
+from saccade.text import spelled
+from saccade.text.words import has_no_spaces
+from saccade.viz.page.texts import Labels, Tokens, check_tokens, labels_of
+
+CALLED_AS = "find"  # in errors
+
+Place = str | int | range
+"""A word of the text, or the index or range of indices of its tokens."""
+
+
+class Link(NamedTuple):
+    """A head that links pairs of words, in a ranking.
+
+    Attributes:
+        layer: name of the layer.
+        layer_index, head: number of the layer in the order of the first calls; the head as numbered in the model.
+        value: mean over the pairs of the attention from the first word to the second, from 0 to 1.
+        uniform: the same for uniform attention under the mask.
+        weights: the attention of each pair.
+    """
+
+    layer: str
+    layer_index: int
+    head: int
+    value: float
+    uniform: float
+    weights: tuple[float, ...]
+
+
+class _Layer(NamedTuple):
+    """A layer with a text, and the ranges of its matrix that belong to each pair."""
+
+    index: int
+    name: str
+    matrix: Matrix
+    ranges: list[tuple[range, range]]
+
+
+def rank_links(
+    runs: Mapping[str, Run],
+    pairs: Iterable[tuple[Place, Place]],
+    tokens: Tokens,
+    batch: int,
+    heads: Sequence[int] | None,
+) -> list[Link]:
+    """Rank all heads by the attention between pairs of words, largest first; see `Recording.find`.
+
+    Args:
+        runs: the last run of each layer by name.
+        pairs, tokens, batch: see `Recording.find`.
+        heads: the recorded heads; None for all.
+    """
+    checked = _checked_pairs(pairs)
+    check_tokens(tokens)
+    found = [
+        link for layer in _layers(runs, checked, tokens, batch) for link in _links_of(layer, len(checked), batch, heads)
+    ]
+    if all(link.uniform == 0 for link in found):
+        rule = "name a query and a key that its mask allows"
+        hint = "attention goes from the first word to the second; in a causal model the second comes first in the text"
+        raise value_error("each of pairs", rule, ", ".join(map(shown, checked)), hint=hint)
+    return sorted(found, key=lambda link: -link.value)
+
+
+def _layers(
+    runs: Mapping[str, Run], pairs: list[tuple[Place, Place]], tokens: Tokens, batch: int
+) -> Iterator[_Layer]:
+    patterns = [*map(str, tokens)] if isinstance(tokens, Mapping) else ["*"]
+    chosen = {name: run for name, run in runs.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    if not chosen:
+        rule = f"have a name that fits one of {', '.join(runs)}"
+        raise value_error("tokens", rule, ", ".join(patterns), hint="'*' fits all")
+    numbers = {name: index for index, name in enumerate(runs)}
+    for name, run in chosen.items():
+        items, _, q_len, kv_len = run.shape
+        if not 0 <= batch < items:
+            raise value_error("batch", f"be from 0 to {items - 1}", batch)
+        labels = labels_of(tokens, name, q_len, kv_len)
+        ranges = [_ranges(pair, labels, tokens is not None) for pair in pairs]
+        yield _Layer(numbers[name], name, run.matrix, ranges)
+
+
+def _links_of(layer: _Layer, count: int, batch: int, heads: Sequence[int] | None) -> Iterator[Link]:
+    """Yield the links of all heads of a layer."""
+    own, even = (_between(matrix, layer.ranges, batch) for matrix in (layer.matrix, layer.matrix.uniform()))
+    for place, (weights, baselines) in enumerate(zip(own.tolist(), even.tolist(), strict=True)):
+        head = place if heads is None else heads[place]
+        value, uniform = sum(weights) / count, sum(baselines) / count
+        yield Link(layer.name, layer.index, head, value, uniform, tuple(weights))
+
+
+def _between(matrix: Matrix, ranges: list[tuple[range, range]], batch: int) -> Tensor:
+    """Return the attention between ranges of tokens, ``[heads, pairs]``: summed over keys, averaged over queries."""
+    found = [
+        matrix[batch, :, rows.start : rows.stop, keys.start : keys.stop].sum(-1).mean(-1) for rows, keys in ranges
+    ]
+    return torch.stack(found, -1).detach()
+
+
+def _checked_pairs(pairs: object) -> list[tuple[Place, Place]]:
+    rule, hint = "be pairs (query word, key word)", 'pairs=[("it", "camera")]; token indices and ranges of them also do'
+    if isinstance(pairs, str) or not isinstance(pairs, Iterable):
+        raise type_error("pairs", rule, kind(pairs), hint=hint)
+    checked: list[tuple[Place, Place]] = []
+    for pair in pairs:
+        if isinstance(pair, str) or not isinstance(pair, Sequence) or isinstance(pair, range) or len(pair) != 2:
+            raise type_error("pairs", rule, shown(pair), hint=hint)
+        for one in pair:
+            if not (is_integer(one) or isinstance(one, str | range)):
+                raise type_error("pairs", rule, shown(pair), hint=hint)
+        checked.append((pair[0], pair[1]))
+    if not checked:
+        raise value_error("pairs", "name at least one", "none")
+    return checked
+
+
+def _ranges(pair: tuple[Place, Place], labels: Labels, has_tokens: bool) -> tuple[range, range]:
+    """Return the rows and columns of a pair of words in the matrix of a layer."""
+    query, key = pair
+    offset = len(labels.keys) - len(labels.queries) if labels.is_one_text else 0
+    text = labels.keys if labels.is_one_text else labels.queries
+    rows = _tokens_of(query, text, has_tokens)
+    if rows.start < offset:
+        got = f"{shown(query)} at token {rows.start}"
+        raise value_error("each of pairs", f"have a query among the recorded ones, from token {offset} on", got)
+    return range(rows.start - offset, rows.stop - offset), _tokens_of(key, labels.keys, has_tokens)
+
+
+def _tokens_of(place: Place, text: Sequence[str], has_tokens: bool) -> range:
+    """Return the range of tokens of a word."""
+    if isinstance(place, str):
+        if not has_tokens:
+            hint = "tokens=tokenizer.convert_ids_to_tokens(ids[0]) lets pairs be words"
+            raise value_error("pairs", "be token indices where tokens are not given", repr(place), hint=hint)
+        return _word(place, text)
+    tokens = place if isinstance(place, range) else range(place, place + 1)
+    if tokens.step != 1 or not 0 <= tokens.start < tokens.stop <= len(text):
+        raise value_error("each of pairs", f"be tokens from 0 to {len(text) - 1}", place)
+    return tokens
+
+
+def _word(word: str, tokens: Sequence[str]) -> range:
+    """Return the tokens of a word that occurs once in the text; upper and lower case count if both occur.
+
+    Raises:
+        ValueError: the word does not occur, or occurs several times.
+    """
+    pieces = spelled(tokens)
+    if not any(" " in piece for piece in pieces[1:]) and tuple(tokens) == pieces:  # each token is a word
+        pieces = tuple(f" {piece}" for piece in pieces)
+    pieces = tuple(piece[1:] if piece[:1] == " " and has_no_spaces(piece[1:2]) else piece for piece in pieces)
+    found = _occurrences(word, pieces) or _occurrences(word.casefold(), [piece.casefold() for piece in pieces])
+    if len(found) != 1:
+        places = ", ".join(str(one.start) if len(one) == 1 else f"{one.start} to {one.stop - 1}" for one in found)
+        got = f"{word!r} at tokens {places}" if found else f"{word!r}, which does not"
+        hint = f"name one by its token: {found[-1].start}" if found else "words are compared without spaces around them"
+        raise value_error("each word of pairs", "occur once in the text", got, hint=hint)
+    return found[0]
+
+
+def _occurrences(word: str, pieces: Sequence[str]) -> list[range]:
+    """Return the tokens of each occurrence of a word between other words in a text."""
+    word = word.strip()
+    text, ends = "".join(pieces), torch.tensor([len(piece) for piece in pieces]).cumsum(0).tolist()
+    found = []
+    for match in re.finditer(re.escape(word), text) if word else ():
+        before, after = text[: match.start()][-1:], text[match.end() :][:1]
+        if _is_inside(before, word[0]) or _is_inside(word[-1], after):
+            continue
+        first = next(place for place, end in enumerate(ends) if end > match.start())
+        last = next(place for place, end in enumerate(ends) if end >= match.end())
+        found.append(range(first, last + 1))
+    return found
+
+
+def _is_inside(left: str, right: str) -> bool:
+    """Return whether two adjacent characters belong to one word; every character of Han and kana may be a word."""
+    return left.isalnum() and right.isalnum() and not (has_no_spaces(left) or has_no_spaces(right))
