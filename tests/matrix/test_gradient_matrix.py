@@ -13,7 +13,9 @@ from saccade.statistics import LargestWeight, Received
 MASKS = [None, masks.Causal(), masks.Causal() & masks.Window(3, 0), masks.Causal() & masks.Strided(3)]
 
 
-def problem(q_len: int, kv_len: int, kv_heads: int, mask: masks.Mask | None) -> tuple[sc.AttentionMatrix, Tensor, Tensor]:
+def problem(
+    q_len: int, kv_len: int, kv_heads: int, mask: masks.Mask | None
+) -> tuple[sc.AttentionMatrix, Tensor, Tensor]:
     """An attention matrix, values, and a gradient by the output."""
     seeded = torch.Generator().manual_seed(q_len * kv_len + kv_heads)
 

@@ -21,7 +21,9 @@ def trained(mask: masks.Mask | None, kv_heads: int = 2, layers: int = 3):
     x = torch.randn(BATCH, N, HEADS * WIDTH, dtype=torch.float64)
     loss, matrices, weights, outputs, values = 0.0, [], [], [], []
     for _ in range(layers):
-        q, k, v, o = (torch.randn(x.shape[2], n * WIDTH, dtype=torch.float64) for n in (HEADS, kv_heads, kv_heads, HEADS))
+        q, k, v, o = (
+            torch.randn(x.shape[2], n * WIDTH, dtype=torch.float64) for n in (HEADS, kv_heads, kv_heads, HEADS)
+        )
         query, key, value = ((x @ w).unflatten(2, (-1, WIDTH)).transpose(1, 2) for w in (q, k, v))
         matrices.append(sc.AttentionMatrix(query.detach(), key.detach(), mask))
         dense = sc.AttentionMatrix(query, key, mask).to_dense()
@@ -113,6 +115,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 def test_what_does_not_fit_is_refused():
     x = torch.randn(1, 2, 4, 3)
     matrix, gradient = sc.AttentionMatrix(x, x), GradientMatrix(x, x)
+    wide = sc.AttentionMatrix(x, torch.randn(1, 2, 6, 3))
     for function in (relevance, gradient_rollout):
         name = function.__name__
         with pytest.raises(ValueError, match=rf"{name}: matrices must hold one for each layer; got none"):
@@ -120,7 +123,6 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(ValueError, match=rf"{name}: gradients must be one for each of 1 matrices; got 2"):
             function([matrix], [gradient, gradient], [0])
         with pytest.raises(ValueError, match=rf"{name}: matrices must all be \[1, heads, 4, 4\].* at layer 1"):
-            wide = sc.AttentionMatrix(x, torch.randn(1, 2, 6, 3))
             function([matrix, wide], [gradient, gradient], [0])
         with pytest.raises(ValueError, match=r"gradients must be \[1, 2, 4, 4\] at layer 0"):
             function([matrix], [GradientMatrix(x[:, :1], x[:, :1])], [0])

@@ -36,7 +36,7 @@ _TIMES = (torch.mul, torch.multiply, Tensor.mul, Tensor.__mul__, Tensor.__rmul__
 
 
 class Operators:
-    """Operators of a matrix: ``A @ v``, ``v @ A``, ``A1 @ A2``, ``A1 - c * A2``, ``A * G``, ``torch.matmul(A, v)``, ``len(A)``."""
+    """Operators of a matrix: ``A @ v``, ``v @ A``, ``A1 @ A2``, ``A1 - c * A2``, ``A * G``, ``torch.matmul(A, v)``."""
 
     if TYPE_CHECKING:
         shape: Any

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.matrix import AttentionMatrix, Matrix
-from saccade.recording.merge_statistics import joined_answers, joined_sums, joined_summary
+from saccade.recording.merge_statistics import joined_answers, joined_summary, joined_sums
 from saccade.recording.stored_matrices import StoredMatrices
 from saccade.statistics import Entropy, LargestWeight, LogitVariance, Received, SquaredNorm, Statistic, Summary
 from saccade.statistics.summary import plain_statistics

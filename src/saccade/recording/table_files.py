@@ -42,14 +42,13 @@ def parquet_writer() -> Any:
         ImportError: neither pyarrow nor pandas with a Parquet engine is installed.
     """
     try:
-        import pyarrow  # noqa: PLC0415  imported when used
-        import pyarrow.parquet  # noqa: PLC0415
+        import pyarrow as pa  # noqa: PLC0415  imported when used
     except ModuleNotFoundError:
         return _pandas_writer()
 
     def by_pyarrow(columns: dict[str, list[Any]]) -> bytes:
         data = io.BytesIO()
-        pyarrow.parquet.write_table(pyarrow.table(columns), data)
+        pa.parquet.write_table(pa.table(columns), data)
         return data.getvalue()
 
     return by_pyarrow
@@ -59,12 +58,12 @@ def _pandas_writer() -> Any:
     """Return a Parquet writer of pandas, for an installation with fastparquet and without pyarrow."""
     try:
         import fastparquet  # noqa: F401, PLC0415
-        import pandas  # noqa: PLC0415
+        import pandas as pd  # noqa: PLC0415
     except ModuleNotFoundError:
         raise missing_extra("pyarrow", "tables") from None
 
     def by_pandas(columns: dict[str, list[Any]]) -> bytes:
-        data = pandas.DataFrame(columns).to_parquet(None, engine="fastparquet", index=False)
+        data = pd.DataFrame(columns).to_parquet(None, engine="fastparquet", index=False)
         return bytes(data)
 
     return by_pandas

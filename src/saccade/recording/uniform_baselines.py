@@ -6,7 +6,6 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from saccade.engine.inputs import AttentionInputs

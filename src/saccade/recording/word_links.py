@@ -46,7 +46,7 @@ class Link(NamedTuple):
 class _Layer(NamedTuple):
     """A layer with a text, and the ranges of its matrix that belong to each pair."""
 
-    index: int
+    number: int
     name: str
     matrix: Matrix
     ranges: list[tuple[range, range]]
@@ -78,9 +78,7 @@ def rank_links(
     return sorted(found, key=lambda link: -link.value)
 
 
-def _layers(
-    runs: Mapping[str, Run], pairs: list[tuple[Place, Place]], tokens: Tokens, batch: int
-) -> Iterator[_Layer]:
+def _layers(runs: Mapping[str, Run], pairs: list[tuple[Place, Place]], tokens: Tokens, batch: int) -> Iterator[_Layer]:
     patterns = [*map(str, tokens)] if isinstance(tokens, Mapping) else ["*"]
     chosen = {name: run for name, run in runs.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
     if not chosen:
@@ -102,14 +100,12 @@ def _links_of(layer: _Layer, count: int, batch: int, heads: Sequence[int] | None
     for place, (weights, baselines) in enumerate(zip(own.tolist(), even.tolist(), strict=True)):
         head = place if heads is None else heads[place]
         value, uniform = sum(weights) / count, sum(baselines) / count
-        yield Link(layer.name, layer.index, head, value, uniform, tuple(weights))
+        yield Link(layer.name, layer.number, head, value, uniform, tuple(weights))
 
 
 def _between(matrix: Matrix, ranges: list[tuple[range, range]], batch: int) -> Tensor:
     """Return the attention between ranges of tokens, ``[heads, pairs]``: summed over keys, averaged over queries."""
-    found = [
-        matrix[batch, :, rows.start : rows.stop, keys.start : keys.stop].sum(-1).mean(-1) for rows, keys in ranges
-    ]
+    found = [matrix[batch, :, rows.start : rows.stop, keys.start : keys.stop].sum(-1).mean(-1) for rows, keys in ranges]
     return torch.stack(found, -1).detach()
 
 

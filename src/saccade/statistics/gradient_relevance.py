@@ -17,9 +17,7 @@ from saccade.support.validation import check_int, check_number
 _Blocks = Callable[[], Iterator[Block]]
 
 
-def relevance(
-    matrices: Sequence[MatrixLike], gradients: Sequence[MatrixLike], queries: Sequence[int]
-) -> Tensor:
+def relevance(matrices: Sequence[MatrixLike], gradients: Sequence[MatrixLike], queries: Sequence[int]) -> Tensor:
     r"""Compute the relevance of input tokens to queries of the last layer, ``[batch, len(queries), kv_len]``.
 
     .. math:: \bar A_l = \tfrac1H \textstyle\sum_h (A_{l,h} \odot \partial L / \partial A_{l,h})^+, \qquad
@@ -142,7 +140,7 @@ def _blocks(matrix: MatrixLike, gradient: MatrixLike) -> _Blocks:
 
 
 def _transposed_mean(blocks: Iterator[Block], rows: Tensor, heads: int) -> Tensor:
-    """Multiply the transposed mean of all heads by a tensor: ``[batch, q_len, width]`` to ``[batch, kv_len, width]``."""
+    """Multiply the transposed mean of all heads by ``rows [batch, q_len, width]``: ``[batch, kv_len, width]``."""
     out = torch.zeros_like(rows)
     for block in blocks:
         own = rows[block.batch, as_slice(block.rows)][:, None].to(block.weights.dtype)
