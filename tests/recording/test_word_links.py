@@ -9,7 +9,6 @@ from transformers import T5ForConditionalGeneration
 import saccade as sc
 from saccade import masks, models, text
 from saccade.recording import Link, record
-from saccade.recording.word_links import _word
 
 
 def test_the_attention_between_two_words_is_summed_over_keys_and_averaged_over_queries(llama):
@@ -53,45 +52,6 @@ def test_words_of_a_model_with_a_tokenizer():
         text.words(encoded, "The cat saw the dog, and it ran away."),
     )
     assert found[0].value == pytest.approx(float(merged[words.index("it"), words.index("cat")]), abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "word", "place"),
-    [
-        (["The", "Ġcam", "era", "Ġis", "Ġit", "."], "camera", range(1, 3)),
-        (["The", "Ġcam", "era", "Ġis", "Ġit", "."], "The", range(1)),
-        (["The", "Ġcam", "era", "Ġis", "Ġit", "."], "it", range(4, 5)),
-        (["The", "Ġcam", "era", "Ġis", "Ġit", "."], "it.", range(4, 6)),
-        (["The", "Ġcam", "era", "Ġand", "Ġcam"], "cam", range(4, 5)),
-        (["[CLS]", "the", "cam", "##era", "it", "[SEP]"], "camera", range(2, 4)),
-        (["[CLS]", "the", "cam", "##era", "it", "[SEP]"], "Camera", range(2, 4)),
-        (["[CLS]", "the", "cam", "##era", "it", "[SEP]"], "[SEP]", range(5, 6)),
-        (["[CLS]", "it", "sees", "[SEP]"], "it", range(1, 2)),
-        (["▁The", "▁cam", "era", "▁It"], "It", range(3, 4)),
-        (["<s>", "▁It", "▁is", "▁it"], "It", range(1, 2)),
-        (["you", "can", "look", "it", "up"], "it", range(3, 4)),
-        (["小", "狗", "看", "见", "猫"], "小狗", range(2)),
-        (["å°ı", "çĭĹ", "çľĭ", "è§ģ"], "狗", range(1, 2)),
-        (["New", "ĠYork", "Ġcity"], "New York", range(2)),
-    ],
-    ids=lambda one: one if isinstance(one, str) else None,
-)
-def test_which_tokens_a_word_has(tokens, word, place):
-    assert _word(word, tokens) == place
-
-
-@pytest.mark.parametrize(
-    ("word", "told"),
-    [
-        ("the", r"occur once in the text; got 'the' at tokens 0, 3.*\nHint: name one by its token: 3"),
-        ("dog", "'dog', which does not"),
-        ("at", "'at', which does not"),
-        ("", "'', which does not"),
-    ],
-)
-def test_a_word_that_is_not_there_once_is_refused(word, told):
-    with pytest.raises(ValueError, match=told):
-        _word(word, ["the", "Ġc", "at", "Ġthe"])
 
 
 def test_steps_with_a_cache_have_the_last_tokens_as_queries(llama):

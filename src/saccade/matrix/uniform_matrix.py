@@ -23,7 +23,7 @@ class UniformMatrix(DerivedMatrix):
     Cost: that of the blocks of ``matrix``.
 
     Example:
-        >>> from saccade import DenseMatrix
+        >>> from saccade.matrix import DenseMatrix
         >>> DenseMatrix(torch.tensor([[[[0.9, 0.1, 0.0]]]])).uniform()[0, 0, 0]
         tensor([0.5000, 0.5000, 0.0000])
     """

@@ -3,7 +3,6 @@
 from saccade.recording.layer_record import Call, Run
 from saccade.recording.record import Keep, UnrecordedLayersWarning, record
 from saccade.recording.recording import Recording
-from saccade.recording.table_rows import TableRow
 from saccade.recording.word_links import Link
 
-__all__ = ["Call", "Keep", "Link", "Recording", "Run", "TableRow", "UnrecordedLayersWarning", "record"]
+__all__ = ["Call", "Keep", "Link", "Recording", "Run", "UnrecordedLayersWarning", "record"]

@@ -71,7 +71,7 @@ def _pandas_writer() -> Any:
 
 def write_parquet(path: Path, rows: Sequence[TableRow], convert: Any) -> None:
     """Write the rows of a table as Parquet, with the function of `parquet_writer`."""
-    columns = {name: [row[name] for row in rows] for name in COLUMNS}  # type: ignore[literal-required]
+    columns = {name: [row[name] for row in rows] for name in COLUMNS}
     write_whole(path, memoryview(convert(columns)))
 
 

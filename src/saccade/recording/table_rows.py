@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from torch import Tensor
 
@@ -30,27 +30,8 @@ _UNITS = {
 }
 
 
-class TableRow(TypedDict):
-    """One number of one head of a recording.
-
-    Attributes:
-        layer, layer_index: name of the layer, and its number in the order of the first calls.
-        run: number of the layer's run, from 0.
-        batch, head: the batch item, and the head as numbered in the model.
-        statistic, unit: name and unit of the number.
-        value: the number; NaN for a head whose queries attend to nothing.
-        uniform: the number for uniform attention under the same mask; NaN where it is undefined or unknown.
-    """
-
-    layer: str
-    layer_index: int
-    run: int
-    batch: int
-    head: int
-    statistic: str
-    unit: str
-    value: float
-    uniform: float
+TableRow = dict[str, str | int | float]
+"""One number of one head of a recording; its cells are named by `COLUMNS`. See `Recording.to_rows`."""
 
 
 def table_rows(runs: Mapping[str, Sequence[Run]], heads: Sequence[int] | None) -> list[TableRow]:
@@ -64,7 +45,7 @@ def table_rows(runs: Mapping[str, Sequence[Run]], heads: Sequence[int] | None) -
         UnsupportedError: no number per head was recorded.
     """
     rows = [
-        TableRow(
+        dict(
             layer=name,
             layer_index=index,
             run=number,

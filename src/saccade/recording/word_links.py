@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -14,8 +13,7 @@ from saccade.matrix import Matrix
 from saccade.recording.layer_record import Run
 from saccade.support.errors import kind, shown, type_error, value_error
 from saccade.support.validation import is_integer
-from saccade.text import spelled
-from saccade.text.words import has_no_spaces
+from saccade.text import locate
 from saccade.viz.page.texts import Labels, Tokens, check_tokens, labels_of
 
 CALLED_AS = "find"  # in errors
@@ -144,47 +142,8 @@ def _tokens_of(place: Place, text: Sequence[str], has_tokens: bool) -> range:
         if not has_tokens:
             hint = "tokens=tokenizer.convert_ids_to_tokens(ids[0]) lets pairs be words"
             raise value_error("pairs", "be token indices where tokens are not given", repr(place), hint=hint)
-        return _word(place, text)
+        return locate(place, text)
     tokens = place if isinstance(place, range) else range(place, place + 1)
     if tokens.step != 1 or not 0 <= tokens.start < tokens.stop <= len(text):
         raise value_error("each of pairs", f"be tokens from 0 to {len(text) - 1}", place)
     return tokens
-
-
-def _word(word: str, tokens: Sequence[str]) -> range:
-    """Return the tokens of a word that occurs once in the text; upper and lower case count if both occur.
-
-    Raises:
-        ValueError: the word does not occur, or occurs several times.
-    """
-    pieces = spelled(tokens)
-    if not any(" " in piece for piece in pieces[1:]) and tuple(tokens) == pieces:  # each token is a word
-        pieces = tuple(f" {piece}" for piece in pieces)
-    pieces = tuple(piece[1:] if piece[:1] == " " and has_no_spaces(piece[1:2]) else piece for piece in pieces)
-    found = _occurrences(word, pieces) or _occurrences(word.casefold(), [piece.casefold() for piece in pieces])
-    if len(found) != 1:
-        places = ", ".join(str(one.start) if len(one) == 1 else f"{one.start} to {one.stop - 1}" for one in found)
-        got = f"{word!r} at tokens {places}" if found else f"{word!r}, which does not"
-        hint = f"name one by its token: {found[-1].start}" if found else "words are compared without spaces around them"
-        raise value_error("each word of pairs", "occur once in the text", got, hint=hint)
-    return found[0]
-
-
-def _occurrences(word: str, pieces: Sequence[str]) -> list[range]:
-    """Return the tokens of each occurrence of a word between other words in a text."""
-    word = word.strip()
-    text, ends = "".join(pieces), torch.tensor([len(piece) for piece in pieces]).cumsum(0).tolist()
-    found = []
-    for match in re.finditer(re.escape(word), text) if word else ():
-        before, after = text[: match.start()][-1:], text[match.end() :][:1]
-        if _is_inside(before, word[0]) or _is_inside(word[-1], after):
-            continue
-        first = next(place for place, end in enumerate(ends) if end > match.start())
-        last = next(place for place, end in enumerate(ends) if end >= match.end())
-        found.append(range(first, last + 1))
-    return found
-
-
-def _is_inside(left: str, right: str) -> bool:
-    """Return whether two adjacent characters belong to one word; every character of Han and kana may be a word."""
-    return left.isalnum() and right.isalnum() and not (has_no_spaces(left) or has_no_spaces(right))

@@ -46,7 +46,7 @@ def relevance(matrices: Sequence[MatrixLike], gradients: Sequence[MatrixLike], q
         >>> relevance([A], [gradient], [1])
         tensor([[[2., 3., 0.]]])
 
-    Reference: Chefer, Gur and Wolf 2021, arXiv:2103.15679, equations 5 and 6.
+    Reference: Chefer et al. 2021, arXiv:2103.15679, equations 5 and 6.
     """
     layers, rows = _checked(matrices, gradients, queries)
     with torch.no_grad(), without_autocast(rows.device):
@@ -90,7 +90,7 @@ def gradient_rollout(
         >>> gradient_rollout([A], [gradient], [1])
         tensor([[[0.2500, 0.7500, 0.0000]]])
 
-    Reference: Abnar and Zuidema 2020, arXiv:2005.00928, section 3; Chefer, Gur and Wolf 2021, arXiv:2103.15679.
+    Reference: Abnar and Zuidema 2020, arXiv:2005.00928, section 3; Chefer et al. 2021, arXiv:2103.15679.
     """
     if not 0.0 <= check_number("residual", residual) <= 1.0:
         raise value_error("residual", "be from 0 to 1", residual)

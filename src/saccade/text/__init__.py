@@ -2,6 +2,7 @@
 
 from saccade.text.detokenize import spelled
 from saccade.text.labels import shorten, visible
+from saccade.text.locate_words import locate
 from saccade.text.words import Word, merge, words
 
-__all__ = ["Word", "words", "merge", "visible", "shorten", "spelled"]
+__all__ = ["Word", "words", "merge", "locate", "visible", "shorten", "spelled"]

@@ -1,7 +1,6 @@
 """Canvas: a figure that fits itself around a map of fixed size and the text beside it."""
 
 import os
-import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import missing_extra, value_error
 from saccade.viz.arrays import Array
 from saccade.viz.fonts import drawable_title
+from saccade.viz.titles import wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,13 +55,14 @@ class Canvas:
     def finished(self, width: float, height: float, title: str | None, *, title_width: float | None = None) -> "Figure":
         """Fit the canvas around a map of ``width`` x ``height`` inches and the text beside it; return the figure.
 
-        The title is wrapped to the width of the map, or to ``title_width`` inches.
+        The title is wrapped to the width of the map, or to ``title_width`` inches; its own line breaks are kept.
         """
         if title is not None:
-            shown, families = drawable_title(title)
             columns = int((width if title_width is None else title_width) * 72 / (0.55 * _TITLE_SIZE))
-            lines = textwrap.fill(shown, max(columns, 40), break_on_hyphens=False)
-            self.axes.set_title(lines, loc="left", size=_TITLE_SIZE, family=families, pad=10, **PLAIN)
+            lines = [drawable_title(line) for line in wrapped(title, max(columns, 40))]
+            families = lines[0][1] if len(lines) == 1 else drawable_title(" ".join(title.splitlines()))[1]
+            shown = "\n".join(line for line, _ in lines)
+            self.axes.set_title(shown, loc="left", size=_TITLE_SIZE, family=families, pad=10, **PLAIN)
         left = bottom = right = top = 1.0
         # The first round measures; the last one measures again, because ticks may move with the axes.
         for _ in range(2):

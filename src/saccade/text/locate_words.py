@@ -1,0 +1,70 @@
+"""Places of words: the tokens of a text that a word was split into."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import accumulate
+
+from saccade.support.errors import kind, type_error, value_error
+from saccade.text.detokenize import spelled
+from saccade.text.words import has_no_spaces
+
+
+def locate(word: str, tokens: Sequence[str]) -> range:
+    """Return the range of tokens that a word of a text was split into.
+
+    The word is compared with the text between two other words, without spaces around it. If it occurs nowhere as it is
+    spelled, upper and lower case are ignored. It may consist of several words, such as a name.
+
+    Args:
+        word: a word that occurs once in the text.
+        tokens: the tokens of the text, from ``tokenizer.convert_ids_to_tokens(ids)`` or ``tokenizers.Encoding.tokens``.
+
+    Raises:
+        TypeError: the word is not a string, or the tokens are not a list of strings.
+        ValueError: the word does not occur, or occurs several times.
+
+    Cost: O(characters).
+
+    Example:
+        >>> locate("camera", ["The", "Ġcam", "era", "Ġbroke", "."])
+        range(1, 3)
+        >>> locate("camera", ["[CLS]", "the", "cam", "##era", "broke", "[SEP]"])
+        range(2, 4)
+    """
+    if not isinstance(word, str):
+        raise type_error("word", "be a string", kind(word))
+    if isinstance(tokens, str) or not all(isinstance(token, str) for token in tokens):
+        raise type_error("tokens", "be a list of strings", kind(tokens), hint="tokenizer.convert_ids_to_tokens(ids)")
+    pieces = spelled(tokens)
+    if not any(" " in piece for piece in pieces[1:]) and tuple(tokens) == pieces:  # each token is a word
+        pieces = tuple(f" {piece}" for piece in pieces)
+    pieces = tuple(piece[1:] if piece[:1] == " " and has_no_spaces(piece[1:2]) else piece for piece in pieces)
+    found = _occurrences(word, pieces) or _occurrences(word.casefold(), [piece.casefold() for piece in pieces])
+    if len(found) != 1:
+        places = ", ".join(str(one.start) if len(one) == 1 else f"{one.start} to {one.stop - 1}" for one in found)
+        got = f"{word!r} at tokens {places}" if found else f"{word!r}, which does not"
+        hint = f"name one by its token: {found[-1].start}" if found else "words are compared without spaces around them"
+        raise value_error("word", "occur once in the text", got, hint=hint)
+    return found[0]
+
+
+def _occurrences(word: str, pieces: Sequence[str]) -> list[range]:
+    """Return the tokens of each occurrence of a word between other words in a text."""
+    word = word.strip()
+    text, ends = "".join(pieces), [*accumulate(map(len, pieces))]
+    found = []
+    for match in re.finditer(re.escape(word), text) if word else ():
+        before, after = text[: match.start()][-1:], text[match.end() :][:1]
+        if _is_inside(before, word[0]) or _is_inside(word[-1], after):
+            continue
+        first = next(place for place, end in enumerate(ends) if end > match.start())
+        last = next(place for place, end in enumerate(ends) if end >= match.end())
+        found.append(range(first, last + 1))
+    return found
+
+
+def _is_inside(left: str, right: str) -> bool:
+    """Return whether two adjacent characters belong to one word; every character of Han and kana may be a word."""
+    return left.isalnum() and right.isalnum() and not (has_no_spaces(left) or has_no_spaces(right))

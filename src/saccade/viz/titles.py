@@ -1,0 +1,48 @@
+"""Line breaks of titles: as written, and where a line is full, but never inside "layer 1, head 3"."""
+
+import re
+import unicodedata
+
+from saccade.text.labels import display_width
+
+_TOGETHER = re.compile(r"\b(?:layers?|heads?|L|H)\s\d+(?:,\s(?:layers?|heads?|L|H)\s\d+)*", re.IGNORECASE)
+_NOT_FIRST = frozenset("，。、；：？！）」』》”’,.;:?!)]}%")  # no line begins with one of these
+
+
+def wrapped(title: str, columns: int) -> list[str]:
+    """Return the lines of a title, each at most ``columns`` wide unless one word is wider.
+
+    Line breaks of the title are kept. Lines break at spaces, and between the characters of scripts without spaces.
+
+    Example:
+        >>> wrapped("What a word looks at: layer 1, head 3", 30)
+        ['What a word looks at:', 'layer 1, head 3']
+    """
+    return [line for part in title.splitlines() or [""] for line in _filled(part, columns)]
+
+
+def _filled(text: str, columns: int) -> list[str]:
+    """Break one line of a title into lines of at most ``columns``."""
+    lines = [""]
+    for piece in _pieces(text):
+        if lines[-1] and display_width(lines[-1] + piece.rstrip()) > columns:
+            lines[-1] = lines[-1].rstrip()
+            lines.append(piece.lstrip())
+        else:
+            lines[-1] += piece
+    return [*lines[:-1], lines[-1].rstrip()]
+
+
+def _pieces(text: str) -> list[str]:
+    """Split a title into pieces between which a line may break; spaces belong to the piece before."""
+    glued = _TOGETHER.sub(lambda found: re.sub(r"\s", "\0", found[0]), text)
+    pieces: list[str] = []
+    for character in glued:
+        is_wide = unicodedata.east_asian_width(character) in ("W", "F")
+        before = pieces[-1][-1:] if pieces else ""
+        may_break = before == " " or is_wide or (before and unicodedata.east_asian_width(before) in ("W", "F"))
+        if not pieces or (may_break and character != " " and character not in _NOT_FIRST):
+            pieces.append(character)
+        else:
+            pieces[-1] += character
+    return [piece.replace("\0", " ") for piece in pieces]
