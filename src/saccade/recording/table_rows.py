@@ -45,17 +45,17 @@ def table_rows(runs: Mapping[str, Sequence[Run]], heads: Sequence[int] | None) -
         UnsupportedError: no number per head was recorded.
     """
     rows = [
-        dict(
-            layer=name,
-            layer_index=index,
-            run=number,
-            batch=batch,
-            head=head if heads is None else heads[head],
-            statistic=measure.name,
-            unit=measure.unit,
-            value=values[place][batch][head],
-            uniform=even[place][batch][head],
-        )
+        {
+            "layer": name,
+            "layer_index": index,
+            "run": number,
+            "batch": batch,
+            "head": head if heads is None else heads[head],
+            "statistic": measure.name,
+            "unit": measure.unit,
+            "value": values[place][batch][head],
+            "uniform": even[place][batch][head],
+        }
         for index, (name, own) in enumerate(runs.items())
         for number, run in enumerate(own)
         for measures in [measures_of(run)]
