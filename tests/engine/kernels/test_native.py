@@ -168,6 +168,29 @@ def test_a_missing_installation_is_reported(monkeypatch: pytest.MonkeyPatch) -> 
         sc.attention(x, x, x, impl="native")
 
 
+@pytest.mark.ci
+def test_a_library_that_cannot_be_loaded_is_left_out_and_reported(tmp_path: Path) -> None:
+    package = tmp_path / "saccade_cpu"
+    shutil.copytree(
+        Path(__file__).parents[3] / "native/saccade_cpu", package, ignore=shutil.ignore_patterns("*.so", "__pycache__")
+    )
+    (package / "saccade_cpu.so").write_bytes(b"not a library")
+    code = """
+import torch, saccade
+x = torch.randn(1, 2, 200, 16)
+matrix = saccade.AttentionMatrix(x, x, saccade.masks.Causal())
+print((matrix @ x).shape, *matrix.explain().passed_over["native"])
+"""
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    shape, _, reason = run.stdout.strip().partition(") ")
+    assert shape == "torch.Size([1, 2, 200, 16]"
+    assert reason.startswith(f"saccade-cpu is installed, but its library cannot be loaded: {package}")
+
+
 def built(folder: Path, **told: str) -> str:
     """The package compiled anew, as PYTHONPATH; where the processor has bfloat16 but no tiles, with emulated ones."""
     if shutil.which((os.environ.get("CXX") or "g++").split()[0]) is None:

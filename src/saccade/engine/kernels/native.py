@@ -46,15 +46,27 @@ HALF = 1 if platform.machine() in ("aarch64", "arm64") else 3
 """Lowest level (see `abilities`) of processors that multiply bfloat16."""
 
 
+_NOT_INSTALLED = "saccade-cpu is not installed: pip install 'saccade-attention[cpu]'"
+
+
+def _load() -> tuple[Any, str]:
+    """Return the package of the compiled kernel, or None and the reason why there is none."""
+    try:
+        return import_module("saccade_cpu"), ""
+    except ImportError:
+        return None, _NOT_INSTALLED
+    except OSError as error:  # for example, torch's libraries have other names where Debian built them
+        return None, f"saccade-cpu is installed, but its library cannot be loaded: {error.__cause__ or error}"
+
+
 @cache
 def abilities() -> int | None:
-    """Return the level of the compiled kernel, or None if it is not installed.
+    """Return the level of the compiled kernel, or None if it is not installed or cannot be loaded.
 
     Levels on x86-64: 0 plain, 1 AVX2, 2 AVX-512, 3 AVX-512 with bfloat16, 4 AMX. On ARM: 0 NEON, 1 NEON with bfloat16.
     """
-    try:
-        library: Any = import_module("saccade_cpu")
-    except ImportError:
+    library, _ = _load()
+    if library is None:
         return None
     with unobserved():
         return int(library.abilities())
@@ -62,7 +74,7 @@ def abilities() -> int | None:
 
 @cache
 def is_on() -> bool:
-    """Return whether the compiled kernel is installed and not disabled by ``SACCADE_CPU=off``."""
+    """Return whether the compiled kernel was loaded and is not disabled by ``SACCADE_CPU=off``."""
     return os.environ.get("SACCADE_CPU", "on") != "off" and abilities() is not None
 
 
@@ -71,7 +83,12 @@ def reads(dtype: torch.dtype) -> bool:
     return dtype is torch.float32 or (dtype is torch.bfloat16 and (abilities() or 0) >= HALF)
 
 
-_MISSING = Verdict(("saccade-cpu is not installed: pip install 'saccade-attention[cpu]'",))
+@cache
+def _missing() -> Verdict:
+    """Return the verdict where `abilities` returns None."""
+    return Verdict((_load()[1] or _NOT_INSTALLED,))
+
+
 _OFF = Verdict(("SACCADE_CPU=off leaves it out",))
 _STEPS = Verdict((), ("its mask has steps, and it would compute the pairs between them",))
 
@@ -94,7 +111,7 @@ class Native(KernelWithBackward):
         """
         if request.impl == "auto":
             if not is_on():
-                return _MISSING if abilities() is None else _OFF
+                return _missing() if abilities() is None else _OFF
             batch, heads, q_len, kv_len = inputs.shape
             pairs, enough = batch * heads * q_len * kv_len, _FEW_PAIRS.get(inputs.query.dtype, 0)
             if kv_len < _FEW_KEYS:
@@ -103,7 +120,7 @@ class Native(KernelWithBackward):
                 return Verdict((), (f"{pairs:,} pairs do not repay packing keys (from {enough:,} on they do)",))
             if request.dropout_p == 0.0 and _has_steps(inputs):
                 return _STEPS
-        return _MISSING if abilities() is None else _verdict_of_inputs(inputs)
+        return _missing() if abilities() is None else _verdict_of_inputs(inputs)
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
         """Return the cost of the compiled kernel's forward pass, without running it."""
