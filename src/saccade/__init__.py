@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from saccade import theory as theory
     from saccade.auditing.audit import audit
     from saccade.costs.cost import Cost, cost
-    from saccade.integrations.replace_attention import Replaced, replace_attention
+    from saccade.integrations.replace_attention import replace_attention
+    from saccade.integrations.replacement_plan import Replaced, Replacements
     from saccade.masks.convert.packing import Packed, pack
     from saccade.mechanisms.comparison import compare
     from saccade.recording.record import record
@@ -34,7 +35,8 @@ else:  # half of the package, which a product of attention does not need
         "tasks testing text theory vision viz",
         "auditing.audit": "audit",
         "costs.cost": "Cost cost",
-        "integrations.replace_attention": "Replaced replace_attention",
+        "integrations.replace_attention": "replace_attention",
+        "integrations.replacement_plan": "Replaced Replacements",
         "mechanisms.comparison": "compare",
         "masks.convert.packing": "Packed pack",
         "recording.record": "record",
@@ -58,6 +60,7 @@ __all__ = [
     "record",
     "replace_attention",
     "Replaced",
+    "Replacements",
     "Recording",
     "masks",
     "scores",

@@ -15,6 +15,7 @@ from saccade.fusion.axes import Axis, split_axes
 from saccade.fusion.products import Product
 from saccade.fusion.repeats import Repeats
 from saccade.fusion.scores import Scores, is_dense, product_dtype, read
+from saccade.masks import Mask, as_mask
 from saccade.matrix import AttentionMatrix
 from saccade.support.numerics import is_finite
 from saccade.support.torch_modes import without_autocast
@@ -45,10 +46,17 @@ class AttentionCall:
     softcap: float | None
     dropout_p: float
 
-    def matrix(self) -> AttentionMatrix:
-        """Return the attention matrix of the call, without dropout."""
-        inputs, bias = (self.query, self.key, self.mask), self.bias
-        return AttentionMatrix(*inputs, bias=bias, scale=self.scale, softcap=self.softcap)
+    def matrix(self, pattern: Mask | None = None) -> AttentionMatrix:
+        """Return the attention matrix of the call, without dropout.
+
+        Args:
+            pattern: joined with the mask of the call by ``&``.
+        """
+        mask: Mask | Tensor | None = self.mask
+        if pattern is not None:
+            shape = (*self.query.shape[:3], self.key.shape[2])
+            mask = pattern if mask is None else pattern & as_mask(mask, (shape[0], shape[1], shape[2], shape[3]))
+        return AttentionMatrix(self.query, self.key, mask, bias=self.bias, scale=self.scale, softcap=self.softcap)
 
     def run(self) -> Tensor:
         """Compute the output of the attention call with saccade, ``[batch, heads, q_len, value_dim]``."""

@@ -17,8 +17,7 @@ def enter_when_recomputed(context: Context) -> bool:
 
     `torch.utils.checkpoint` stores the checkpointed function in an object that its hook for saved tensors refers to.
     """
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    pack = None if hooks is None else hooks[0]
+    pack = top_hook()
     name = getattr(pack, "__qualname__", "")
     if pack is None or name.startswith("_recomputation_hook."):
         return True
@@ -32,6 +31,12 @@ def enter_when_recomputed(context: Context) -> bool:
     if context not in getattr(run, "_contexts", ()):
         frame.recompute_fn = _within(context, run)
     return True
+
+
+def top_hook() -> Any:
+    """Return the innermost hook that saves tensors for a backward pass, such as that of a checkpoint; None if none."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return None if hooks is None else hooks[0]
 
 
 def _within(context: Context, run: Any) -> Any:

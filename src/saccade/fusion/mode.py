@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from saccade.fusion.arguments import mapped, tensors_in, writes
 from saccade.fusion.attention_call import AttentionCall, attention_call
-from saccade.fusion.checkpoints import enter_when_recomputed
+from saccade.fusion.checkpoints import Context, enter_when_recomputed
 from saccade.fusion.lazy import (
     METADATA,
     Family,
@@ -105,6 +105,10 @@ class FuseAttention(TorchFunctionMode):
             return self._product(func, args, kwargs)
         return self._plain(func, args, kwargs)
 
+    def recompute_context(self) -> Context:
+        """Return the context in which a running checkpoint is recomputed by the backward pass."""
+        return self._recomputed
+
     @contextmanager
     def _recomputed(self) -> Iterator[None]:
         """Fuse a checkpointed layer that the backward pass runs again; all other operations there are left alone."""
@@ -128,7 +132,7 @@ class FuseAttention(TorchFunctionMode):
         is_known = self._tap is not None and self._tap.knows((args, kwargs))
         product = product_of(func, args, kwargs) if is_eager() and not is_known else None
         scores = None if product is None else scores_of(product, self._repeats)
-        if scores is None or not enter_when_recomputed(self._recomputed):
+        if scores is None or not enter_when_recomputed(self.recompute_context()):
             return self._plain(func, args, kwargs)
         operation = Operation(func, args, kwargs)
         family = Family(dispatch_keys(torch.is_inference_mode_enabled()))

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from saccade.engine.inputs import AttentionInputs
 from saccade.fusion.attention_call import AttentionCall, Output
 from saccade.fusion.observe import ObserveAttention
+from saccade.integrations import redirect_mode
 from saccade.integrations.call_output import BuiltWeights, CallOutput
 from saccade.integrations.capture_context import (
     Capture,
@@ -29,7 +30,8 @@ from saccade.integrations.capture_context import (
     uses_attention_interface,
 )
 from saccade.integrations.forward_proxy import CapturedCall, Running, capture_forwards
-from saccade.integrations.layer_matrix import function_matrix
+from saccade.integrations.mha_function import function_matrix
+from saccade.integrations.redirected_call import Call, Redirected
 from saccade.integrations.sdpa_matrix import sdpa_arguments, sdpa_matrix, sdpa_output
 from saccade.matrix import DenseMatrix, Impl, matrix_from_inputs
 from saccade.matrix.functions import OBSERVERS
@@ -50,12 +52,15 @@ def capture_own_code(model: nn.Module, capture: Capture) -> Iterator[None]:
     """
     modules = [(module, name, _capture_calls) for module, name in names_of(model).items() if not _is_known(module)]
     with capture_forwards(modules, capture):
-        observer = functools.partial(_capture_attention, capture)
-        OBSERVERS.append(observer)
+        on_attention = functools.partial(_capture_attention, capture)
+        on_redirected = functools.partial(_capture_redirected, capture)
+        OBSERVERS.append(on_attention)
+        redirect_mode.OBSERVERS.append(on_redirected)
         try:
             yield
         finally:
-            OBSERVERS.remove(observer)
+            OBSERVERS.remove(on_attention)
+            redirect_mode.OBSERVERS.remove(on_redirected)
 
 
 def without_mode(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -156,6 +161,12 @@ def _capture_attention(capture: Capture, inputs: AttentionInputs, impl: Impl) ->
     """Capture a call of `saccade.attention` by a third-party module; this library's layers are captured elsewhere."""
     if not _called_by_library(sys._getframe(1)):
         emit_all([(listener, lambda: matrix_from_inputs(inputs, impl)) for listener in _listeners(capture)])
+
+
+def _capture_redirected(capture: Capture, redirected: Redirected, call: Call) -> None:
+    """Capture an attention call of a module's own code that `saccade.replace_attention` runs."""
+    output = CallOutput(redirected.out, lambda grad: grad, lambda: call.value, call.dropout_p)
+    emit_all([(listener, lambda: redirected.matrix) for listener in _listeners(capture)], output)
 
 
 def _called_by_library(frame: FrameType | None) -> bool:

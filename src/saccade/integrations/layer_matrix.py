@@ -1,40 +1,14 @@
-"""Build the attention matrix of a call of ``nn.MultiheadAttention``, or of the function that it calls."""
+"""Build the attention matrix of a call of ``nn.MultiheadAttention``."""
 
 from __future__ import annotations
 
-import inspect
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from saccade.integrations.mha_inputs import projected, rule_of
 from saccade.matrix import AttentionMatrix
-from saccade.support.errors import unsupported
-
-CALLED_AS = "record"  # the name in error messages
-
-_FUNCTION = inspect.signature(F.multi_head_attention_forward)
-
-
-def function_matrix(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionMatrix:
-    """Return the attention matrix of a call of ``F.multi_head_attention_forward``.
-
-    Raises:
-        UnsupportedError: the call passes keys that are already projected.
-    """
-    call = _FUNCTION.bind(*args, **kwargs)
-    call.apply_defaults()
-    given = SimpleNamespace(**call.arguments)
-    if given.static_k is not None:
-        reason = "static_k= are keys that have been projected before, perhaps for heads of another size"
-        raise unsupported("F.multi_head_attention_forward", [reason])
-    if given.use_separate_proj_weight:
-        given.in_proj_weight = None
-    masks = {"attn_mask": given.attn_mask, "key_padding_mask": given.key_padding_mask}
-    return layer_matrix(given, given.query, given.key, given.query.dim() == 2, **masks)
 
 
 def layer_matrix(

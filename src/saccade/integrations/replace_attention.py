@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-import itertools
-from collections.abc import Collection, Iterator
-from fnmatch import fnmatchcase
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -14,76 +13,79 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from saccade.integrations import transformers
 from saccade.integrations.capture_context import uses_attention_interface
-from saccade.integrations.replacement_modules import FusedAttention, TorchAttention, is_fused
+from saccade.integrations.forward_proxy import ForwardProxy
+from saccade.integrations.redirected_module import RedirectedModule, redirect
+from saccade.integrations.replacement_modules import FusedAttention, TorchAttention, is_fused, keep_in_python
+from saccade.integrations.replacement_plan import (
+    MODULE,
+    Replaced,
+    ReplacementPlan,
+    Replacements,
+    check_names,
+    checked_rules,
+    is_within,
+)
 from saccade.integrations.stand_in import StandIn, put_in, tried
-from saccade.integrations.written_out import written_out
 from saccade.masks import Mask
 from saccade.mechanisms import Mechanism
 from saccade.nn import MultiHeadAttention
 from saccade.support.argument_hints import argument_hints
-from saccade.support.errors import kind, shown, type_error, unsupported, value_error
+from saccade.support.errors import kind, type_error, unsupported
 from saccade.support.validation import check_type
 
 _TAKEN = ("attn_mask", "is_causal")  # supported arguments of a timm-style attention besides its input
-_names = (f"saccade-{number}" for number in itertools.count(1))
-
-
-class Replaced(NamedTuple):
-    """An attention module that was replaced.
-
-    Attributes:
-        name: the module's name in the model.
-        before, after: descriptions of the attention before and after.
-    """
-
-    name: str
-    before: str
-    after: str
+_INSTALLED = "saccade-replaced"  # the name in transformers of attention with the masks of `replace_attention`
 
 
 @argument_hints({})
 def replace_attention(
     model: nn.Module,
     *,
-    mask: Mask | None = None,
+    mask: Mask | Mapping[str, Mask | None] | None = None,
     mechanism: Mechanism | None = None,
     leave: Collection[str] | None = None,
     cross_attention: Collection[str] | None = None,
-) -> tuple[Replaced, ...]:
+    partial: bool = False,
+) -> Replacements:
     """Run a model's attention on saccade with the same weights, names and outputs, in less time and memory.
 
-    Supported are ``nn.MultiheadAttention`` with all its flags, by itself and in ``nn.Transformer*``; attention modules
-    with a single ``qkv`` projection, like timm's; and transformers models, which run as with
-    `saccade.integrations.transformers.install`. The modules remain the same objects, but their class becomes a subclass
-    of the original: ``isinstance``, parameters, ``state_dict()``, hooks and attributes are unchanged, so optimizers,
-    checkpoints and wrappers still work.
+    Each attention runs in one of two ways. As a *module*: ``nn.MultiheadAttention`` with all its flags, by itself and
+    in ``nn.Transformer*``; attention modules with a single ``qkv`` projection, like timm's; and transformers models,
+    as with `saccade.integrations.transformers.install`. As *calls*: all other modules run their own code, except that
+    calls of torch's attention functions, and attention that is written as matmul, softmax and matmul, are computed by
+    saccade. The modules remain the same objects, but their class becomes a subclass of the original: ``isinstance``,
+    parameters, ``state_dict()``, hooks and attributes are unchanged, so optimizers, checkpoints and wrappers still
+    work. Under ``torch.compile``, modules that run as calls run eagerly, with one warning.
 
-    A mask applies to self-attention only. An ``nn.MultiheadAttention`` counts as cross-attention, and gets no mask, if
-    it is the ``multihead_attn`` of a torch decoder layer, if ``cross_attention`` names it, or in calls whose query and
-    key differ in length. It counts as self-attention if query and key are the same tensor, or have equal values in the
-    first call (``attn(norm(x), norm(x), norm(x))``). If their values differ there, the call is refused, unless
-    ``cross_attention`` is given: then all modules that it does not name are self-attention.
+    A single mask applies to self-attention only. An attention counts as cross-attention if ``cross_attention`` names
+    it, if its own name or class name does, such as ``cross_attn`` or ``EncDecAttention``, or if a call passes a second
+    sequence, such as ``context=``. Otherwise, equally many queries and keys mean self-attention, as do more keys than
+    queries in later calls, which come from a cache. A call that may be either is refused.
 
     Args:
-        model: any module tree; changed in place.
-        mask: a pattern for every self-attention, joined with the mask of each call by ``&``. In transformers models,
-            its positions start at the first token of each text; see `saccade.integrations.transformers.install`.
-        mechanism: the mechanism to use; exact softmax when None. Each attention gets a copy. Not supported for
-            transformers models.
+        model: any module tree; changed in place. The configuration of a transformers model is copied first.
+        mask: a pattern for every self-attention; or a pattern, or None, for each name of a module, with ``*`` for any
+            characters, where the first name that matches counts: ``{"encoder.*": Window(64, 64)}``. It is joined with
+            the mask of each call by ``&``. In transformers models that run as modules, its positions start at the
+            first token of each text; see `saccade.integrations.transformers.install`. In calls, they start at the
+            first key.
+        mechanism: the mechanism to use; exact softmax when None. Each module gets a copy. Not supported for
+            transformers models that run as modules. Calls need a mechanism without parameters.
         leave: names of modules whose attention is not replaced, with ``*`` for any characters: ``["decoder.pool"]``.
-        cross_attention: names of the ``nn.MultiheadAttention`` modules that are cross-attention, with ``*`` for any
-            characters: ``["decoder.*.cross"]``. When None, each call decides.
+        cross_attention: names of the modules that are cross-attention, with ``*`` for any characters:
+            ``["decoder.*.cross"]``; then all others are self-attention. When None, names and calls decide.
+        partial: whether attention that saccade cannot run, such as a product with a part of the weights, stays in the
+            model's own code. When False, the first run of the model refuses it.
 
     Returns:
-        The attention modules that were replaced, in the order of the model's modules.
+        The attentions and how each runs, in the order of the model's modules. Calls are listed once they have run.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: no module of the model matches a name in ``leave``, or no ``nn.MultiheadAttention`` matches a name
-            in ``cross_attention``.
-        UnsupportedError: the model contains unsupported attention, or no attention. The error lists all unsupported
-            modules, and nothing is replaced. This includes modules whose own ``forward`` computes attention: it
-            multiplies the result of a softmax, or calls torch's attention functions.
+        ValueError: no module of the model matches a name in ``leave``, ``mask`` or ``cross_attention``.
+        UnsupportedError: the model contains unsupported attention, and nothing is replaced. The first run raises it
+            for attention that only shows when it runs, if no attention runs, or if none runs in modules for which a
+            mask was given.
 
     Cost: none, except that timm-style modules are run on a few random numbers, once before and once after.
 
@@ -94,80 +96,123 @@ def replace_attention(
         ['layers.0.self_attn', 'layers.1.self_attn']
     """
     check_type("model", model, nn.Module, "be a module")
-    check_type("mask", mask, (Mask, type(None)), "be a saccade mask or None", hint="a tensor goes to each call")
     if isinstance(mechanism, type):
         raise type_error("mechanism", "be a saccade Mechanism or None", kind(mechanism), hint="make one: Linear()")
     check_type("mechanism", mechanism, (Mechanism, type(None)), "be a saccade Mechanism or None")
-    left = _left(model, leave)
-    attentions = [one for one in _attentions(model) if one[0] not in left]
-    attentions += [one for one in _written_out(model, [name for name, _, _ in attentions]) if one[0] not in left]
-    reasons = [f"{name or 'the model'} is {type(part).__name__}: {why}" for name, part, why in attentions if why]
-    reasons += [
-        f"{name or 'the model'} is a model of transformers, which runs exact softmax; mechanism= is for others"
-        for name, part, _ in attentions
-        if mechanism is not None and is_pretrained(part)
-    ]
-    if not attentions:
+    check_type("partial", partial, bool, "be True or False")
+    names = [name for name, _ in model.named_modules() if name]
+    plan = ReplacementPlan(
+        checked_rules(mask, cross_attention, names),
+        copy.deepcopy(mechanism),
+        _left(names, leave),
+        partial,
+        {name: number for number, (name, _) in enumerate(model.named_modules())},
+    )
+    parts = [*_parts(model, plan.left)]
+    reasons = [f"{one.name or 'the model'} is {type(one.module).__name__}: {one.why}" for one in parts if one.why]
+    reasons += _against_mechanism(mechanism, parts)
+    if not parts:
         reasons.append("no part of it is an attention that is known here")
-    cross = _cross(model, attentions, cross_attention)
     if reasons:
-        names = ", ".join(repr(name) for name, _, why in attentions if why and name)
-        hint = f"leave=[{names}] leaves them as they are; `saccade.mechanisms` and `saccade.nn` build one's own"
-        hint = hint if names else "`saccade.mechanisms` and `saccade.nn` build attention of one's own"
+        left = ", ".join(repr(one.name) for one in parts if one.why and one.name)
+        hint = f"leave=[{left}] leaves them as they are; `saccade.mechanisms` and `saccade.nn` build one's own"
+        hint = hint if left else "`saccade.mechanisms` and `saccade.nn` build attention of one's own"
         raise unsupported(type(model).__name__, reasons, hint=hint)
-    replaced: list[Replaced] = []
-    for name, part, _ in attentions:
-        if is_pretrained(part):
-            replaced += _installed(name, part, mask)
-            continue
-        before = type(part).__name__
-        put_in(part, TorchAttention if isinstance(part, nn.MultiheadAttention) else FusedAttention, mask, mechanism)
-        if isinstance(part, TorchAttention):
-            part.is_cross = cross.get(part)
-        replaced.append(Replaced(name, before, f"{type(part).__name__}, {type(part.mechanism).__name__}"))
+    for one in parts:
+        one.replace(plan)
     for part in model.modules():
         if isinstance(part, nn.TransformerEncoder):
             part.use_nested_tensor = False  # its fast path makes nested tensors, which replaced layers do not accept
-    return tuple(replaced)
+    return Replacements(plan.found, plan.order)
 
 
-def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yield attention modules and transformers models: name, module, and why it cannot be replaced ("" if it can)."""
+class _Part(NamedTuple):
+    """A part of a model that is replaced as a whole.
+
+    Attributes:
+        name: the module's name in the model.
+        module: the module.
+        way: "model" for a transformers model, "module" for a class of saccade, "calls" for the module's own code.
+        why: the reason why it cannot be replaced; "" if it can.
+    """
+
+    name: str
+    module: nn.Module
+    way: str
+    why: str = ""
+
+    def replace(self, plan: ReplacementPlan) -> None:
+        """Make the part run on saccade."""
+        name, module = self.name, self.module
+        if self.way == "calls":
+            if isinstance(module, nn.MultiheadAttention):
+                module.register_forward_pre_hook(keep_in_python)  # torch's encoder layers then call its forward
+            redirect(module, plan, name)
+            return
+        if self.way == "model":
+            plan.found.update((one.name, one) for one in _installed(name, module, plan))
+            return
+        before = type(module).__name__
+        put_in(
+            module,
+            TorchAttention if isinstance(module, nn.MultiheadAttention) else FusedAttention,
+            plan.rules.of_module(name, module),
+            plan.mechanism,
+        )
+        assert isinstance(module, StandIn)
+        if isinstance(module, TorchAttention):
+            module.is_cross, module.is_named = plan.rules.is_cross(name, module), plan.rules.is_by_name
+        after = f"{type(module).__name__}, {type(module.mechanism).__name__}"
+        plan.found[name] = Replaced(name, before, after, MODULE)
+
+
+def _parts(model: nn.Module, left: Collection[str]) -> Iterator[_Part]:
+    """Yield the parts of a model that are replaced, and those that cannot be."""
     inside: list[str] = []
-    for name, part in model.named_modules():
-        if any(name.startswith(outer) for outer in inside):
+    for name, module in model.named_modules():
+        if name.startswith(tuple(inside)):
             continue
-        why: str | None = None
-        if is_pretrained(part):
-            why = _against_model(part)
-        elif isinstance(part, MultiHeadAttention | StandIn):
-            why = "it runs on saccade already; its mask and mechanism can be set"
-        elif isinstance(part, nn.MultiheadAttention):
-            is_other = type(part).forward is not nn.MultiheadAttention.forward
-            why = "its forward is not that of nn.MultiheadAttention" if is_other else _against_object(part)
-        elif is_fused(part):
-            why = _against_fused(part)
-        elif "attention" in type(part).__name__.lower() and any(True for _ in part.parameters()):
-            inner = [name_of for name_of, other in part.named_modules() if name_of and _is_known(other)]
-            why = None if inner else "how it computes is not known here"
-        if why is None:
-            continue
-        if not name and not is_pretrained(part):
-            why = why or "it is itself the attention, and there is no model to put another into"
-        inside.append(f"{name}." if name else "")
-        yield name, part, why
+        part = _part(name, module, left)
+        if part is not None and (part.why or part.way != "calls"):
+            inside.append(f"{name}." if name else "")
+        if part is not None and name not in left:
+            yield part
 
 
-def _written_out(model: nn.Module, known: list[str]) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yield modules that compute attention in their own code, except known modules and parts of transformers models."""
-    within = tuple(f"{name}." for name in known if not is_pretrained(model.get_submodule(name)))
-    for name, part in model.named_modules():
-        why = "" if name in known or f"{name}.".startswith(within) else written_out(part)
-        if why:
-            yield name, part, why
+def _part(name: str, module: nn.Module, left: Collection[str]) -> _Part | None:
+    """Return how a module is replaced; None if it computes no attention by itself.
+
+    A transformers model runs as calls if some of its attention is left alone, because its setting is for all of it.
+    """
+    why = _against(module)
+    if why:
+        return _Part(name, module, MODULE, why)
+    is_whole = not any(one.startswith(f"{name}." if name else "") for one in left)
+    if is_pretrained(module) and is_whole and _runs_on_interface(module):
+        return _Part(name, module, "model")
+    if isinstance(module, nn.MultiheadAttention):
+        is_plain = type(module).forward is nn.MultiheadAttention.forward and not _is_changed(module)
+        return _Part(name, module, MODULE if is_plain else "calls", _taken(module) if is_plain else "")
+    if is_fused(module) and not _is_changed(module) and not _taken(module) and _runs_as_fused(module):
+        return _Part(name, module, MODULE)
+    return _Part(name, module, "calls") if _has_own_code(module) else None
 
 
-def _left(model: nn.Module, leave: Collection[str] | None) -> set[str]:
+def _against(module: nn.Module) -> str:
+    """Return the reason why no module of this kind is replaced, or "" if it may be."""
+    if isinstance(module, MultiHeadAttention | StandIn | RedirectedModule):
+        return "it runs on saccade already; its mask and mechanism can be set"
+    is_recorded = isinstance(vars(module).get("forward"), ForwardProxy)
+    return "it is being recorded; replace_attention comes before the recording" if is_recorded else ""
+
+
+def _has_own_code(module: nn.Module) -> bool:
+    """Return whether a module runs code of another library than torch and saccade, which is read from its class."""
+    is_known = type(module).__module__.startswith(("torch.", "saccade.")) or isinstance(module, torch.jit.ScriptModule)
+    return not (is_known or "forward" in vars(module) or inspect.isbuiltin(module.forward))
+
+
+def _left(names: list[str], leave: Collection[str] | None) -> frozenset[str]:
     """Return the names of the modules whose attention is not replaced, including all modules within them.
 
     Raises:
@@ -176,18 +221,8 @@ def _left(model: nn.Module, leave: Collection[str] | None) -> set[str]:
     rule = "be a list of names, or None"
     if isinstance(leave, str) or not isinstance(leave, Collection | None):
         raise type_error("leave", rule, kind(leave), hint="[name]")
-    names, left = [name for name, _ in model.named_modules() if name], set[str]()
-    for pattern in leave or ():
-        check_type("leave", pattern, str, rule)
-        matches = [name for name in names if fnmatchcase(name, pattern)]
-        if not matches:
-            raise value_error("leave", "hold names of modules of the model", repr(pattern))
-        left.update(name for name in names if f"{name}.".startswith(tuple(f"{one}." for one in matches)))
-    return left
-
-
-def _is_known(part: nn.Module) -> bool:
-    return isinstance(part, nn.MultiheadAttention) or is_fused(part)
+    check_names("leave", [*(leave or ())], names)
+    return frozenset(name for name in names if any(is_within(name, pattern) for pattern in leave or ()))
 
 
 def is_pretrained(part: nn.Module) -> bool:
@@ -195,25 +230,34 @@ def is_pretrained(part: nn.Module) -> bool:
     return any(kind.__name__ == "PreTrainedModel" for kind in type(part).__mro__)
 
 
-def _against_object(part: nn.Module) -> str:
-    """Return the reason why an attention module of a supported class cannot run on saccade, or "" if it can."""
-    if is_parametrized(part):
-        return "its weights are computed from others, by parametrizations"
-    if "forward" in vars(part):
-        return "its forward was changed on the object, by a recording that has not ended or by another library"
-    taken = [name for name in ("mask", "mechanism") if hasattr(part, name)]
+def _is_changed(module: nn.Module) -> bool:
+    """Return whether the weights or the forward of a module are not those of its class."""
+    return is_parametrized(module) or "forward" in vars(module)
+
+
+def _taken(module: nn.Module) -> str:
+    """Return the reason why a module cannot get the attributes of a replacement, or "" if it can."""
+    taken = [name for name in ("mask", "mechanism") if hasattr(module, name)]
     return f"its attribute {taken[0]} is one that saccade sets" if taken else ""
 
 
-def _against_model(model: Any) -> str:
-    """Return the reason why a transformers model cannot run on saccade's attention, or "" if it can."""
+def _against_mechanism(mechanism: Mechanism | None, parts: list[_Part]) -> Iterator[str]:
+    """Yield the reasons why the attentions of a model cannot run another mechanism than exact softmax."""
+    if mechanism is None:
+        return
+    for one in parts:
+        if one.way == "model":
+            yield f"{one.name or 'the model'} is a model of transformers, which runs exact softmax"
+    if any(one.way == "calls" for one in parts) and [*mechanism.parameters()]:
+        yield f"{type(mechanism).__name__} has parameters, which calls in a module's own code cannot hold"
+
+
+def _runs_on_interface(model: Any) -> bool:
+    """Return whether all attention of a transformers model goes through its attention interface."""
     if not any(uses_attention_interface(part) for part in model.modules()):
-        return "it computes its attention itself, without transformers' attention interface"
-    if getattr(model, "_supports_sdpa", True):
-        return ""
+        return False
     # The flag is also False for models with a softcap or sinks, which saccade runs.
-    by_hand = sorted({type(part).__name__ for part in model.modules() if _is_by_hand(type(part))})
-    return f"its {', '.join(by_hand)} compute attention by their own code alone" if by_hand else ""
+    return getattr(model, "_supports_sdpa", True) or not any(_is_by_hand(type(part)) for part in model.modules())
 
 
 def _is_by_hand(kind: type[nn.Module]) -> bool:
@@ -224,14 +268,10 @@ def _is_by_hand(kind: type[nn.Module]) -> bool:
     return "softmax(" in source and "ALL_ATTENTION_FUNCTIONS" not in source
 
 
-def _against_fused(module: Any) -> str:
-    """Return the reason why a timm-style module cannot be replaced, or "" if it can, by a test on random inputs."""
-    against = _against_object(module)
-    if against:
-        return against
-    more = [name for name in list(inspect.signature(type(module).forward).parameters)[2:] if name not in _TAKEN]
-    if more:
-        return f"its forward takes {', '.join(more)} too"
+def _runs_as_fused(module: Any) -> bool:
+    """Return whether a timm-style module computes the same as its replacement, by a test on random inputs."""
+    if any(name not in _TAKEN for name in list(inspect.signature(type(module).forward).parameters)[2:]):
+        return False
     width = module.qkv.in_features
     like = next(module.parameters())
     x = torch.randn(1, 5, width, generator=torch.Generator().manual_seed(0)).to(like.device, like.dtype)
@@ -241,52 +281,50 @@ def _against_fused(module: Any) -> str:
             theirs = module.eval()(x)
             with tried(module, FusedAttention):
                 ours = module.eval()(x)
-    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-        return f"it could not be tried: {str(error).splitlines()[0]}"
+    except (RuntimeError, TypeError, ValueError, AttributeError):
+        return False
     finally:
         for part, mode in modes:
             part.training = mode
     is_same = isinstance(theirs, torch.Tensor) and theirs.shape == ours.shape
-    if is_same and torch.allclose(theirs, ours, atol=1e-2 if like.dtype.itemsize < 4 else 1e-4):
-        return ""
-    return "it computes something else than softmax attention with these parts"
+    return is_same and torch.allclose(theirs, ours, atol=1e-2 if like.dtype.itemsize < 4 else 1e-4)
 
 
-def _cross(
-    model: nn.Module, attentions: list[tuple[str, nn.Module, str]], cross_attention: Collection[str] | None
-) -> dict[nn.Module, bool]:
-    """Return whether each attention module is cross-attention, if that is known without a call.
-
-    Raises:
-        TypeError, ValueError: ``cross_attention`` does not consist of names of attention modules.
-    """
-    known: dict[nn.Module, bool] = {}
-    names = {name: part for name, part, _ in attentions if isinstance(part, nn.MultiheadAttention)}
-    if cross_attention is not None:
-        rule = "be a list of names, or None"
-        if isinstance(cross_attention, str) or not isinstance(cross_attention, Collection):
-            raise type_error("cross_attention", rule, shown(cross_attention), hint="[name]")
-        for pattern in cross_attention:
-            check_type("cross_attention", pattern, str, rule)
-            if not any(fnmatchcase(name, pattern) for name in names):
-                hint = f"its nn.MultiheadAttention are {', '.join(names) or 'none'}"
-                rule = "hold names of nn.MultiheadAttention in the model"
-                raise value_error("cross_attention", rule, repr(pattern), hint=hint)
-        known = {part: any(fnmatchcase(name, one) for one in cross_attention) for name, part in names.items()}
-    decoders = (part for part in model.modules() if isinstance(part, nn.TransformerDecoderLayer))
-    return known | {layer.multihead_attn: True for layer in decoders}
-
-
-def _installed(name: str, model: Any, mask: Mask | None) -> Iterator[Replaced]:
-    before = model.config._attn_implementation
-    after = transformers.install(next(_names), mask=mask)
-    model.set_attn_implementation(after)
+def _installed(name: str, model: Any, plan: ReplacementPlan) -> Iterator[Replaced]:
+    """Make a transformers model run on saccade, with a configuration of its own; yield its attentions."""
+    _copy_configurations(model)
+    before, after = model.config._attn_implementation, "saccade"
     # The innermost module computes the attention: BertAttention contains a BertSelfAttention.
     attentions = {path: part for path, part in model.named_modules() if _is_attention(part)}
+    attentions = {
+        f"{name}.{path}" if name else path: part
+        for path, part in attentions.items()
+        if not any(inner.startswith(f"{path}.") for inner in attentions)
+    }
+    if plan.rules.mask is None:
+        transformers.install(after)
+    else:
+        after = transformers.install(_INSTALLED, mask=_mask_of)
+        for path, part in attentions.items():
+            vars(part)["_saccade_mask"] = plan.rules.of_module(path, part)
+    model.set_attn_implementation(after)
     for path, part in attentions.items():
-        if not any(inner.startswith(f"{path}.") for inner in attentions):
-            full = f"{name}.{path}" if name else path
-            yield Replaced(full, f"{type(part).__name__}, {before}", f"{type(part).__name__}, {after}")
+        yield Replaced(path, f"{type(part).__name__}, {before}", f"{type(part).__name__}, {after}", MODULE)
+
+
+def _mask_of(module: nn.Module) -> Mask | None:
+    """Return the mask that `replace_attention` gave an attention module of transformers."""
+    mask: Mask | None = vars(module).get("_saccade_mask")
+    return mask
+
+
+def _copy_configurations(model: nn.Module) -> None:
+    """Give a transformers model copies of its configurations, which other models may share."""
+    copies: dict[int, Any] = {}
+    for part in model.modules():
+        for name, x in vars(part).items():
+            if any(base.__name__ in ("PreTrainedConfig", "PretrainedConfig") for base in type(x).__mro__):
+                vars(part)[name] = copy.deepcopy(x, copies)
 
 
 def _is_attention(part: nn.Module) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.engine.nested import Nested, check_dense, is_nested
+from saccade.integrations.cross_attention import hold_the_same
 from saccade.integrations.lazy_weights import weights_of
 from saccade.integrations.mha_inputs import projected, rule_of, with_added_keys
 from saccade.integrations.stand_in import StandIn
@@ -17,7 +18,7 @@ from saccade.masks import Causal, Full, Mask
 from saccade.masks.convert.as_mask import from_causal_bias
 from saccade.mechanisms import Softmax
 from saccade.support.errors import unsupported
-from saccade.support.torch_modes import is_plain, is_tracing
+from saccade.support.torch_modes import is_tracing
 from saccade.support.validation import check_holds_values, is_causal_bias
 
 CALLED_AS = "nn.MultiheadAttention"  # the name in error messages
@@ -32,15 +33,17 @@ class TorchAttention(StandIn):
 
     Attributes:
         is_cross: whether the module is cross-attention; None while unknown.
+        is_named: whether the mask was given for this module by name, so that it applies to every call.
 
     Cost: that of the mechanism. Weights are built if ``need_weights`` is True, up to a limit.
     """
 
     is_cross: bool | None = None
+    is_named: bool = False
 
     def set_up(self) -> None:
         """Add a hook that makes torch's encoder layers call this module instead of their fused code."""
-        self.register_forward_pre_hook(_keep_in_python)
+        self.register_forward_pre_hook(keep_in_python)
 
     def merge_masks(self, *_: Any) -> Any:
         """Raise, because torch's encoder layer only calls this if its fused code will bypass the replacement."""
@@ -98,7 +101,7 @@ class TorchAttention(StandIn):
             outside: Any = torch.compiler.disable(self._of_nested)
             return outside(query, key, value, need_weights, average_attn_weights)
         items = Nested.of(query, key, value, axis=0)
-        is_alike = self.mask is not None and items.q_lengths == items.kv_lengths
+        is_alike = self.mask is not None and (self.is_named or items.q_lengths == items.kv_lengths)
         is_self = is_alike and self._is_self(items.query, items.query if key is query else items.key)
         q, k, v = projected(self, *items[:3])
         assert v is not None  # values were passed
@@ -121,11 +124,13 @@ class TorchAttention(StandIn):
         Raises:
             UnsupportedError: the kind of the module is unknown, and the tensors have equal lengths but unequal values.
         """
+        if self.is_named:
+            return True
         if self.is_cross or query.shape[1] != key.shape[1]:
             return False
         if query is key or self.is_cross is False:
             return True
-        if _hold_the_same(query, key):
+        if hold_the_same(query, key):
             # Constant inputs, as in a dry run on zeros, do not reveal the kind of the module.
             is_constant = query.numel() == 0 or bool((query == query.flatten()[0]).all())
             self.is_cross = None if is_constant else False
@@ -188,18 +193,8 @@ def _check_nested(module: Any, attn_mask: Tensor | None, key_padding_mask: Tenso
         raise unsupported("a nested tensor", reasons, hint="x.to_padded_tensor(0.0) is dense")
 
 
-def _keep_in_python(module: nn.Module, args: Any) -> None:
+def keep_in_python(module: nn.Module, args: Any) -> None:
     """Do nothing: only the presence of this hook matters, see `TorchAttention.set_up`."""
-
-
-def _hold_the_same(query: Tensor, key: Tensor) -> bool:
-    """Return whether query and key are bitwise equal, including NaN, so that the call counts as self-attention."""
-    if query.shape != key.shape or query.dtype != key.dtype or query.device != key.device:
-        return False
-    if query.is_meta or not (is_plain(query) and is_plain(key)):
-        return False
-    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[query.dtype.itemsize]
-    return torch.equal(query.detach().view(bits), key.detach().view(bits))
 
 
 def is_fused(module: nn.Module) -> bool:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from saccade.engine.nested import Nested, is_nested
 from saccade.integrations.call_output import CallOutput
-from saccade.integrations.tensor_masks import rule_of_tensor
-from saccade.masks import Causal
+from saccade.integrations.redirected_call import Attend, Call
+from saccade.integrations.tensor_masks import both, rule_of_tensor
+from saccade.masks import Causal, Full, Mask
 from saccade.masks.convert.as_mask import starts_at_first_key
 from saccade.matrix import AttentionMatrix
 from saccade.support.errors import unsupported
@@ -45,8 +46,13 @@ def leading_shape(*tensors: Tensor) -> torch.Size:
     return torch.broadcast_shapes(*(x.shape[:-3] for x in tensors))
 
 
-def sdpa_matrix(arguments: Mapping[str, Any]) -> AttentionMatrix:
-    """Return the matrix of a call of torch's SDPA, with leading dimensions flattened into the batch."""
+def sdpa_matrix(arguments: Mapping[str, Any], pattern: Mask | None = None) -> AttentionMatrix:
+    """Return the matrix of a call of torch's SDPA, with leading dimensions flattened into the batch.
+
+    Args:
+        arguments: the arguments of the call by name.
+        pattern: joined with the mask of the call by ``&``; not with nested tensors.
+    """
     query, key = arguments["query"], arguments["key"]
     if is_nested(query, key):
         return _nested_matrix(query, key, arguments)
@@ -54,20 +60,42 @@ def sdpa_matrix(arguments: Mapping[str, Any]) -> AttentionMatrix:
     heads = query.shape[-3] if query.dim() > 2 else 1
     query, key = (four(x, shape) for x in (query, key))
     q_len, kv_len = query.shape[2], key.shape[2]
+    pattern = Full() if pattern is None else pattern
     mask, scale = arguments.get("attn_mask"), arguments.get("scale")
     is_causal_object = is_causal_bias(mask)
     if arguments.get("is_causal") or (is_causal_object and starts_at_first_key(mask)):
         # With torch's flag, query 0 may attend only to key 0, whatever the lengths.
         rows, columns = range(q_len), range(kv_len)
-        return AttentionMatrix(query, key, Causal(), scale=scale, q_positions=rows, kv_positions=columns)
+        rule = both(pattern, Causal())
+        return AttentionMatrix(query, key, rule, scale=scale, q_positions=rows, kv_positions=columns)
     if mask is None or is_causal_object:
-        return AttentionMatrix(query, key, None if mask is None else Causal(), scale=scale)
+        return AttentionMatrix(query, key, both(pattern, Full() if mask is None else Causal()), scale=scale)
     mask = mask.expand(torch.broadcast_shapes(mask.shape, (q_len, kv_len))) if mask.dim() < 2 else mask
     if mask.dim() > 4 or (mask.dim() == 4 and len(shape) != 1):
         mask = mask.expand(*shape, heads, *mask.shape[-2:]).reshape(-1, heads, *mask.shape[-2:])
     mask = mask[(None,) * (4 - mask.dim())]
     rule, bias = rule_of_tensor(mask, kv_len)
-    return AttentionMatrix(query, key, rule, bias=bias, scale=scale)
+    return AttentionMatrix(query, key, both(pattern, rule), bias=bias, scale=scale)
+
+
+def unsupported_sdpa(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Return the reason why `run_sdpa` cannot run a call of torch's SDPA, or "" if it can."""
+    arguments = sdpa_arguments(args, kwargs)
+    return "its tensors are nested" if is_nested(arguments["query"], arguments["key"], arguments["value"]) else ""
+
+
+def run_sdpa(args: tuple[Any, ...], kwargs: Mapping[str, Any], attend: Attend) -> Tensor | None:
+    """Run a call of torch's SDPA by another function; return None if that function returns None."""
+    arguments = sdpa_arguments(args, kwargs)
+    query, value = arguments["query"], arguments["value"]
+    shape = leading_shape(query, arguments["key"], value)
+    dropout_p = float(arguments.get("dropout_p") or 0.0)
+    call = Call(lambda rule: sdpa_matrix(arguments, rule), four(value, shape), query.shape[-2], dropout_p)
+    redirected = attend(call)
+    if redirected is None:
+        return None
+    out = redirected.out
+    return out.reshape(*shape, *out.shape[1:]) if query.dim() > 2 else out[0, 0]
 
 
 def _nested_matrix(query: Tensor, key: Tensor, arguments: Mapping[str, Any]) -> AttentionMatrix:

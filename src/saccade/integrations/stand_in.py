@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from saccade.integrations.redirect_mode import left_to_module
+from saccade.integrations.swapped_class import SwappedClass, swap_back, swap_class
 from saccade.masks import Full, Mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
@@ -17,7 +18,7 @@ from saccade.support.errors import unsupported
 CALLED_AS = "replace_attention"  # the name in error messages
 
 
-class StandIn(nn.Module):
+class StandIn(SwappedClass):
     """Saccade's attention on the parameters of the module whose class it extends; created by `put_in`.
 
     Attributes:
@@ -27,18 +28,6 @@ class StandIn(nn.Module):
 
     mask: Mask | None
     mechanism: Mechanism
-    stand_in_of: ClassVar[tuple[type[Any], type[Any]]]
-
-    def __getattr__(self, name: str) -> Any:  # attributes of the module's original class
-        return super().__getattr__(name)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copy and pickle the replaced module by the two classes that its class combines."""
-        if "stand_in_of" not in vars(type(self)):  # a further subclass
-            return super().__reduce_ex__(protocol)
-        reduced = super().__reduce_ex__(protocol)
-        assert not isinstance(reduced, str)  # the name of a global variable, whose value is never a module
-        return (_blank, type(self).stand_in_of, *reduced[2:])
 
     def set_up(self) -> None:
         """Adapt the replaced module after `mask` and `mechanism` have been set."""
@@ -59,8 +48,9 @@ class StandIn(nn.Module):
         if reasons:
             raise unsupported(type(self.mechanism).__name__, reasons)
         mechanism = self.mechanism if bias is None else self.mechanism.with_bias(bias)
-        matrix: Matrix = mechanism(query, key, mask=joined, **positions)
-        out = matrix.matmul(value, dropout_p=dropout_p if self.training else 0.0)
+        with left_to_module():
+            matrix: Matrix = mechanism(query, key, mask=joined, **positions)
+            out = matrix.matmul(value, dropout_p=dropout_p if self.training else 0.0)
         return out.transpose(1, 2).flatten(2), matrix
 
     def extra_repr(self) -> str:
@@ -68,10 +58,7 @@ class StandIn(nn.Module):
 
 
 def put_in(module: nn.Module, kind: type[StandIn], mask: Mask | None, mechanism: Mechanism | None) -> None:
-    """Make a module run on saccade by changing its class to a subclass of the original class.
-
-    The module remains the same object, so ``isinstance``, parameters, buffers, hooks, attributes and references to it
-    are unaffected.
+    """Make a module run on saccade by `swap_class`.
 
     Args:
         module: changed in place.
@@ -82,7 +69,7 @@ def put_in(module: nn.Module, kind: type[StandIn], mask: Mask | None, mechanism:
     copied = Softmax() if mechanism is None else copy.deepcopy(mechanism)
     like = next(module.parameters())
     copied.to(like.device, like.dtype).train(module.training)
-    module.__class__ = _class_of(kind, type(module))
+    swap_class(module, kind)
     assert isinstance(module, StandIn)
     module.mask, module.mechanism = mask, copied
     module.set_up()
@@ -91,27 +78,9 @@ def put_in(module: nn.Module, kind: type[StandIn], mask: Mask | None, mechanism:
 @contextmanager
 def tried(module: nn.Module, kind: type[StandIn]) -> Iterator[None]:
     """Make a module run on saccade within the block only; ``kind`` must not register hooks."""
-    before = type(module)
     put_in(module, kind, None, None)
     try:
         yield
     finally:
         del module.mask, module.mechanism
-        module.__class__ = before
-
-
-_classes: dict[Any, type[StandIn]] = {}
-
-
-def _class_of(kind: type[StandIn], before: type[nn.Module]) -> type[StandIn]:
-    parts = (kind, before)
-    if parts not in _classes:
-        names = {"__module__": kind.__module__, "__doc__": kind.__doc__, "stand_in_of": parts}
-        _classes.setdefault(parts, type(kind.__name__, parts, names))
-    return _classes[parts]
-
-
-def _blank(kind: type[StandIn], before: type[nn.Module]) -> StandIn:
-    subclass = _class_of(kind, before)
-    module: StandIn = subclass.__new__(subclass)
-    return module
+        swap_back(module)

@@ -1,0 +1,214 @@
+"""RedirectMode: while a model runs, pass the attention calls of its own code to a handler, which computes them."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from saccade.fusion.arguments import tensors_in
+from saccade.fusion.attention_call import AttentionCall
+from saccade.fusion.checkpoints import Context, enter_when_recomputed, top_hook
+from saccade.fusion.lazy import LazyTensor, computed
+from saccade.fusion.mode import FuseAttention, in_backward, is_eager
+from saccade.integrations.forward_proxy import Running
+from saccade.integrations.mha_function import run_mha_function, unsupported_function
+from saccade.integrations.redirected_call import Call, Redirected
+from saccade.integrations.sdpa_matrix import run_sdpa, unsupported_sdpa
+from saccade.support.errors import unsupported
+
+CALLED_AS = "replace_attention"  # the name in error messages
+
+
+@dataclass(eq=False)
+class Site:
+    """A running module, whose own code may compute attention.
+
+    Attributes:
+        name: the module's name in the model.
+        module: the module.
+        args, kwargs: the arguments of its forward call.
+        checkpoint: the hook of the innermost `torch.utils.checkpoint` that the module runs in; None outside of any.
+        context: the context in which a checkpoint that the module begins is recomputed, once it is known.
+        outer: the running module of the same handler that has called the module; None for the outermost.
+    """
+
+    name: str
+    module: nn.Module
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    checkpoint: Any = None
+    context: Context | None = None
+    outer: Site | None = None
+
+
+class Handler(Protocol):
+    """Computes the attention calls of a model, or leaves them to the model's code."""
+
+    def attend(self, site: Site, call: Call) -> Redirected | None:
+        """Compute an attention call of a running module; None leaves it to the module's own code."""
+
+    def leave(self, site: Site, reason: str) -> None:
+        """Receive the reason why a product with the result of a softmax stays in the model's own code."""
+
+    def finish(self, site: Site) -> None:
+        """Receive the outermost running module after it has run."""
+
+
+OBSERVERS: list[Callable[[Redirected, Call], None]] = []
+"""Functions that receive each redirected call after it has run."""
+
+
+class _Running(NamedTuple):
+    """A running module with the handler of its calls; no handler if nothing is redirected."""
+
+    handler: Handler | None
+    site: Site | None
+
+
+_running = Running()
+_MULTIPLIES = "it multiplies the result of a softmax, which is not softmax attention of queries and keys"
+
+
+class RedirectMode(FuseAttention):
+    """A torch function mode that passes the attention of a model's own code to a handler.
+
+    Passed on are attention that is written as matmul, softmax and matmul, and calls of
+    ``F.scaled_dot_product_attention`` and ``F.multi_head_attention_forward``. Kernels of saccade are left alone.
+
+    Args:
+        handler: computes the calls.
+    """
+
+    def __init__(self, handler: Handler):
+        keep = functools.partial(self._leave, _MULTIPLIES)
+        super().__init__(self._run_call, on_weights=lambda weights: keep(), on_unknown=keep)
+        self.handler = handler
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not torch.compiler.is_compiling():
+            if _is_engine(sys._getframe(1)):
+                if not any(type(x) is LazyTensor for x in tensors_in((args, kwargs))):
+                    return func(*args, **kwargs)
+            elif func in _FUNCTIONS and is_eager() and not (in_backward() and not self._here.recomputed):
+                args, kwargs = computed((args, kwargs))
+                out = self._run_function(func, args, kwargs)
+                if out is not None:
+                    return out
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def recompute_context(self) -> Context:
+        """Return the context in which a checkpoint is recomputed: this mode, with the module that began it."""
+        site = self._site()
+        if site is None or site.checkpoint is top_hook():
+            return self._recomputed
+        if site.context is None:
+            site.context = functools.partial(_within, self._recomputed, self.handler, site)
+        return site.context
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Switch the mode on within the block, also in a backward pass, which runs a module of a checkpoint again."""
+        with self._recomputed() if in_backward() else self:
+            yield
+
+    def _run_function(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a call of an attention function of torch by the handler; return None to leave it alone."""
+        site = self._site()
+        if site is None:
+            return None
+        run, why_not = _FUNCTIONS[func]
+        reason = why_not(args, kwargs)
+        if reason:
+            self.handler.leave(site, f"it calls {func.__name__}, and {reason}")
+            return None
+        if not enter_when_recomputed(self.recompute_context()):
+            reason = "hooks for saved tensors hide a checkpoint, which would run the attention again without them"
+            raise unsupported(site.name, [reason], hint="run the checkpoint outside of the hooks")
+
+        return run(args, kwargs, functools.partial(self._attend, site))
+
+    def _run_call(self, call: AttentionCall) -> Tensor | None:
+        site = self._site()
+        if site is None:
+            return None
+        found = self._attend(site, Call(call.matrix, call.value, call.query.shape[2], call.dropout_p))
+        return None if found is None else found.out
+
+    def _attend(self, site: Site, call: Call) -> Redirected | None:
+        _check_checkpoint(site)
+        with torch._C.DisableTorchFunction():
+            redirected = self.handler.attend(site, call)
+        if redirected is not None:
+            for observe in OBSERVERS:
+                observe(redirected, call)
+        return redirected
+
+    def _leave(self, reason: str) -> None:
+        site = self._site()
+        if site is not None:
+            self.handler.leave(site, reason)
+
+    def _site(self) -> Site | None:
+        """Return the innermost running module that belongs to the handler; None within `left_to_module`."""
+        running = (one for one in reversed(_running.stack) if one.handler is None or one.handler is self.handler)
+        return next((one.site for one in running), None)
+
+
+# For each attention function of torch: the function that runs its calls, and the one that says which it cannot run.
+_FUNCTIONS: dict[Any, tuple[Callable[..., Any], Callable[..., str]]] = {
+    F.scaled_dot_product_attention: (run_sdpa, unsupported_sdpa),
+    F.multi_head_attention_forward: (run_mha_function, unsupported_function),
+}
+
+
+def run_redirected(handler: Handler, site: Site, forward: Callable[..., Any]) -> Any:
+    """Run the forward of a module, and pass the attention calls of its own code to a handler."""
+    site.checkpoint = top_hook()
+    site.outer = next((one.site for one in reversed(_running.stack) if one.handler is handler), None)
+    with _running.within(_Running(handler, site)):
+        modes = torch.overrides._get_current_function_mode_stack()
+        is_on = any(isinstance(mode, RedirectMode) and mode.handler is handler for mode in modes)
+        with nullcontext() if is_on else RedirectMode(handler).on():
+            out = forward(*site.args, **site.kwargs)
+    if site.outer is None:
+        handler.finish(site)
+    return out
+
+
+@contextmanager
+def _within(recomputed: Context, handler: Handler, site: Site) -> Iterator[None]:
+    with _running.within(_Running(handler, site)), recomputed():
+        yield
+
+
+@contextmanager
+def left_to_module() -> Iterator[None]:
+    """Redirect nothing within the block, in which a module of saccade computes its attention."""
+    with _running.within(_Running(None, None)):
+        yield
+
+
+def _is_engine(frame: Any) -> bool:
+    """Return whether a torch call comes directly from a saccade kernel."""
+    return str(frame.f_globals.get("__name__")).startswith("saccade.engine.")
+
+
+def _check_checkpoint(site: Site) -> None:
+    """Raise if a reentrant checkpoint within a module would run the module's attention again without the handler."""
+    if torch.is_grad_enabled() or in_backward():
+        return
+    forward, frame = torch.utils.checkpoint.CheckpointFunction.forward.__code__, sys._getframe(1)
+    while frame is not None and frame.f_code is not run_redirected.__code__:
+        if frame.f_code is forward:
+            reason = "a reentrant checkpoint within this module would run its attention again without saccade"
+            raise unsupported(site.name, [reason], hint="checkpoint(..., use_reentrant=False)")
+        frame = frame.f_back  # type: ignore[assignment]

@@ -1,0 +1,43 @@
+"""Redirected calls: attention calls of a model that a function of ours computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from saccade.masks import Mask
+from saccade.matrix import AttentionMatrix, Matrix
+
+
+class Call(NamedTuple):
+    """An attention call that a model is about to make.
+
+    Attributes:
+        matrix: returns the attention matrix of the call, with one more mask.
+        value: ``[batch, kv_heads, kv_len, value_dim]``.
+        q_len: number of queries.
+        dropout_p: probability that a weight is dropped.
+    """
+
+    matrix: Callable[[Mask | None], AttentionMatrix]
+    value: Tensor
+    q_len: int
+    dropout_p: float
+
+
+class Redirected(NamedTuple):
+    """A computed attention call.
+
+    Attributes:
+        out: ``[batch, heads, q_len, value_dim]``.
+        matrix: the matrix that was multiplied by the values.
+    """
+
+    out: Tensor
+    matrix: Matrix
+
+
+Attend = Callable[[Call], Redirected | None]
+"""Computes an attention call; None leaves it to the model's own code."""

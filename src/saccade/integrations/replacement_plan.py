@@ -1,0 +1,273 @@
+"""ReplacementPlan: which mask and mechanism each attention of a model gets, and how each one runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import NamedTuple, overload
+
+from torch import nn
+
+from saccade.integrations.cross_attention import Kind, is_named_cross, kind_of_call
+from saccade.integrations.redirect_mode import Site
+from saccade.integrations.redirected_call import Call, Redirected
+from saccade.masks import Mask
+from saccade.matrix import AttentionMatrix, Matrix
+from saccade.mechanisms import Mechanism
+from saccade.support.errors import shown, type_error, unsupported, value_error
+
+CALLED_AS = "replace_attention"  # the name in error messages
+
+MODULE, CALLS, LEFT = "module", "calls", "left alone"
+
+
+class Replaced(NamedTuple):
+    """An attention of a model, and how it runs.
+
+    Attributes:
+        name: the name of its module in the model.
+        before, after: descriptions of the attention before and after.
+        how: "module" if the module runs on saccade; "calls" if its own code runs, except for its attention calls;
+            "left alone: reason" if nothing was replaced.
+    """
+
+    name: str
+    before: str
+    after: str
+    how: str = MODULE
+
+
+class Replacements(Sequence[Replaced]):
+    """The attentions of a model in the order of its modules, and how each one runs.
+
+    Attention in a module's own code is found when it runs: it is listed after the first run of the model.
+    """
+
+    def __init__(self, found: Mapping[str, Replaced], order: Mapping[str, int]):
+        self._found, self._order = found, order
+
+    def _list(self) -> list[Replaced]:
+        return sorted(self._found.values(), key=lambda one: self._order.get(one.name, len(self._order)))
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    @overload
+    def __getitem__(self, index: int) -> Replaced: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Replaced]: ...
+
+    def __getitem__(self, index: int | slice) -> Replaced | Sequence[Replaced]:
+        return self._list()[index]
+
+    def __repr__(self) -> str:
+        rows = [(one.name or "(the model)", one.before, one.after, one.how) for one in self._list()]
+        if not rows:
+            return "Replacements: none so far; attention in a module's own code is found when it runs"
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        return "\n".join(
+            "  ".join([*(cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)), row[3]])
+            for row in rows
+        )
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The mask of each attention of a model.
+
+    Args:
+        mask: a pattern for every self-attention; or a pattern, or None, for each pattern of names, the first that
+            matches.
+        cross: patterns of the names of cross-attention; None if names, arguments and lengths tell.
+    """
+
+    mask: Mask | Mapping[str, Mask | None] | None
+    cross: tuple[str, ...] | None = None
+
+    @property
+    def is_by_name(self) -> bool:
+        return isinstance(self.mask, Mapping)
+
+    def named(self, name: str) -> Mask | None:
+        """Return the mask that was given for a module by name."""
+        assert isinstance(self.mask, Mapping)
+        return next((rule for pattern, rule in self.mask.items() if is_within(name, pattern)), None)
+
+    def is_cross(self, name: str, module: nn.Module) -> bool | None:
+        """Return whether a module is cross-attention; None if that depends on its calls."""
+        if self.cross is not None:
+            return any(is_within(name, pattern) for pattern in self.cross)
+        return True if is_named_cross(name, type(module).__name__) else None
+
+    def of_module(self, name: str, module: nn.Module) -> Mask | None:
+        """Return the mask of a module all calls of which are of one kind, which its name tells."""
+        if isinstance(self.mask, Mapping):
+            return self.named(name)
+        return None if self.is_cross(name, module) else self.mask
+
+
+@dataclass
+class ReplacementPlan:
+    """The handler of the attention calls of a model: it computes them by saccade.
+
+    Args:
+        rules: the masks.
+        mechanism: computes the matrices; exact softmax when None.
+        left: names of the modules whose attention is left alone.
+        partial: whether attention that cannot be redirected may stay in the model's own code.
+        order: the number of each module of the model, by name.
+        found: the attentions that have been found, by name.
+    """
+
+    rules: Rules
+    mechanism: Mechanism | None
+    left: frozenset[str]
+    partial: bool
+    order: dict[str, int]
+    found: dict[str, Replaced] = field(default_factory=dict)
+    _self_attention: set[str] = field(default_factory=set)
+    _has_run: bool = False
+
+    def attend(self, site: Site, call: Call) -> Redirected | None:
+        if site.name in self.left:
+            self._note(site, "its own code", f"{LEFT}: named in leave=")
+            return None
+        exact = call.matrix(self._mask_of(site, call))
+        matrix = exact if self.mechanism is None else _by_mechanism(self.mechanism, site, exact)
+        out = matrix.matmul(call.value, dropout_p=call.dropout_p)
+        self._note(site, "Softmax" if self.mechanism is None else type(self.mechanism).__name__, CALLS)
+        return Redirected(out, matrix)
+
+    def leave(self, site: Site, reason: str) -> None:
+        if site.name in self.left:
+            return
+        if not self.partial:
+            name = site.name or "the model"
+            hint = f"partial=True, or leave=[{site.name!r}], leaves it as it is" if site.name else "partial=True"
+            raise unsupported(f"{name}, a {type(site.module).__name__}", [reason], hint=hint)
+        self._note(site, "its own code", f"{LEFT}: {reason}")
+
+    def finish(self, site: Site) -> None:
+        """Check the first run of the whole model.
+
+        Raises:
+            UnsupportedError: no attention ran, or none in the modules for which a mask was given.
+        """
+        if site.name or self._has_run:
+            return
+        self._has_run = True
+        reasons = [] if self.found else ["no attention ran in it"]
+        patterns = self.rules.mask if isinstance(self.rules.mask, Mapping) else {}
+        idle = [pattern for pattern in patterns if not any(is_within(name, pattern) for name in self.found)]
+        if self.found and idle:
+            attentions = ", ".join(self.found)
+            reasons.append(f"no attention ran in modules named {', '.join(map(repr, idle))}; it ran in {attentions}")
+        if reasons:
+            raise unsupported(type(site.module).__name__, reasons)
+
+    def _note(self, site: Site, after: str, how: str) -> None:
+        known = self.found.get(site.name)
+        if known is not None and known.how != how:
+            how = "; ".join(dict.fromkeys([*known.how.split("; "), how]))
+        self.found[site.name] = Replaced(site.name, type(site.module).__name__, after, how)
+
+    def _mask_of(self, site: Site, call: Call) -> Mask | None:
+        """Return the mask that is joined with that of a call.
+
+        Raises:
+            UnsupportedError: one mask was given for all self-attention, and the call may be self- or cross-attention.
+        """
+        rules = self.rules
+        if rules.mask is None:
+            return None
+        if rules.is_by_name:
+            return rules.named(site.name)
+        assert isinstance(rules.mask, Mask)
+        is_cross = rules.is_cross(site.name, site.module)
+        if is_cross is not None:
+            return None if is_cross else rules.mask
+        q_len, kv_len = call.q_len, call.value.shape[2]
+        kind = kind_of_call(site, q_len, kv_len)
+        if kind is Kind.SELF:
+            self._self_attention.add(site.name)
+        elif kind is Kind.UNKNOWN and site.name in self._self_attention:  # queries after those of earlier calls
+            kind = Kind.SELF
+        if kind is Kind.UNKNOWN:
+            reason = (
+                f"{site.name or 'the model'} may be self-attention or cross-attention: {q_len} queries, {kv_len} keys"
+            )
+            hint = f'mask={{"{site.name}": rule}} names the attentions that get one, cross_attention=[names] the others'
+            raise unsupported(f"mask={rules.mask}", [reason], hint=hint)
+        return rules.mask if kind is Kind.SELF else None
+
+
+def _by_mechanism(mechanism: Mechanism, site: Site, matrix: AttentionMatrix) -> Matrix:
+    """Return the matrix of a mechanism for the inputs of an exact one.
+
+    Raises:
+        UnsupportedError: the call has terms that only exact attention supports.
+    """
+    inputs = matrix.inputs
+    _, _, q_len, kv_len = inputs.shape
+    reasons = [*mechanism.reasons(inputs.rule)]
+    if inputs.bias is not None or inputs.softcap is not None:
+        reasons.append(f"{site.name or 'the model'} adds a bias to its scores or caps them")
+    if q_len != kv_len and inputs.origin != (kv_len - q_len, 0):
+        reasons.append(f"{site.name or 'the model'} has {q_len} queries that stand at the first of {kv_len} keys")
+    if reasons:
+        raise unsupported(type(mechanism).__name__, reasons, hint="mechanism=None is exact attention")
+    usual = inputs.query.shape[3] ** -0.5
+    query = inputs.query if inputs.scale == usual else inputs.query * (inputs.scale / usual)
+    mechanism.to(query.device)
+    result: Matrix = mechanism(query, inputs.key, mask=inputs.rule)
+    return result
+
+
+def checked_rules(mask: object, cross_attention: object, names: Sequence[str]) -> Rules:
+    """Check the masks that `replace_attention` was given, and the names of cross-attention.
+
+    Args:
+        mask: a mask, a mapping from patterns of names to masks, or None.
+        cross_attention: patterns of names, or None.
+        names: the names of the model's modules.
+
+    Raises:
+        TypeError, ValueError: an argument is of another kind, or a pattern matches no name.
+    """
+    if isinstance(mask, Mapping):
+        for pattern, rule in mask.items():
+            if not isinstance(pattern, str) or not isinstance(rule, Mask | None):
+                shown_pair = f"{shown(pattern)}: {shown(rule)}"
+                raise type_error("mask", "map names of modules to saccade masks or None", shown_pair)
+        check_names("mask", [*mask], names)
+        if cross_attention is not None:
+            hint = "a mapping names each attention that gets a mask"
+            raise value_error("cross_attention", "be None if mask is a mapping", shown(cross_attention), hint=hint)
+        return Rules(dict(mask))
+    if not isinstance(mask, Mask | None):
+        hint = "a tensor goes to each call"
+        raise type_error("mask", "be a saccade mask, a mapping from names to masks, or None", shown(mask), hint=hint)
+    if cross_attention is None:
+        return Rules(mask)
+    rule = "be a list of names, or None"
+    if isinstance(cross_attention, str) or not isinstance(cross_attention, Sequence | set | frozenset):
+        raise type_error("cross_attention", rule, shown(cross_attention), hint="[name]")
+    check_names("cross_attention", [*cross_attention], names)
+    return Rules(mask, tuple(cross_attention))
+
+
+def is_within(name: str, pattern: str) -> bool:
+    """Return whether the name of a module, or of a module around it, matches a pattern."""
+    parts = name.split(".")
+    return any(fnmatchcase(".".join(parts[:number]), pattern) for number in range(1, len(parts) + 1))
+
+
+def check_names(argument: str, patterns: Sequence[object], names: Sequence[str]) -> None:
+    """Raise unless each pattern is a str that matches the name of a module."""
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise type_error(argument, "hold names of modules", shown(pattern))
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise value_error(argument, "hold names of modules of the model", repr(pattern))
