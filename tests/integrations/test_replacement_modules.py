@@ -146,31 +146,16 @@ def changed_on_the_object():
     return model
 
 
-def with_an_attribute(attn=None):
-    attn = nn.MultiheadAttention(D, H) if attn is None else attn
-    attn.mask = None
-    return nn.Sequential(Block(attn))
-
-
-REFUSED = {
-    "a forward on the object": (changed_on_the_object, "its forward was changed on the object"),
-    "an attribute of this name": (with_an_attribute, "its attribute mask is one that saccade sets"),
-    "timm, an attribute of this name": (lambda: with_an_attribute(TimmForm()), "its attribute mask is one that"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_objects_that_would_not_run_it_are_refused(name):
-    build, words = REFUSED[name]
-    with pytest.raises(UnsupportedError, match=words):
-        sc.replace_attention(build())
+def test_a_forward_on_the_object_is_refused():
+    with pytest.raises(UnsupportedError, match="its forward was changed on the object"):
+        sc.replace_attention(changed_on_the_object())
 
 
 def test_a_module_that_is_recorded_is_not_replaced_meanwhile():
     model, x = encoder(), inputs()
     with sc.record(model):
         model(x)
-        with pytest.raises(UnsupportedError, match="by a recording that has not ended"):
+        with pytest.raises(UnsupportedError, match="it is being recorded"):
             sc.replace_attention(model)
     sc.replace_attention(model)
 
@@ -249,8 +234,8 @@ def test_a_decoder_of_torch_has_cross_attention_where_lengths_are_equal():
 
 NAMES = {
     "a string": ("inner", r"cross_attention must be a list of names, or None; got 'inner'"),
-    "no strings": ([1], "cross_attention must be a list of names, or None; got int"),
-    "another name": (["other"], r"names of nn.MultiheadAttention in the model; got 'other'.\nHint: .* are inner"),
+    "no strings": ([1], "cross_attention must hold names of modules; got 1"),
+    "another name": (["other"], "cross_attention must hold names of modules of the model; got 'other'"),
 }
 
 

@@ -191,9 +191,9 @@ def _part(name: str, module: nn.Module, left: Collection[str]) -> _Part | None:
     if is_pretrained(module) and is_whole and _runs_on_interface(module):
         return _Part(name, module, "model")
     if isinstance(module, nn.MultiheadAttention):
-        is_plain = type(module).forward is nn.MultiheadAttention.forward and not _is_changed(module)
-        return _Part(name, module, MODULE if is_plain else "calls", _taken(module) if is_plain else "")
-    if is_fused(module) and not _is_changed(module) and not _taken(module) and _runs_as_fused(module):
+        is_plain = type(module).forward is nn.MultiheadAttention.forward and _is_as_its_class(module)
+        return _Part(name, module, MODULE if is_plain else "calls")
+    if is_fused(module) and _is_as_its_class(module) and _runs_as_fused(module):
         return _Part(name, module, MODULE)
     return _Part(name, module, "calls") if _has_own_code(module) else None
 
@@ -202,8 +202,11 @@ def _against(module: nn.Module) -> str:
     """Return the reason why no module of this kind is replaced, or "" if it may be."""
     if isinstance(module, MultiHeadAttention | StandIn | RedirectedModule):
         return "it runs on saccade already; its mask and mechanism can be set"
-    is_recorded = isinstance(vars(module).get("forward"), ForwardProxy)
-    return "it is being recorded; replace_attention comes before the recording" if is_recorded else ""
+    forward = vars(module).get("forward")
+    if isinstance(forward, ForwardProxy):
+        return "it is being recorded; replace_attention comes before the recording"
+    is_changed = forward is not None and isinstance(module, nn.MultiheadAttention)
+    return "its forward was changed on the object, by another library" if is_changed else ""
 
 
 def _has_own_code(module: nn.Module) -> bool:
@@ -230,15 +233,10 @@ def is_pretrained(part: nn.Module) -> bool:
     return any(kind.__name__ == "PreTrainedModel" for kind in type(part).__mro__)
 
 
-def _is_changed(module: nn.Module) -> bool:
-    """Return whether the weights or the forward of a module are not those of its class."""
-    return is_parametrized(module) or "forward" in vars(module)
-
-
-def _taken(module: nn.Module) -> str:
-    """Return the reason why a module cannot get the attributes of a replacement, or "" if it can."""
-    taken = [name for name in ("mask", "mechanism") if hasattr(module, name)]
-    return f"its attribute {taken[0]} is one that saccade sets" if taken else ""
+def _is_as_its_class(module: nn.Module) -> bool:
+    """Return whether a module has the weights and the forward of its class, and no attribute that a replacement has."""
+    has_attributes = any(hasattr(module, name) for name in ("mask", "mechanism"))
+    return not (is_parametrized(module) or "forward" in vars(module) or has_attributes)
 
 
 def _against_mechanism(mechanism: Mechanism | None, parts: list[_Part]) -> Iterator[str]:
@@ -248,8 +246,6 @@ def _against_mechanism(mechanism: Mechanism | None, parts: list[_Part]) -> Itera
     for one in parts:
         if one.way == "model":
             yield f"{one.name or 'the model'} is a model of transformers, which runs exact softmax"
-    if any(one.way == "calls" for one in parts) and [*mechanism.parameters()]:
-        yield f"{type(mechanism).__name__} has parameters, which calls in a module's own code cannot hold"
 
 
 def _runs_on_interface(model: Any) -> bool:

@@ -212,6 +212,8 @@ def _by_mechanism(mechanism: Mechanism, site: Site, matrix: AttentionMatrix) -> 
     inputs = matrix.inputs
     _, _, q_len, kv_len = inputs.shape
     reasons = [*mechanism.reasons(inputs.rule)]
+    if [*mechanism.parameters()]:
+        reasons.append(f"it has parameters, which the calls of {site.name or 'the model'} cannot hold")
     if inputs.bias is not None or inputs.softcap is not None:
         reasons.append(f"{site.name or 'the model'} adds a bias to its scores or caps them")
     if q_len != kv_len and inputs.origin != (kv_len - q_len, 0):
