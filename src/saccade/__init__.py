@@ -25,18 +25,20 @@ if TYPE_CHECKING:
     from saccade.costs.cost import Cost, cost
     from saccade.integrations.replace_attention import replace_attention
     from saccade.integrations.replacement_plan import Replaced, Replacements
+    from saccade.intervention.intervene import intervene
     from saccade.masks.convert.packing import Packed, pack
     from saccade.mechanisms.comparison import compare
     from saccade.recording.record import record
     from saccade.recording.recording import Recording
 else:  # half of the package, which a product of attention does not need
     _HOMES = {
-        "": "auditing caches costs distributed fusion integrations learning mechanisms models nn recording scorers "
-        "tasks testing text theory vision viz",
+        "": "auditing caches costs distributed fusion integrations intervention learning mechanisms models nn recording "
+        "scorers tasks testing text theory vision viz",
         "auditing.audit": "audit",
         "costs.cost": "Cost cost",
         "integrations.replace_attention": "replace_attention",
         "integrations.replacement_plan": "Replaced Replacements",
+        "intervention.intervene": "intervene",
         "mechanisms.comparison": "compare",
         "masks.convert.packing": "Packed pack",
         "recording.record": "record",
@@ -58,6 +60,7 @@ __all__ = [
     "pack",
     "Packed",
     "record",
+    "intervene",
     "replace_attention",
     "Replaced",
     "Replacements",

@@ -160,8 +160,20 @@ class FuseAttention(TorchFunctionMode):
                 result = None if product is None else self._attention(product, first)
                 if result is not None:
                     return result
+        weights = [
+            x for x in tensors_in((args, kwargs)) if type(x) is LazyTensor and x.pending.scores.softmax is not None
+        ]
         args, kwargs = computed((args, kwargs))
+        if self._tap is not None:
+            for one in weights:
+                self._tap_weights(one)
         return self._product(func, args, kwargs) if func in PRODUCTS else self._plain(func, args, kwargs)
+
+    def _tap_weights(self, weights: LazyTensor) -> None:
+        """Let the tap follow weights that have been computed."""
+        scores = weights.pending.scores
+        if self._tap is not None and scores.softmax in scores.axes.axes:
+            self._tap.follow(weights.pending.value, scores.axes.axes.index(scores.softmax))
 
     def _attention(self, product: Product, weights: LazyTensor) -> Tensor | None:
         """Run a product of lazy weights and values as an attention call; return None if that is not possible."""
@@ -177,9 +189,6 @@ class FuseAttention(TorchFunctionMode):
                 if self._on_attention is not None:
                     self._on_attention(call)
                 return output.arranged(out)
-        scores = weights.pending.scores
-        if self._tap is not None and scores.softmax in scores.axes.axes:
-            self._tap.follow(weights.pending.value, scores.axes.axes.index(scores.softmax))
         return None
 
     def _compute_before(self, func: Any, args: Any, kwargs: Any) -> None:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from saccade.engine.inputs import AttentionInputs
 from saccade.fusion.attention_call import AttentionCall, Output
+from saccade.fusion.mode import FuseAttention
 from saccade.fusion.observe import ObserveAttention
 from saccade.integrations import redirect_mode
 from saccade.integrations.call_output import BuiltWeights, CallOutput
@@ -31,6 +32,7 @@ from saccade.integrations.capture_context import (
 )
 from saccade.integrations.forward_proxy import CapturedCall, Running, capture_forwards
 from saccade.integrations.mha_function import function_matrix
+from saccade.integrations.redirect_mode import RedirectMode
 from saccade.integrations.redirected_call import Call, Redirected
 from saccade.integrations.sdpa_matrix import sdpa_arguments, sdpa_matrix, sdpa_output
 from saccade.matrix import DenseMatrix, Impl, matrix_from_inputs
@@ -147,8 +149,27 @@ def capture_code_of(module: nn.Module, listeners: Iterable[Listener]) -> Iterato
     is_on = any(isinstance(mode, CaptureMode) for mode in torch.overrides._get_current_function_mode_stack())
     kind = type(module).__name__
     callers = [_Caller(listener, kind) for listener in listeners]
-    with _running.within(*callers), nullcontext() if is_on else CaptureMode():
+    with _running.within(*callers), nullcontext() if is_on else _beneath_redirection(CaptureMode()):
         yield
+
+
+@contextmanager
+def _beneath_redirection(mode: CaptureMode) -> Iterator[None]:
+    """Switch a mode on beneath those that redirect calls, so that it observes only calls that these leave alone."""
+    stack = torch.overrides._get_current_function_mode_stack()
+    above = [*itertools.takewhile(lambda one: isinstance(one, RedirectMode), reversed(stack))]
+    for one in above:
+        super(FuseAttention, one).__exit__(None, None, None)
+    with mode:
+        for one in reversed(above):
+            one.__enter__()
+        try:
+            yield
+        finally:
+            for one in above:
+                super(FuseAttention, one).__exit__(None, None, None)
+    for one in reversed(above):
+        one.__enter__()
 
 
 def _emit(make: Any, output: CallOutput | BuiltWeights | None = None) -> None:

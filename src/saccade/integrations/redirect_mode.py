@@ -38,6 +38,7 @@ class Site:
         checkpoint: the hook of the innermost `torch.utils.checkpoint` that the module runs in; None outside of any.
         context: the context in which a checkpoint that the module begins is recomputed, once it is known.
         outer: the running module of the same handler that has called the module; None for the outermost.
+        calls: number of attention calls so far; handlers may count them.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Site:
     checkpoint: Any = None
     context: Context | None = None
     outer: Site | None = None
+    calls: int = 0
 
 
 class Handler(Protocol):

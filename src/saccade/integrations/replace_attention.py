@@ -111,7 +111,7 @@ def replace_attention(
     parts = [*_parts(model, plan.left)]
     reasons = [f"{one.name or 'the model'} is {type(one.module).__name__}: {one.why}" for one in parts if one.why]
     reasons += _against_mechanism(mechanism, parts)
-    if not parts:
+    if all(one.name in plan.left for one in parts):
         reasons.append("no part of it is an attention that is known here")
     if reasons:
         left = ", ".join(repr(one.name) for one in parts if one.why and one.name)
@@ -145,7 +145,7 @@ class _Part(NamedTuple):
         """Make the part run on saccade."""
         name, module = self.name, self.module
         if self.way == "calls":
-            if isinstance(module, nn.MultiheadAttention):
+            if isinstance(module, nn.MultiheadAttention) and name not in plan.left:
                 module.register_forward_pre_hook(keep_in_python)  # torch's encoder layers then call its forward
             redirect(module, plan, name)
             return
@@ -173,10 +173,13 @@ def _parts(model: nn.Module, left: Collection[str]) -> Iterator[_Part]:
         if name.startswith(tuple(inside)):
             continue
         part = _part(name, module, left)
-        if part is not None and (part.why or part.way != "calls"):
-            inside.append(f"{name}." if name else "")
-        if part is not None and name not in left:
+        if part is not None and name in left:
+            # Its calls are those of a module that is left alone, not of the module around it.
+            part = None if _against(module) else _Part(name, module, "calls")
+        if part is not None:
             yield part
+            if part.why or part.way != "calls":
+                inside.append(f"{name}." if name else "")
 
 
 def _part(name: str, module: nn.Module, left: Collection[str]) -> _Part | None:

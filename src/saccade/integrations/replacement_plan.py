@@ -12,6 +12,8 @@ from torch import nn
 from saccade.integrations.cross_attention import Kind, is_named_cross, kind_of_call
 from saccade.integrations.redirect_mode import Site
 from saccade.integrations.redirected_call import Call, Redirected
+from saccade.integrations.run_matrices import edited_matrix
+from saccade.integrations.tensor_masks import joined
 from saccade.masks import Mask
 from saccade.matrix import AttentionMatrix, Matrix
 from saccade.mechanisms import Mechanism
@@ -134,8 +136,13 @@ class ReplacementPlan:
         if site.name in self.left:
             self._note(site, "its own code", f"{LEFT}: named in leave=")
             return None
-        exact = call.matrix(self._mask_of(site, call))
-        matrix = exact if self.mechanism is None else _by_mechanism(self.mechanism, site, exact)
+        rule = self._mask_of(site, call)
+
+        def make(more: Mask | None) -> Matrix:
+            exact = call.matrix(joined(rule, more))
+            return exact if self.mechanism is None else _by_mechanism(self.mechanism, site, exact)
+
+        matrix = edited_matrix(site.module, make, make(None))
         out = matrix.matmul(call.value, dropout_p=call.dropout_p)
         self._note(site, "Softmax" if self.mechanism is None else type(self.mechanism).__name__, CALLS)
         return Redirected(out, matrix)

@@ -1,13 +1,26 @@
-"""Collect the attention matrices that saccade's attention functions multiply by values during a recording."""
+"""Change and collect the attention matrices of modules that run on saccade before they are multiplied by values."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from torch import nn
+
+from saccade.masks import Mask
 from saccade.matrix import Matrix
+from saccade.support.errors import unsupported
 from saccade.support.torch_modes import is_tracing
+
+CALLED_AS = "intervene"  # the name in error messages
+
+MakeMatrix = Callable[[Mask | None], Matrix]
+"""Returns the attention matrix of a call, with one more mask."""
+
+EDITORS: list[Callable[[nn.Module, MakeMatrix, Matrix], Matrix]] = []
+"""Functions of `saccade.intervene` that receive a module, a function that makes its matrix with one more mask, and the
+matrix; each returns the matrix that is used instead, which may be the same one."""
 
 
 class _ThreadState(threading.local):
@@ -18,14 +31,30 @@ class _ThreadState(threading.local):
 _thread = _ThreadState()
 
 
-def report_matrix(matrix: Matrix) -> None:
-    """Report an attention matrix before it is multiplied by values, to this thread's innermost `collected_matrices`.
+def run_matrix(module: nn.Module, make: MakeMatrix) -> Matrix:
+    """Return the attention matrix that a module multiplies by values, after all edits.
 
-    Attention functions that are registered with another library call this, because no other code knows which mask and
-    bias they added to those of the call.
+    The matrix is also reported to this thread's innermost `collected_matrices`. Attention functions that are registered
+    with another library call this, because no other code knows which mask and bias they added to those of the call.
     """
+    matrix = edited_matrix(module, make, make(None))
     if not is_tracing() and _thread.lists:
         _thread.lists[-1].append(matrix)
+    return matrix
+
+
+def edited_matrix(module: nn.Module, make: MakeMatrix, matrix: Matrix) -> Matrix:
+    """Return the attention matrix of a module after all edits.
+
+    Raises:
+        UnsupportedError: there are edits, and the program is being compiled, which would keep them.
+    """
+    if EDITORS and is_tracing():
+        reason = "a compiled program would keep the edits"
+        raise unsupported(type(module).__name__, [reason], hint="intervene on the model that is not compiled")
+    for edit in EDITORS:
+        matrix = edit(module, make, matrix)
+    return matrix
 
 
 @contextmanager

@@ -45,3 +45,8 @@ def both(rule: Mask, other: Mask) -> Mask:
     if isinstance(rule, Full):
         return other
     return rule if isinstance(other, Full) else rule & other
+
+
+def joined(rule: Mask | None, other: Mask | None) -> Mask | None:
+    """Combine two mask rules, or None for no rule, by ``&``."""
+    return rule if other is None else other if rule is None else both(rule, other)

@@ -13,7 +13,8 @@ from saccade.integrations.attention_arguments import check_no_weights
 from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.lazy_mask import LazyMask, mask_dtype
 from saccade.integrations.mask_functions import MaskFunction, place
-from saccade.integrations.run_matrices import report_matrix
+from saccade.integrations.run_matrices import run_matrix
+from saccade.integrations.tensor_masks import joined
 from saccade.integrations.transformers_layers import from_transformers
 from saccade.masks import Full, Mask
 from saccade.support.errors import kind, missing_extra, type_error, unsupported, value_error
@@ -149,8 +150,8 @@ class Attention:
     ) -> tuple[Tensor, None]:
         check_no_weights(module, kwargs)
         call = AttentionCall.of(module, query, key, attention_mask, kwargs)
-        matrix = call.matrix(self._mask_of(module))
-        report_matrix(matrix)
+        pattern = self._mask_of(module)
+        matrix = run_matrix(module, lambda more: call.matrix(joined(pattern, more)))
         out = matrix.matmul(value, dropout_p=float(dropout))
         return out.transpose(1, 2).contiguous(), None
 

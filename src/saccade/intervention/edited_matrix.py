@@ -1,0 +1,66 @@
+"""EditedMatrix: an attention matrix of which some heads are replaced, and the outputs of some heads are changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.matrix import ByRows, Matrix
+from saccade.recording.derived_matrices import chosen_heads
+
+ChangeOutput = Callable[[Tensor], Tensor]
+"""Changes the output of a call, ``[batch, heads, q_len, value_dim]``."""
+
+
+class HeadsOf(NamedTuple):
+    """Heads whose rows are taken from another matrix with the same shape."""
+
+    heads: tuple[int, ...]
+    matrix: Matrix
+
+
+class EditedMatrix(ByRows):
+    """An attention matrix of which some heads are replaced by those of other matrices.
+
+    Args:
+        inner: the matrix of the other heads.
+        parts: heads and the matrices that they are taken from; the last one that has a head counts.
+        changes: functions that change the product with values, in this order. The matrix itself does not show them.
+
+    Cost: a product costs one product with ``inner``, if any of its heads is used, and one with the chosen heads of
+    each part.
+    """
+
+    def __init__(self, inner: Matrix, parts: Sequence[HeadsOf], changes: Sequence[ChangeOutput] = ()):
+        super().__init__(inner)
+        self.parts, self.changes = tuple(parts), tuple(changes)
+        self._source = {head: part.matrix for part in self.parts for head in part.heads}
+
+    @property
+    def is_stochastic(self) -> bool:
+        return all(matrix.is_stochastic for matrix in (self.inner, *self._source.values()))
+
+    def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
+        value = self._operand(value, "value", self.kv_heads, self.shape[3])
+        share = self.shape[1] // self.kv_heads
+        out: Tensor | None = None
+        if len(self._source) < self.shape[1]:
+            out = self.inner.matmul(value, dropout_p=dropout_p, seed=seed)
+        for part in self.parts:
+            own = chosen_heads(part.matrix, part.heads)
+            values = value[:, [head // share for head in part.heads]]
+            rows = own.matmul(values.expand(own.shape[0], -1, -1, -1), dropout_p=dropout_p, seed=seed)
+            out = rows.new_zeros(*self.shape[:3], value.shape[3]) if out is None else out
+            index = torch.tensor(part.heads, device=out.device)
+            out = out.index_copy(1, index, rows.to(out.dtype).expand(out.shape[0], -1, -1, -1))
+        assert out is not None  # all heads come from the matrix or from parts
+        for change in self.changes:
+            out = change(out)
+        return out
+
+    def rows_of(self, batch: int, head: int, rows: range) -> Tensor:
+        matrix = self._source.get(head, self.inner)
+        return matrix[min(batch, matrix.shape[0] - 1), head, rows.start : rows.stop]

@@ -1,0 +1,171 @@
+"""Edits of attention: each changes the matrix of a call, or the output of some of its heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from saccade.integrations.run_matrices import MakeMatrix
+from saccade.integrations.tensor_masks import joined
+from saccade.intervention.edited_matrix import ChangeOutput, EditedMatrix, HeadsOf
+from saccade.masks import Mask, as_mask
+from saccade.matrix import ByRows, Matrix
+from saccade.support.errors import unsupported, value_error
+
+CALLED_AS = "intervene"  # the name in error messages
+
+How = Literal["zero", "mean", "resample"]
+"""How the output of a head is removed: it becomes 0, its mean over the batch, or that of another item of the batch."""
+
+
+@dataclass(eq=False)
+class Edit:
+    """A change of the attention of some layers.
+
+    Attributes:
+        layer: the name of a layer, with ``*`` for any characters; or its number, in the order of the first calls.
+        heads: numbers of heads; None for all heads.
+        was_used: whether the edit has changed a call.
+    """
+
+    layer: str | int
+    heads: tuple[int, ...] | None
+    was_used: bool = False
+
+    def heads_of(self, count: int) -> tuple[int, ...]:
+        """Return the numbers of the edited heads of a layer with ``count`` heads.
+
+        Raises:
+            ValueError: a head does not exist.
+        """
+        if self.heads is None:
+            return tuple(range(count))
+        if not all(0 <= head < count for head in self.heads):
+            raise value_error("head", f"be 0 to {count - 1} in layer {self.layer}", list(self.heads))
+        return self.heads
+
+
+@dataclass(eq=False)
+class MaskEdit(Edit):
+    """An edit that joins a mask with that of the call by ``&``."""
+
+    mask: object = None
+
+
+@dataclass(eq=False)
+class PatternEdit(Edit):
+    """An edit that replaces the attention matrix of heads by another one."""
+
+    matrix: Matrix | None = None
+
+
+@dataclass(eq=False)
+class OutputEdit(Edit):
+    """An edit that changes the output of heads, ``[batch, heads, q_len, value_dim]``.
+
+    Attributes:
+        factor: multiplies the output: a number, or a tensor that broadcasts to it.
+        how: what the output is replaced by, before the factor is applied; None if it is kept.
+        seed: chooses the other item of the batch for "resample".
+    """
+
+    factor: float | Tensor = 1.0
+    how: How | None = None
+    seed: int = 0
+
+    def change(self, out: Tensor) -> Tensor:
+        """Return the changed output of a call.
+
+        Raises:
+            UnsupportedError: other items of the batch are needed, and there are none.
+        """
+        heads = self.heads_of(out.shape[1])
+        index = torch.tensor(heads, device=out.device)
+        own = out.index_select(1, index)
+        if self.how in ("mean", "resample") and len(out) < 2:
+            raise unsupported(f"how={self.how!r}", ["the batch has one item"], hint="how='zero', or a larger batch")
+        if self.how == "zero":
+            own = torch.zeros_like(own)
+        elif self.how == "mean":
+            own = own.mean(0, keepdim=True).expand_as(own)
+        elif self.how == "resample":
+            own = own.roll(1 + self.seed % (len(out) - 1), 0)
+        return out.index_copy(1, index, (own * self.factor).to(out.dtype))
+
+
+def edited(edits: Sequence[Edit], make: MakeMatrix, matrix: Matrix) -> Matrix:
+    """Return the matrix of a call after edits: first masks, then patterns, then changes of the output.
+
+    Args:
+        edits: the edits of the layer, in the order in which they were made.
+        make: returns the matrix of the call with one more mask.
+        matrix: the matrix of the call.
+    """
+    rules: dict[int, Mask] = {}
+    parts: list[HeadsOf] = []
+    changes: list[ChangeOutput] = []
+    heads = matrix.shape[1]
+    for edit in edits:
+        edit.was_used = True
+        own = edit.heads_of(heads)
+        if isinstance(edit, MaskEdit):
+            rule = as_mask(edit.mask, matrix.shape)
+            rules.update((head, joined(rules.get(head), rule) or rule) for head in own)
+        elif isinstance(edit, PatternEdit):
+            assert edit.matrix is not None
+            parts.append(HeadsOf(own, _rows_for(edit.matrix, matrix)))
+        elif isinstance(edit, OutputEdit):
+            changes.append(edit.change)
+    masked = [
+        HeadsOf(tuple(head for head in rules if rules[head] is rule), make(rule))
+        for rule in dict.fromkeys(rules.values())
+    ]
+    if len(masked) == 1 and len(masked[0].heads) == heads:
+        matrix, masked = masked[0].matrix, []
+    return EditedMatrix(matrix, [*masked, *parts], changes) if masked or parts or changes else matrix
+
+
+class _Rows(ByRows):
+    """The rows of a causal matrix that belong to the last queries of its first keys.
+
+    Args:
+        inner: the matrix of the whole text.
+        like: the matrix of a call of which the queries are the last ones of its keys.
+    """
+
+    def __init__(self, inner: Matrix, like: Matrix):
+        super().__init__(inner)
+        _, _, self._q_len, self._kv_len = like.shape
+        self._first = self._kv_len - self._q_len
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return (*self.inner.shape[:2], self._q_len, self._kv_len)
+
+    def rows_of(self, batch: int, head: int, rows: range) -> Tensor:
+        weights = self.inner[batch, head, self._first + rows.start : self._first + rows.stop]
+        if bool(weights[:, self._kv_len :].any()):
+            reason = f"rows of the pattern attend beyond the {self._kv_len} keys of the call"
+            raise unsupported("pattern", [reason], hint="a pattern for a call with a cache must be causal")
+        return weights[:, : self._kv_len]
+
+
+def _rows_for(pattern: Matrix, matrix: Matrix) -> Matrix:
+    """Return the rows of a pattern that replace those of a call.
+
+    Raises:
+        ValueError: the pattern does not fit the call.
+    """
+    batch, heads, q_len, kv_len = matrix.shape
+    own_batch, own_heads, own_q, own_kv = pattern.shape
+    if own_heads == heads and own_batch in (1, batch):
+        if (own_q, own_kv) == (q_len, kv_len):
+            return pattern
+        if own_q == own_kv and q_len <= kv_len <= own_kv:  # a step of a text that the pattern knows as a whole
+            return _Rows(pattern, matrix)
+    rule = f"have the shape of the call, {list(matrix.shape)}, or be that of a longer text"
+    raise value_error("pattern", rule, list(pattern.shape), hint="record the pattern on a text of the same length")

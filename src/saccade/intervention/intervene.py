@@ -1,0 +1,322 @@
+"""intervene: change the attention of a model while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from fnmatch import fnmatchcase
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from saccade.integrations.capture_context import names_of
+from saccade.integrations.forward_proxy import PATCH_LOCK, CapturedCall, ForwardProxy, Listener
+from saccade.integrations.redirect_mode import Site, run_redirected
+from saccade.integrations.redirected_call import Call, Redirected
+from saccade.integrations.run_matrices import EDITORS, MakeMatrix
+from saccade.integrations.tensor_masks import joined
+from saccade.intervention.edits import Edit, How, MaskEdit, OutputEdit, PatternEdit, edited
+from saccade.intervention.sweep import Sweep, swept
+from saccade.masks import Mask, as_mask
+from saccade.matrix import Matrix
+from saccade.mechanisms import Mechanism
+from saccade.recording.recording import Recording
+from saccade.support.errors import kind, shown, type_error, unsupported, value_error
+from saccade.support.validation import check_choice, check_type, is_integer, is_number
+
+CALLED_AS = "intervene"  # the name in error messages
+
+Head = int | Sequence[int] | None
+"""The number of a head, several numbers, or None for all heads."""
+
+
+class intervene:  # noqa: N801  called like a function, as torch.no_grad is
+    """A context in which the attention of a model is edited while it runs: heads ablated, edges cut, patterns patched.
+
+    Edits apply to any attention that `saccade.record` records with its scores, and have the same layer names: in
+    torch's layers, in transformers models, in layers of saccade, and in code that calls torch's attention functions or
+    writes attention as matmul, softmax and matmul. Layers without edits run unchanged. All edits end with the block.
+
+    Several edits of a layer are applied in this order: masks are joined, patterns replace the matrix, and then the
+    outputs of heads are changed in the order of the edits. Edits apply to each call, also with a cache and in training:
+    gradients pass through them. A recording shows the matrices after masks and patterns.
+
+    Args:
+        model: any torch model; unchanged.
+
+    Raises:
+        ValueError, UnsupportedError: at the end, if an edited layer did not run; when the model runs, if an edit does
+            not fit a call, or the attention of an edited layer cannot be changed.
+
+    Cost: none for layers without edits, except that torch's encoder layers leave their fast path. An edited layer
+    computes its attention once, and once more the chosen heads for each different mask or pattern.
+
+    Example:
+        >>> layer = nn.TransformerEncoderLayer(16, 2, batch_first=True).eval()
+        >>> x = torch.randn(1, 5, 16)
+        >>> with intervene(layer) as edit:
+        ...     edit.scale("self_attn", 0, 0.0)
+        ...     without_head = layer(x)
+        >>> torch.allclose(without_head, layer(x))
+        False
+    """
+
+    def __init__(self, model: nn.Module):
+        check_type("model", model, nn.Module, "be a torch module")
+        self._model = model
+        self._edits: list[Edit] = []
+        self._layers: dict[str, int] = {}
+        self._names: dict[nn.Module, str] = {}
+        self._stack: ExitStack | None = None
+        self._counts_heads = False
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the layers whose attention has run within the block, in the order of their first calls."""
+        return tuple(self._layers)
+
+    def mask(self, layer: str | int, head: Head, rule: object) -> None:
+        """Cut edges: only pairs that ``rule`` allows, too, remain. A query without any key gets output 0.
+
+        Args:
+            layer: the name of a layer, with ``*`` for any characters; or its number, in the order of the first calls.
+            head: the number of a head, several numbers, or None for all.
+            rule: a mask, a bool tensor (True = may attend), or a function ``(b, h, q, kv) -> bool``; see
+                `saccade.attention`.
+        """
+        if not (isinstance(rule, Mask | Tensor) or (callable(rule) and not isinstance(rule, type))):
+            raise type_error("rule", "be a saccade mask, a bool tensor or a function (b, h, q, kv) -> bool", kind(rule))
+        self._add(MaskEdit(*_place(layer, head), mask=rule))
+
+    def scale(self, layer: str | int, head: Head, factor: float | Tensor) -> None:
+        """Multiply the output of heads by a factor; 0.0 removes them.
+
+        Args:
+            layer, head: see `mask`.
+            factor: a number, or a tensor that broadcasts to ``[batch, heads, q_len, value_dim]``, with the chosen heads
+                only. It may require a gradient.
+        """
+        if not (is_number(factor) or isinstance(factor, Tensor)):
+            raise type_error("factor", "be a number or a tensor", kind(factor))
+        self._add(OutputEdit(*_place(layer, head), factor=factor))
+
+    def ablate(self, layer: str | int, head: Head, how: How = "zero", *, seed: int = 0) -> None:
+        """Remove the output of heads.
+
+        Args:
+            layer, head: see `mask`.
+            how: "zero"; "mean": the mean over the batch, at each position; "resample": the output of another item of
+                the batch.
+            seed: which other item, for "resample".
+        """
+        check_choice("how", how, ("zero", "mean", "resample"))
+        if not is_integer(seed) or seed < 0:
+            raise value_error("seed", "be an integer of 0 or more", shown(seed))
+        self._add(OutputEdit(*_place(layer, head), how=how, seed=seed))
+
+    def pattern(self, layer: str | int, head: Head, source: Recording | Matrix) -> None:
+        """Replace the attention matrix of heads by that of another run, without gradient; the values stay.
+
+        Args:
+            layer, head: see `mask`; a recording needs the name or number of a single layer.
+            source: a recording that keeps matrices, of which the same layer is taken; or a matrix with as many heads.
+                Its batch is that of the call, or 1. For calls with a cache, its text may be longer.
+        """
+        if isinstance(source, Recording):
+            source = source[layer].matrix
+        check_type("source", source, Matrix, "be a recording or a matrix")
+        self._add(PatternEdit(*_place(layer, head), matrix=source))
+
+    def freeze(self, recording: Recording, layers: Iterable[str] | None = None) -> None:
+        """Use recorded patterns with new values: `pattern` for all heads of each recorded layer.
+
+        Args:
+            recording: a recording that keeps matrices.
+            layers: names of the recorded layers; all of them when None.
+        """
+        check_type("recording", recording, Recording, "be a recording")
+        for layer in recording if layers is None else layers:
+            self.pattern(layer, None, recording)
+
+    def __enter__(self) -> Self:
+        if self._stack is not None:
+            raise unsupported("intervene", ["this context is in use"], hint="make another one")
+        self._names = names_of(self._model)
+        with ExitStack() as stack:
+            listener: Any = Listener("", self)  # type: ignore[arg-type]  # the proxy only passes it on
+            with PATCH_LOCK:
+                for module in self._names:
+                    if _may_run_attention(module):
+                        proxy = ForwardProxy.at(module, _run)
+                        proxy.add(listener)
+                        stack.callback(proxy.remove, listener)
+            for mechanism, holders in _holders(self._names).items():
+                hook = _Hook(self, holders)
+                stack.callback(mechanism.register_forward_hook(hook, with_kwargs=True).remove)
+            EDITORS.append(self._edit)
+            stack.callback(EDITORS.remove, self._edit)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
+        assert self._stack is not None
+        self._stack.close()
+        self._stack = None
+        unused = [edit for edit in self._edits if not edit.was_used]
+        if exc_type is None and unused:
+            there = ", ".join(self._layers) or "none"
+            raise value_error("layer", "be one whose attention ran", repr(unused[0].layer), hint=f"these ran: {there}")
+
+    def attend(self, site: Site, call: Call) -> Redirected | None:
+        """Compute an attention call of a module's own code, if it is edited."""
+        name = f"{site.name}:{site.calls}" if site.calls else site.name
+        site.calls += 1
+        edits = self._edits_of(name)
+        if not edits and not (self._counts_heads and not self._layers[name]):
+            return None
+        plain = call.matrix(None)
+        self._layers[name] = plain.shape[1]
+        if not edits:
+            return None
+        matrix = edited(edits, call.matrix, plain)
+        return Redirected(matrix.matmul(call.value, dropout_p=call.dropout_p), matrix)
+
+    def leave(self, site: Site, reason: str) -> None:
+        """Raise if attention that cannot be edited belongs to an edited layer."""
+        if self._edits_of(site.name):
+            raise unsupported(f"{site.name}, a {type(site.module).__name__}", [reason])
+
+    def finish(self, site: Site) -> None:
+        """Do nothing: unused edits are reported at the end of the block."""
+
+    def _edit(self, module: nn.Module, make: MakeMatrix, matrix: Matrix) -> Matrix:
+        """Return the edited matrix of a module that runs on saccade."""
+        name = self._names.get(module)
+        if name is None:
+            return matrix
+        edits = self._edits_of(name)
+        self._layers[name] = matrix.shape[1]
+        return edited(edits, make, matrix) if edits else matrix
+
+    def _edits_of(self, name: str) -> list[Edit]:
+        """Return the edits of a layer, whose number is that of its first call."""
+        number = [*self._layers].index(name) if name in self._layers else len(self._layers)
+        self._layers.setdefault(name, 0)
+        return [
+            edit
+            for edit in self._edits
+            if (fnmatchcase(name, edit.layer) if isinstance(edit.layer, str) else edit.layer == number)
+        ]
+
+    def _add(self, edit: Edit) -> None:
+        self._edits.append(edit)
+
+    @staticmethod
+    def sweep(
+        model: nn.Module,
+        measure: Callable[[], float | Tensor],
+        *,
+        layers: Iterable[str] | None = None,
+        how: How = "zero",
+    ) -> Sweep:
+        """Ablate every head once, and measure the difference.
+
+        Args:
+            model: any torch model.
+            measure: runs the model and returns a number, such as a loss or a difference of two logits.
+            layers: names of layers, with ``*`` for any characters; all layers when None.
+            how: see `ablate`.
+
+        Returns:
+            For each head: the measure without it, and the difference to the measure of the whole model.
+
+        Cost: ``measure`` is called once, and once for each head.
+        """
+        check_type("model", model, nn.Module, "be a torch module")
+        check_choice("how", how, ("zero", "mean", "resample"))
+        found = intervene(model)
+        found._counts_heads = True
+        with torch.no_grad(), found:
+            baseline = float(measure())
+        chosen = None if layers is None else tuple(layers)
+        heads = [
+            (name, head)
+            for name, count in found._layers.items()
+            if chosen is None or any(fnmatchcase(name, pattern) for pattern in chosen)
+            for head in range(count)
+        ]
+        if not heads:
+            there = ", ".join(found.layers) or "none"
+            raise value_error("layers", "name layers whose attention runs", shown(chosen), hint=f"these ran: {there}")
+
+        def without(layer: str, head: int) -> float:
+            with torch.no_grad(), intervene(model) as edit:
+                edit.ablate(layer, head, how)
+                return float(measure())
+
+        return swept(baseline, heads, without)
+
+
+def _place(layer: object, head: object) -> tuple[str | int, tuple[int, ...] | None]:
+    """Check the layer and the heads of an edit."""
+    if not isinstance(layer, str) and not (is_integer(layer) and layer >= 0):
+        raise type_error("layer", "be a name, or a number of 0 or more", shown(layer))
+    if head is None:
+        return layer, None
+    heads = (head,) if is_integer(head) else head
+    if not isinstance(heads, Sequence) or isinstance(heads, str) or not heads or not all(map(is_integer, heads)):
+        raise type_error("head", "be a number, a list of numbers, or None for all heads", shown(head))
+    return layer, tuple(int(one) for one in heads)
+
+
+def _may_run_attention(module: nn.Module) -> bool:
+    """Return whether attention may run within a module's forward, so that it is observed."""
+    if isinstance(module, torch.jit.ScriptModule | Mechanism) or not hasattr(module.forward, "__get__"):
+        return False
+    is_of_torch = type(module).__module__.startswith("torch.")
+    return not is_of_torch or isinstance(module, nn.MultiheadAttention) or any(True for _ in module.children())
+
+
+def _run(call: CapturedCall) -> Any:
+    """Run a module while each intervention receives the attention calls of its code."""
+
+    def run(listeners: Sequence[Listener]) -> Any:
+        if not listeners:
+            return call.run()
+        handler: Any = listeners[0].capture
+        name = handler._names[call.module]
+        site = Site(name, call.module, call.args, call.kwargs)
+        return run_redirected(handler, site, lambda *_, **__: run(listeners[1:]))
+
+    return run(call.listeners)
+
+
+def _holders(names: dict[nn.Module, str]) -> dict[Mechanism, list[nn.Module]]:
+    """Return the layers that contain each mechanism."""
+    holders: dict[Mechanism, list[nn.Module]] = {}
+    for module in names:
+        if isinstance(module, Mechanism):
+            holders.setdefault(module, [])
+        else:
+            for child in module.children():
+                if isinstance(child, Mechanism):
+                    holders.setdefault(child, []).append(module)
+    return holders
+
+
+class _Hook:
+    """A forward hook of a mechanism that returns the edited matrix instead of the matrix."""
+
+    def __init__(self, intervention: intervene, holders: list[nn.Module]):
+        self._intervention, self._holders = intervention, holders
+
+    def __call__(self, mechanism: Mechanism, args: Any, kwargs: Any, matrix: Matrix) -> Matrix:
+        module = self._holders[0] if len(self._holders) == 1 else mechanism
+
+        def make(rule: Mask | None) -> Matrix:
+            both = joined(as_mask(kwargs.get("mask"), matrix.shape), rule)
+            made: Matrix = mechanism.forward(*args, **{**kwargs, "mask": both})
+            return made
+
+        return self._intervention._edit(module, make, matrix)

@@ -1,0 +1,71 @@
+"""Sweep: the effect of each head on a measure of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, overload
+
+
+class HeadEffect(NamedTuple):
+    """The effect of removing one head.
+
+    Attributes:
+        layer: the name of the layer.
+        head: the number of the head.
+        value: the measure without the head.
+        difference: ``value`` minus the measure of the whole model.
+    """
+
+    layer: str
+    head: int
+    value: float
+    difference: float
+
+
+class Sweep(Sequence[HeadEffect]):
+    """The effect of each head of a model, in the order of the layers. It prints as a table, largest effects first.
+
+    Attributes:
+        baseline: the measure of the whole model.
+    """
+
+    def __init__(self, baseline: float, effects: Iterable[HeadEffect]):
+        self.baseline = baseline
+        self._effects = tuple(effects)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return a dict for each head, from which pandas makes a table."""
+        return [effect._asdict() for effect in self]
+
+    def strongest(self, count: int | None = None) -> list[HeadEffect]:
+        """Return the heads with the largest absolute differences, largest first; all of them when None."""
+        return sorted(self._effects, key=lambda effect: -abs(effect.difference))[:count]
+
+    def __len__(self) -> int:
+        return len(self._effects)
+
+    @overload
+    def __getitem__(self, index: int) -> HeadEffect: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[HeadEffect]: ...
+
+    def __getitem__(self, index: int | slice) -> HeadEffect | Sequence[HeadEffect]:
+        return self._effects[index]
+
+    def __repr__(self) -> str:
+        width = max(len(effect.layer) for effect in self)
+        rows = [
+            f"{effect.layer:<{width}}  {effect.head:>4}  {effect.value:>12.6g}  {effect.difference:>+12.4g}"
+            for effect in self.strongest()
+        ]
+        return "\n".join([f"{'layer':<{width}}  head  {'value':>12}  {'difference':>12}", *rows])
+
+
+def swept(baseline: float, heads: Iterable[tuple[str, int]], without: Callable[[str, int], float]) -> Sweep:
+    """Return the effects of heads, each removed once by ``without(layer, head)``, which returns the measure."""
+    effects = []
+    for layer, head in heads:
+        value = without(layer, head)
+        effects.append(HeadEffect(layer, head, value, value - baseline))
+    return Sweep(baseline, effects)
