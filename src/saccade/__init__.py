@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from saccade.recording.recording import Recording
 else:  # half of the package, which a product of attention does not need
     _HOMES = {
-        "": "auditing caches costs distributed fusion integrations intervention learning mechanisms models nn recording "
-        "scorers tasks testing text theory vision viz",
+        "": "auditing caches costs distributed fusion integrations intervention learning mechanisms models nn "
+        "recording scorers tasks testing text theory vision viz",
         "auditing.audit": "audit",
         "costs.cost": "Cost cost",
         "integrations.replace_attention": "replace_attention",

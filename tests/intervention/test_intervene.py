@@ -26,12 +26,14 @@ class OwnLayer(nn.Module):
         return self.inner(x, mask=allowed)
 
 
-ALL = STYLES | {"saccade": OwnLayer, "replaced": STYLES["written"], "replaced module": OwnMultihead}
+# Where a model joins heads and batch, as for bmm, there is one head, and edits are for all.
+SPLIT = {name: style for name, style in STYLES.items() if name != "baddbmm"}
+ALL = SPLIT | {"saccade": OwnLayer, "replaced": STYLES["written"], "replaced module": OwnMultihead}
 
 
 def model_of(style):
     torch.manual_seed(0)
-    model = Model(ALL[style]).double().eval()
+    model = Model((ALL | STYLES)[style]).double().eval()
     if style.startswith("replaced"):
         sc.replace_attention(model)
     return model
@@ -41,18 +43,18 @@ def layer_of(style):
     return "blocks.1.attn.inner" if style == "saccade" else "blocks.1.attn"
 
 
-def inputs(batch=3):
-    return torch.randn(batch, L, D, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+def inputs(batch=3, seed=2):
+    return torch.randn(batch, L, D, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def projection_of(model, style):
     """The module that projects the joined outputs of the second layer's heads."""
     attn = model.blocks[1].attn
-    return attn.inner.out_proj if style == "saccade" else attn.out
+    return attn.inner.output_projection if style == "saccade" else attn.out
 
 
 EDITS = {
-    "zero": lambda out: torch.zeros_like(out),
+    "zero": torch.zeros_like,
     "mean": lambda out: out.mean(0, keepdim=True).expand_as(out),
     "resample": lambda out: out.roll(1, 0),
     "half": lambda out: out * 0.5,
@@ -60,7 +62,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("how", EDITS)
-@pytest.mark.parametrize("style", ["written", "einsum", "baddbmm", "sdpa", "saccade", "replaced"])
+@pytest.mark.parametrize("style", ["written", "einsum", "sdpa", "saccade", "replaced"])
 def test_ablations_equal_hooks(style, how):
     model, x = model_of(style), inputs()
     plain = model(x)
@@ -84,7 +86,7 @@ def test_ablations_equal_hooks(style, how):
     assert torch.equal(model(x), plain)
 
 
-@pytest.mark.parametrize("style", ALL)
+@pytest.mark.parametrize("style", [*ALL, "baddbmm"])
 def test_a_mask_of_all_heads_equals_the_mask_of_the_model(style):
     model, x = model_of(style), inputs()
     outside = sc.intervene(model)
@@ -118,7 +120,7 @@ def test_a_mask_of_one_head_changes_that_head_only(style):
 
 @pytest.mark.parametrize("style", ALL)
 def test_a_patched_pattern_has_the_values_of_this_run(style):
-    model, x, y = model_of(style), inputs(), inputs() + 1
+    model, x, y = model_of(style), inputs(), inputs(seed=3)
     name = layer_of(style)
     with sc.record(model, keep="qk") as other:
         model(y)
@@ -250,6 +252,7 @@ def test_a_sweep_ablates_each_head_once(style):
     model, x = model_of(style), inputs()
     calls = []
 
+    @torch.no_grad()
     def measure():
         calls.append(0)
         return model(x).square().mean()
@@ -257,7 +260,7 @@ def test_a_sweep_ablates_each_head_once(style):
     sweep = sc.intervene.sweep(model, measure)
     assert len(calls) == 1 + 2 * H
     assert len(sweep) == 2 * H
-    assert sweep.baseline == pytest.approx(float(model(x).square().mean()))
+    assert sweep.baseline == pytest.approx(float(measure()))
     for effect in (sweep[0], sweep[-1]):
         with sc.intervene(model) as edit:
             edit.scale(effect.layer, effect.head, 0.0)
@@ -320,7 +323,7 @@ WRONG = {
     "a factor": (lambda edit: edit.scale(0, 0, "0"), TypeError, "factor must be a number or a tensor"),
     "a way": (lambda edit: edit.ablate(0, 0, "none"), ValueError, "how must be"),
     "a rule": (lambda edit: edit.mask(0, 0, masks.Causal), TypeError, "rule must be a saccade mask, a bool tensor"),
-    "a float rule": (lambda edit: edit.mask(0, 0, torch.zeros(L, L)), TypeError, "mask must be"),
+    "a float rule": (lambda edit: edit.mask(0, 0, torch.zeros(L, L)), TypeError, "rule must be bool if it is a tensor"),
     "a pattern": (lambda edit: edit.pattern(0, 0, torch.zeros(L, L)), TypeError, "source must be a recording or a"),
     "a short pattern": (
         lambda edit: edit.pattern(0, 0, dense(torch.zeros(1, H, 3, 3).double())),

@@ -19,8 +19,8 @@ MakeMatrix = Callable[[Mask | None], Matrix]
 """Returns the attention matrix of a call, with one more mask."""
 
 EDITORS: list[Callable[[nn.Module, MakeMatrix, Matrix], Matrix]] = []
-"""Functions of `saccade.intervene` that receive a module, a function that makes its matrix with one more mask, and the
-matrix; each returns the matrix that is used instead, which may be the same one."""
+"""Once for each active `saccade.intervene`, the function that applies all edits: it receives a module, a function that
+makes its matrix with one more mask, and the matrix, and returns the matrix that is used instead."""
 
 
 class _ThreadState(threading.local):
@@ -52,9 +52,7 @@ def edited_matrix(module: nn.Module, make: MakeMatrix, matrix: Matrix) -> Matrix
     if EDITORS and is_tracing():
         reason = "a compiled program would keep the edits"
         raise unsupported(type(module).__name__, [reason], hint="intervene on the model that is not compiled")
-    for edit in EDITORS:
-        matrix = edit(module, make, matrix)
-    return matrix
+    return EDITORS[0](module, make, matrix) if EDITORS else matrix
 
 
 @contextmanager

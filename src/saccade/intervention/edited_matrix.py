@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.matrix import ByRows, Matrix
+from saccade.matrix import Matrix
+from saccade.matrix.algebra import ByRows
 from saccade.recording.derived_matrices import chosen_heads
 
 ChangeOutput = Callable[[Tensor], Tensor]
@@ -50,12 +51,10 @@ class EditedMatrix(ByRows):
         if len(self._source) < self.shape[1]:
             out = self.inner.matmul(value, dropout_p=dropout_p, seed=seed)
         for part in self.parts:
-            own = chosen_heads(part.matrix, part.heads)
             values = value[:, [head // share for head in part.heads]]
-            rows = own.matmul(values.expand(own.shape[0], -1, -1, -1), dropout_p=dropout_p, seed=seed)
+            rows = _product(chosen_heads(part.matrix, part.heads), values, dropout_p, seed)
             out = rows.new_zeros(*self.shape[:3], value.shape[3]) if out is None else out
-            index = torch.tensor(part.heads, device=out.device)
-            out = out.index_copy(1, index, rows.to(out.dtype).expand(out.shape[0], -1, -1, -1))
+            out = out.index_copy(1, torch.tensor(part.heads, device=out.device), rows.to(out.dtype))
         assert out is not None  # all heads come from the matrix or from parts
         for change in self.changes:
             out = change(out)
@@ -64,3 +63,12 @@ class EditedMatrix(ByRows):
     def rows_of(self, batch: int, head: int, rows: range) -> Tensor:
         matrix = self._source.get(head, self.inner)
         return matrix[min(batch, matrix.shape[0] - 1), head, rows.start : rows.stop]
+
+
+def _product(matrix: Matrix, value: Tensor, dropout_p: float, seed: int | None) -> Tensor:
+    """Multiply a matrix, of which one batch item may be for all, by values ``[batch, heads, kv_len, value_dim]``."""
+    batch, width = len(value), value.shape[3]
+    if matrix.shape[0] == batch:
+        return matrix.matmul(value, dropout_p=dropout_p, seed=seed)
+    wide = value.permute(1, 2, 0, 3).flatten(2)[None]
+    return matrix.matmul(wide, dropout_p=dropout_p, seed=seed)[0].unflatten(2, (batch, width)).permute(2, 0, 1, 3)

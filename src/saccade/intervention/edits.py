@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from saccade.integrations.run_matrices import MakeMatrix
-from saccade.integrations.tensor_masks import joined
+from saccade.integrations.tensor_masks import both
 from saccade.intervention.edited_matrix import ChangeOutput, EditedMatrix, HeadsOf
 from saccade.masks import Mask, as_mask
-from saccade.matrix import ByRows, Matrix
+from saccade.matrix import Matrix
+from saccade.matrix.algebra import ByRows
 from saccade.support.errors import unsupported, value_error
 
 CALLED_AS = "intervene"  # the name in error messages
@@ -114,7 +115,7 @@ def edited(edits: Sequence[Edit], make: MakeMatrix, matrix: Matrix) -> Matrix:
         own = edit.heads_of(heads)
         if isinstance(edit, MaskEdit):
             rule = as_mask(edit.mask, matrix.shape)
-            rules.update((head, joined(rules.get(head), rule) or rule) for head in own)
+            rules.update((head, both(rules[head], rule) if head in rules else rule) for head in own)
         elif isinstance(edit, PatternEdit):
             assert edit.matrix is not None
             parts.append(HeadsOf(own, _rows_for(edit.matrix, matrix)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
@@ -87,6 +88,8 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         """
         if not (isinstance(rule, Mask | Tensor) or (callable(rule) and not isinstance(rule, type))):
             raise type_error("rule", "be a saccade mask, a bool tensor or a function (b, h, q, kv) -> bool", kind(rule))
+        if isinstance(rule, Tensor) and rule.dtype != torch.bool:
+            raise type_error("rule", "be bool if it is a tensor (True = may attend)", str(rule.dtype))
         self._add(MaskEdit(*_place(layer, head), mask=rule))
 
     def scale(self, layer: str | int, head: Head, factor: float | Tensor) -> None:
@@ -152,10 +155,12 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
                         proxy.add(listener)
                         stack.callback(proxy.remove, listener)
             for mechanism, holders in _holders(self._names).items():
-                hook = _Hook(self, holders)
-                stack.callback(mechanism.register_forward_hook(hook, with_kwargs=True).remove)
-            EDITORS.append(self._edit)
-            stack.callback(EDITORS.remove, self._edit)
+                hook = _Hook(self, holders)  # before the hooks of recordings
+                stack.callback(mechanism.register_forward_hook(hook, prepend=True, with_kwargs=True).remove)
+            EDITORS.append(_edited)
+            stack.callback(EDITORS.remove, _edited)
+            _ACTIVE.append(self)
+            stack.callback(_ACTIVE.remove, self)
             self._stack = stack.pop_all()
         return self
 
@@ -170,13 +175,14 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
 
     def attend(self, site: Site, call: Call) -> Redirected | None:
         """Compute an attention call of a module's own code, if it is edited."""
-        name = f"{site.name}:{site.calls}" if site.calls else site.name
-        site.calls += 1
-        edits = self._edits_of(name)
-        if not edits and not (self._counts_heads and not self._layers[name]):
+        if self is not _active(site.module)[-1]:
+            return None  # the last one applies the edits of all
+        number, site.calls = site.calls, site.calls + 1
+        edits = _edits_of(site.module, number)
+        if not edits and not self._counts_heads:
             return None
         plain = call.matrix(None)
-        self._layers[name] = plain.shape[1]
+        self._layers[self._name(site.module, number)] = plain.shape[1]
         if not edits:
             return None
         matrix = edited(edits, call.matrix, plain)
@@ -184,20 +190,15 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
 
     def leave(self, site: Site, reason: str) -> None:
         """Raise if attention that cannot be edited belongs to an edited layer."""
-        if self._edits_of(site.name):
+        if _edits_of(site.module, site.calls):
             raise unsupported(f"{site.name}, a {type(site.module).__name__}", [reason])
 
     def finish(self, site: Site) -> None:
         """Do nothing: unused edits are reported at the end of the block."""
 
-    def _edit(self, module: nn.Module, make: MakeMatrix, matrix: Matrix) -> Matrix:
-        """Return the edited matrix of a module that runs on saccade."""
-        name = self._names.get(module)
-        if name is None:
-            return matrix
-        edits = self._edits_of(name)
-        self._layers[name] = matrix.shape[1]
-        return edited(edits, make, matrix) if edits else matrix
+    def _name(self, module: nn.Module, number: int) -> str:
+        """Return the layer name of the numbered attention call in a forward of a module."""
+        return f"{self._names[module]}:{number}" if number else self._names[module]
 
     def _edits_of(self, name: str) -> list[Edit]:
         """Return the edits of a layer, whose number is that of its first call."""
@@ -258,6 +259,27 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         return swept(baseline, heads, without)
 
 
+_ACTIVE: list[intervene] = []  # in the order in which they were entered
+
+
+def _active(module: nn.Module) -> list[intervene]:
+    """Return the active interventions in models that contain a module."""
+    return [one for one in _ACTIVE if module in one._names]
+
+
+def _edits_of(module: nn.Module, number: int) -> list[Edit]:
+    """Return the edits of the numbered attention call in a forward of a module, by all active interventions."""
+    return [edit for one in _active(module) for edit in one._edits_of(one._name(module, number))]
+
+
+def _edited(module: nn.Module, make: MakeMatrix, matrix: Matrix) -> Matrix:
+    """Return the edited matrix of a module that runs on saccade."""
+    for one in _active(module):
+        one._layers[one._name(module, 0)] = matrix.shape[1]
+    edits = _edits_of(module, 0)
+    return edited(edits, make, matrix) if edits else matrix
+
+
 def _place(layer: object, head: object) -> tuple[str | int, tuple[int, ...] | None]:
     """Check the layer and the heads of an edit."""
     if not isinstance(layer, str) and not (is_integer(layer) and layer >= 0):
@@ -272,7 +294,7 @@ def _place(layer: object, head: object) -> tuple[str | int, tuple[int, ...] | No
 
 def _may_run_attention(module: nn.Module) -> bool:
     """Return whether attention may run within a module's forward, so that it is observed."""
-    if isinstance(module, torch.jit.ScriptModule | Mechanism) or not hasattr(module.forward, "__get__"):
+    if isinstance(module, torch.jit.ScriptModule | Mechanism) or inspect.isbuiltin(module.forward):
         return False
     is_of_torch = type(module).__module__.startswith("torch.")
     return not is_of_torch or isinstance(module, nn.MultiheadAttention) or any(True for _ in module.children())
@@ -313,10 +335,12 @@ class _Hook:
 
     def __call__(self, mechanism: Mechanism, args: Any, kwargs: Any, matrix: Matrix) -> Matrix:
         module = self._holders[0] if len(self._holders) == 1 else mechanism
+        if self._intervention is not _active(module)[-1]:
+            return matrix  # the last one applies the edits of all
 
         def make(rule: Mask | None) -> Matrix:
             both = joined(as_mask(kwargs.get("mask"), matrix.shape), rule)
             made: Matrix = mechanism.forward(*args, **{**kwargs, "mask": both})
             return made
 
-        return self._intervention._edit(module, make, matrix)
+        return _edited(module, make, matrix)
