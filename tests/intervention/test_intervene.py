@@ -297,7 +297,7 @@ class Twice(nn.Module):
     def forward(self, x):
         for _ in range(2):
             q = heads(x)
-            x = (q @ q.mT).softmax(-1)[..., :] @ q
+            x = (q @ q.mT).softmax(-1) @ q
             x = x.transpose(1, 2).flatten(2)
         return x
 

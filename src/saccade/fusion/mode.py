@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from saccade.fusion.arguments import mapped, tensors_in, writes
-from saccade.fusion.attention_call import AttentionCall, attention_call
+from saccade.fusion.attention_call import AttentionCall, Output, attention_call
 from saccade.fusion.checkpoints import Context, enter_when_recomputed
 from saccade.fusion.lazy import (
     METADATA,
@@ -29,7 +29,7 @@ from saccade.fusion.lazy import (
     stand_ins,
 )
 from saccade.fusion.operations import followed
-from saccade.fusion.products import PRODUCTS, Product, product_of, scores_of
+from saccade.fusion.products import PRODUCTS, product_of, scores_of
 from saccade.fusion.repeats import NOTED, Repeats
 from saccade.fusion.scores import Scores, is_dense
 from saccade.fusion.softmax_tap import Arrange, SoftmaxTap
@@ -51,7 +51,7 @@ class FuseAttention(TorchFunctionMode):
         run: computes the output of an attention call; by default, saccade does.
         on_attention: called with each attention call that was run.
         on_weights: called with the weights ``[batch, heads, q_len, kv_len]`` of each softmax whose result is multiplied
-            by values, possibly after dropout, casts, views and elementwise changes, but was not run as an attention
+            by values, possibly after dropout, casts, views and elementwise changes, but cannot run as an attention
             call.
         on_unknown: called for each product with other results of a softmax, such as a part of the weights; only
             together with ``on_weights``.
@@ -157,39 +157,37 @@ class FuseAttention(TorchFunctionMode):
                     return out
             else:
                 product = product_of(func, noted_args, noted_kwargs)
-                result = None if product is None else self._attention(product, first)
-                if result is not None:
-                    return result
-        weights = [
-            x for x in tensors_in((args, kwargs)) if type(x) is LazyTensor and x.pending.scores.softmax is not None
-        ]
+                first.pending.scores.check_current()
+                found = None if product is None else attention_call(product, self._repeats)
+                if found is not None:
+                    result = self._attention(*found, first.pending.family)
+                    if result is not None:
+                        return result
+                    args, kwargs = computed((args, kwargs))
+                    return func(*args, **kwargs)
+        weights = [x for x in tensors_in((args, kwargs)) if type(x) is LazyTensor]
         args, kwargs = computed((args, kwargs))
-        if self._tap is not None:
-            for one in weights:
-                self._tap_weights(one)
+        self._follow_weights(weights)
         return self._product(func, args, kwargs) if func in PRODUCTS else self._plain(func, args, kwargs)
 
-    def _tap_weights(self, weights: LazyTensor) -> None:
-        """Let the tap follow weights that have been computed."""
-        scores = weights.pending.scores
-        if self._tap is not None and scores.softmax in scores.axes.axes:
-            self._tap.follow(weights.pending.value, scores.axes.axes.index(scores.softmax))
+    def _follow_weights(self, lazies: list[LazyTensor]) -> None:
+        """Follow weights that have been computed, until they are multiplied by values."""
+        for pending in (one.pending for one in lazies):
+            softmax, axes = pending.scores.softmax, pending.scores.axes.axes
+            if self._tap is not None and softmax in axes:
+                self._tap.follow(pending.value, axes.index(softmax))
 
-    def _attention(self, product: Product, weights: LazyTensor) -> Tensor | None:
-        """Run a product of lazy weights and values as an attention call; return None if that is not possible."""
-        weights.pending.scores.check_current()
-        found = attention_call(product, self._repeats)
-        if found is not None:
-            call, output = found
-            weights.pending.family.draws = False  # saccade generates it
-            if call.dropout_p:
-                self._draw()
-            out = self._run(call)
-            if out is not None:
-                if self._on_attention is not None:
-                    self._on_attention(call)
-                return output.arranged(out)
-        return None
+    def _attention(self, call: AttentionCall, output: Output, family: Family) -> Tensor | None:
+        """Run an attention call; return None if it is left to the model's code."""
+        family.draws = False  # saccade generates it
+        if call.dropout_p:
+            self._draw()
+        out = self._run(call)
+        if out is None:
+            return None
+        if self._on_attention is not None:
+            self._on_attention(call)
+        return output.arranged(out)
 
     def _compute_before(self, func: Any, args: Any, kwargs: Any) -> None:
         """Compute lazy tensors whose operands a call overwrites, and pending dropout before other random calls."""

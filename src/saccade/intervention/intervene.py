@@ -190,7 +190,8 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
 
     def leave(self, site: Site, reason: str) -> None:
         """Raise if attention that cannot be edited belongs to an edited layer."""
-        if _edits_of(site.module, site.calls):
+        number, site.calls = site.calls, site.calls + 1
+        if _edits_of(site.module, number):
             raise unsupported(f"{site.name}, a {type(site.module).__name__}", [reason])
 
     def finish(self, site: Site) -> None:
