@@ -147,13 +147,29 @@ def git():
     return GitModel(GitConfig(vision_config=vision, vocab_size=99, max_position_embeddings=64, **sizes, **special))
 
 
-@pytest.mark.parametrize("made, name", [(informer, "InformerProbSparseAttention"), (git, "GitSelfAttention")])
-def test_models_with_a_softmax_of_their_own_are_not_replaced(made, name):
-    network = made()
+def informer_inputs():
+    torch.manual_seed(0)
+    shapes = {"past_values": (2, 9), "past_time_features": (2, 9, 1), "future_time_features": (2, 5, 1)}
+    values = {name: torch.randn(shape) for name, shape in shapes.items()}
+    return values | {"past_observed_mask": torch.ones(2, 9), "future_values": torch.randn(2, 5)}
+
+
+OWN_SOFTMAX = {
+    "git": (git, lambda: {"input_ids": torch.randint(3, 99, (2, 7))}),
+    "informer": (informer, informer_inputs),
+}
+
+
+@pytest.mark.parametrize("name", OWN_SOFTMAX)
+def test_models_with_a_softmax_of_their_own_run_it_call_by_call(name):
+    made, inputs_of = OWN_SOFTMAX[name]
+    network, inputs = made().eval(), inputs_of()
     before = network.config._attn_implementation
-    with pytest.raises(sc.UnsupportedError, match=f"its {name} compute attention by their own code alone"):
-        sc.replace_attention(network)
+    expected = network(**inputs).last_hidden_state
+    replaced = sc.replace_attention(network, partial=True)
+    torch.testing.assert_close(network(**inputs).last_hidden_state, expected)
     assert network.config._attn_implementation == before
+    assert {one.how for one in replaced} >= {"calls"}
 
 
 @pytest.mark.parametrize("name", ["", "eager", "my-sdpa", "saccade/flash", "a|b", "flex_attention"])

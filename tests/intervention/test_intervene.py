@@ -200,6 +200,14 @@ def test_models_of_transformers_equal_hooks(name, implementation):
     with sc.intervene(model) as edit:
         edit.ablate(layer, 1)
         torch.testing.assert_close(model(ids).logits, expected, atol=1e-6, rtol=1e-6)
+        edit.mask(layer, 0, masks.Window(2, 0))
+        with sc.record(model, keep="qk") as recording:
+            model(ids)
+        rows = recording[layer].matrix.to_dense()
+        assert not rows[:, 0].tril(-3).any()
+        assert rows[:, 1].tril(-3).any()
+    with sc.intervene(model) as edit:
+        edit.ablate(layer, 1)
         assert torch.equal(model.generate(ids, max_new_tokens=5, do_sample=False), texts)
     assert not torch.allclose(model(ids).logits, expected)
 

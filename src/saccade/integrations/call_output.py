@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from saccade.matrix import DenseMatrix, GradientMatrix, Matrix
+from saccade.matrix import DenseMatrix, DerivedMatrix, GradientMatrix, Matrix
+from saccade.plan import Ranges
+from saccade.statistics.row_block import Block
+
+Receive = Callable[[Matrix], None]
+"""A function that receives the gradient by the weights of a call."""
+
+Refuse = Callable[[str], None]
+"""A function that receives the reason why there is no gradient."""
 
 
 class CallOutput(NamedTuple):
@@ -26,12 +34,12 @@ class CallOutput(NamedTuple):
     value: Callable[[], Tensor]
     dropout_p: float = 0.0
 
-    def watch(self, receive: Callable[[Matrix], None]) -> str:
-        """Call ``receive`` with the gradient by the weights in the backward pass; return why not, or ""."""
+    def watch(self, receive: Receive, refuse: Refuse) -> None:
+        """Call ``receive`` with the gradient by the weights in the backward pass, or ``refuse`` with the reason."""
         if self.dropout_p:
-            return "its weights were dropped out at random; model.eval() or dropout 0 is exact"
+            return refuse("its weights were dropped out at random; model.eval() or dropout 0 is exact")
         if not self.out.requires_grad:
-            return "its output needs no gradient"
+            return refuse("its output needs no gradient")
         value = self.value().detach().clone()  # a cache may write into it before the backward pass
 
         def on_gradient(grad: Tensor) -> None:
@@ -39,7 +47,7 @@ class CallOutput(NamedTuple):
                 receive(GradientMatrix(self.to_heads(grad.detach()).to(value.dtype), value))
 
         self.out.register_hook(on_gradient)
-        return ""
+        return None
 
 
 class BuiltWeights(NamedTuple):
@@ -53,14 +61,63 @@ class BuiltWeights(NamedTuple):
     weights: Tensor
     arrange: Callable[[Tensor], Tensor]
 
-    def watch(self, receive: Callable[[Matrix], None]) -> str:
-        """Call ``receive`` with the gradient by the weights in the backward pass; return why not, or ""."""
+    def watch(self, receive: Receive, refuse: Refuse) -> None:
+        """Call ``receive`` with the gradient by the weights in the backward pass, or ``refuse`` with the reason."""
         if not self.weights.requires_grad:
-            return "its weights need no gradient"
+            return refuse("its weights need no gradient")
 
         def on_gradient(grad: Tensor) -> None:
             with torch.no_grad():
                 receive(DenseMatrix(self.arrange(grad.detach()).clone()))
 
         self.weights.register_hook(on_gradient)
-        return ""
+        return None
+
+
+class LaterOutput:
+    """The output of a matrix that a layer has not multiplied by values yet."""
+
+    def __init__(self) -> None:
+        self._watchers: list[tuple[Receive, Refuse]] = []
+
+    @property
+    def is_watched(self) -> bool:
+        """True if the gradient by the weights is wanted."""
+        return bool(self._watchers)
+
+    def watch(self, receive: Receive, refuse: Refuse) -> None:
+        """Do as `CallOutput.watch` once there is an output."""
+        self._watchers.append((receive, refuse))
+
+    def give(self, output: CallOutput) -> None:
+        """Watch the output, which now exists."""
+        for receive, refuse in self._watchers:
+            output.watch(receive, refuse)
+
+
+class WatchedMatrix(DerivedMatrix):
+    """A matrix that gives its product with values to those who want the gradient by its weights.
+
+    Args:
+        inner: the matrix.
+        output: the output of its product.
+    """
+
+    def __init__(self, inner: Matrix, output: LaterOutput):
+        super().__init__(inner)
+        self.output = output
+
+    def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
+        out = self.inner.matmul(value, dropout_p=dropout_p, seed=seed)
+        self.output.give(CallOutput(out, lambda grad: grad, lambda: value, dropout_p))
+        return out
+
+    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        return self.inner.blocks(batch, head, rows)
+
+    def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
+        return self.inner.positions(rows, columns)
+
+
+AnyOutput = CallOutput | BuiltWeights | LaterOutput
+"""The output of a captured call."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from saccade.integrations.call_output import BuiltWeights, CallOutput
+from saccade.integrations.call_output import AnyOutput
 from saccade.matrix import Matrix
 from saccade.support.errors import unsupported
 
@@ -30,7 +30,7 @@ class CapturedMatrix(NamedTuple):
     """
 
     make: Make
-    output: CallOutput | BuiltWeights | None = None
+    output: AnyOutput | None = None
 
     def __call__(self) -> Matrix:
         return self.make()
@@ -78,7 +78,7 @@ class Capture:
         finally:
             self._thread.depth -= 1
 
-    def emit(self, name: str, make: Make, output: CallOutput | BuiltWeights | None = None) -> None:
+    def emit(self, name: str, make: Make, output: AnyOutput | None = None) -> None:
         """Pass a captured call to the callback, with gradients disabled."""
         if self.is_suppressed or not self.is_active or is_recomputed():
             return
@@ -121,7 +121,7 @@ def suppressed(listeners: Iterable[Listener]) -> Iterator[None]:
         yield
 
 
-def emit_all(calls: Sequence[tuple[Listener, Make]], output: CallOutput | BuiltWeights | None = None) -> None:
+def emit_all(calls: Sequence[tuple[Listener, Make]], output: AnyOutput | None = None) -> None:
     """Pass each captured call to its listener, even if another listener raises."""
     if not calls:
         return

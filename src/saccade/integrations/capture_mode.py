@@ -21,7 +21,7 @@ from saccade.fusion.attention_call import AttentionCall, Output
 from saccade.fusion.mode import FuseAttention
 from saccade.fusion.observe import ObserveAttention
 from saccade.integrations import redirect_mode
-from saccade.integrations.call_output import BuiltWeights, CallOutput
+from saccade.integrations.call_output import AnyOutput, BuiltWeights, CallOutput
 from saccade.integrations.capture_context import (
     Capture,
     Listener,
@@ -31,7 +31,7 @@ from saccade.integrations.capture_context import (
     uses_attention_interface,
 )
 from saccade.integrations.forward_proxy import CapturedCall, Running, capture_forwards
-from saccade.integrations.mha_function import function_matrix
+from saccade.integrations.mha_function import function_matrix, function_output
 from saccade.integrations.redirect_mode import RedirectMode
 from saccade.integrations.redirected_call import Call, Redirected
 from saccade.integrations.sdpa_matrix import sdpa_arguments, sdpa_matrix, sdpa_output
@@ -123,7 +123,7 @@ class CaptureMode(ObserveAttention):
             return out
         if func is F.multi_head_attention_forward:
             outputs = func(*args, **kwargs)
-            _emit(lambda: function_matrix(args, kwargs))
+            _emit(lambda: function_matrix(args, kwargs), function_output(args, kwargs, outputs[0]))
             return outputs
         return super().__torch_function__(func, types, args, kwargs)
 
@@ -172,7 +172,7 @@ def _beneath_redirection(mode: CaptureMode) -> Iterator[None]:
         one.__enter__()
 
 
-def _emit(make: Any, output: CallOutput | BuiltWeights | None = None) -> None:
+def _emit(make: Any, output: AnyOutput | None = None) -> None:
     """Emit an attention call to the listeners of the innermost running module, unless a kernel of ours made it."""
     if not _is_ours(sys._getframe(1)):
         emit_all([(listener, make) for listener in _listeners()], output)

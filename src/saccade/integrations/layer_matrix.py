@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from saccade.integrations.call_output import CallOutput
 from saccade.integrations.mha_inputs import projected, rule_of
 from saccade.matrix import AttentionMatrix
 
@@ -51,6 +53,38 @@ def layer_matrix(
         position = torch.arange(kv_len, device=k.device).expand(batch, -1)
         places = {"q_positions": torch.where(is_token, position, -1), "kv_positions": range(kv_len)}
     return AttentionMatrix(q, k, rule, bias=bias, **places)
+
+
+def layer_output(
+    module: Any, inputs: Sequence[Tensor], out: Tensor, batch_first: bool, dropout_p: float
+) -> CallOutput | None:
+    """Return the output of a call of ``nn.MultiheadAttention``; None for nested tensors.
+
+    Args:
+        module: an object with the weights and options of an ``nn.MultiheadAttention``.
+        inputs: query, key and value of the call.
+        out: the output of the call.
+        batch_first: whether the batch is the first dimension of the arguments; also True if they have no batch.
+        dropout_p: probability with which the call dropped weights.
+    """
+    if any(x.is_nested for x in inputs):
+        return None
+
+    def arranged(x: Tensor) -> Tensor:
+        x = x if x.dim() == 3 else x[None]
+        return x if batch_first else x.transpose(0, 1)
+
+    def to_heads(grad: Tensor) -> Tensor:
+        # The output projection is linear: the gradient by its input is the gradient by its output times the weights.
+        weight = module.out_proj_weight if hasattr(module, "out_proj_weight") else module.out_proj.weight
+        return (arranged(grad) @ weight.detach()).unflatten(2, (module.num_heads, -1)).transpose(1, 2)
+
+    def value() -> Tensor:
+        heads = projected(module, *map(arranged, inputs)).value
+        assert heads is not None  # values were passed
+        return heads
+
+    return CallOutput(out, to_heads, value, dropout_p)
 
 
 def _padded(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.integrations.layer_matrix import layer_matrix
+from saccade.integrations.call_output import CallOutput
+from saccade.integrations.layer_matrix import layer_matrix, layer_output
 from saccade.integrations.lazy_weights import weights_of
 from saccade.integrations.mha_inputs import projected, rule_of, with_added_keys
 from saccade.integrations.redirected_call import Attend, Call
@@ -37,6 +38,15 @@ def function_matrix(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Attenti
     call = _arguments(args, kwargs)
     masks = {"attn_mask": call.attn_mask, "key_padding_mask": call.key_padding_mask}
     return layer_matrix(call, call.query, call.key, call.query.dim() == 2, **masks)
+
+
+def function_output(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Tensor) -> CallOutput | None:
+    """Return the output of a call of ``F.multi_head_attention_forward``; None if the call cannot be converted."""
+    if unsupported_function(args, kwargs):
+        return None
+    call = _arguments(args, kwargs)
+    dropout_p = float(call.dropout_p) if call.training else 0.0
+    return layer_output(call, (call.query, call.key, call.value), out, call.query.dim() == 2, dropout_p)
 
 
 def unsupported_function(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

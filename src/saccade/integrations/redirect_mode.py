@@ -21,6 +21,7 @@ from saccade.fusion.mode import FuseAttention, in_backward, is_eager
 from saccade.integrations.forward_proxy import Running
 from saccade.integrations.mha_function import run_mha_function, unsupported_function
 from saccade.integrations.redirected_call import Call, Redirected
+from saccade.integrations.run_matrices import report_product
 from saccade.integrations.sdpa_matrix import run_sdpa, unsupported_sdpa
 from saccade.support.errors import unsupported
 
@@ -150,6 +151,7 @@ class RedirectMode(FuseAttention):
         with torch._C.DisableTorchFunction():
             redirected = self.handler.attend(site, call)
         if redirected is not None:
+            report_product(redirected.matrix, call.value, redirected.out, call.dropout_p)
             for observe in OBSERVERS:
                 observe(redirected, call)
         return redirected

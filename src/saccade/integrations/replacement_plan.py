@@ -90,6 +90,7 @@ class Rules:
 
     @property
     def is_by_name(self) -> bool:
+        """True if masks were given for names of modules."""
         return isinstance(self.mask, Mapping)
 
     def named(self, name: str) -> Mask | None:
@@ -142,7 +143,7 @@ class ReplacementPlan:
             exact = call.matrix(joined(rule, more))
             return exact if self.mechanism is None else _by_mechanism(self.mechanism, site, exact)
 
-        matrix = edited_matrix(site.module, make, make(None))
+        matrix = edited_matrix(site.module, make)
         out = matrix.matmul(call.value, dropout_p=call.dropout_p)
         self._note(site, "Softmax" if self.mechanism is None else type(self.mechanism).__name__, CALLS)
         return Redirected(out, matrix)

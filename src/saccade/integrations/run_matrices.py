@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
+from saccade.integrations.call_output import CallOutput
 from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.support.errors import unsupported
@@ -23,44 +25,57 @@ EDITORS: list[Callable[[nn.Module, MakeMatrix, Matrix], Matrix]] = []
 makes its matrix with one more mask, and the matrix, and returns the matrix that is used instead."""
 
 
+class Product(NamedTuple):
+    """An attention matrix that was multiplied by values, and the output."""
+
+    matrix: Matrix
+    output: CallOutput
+
+
 class _ThreadState(threading.local):
     def __init__(self) -> None:
-        self.lists: list[list[Matrix]] = []
+        self.lists: list[list[Product]] = []
 
 
 _thread = _ThreadState()
 
 
-def run_matrix(module: nn.Module, make: MakeMatrix) -> Matrix:
-    """Return the attention matrix that a module multiplies by values, after all edits.
-
-    The matrix is also reported to this thread's innermost `collected_matrices`. Attention functions that are registered
-    with another library call this, because no other code knows which mask and bias they added to those of the call.
-    """
-    matrix = edited_matrix(module, make, make(None))
-    if not is_tracing() and _thread.lists:
-        _thread.lists[-1].append(matrix)
-    return matrix
-
-
-def edited_matrix(module: nn.Module, make: MakeMatrix, matrix: Matrix) -> Matrix:
-    """Return the attention matrix of a module after all edits.
+def edited_matrix(module: nn.Module, make: MakeMatrix) -> Matrix:
+    """Return the attention matrix that a module multiplies by values, after all edits of `saccade.intervene`.
 
     Raises:
         UnsupportedError: there are edits, and the program is being compiled, which would keep them.
     """
-    if EDITORS and is_tracing():
+    if not EDITORS:
+        return make(None)
+    if is_tracing():
         reason = "a compiled program would keep the edits"
         raise unsupported(type(module).__name__, [reason], hint="intervene on the model that is not compiled")
-    return EDITORS[0](module, make, matrix) if EDITORS else matrix
+    return EDITORS[0](module, make, make(None))
+
+
+def report_product(matrix: Matrix, value: Tensor, out: Tensor, dropout_p: float) -> None:
+    """Report a product of a matrix and values to this thread's innermost `collected_products`.
+
+    Attention functions that are registered with another library call this, because no other code knows which mask and
+    bias they added to those of the call.
+
+    Args:
+        matrix: the matrix.
+        value: ``[batch, kv_heads, kv_len, value_dim]``.
+        out: ``[batch, heads, q_len, value_dim]``.
+        dropout_p: probability with which weights were dropped.
+    """
+    if not is_tracing() and _thread.lists:
+        _thread.lists[-1].append(Product(matrix, CallOutput(out, lambda grad: grad, lambda: value, dropout_p)))
 
 
 @contextmanager
-def collected_matrices() -> Iterator[list[Matrix]]:
-    """Yield a list of the attention matrices that this thread reports within the block."""
-    matrices: list[Matrix] = []
-    _thread.lists.append(matrices)
+def collected_products() -> Iterator[list[Product]]:
+    """Yield a list of the products that this thread reports within the block."""
+    products: list[Product] = []
+    _thread.lists.append(products)
     try:
-        yield matrices
+        yield products
     finally:
         _thread.lists.pop()

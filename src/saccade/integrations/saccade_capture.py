@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from saccade.caches import LayerCache, RecurrentCache
+from saccade.integrations.call_output import LaterOutput, WatchedMatrix
 from saccade.integrations.capture_context import Capture, Listener, names_of
 from saccade.integrations.forward_proxy import CapturedCall, Running, capture_forwards
 from saccade.matrix import Matrix
@@ -75,17 +76,20 @@ def _check_cache(module: nn.Module, name: str, cache: object) -> None:
 
 
 class _Hook:
-    """A forward hook that emits each matrix that a mechanism returns."""
+    """A forward hook that emits each matrix that a mechanism returns, and watches it if its gradient is wanted."""
 
     def __init__(self, listener: Listener, holders: list[nn.Module]):
         self._ear, self._holders = listener, holders
 
-    def __call__(self, mechanism: nn.Module, args: Any, matrix: Matrix) -> None:
+    def __call__(self, mechanism: nn.Module, args: Any, matrix: Matrix) -> Matrix | None:
         default, capture = self._ear
         running = (one for one in reversed(_running.stack) if one.listener.capture is capture)
         layer = next((one for one in running if one.holder in self._holders), None)
         if layer is not None or not _runs_above(sys._getframe(), self._holders):
-            capture.emit(default if layer is None else layer.listener.name, lambda: matrix)
+            output = LaterOutput()
+            capture.emit(default if layer is None else layer.listener.name, lambda: matrix, output)
+            return WatchedMatrix(matrix, output) if output.is_watched else None
+        return None
 
     def __reduce__(self) -> Any:
         """Copy and pickle as a hook that does nothing, so that copies of a recorded model are not recorded."""

@@ -13,7 +13,7 @@ from torch import nn
 from saccade.integrations.capture_context import Capture, emit_all, names_of, suppressed
 from saccade.integrations.capture_mode import without_mode
 from saccade.integrations.forward_proxy import CapturedCall, Handler, Running, capture_forwards
-from saccade.integrations.layer_matrix import layer_matrix
+from saccade.integrations.layer_matrix import layer_matrix, layer_output
 from saccade.matrix import AttentionMatrix
 
 CALLED_AS = "record"  # the name in error messages
@@ -75,7 +75,10 @@ def _capture_attention(call: CapturedCall) -> Any:
     def make() -> AttentionMatrix:
         return layer_matrix(module, arguments["query"], arguments["key"], batch_first, **masks)
 
-    emit_all([(listener, make) for listener in call.listeners])
+    inputs = tuple(arguments[name] for name in ("query", "key", "value"))
+    dropout_p = module.dropout if module.training else 0.0
+    output = layer_output(module, inputs, out[0], batch_first, dropout_p)
+    emit_all([(listener, make) for listener in call.listeners], output)
     return out
 
 

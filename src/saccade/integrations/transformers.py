@@ -13,7 +13,7 @@ from saccade.integrations.attention_arguments import check_no_weights
 from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.lazy_mask import LazyMask, mask_dtype
 from saccade.integrations.mask_functions import MaskFunction, place
-from saccade.integrations.run_matrices import run_matrix
+from saccade.integrations.run_matrices import edited_matrix, report_product
 from saccade.integrations.tensor_masks import joined
 from saccade.integrations.transformers_layers import from_transformers
 from saccade.masks import Full, Mask
@@ -151,8 +151,9 @@ class Attention:
         check_no_weights(module, kwargs)
         call = AttentionCall.of(module, query, key, attention_mask, kwargs)
         pattern = self._mask_of(module)
-        matrix = run_matrix(module, lambda more: call.matrix(joined(pattern, more)))
+        matrix = edited_matrix(module, lambda more: call.matrix(joined(pattern, more)))
         out = matrix.matmul(value, dropout_p=float(dropout))
+        report_product(matrix, value, out, float(dropout))
         return out.transpose(1, 2).contiguous(), None
 
     def _mask_of(self, module: nn.Module) -> Mask | None:

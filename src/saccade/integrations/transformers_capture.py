@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
 from saccade.integrations.attention_call import AttentionCall
+from saccade.integrations.call_output import CallOutput
 from saccade.integrations.capture_context import (
     Capture,
     Listener,
@@ -26,7 +27,7 @@ from saccade.integrations.capture_mode import capture_code_of, without_mode
 from saccade.integrations.forward_proxy import PATCH_LOCK
 from saccade.integrations.lazy_mask import LazyMask, Placed
 from saccade.integrations.mask_functions import place
-from saccade.integrations.run_matrices import collected_matrices
+from saccade.integrations.run_matrices import Product, collected_products
 from saccade.integrations.tensor_masks import mask_of_tensor
 from saccade.matrix import AttentionMatrix, Matrix
 from saccade.support.errors import unsupported
@@ -181,12 +182,12 @@ def _capturing(function: Callable[..., Any], *, is_flash: bool, is_foreign: bool
         before = [listener.capture.num_captured for listener in listeners]
         with (
             capture_code_of(module, listeners) if is_foreign else suppressed(listeners),
-            collected_matrices() as matrices,
+            collected_products() as products,
         ):
             run = function if is_foreign else without_mode(function)
             out = run(module, query, key, value, attention_mask, *args, **kwargs)
-        if matrices:  # a saccade function reports the matrix that it multiplied by
-            _emit_matrices(listeners, matrices)
+        if products:  # a saccade function reports the matrix that it multiplied by
+            _emit_products(listeners, products)
             return out
         if [listener.capture.num_captured for listener in listeners] != before:  # a third-party function called SDPA
             return out
@@ -209,7 +210,8 @@ def _capturing(function: Callable[..., Any], *, is_flash: bool, is_foreign: bool
             for listener in listeners:
                 listener.capture.note_not_recorded(listener.name, type(module).__name__)
             return out
-        emit_all([(listener, making(one)) for one, listener in zip(model_captures, listeners, strict=True)])
+        output = _output(out, value, kwargs.get("dropout"))
+        emit_all([(listener, making(one)) for one, listener in zip(model_captures, listeners, strict=True)], output)
         return out
 
     return capturing
@@ -226,15 +228,22 @@ def _is_product(make: Make, value: Tensor, out: Any, dropout_p: float | None) ->
     return is_alike and torch.allclose(out[0].to(expected.dtype), expected, rtol=tolerance, atol=tolerance)
 
 
-def _emit_matrices(listeners: list[Listener], matrices: list[Matrix]) -> None:
-    """Emit the attention matrices of one call; from the second on, append ":1", ":2" and so on to the layer's name."""
+def _output(out: Any, value: Tensor, dropout_p: float | None) -> CallOutput | None:
+    """Return the output of an attention function, ``[batch, q_len, heads, value_dim]``."""
+    if not (isinstance(out, tuple) and isinstance(out[0], Tensor) and out[0].dim() == 4):
+        return None
+    return CallOutput(out[0], lambda grad: grad.transpose(1, 2), lambda: value, float(dropout_p or 0.0))
+
+
+def _emit_products(listeners: list[Listener], products: list[Product]) -> None:
+    """Emit the attention products of one call; from the second on, append ":1", ":2" and so on to the layer's name."""
 
     def making(matrix: Matrix) -> Make:
         return lambda: matrix
 
-    for number, matrix in enumerate(matrices):
+    for number, (matrix, output) in enumerate(products):
         named = [listener._replace(name=f"{listener.name}:{number}") if number else listener for listener in listeners]
-        emit_all([(listener, making(matrix)) for listener in named])
+        emit_all([(listener, making(matrix)) for listener in named], output)
 
 
 def _capturing_mask(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -71,6 +71,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         self._names: dict[nn.Module, str] = {}
         self._stack: ExitStack | None = None
         self._counts_heads = False
+        self._calls = _Calls(self)
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -172,30 +173,6 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         if exc_type is None and unused:
             there = ", ".join(self._layers) or "none"
             raise value_error("layer", "be one whose attention ran", repr(unused[0].layer), hint=f"these ran: {there}")
-
-    def attend(self, site: Site, call: Call) -> Redirected | None:
-        """Compute an attention call of a module's own code, if it is edited."""
-        if self is not _active(site.module)[-1]:
-            return None  # the last one applies the edits of all
-        number, site.calls = site.calls, site.calls + 1
-        edits = _edits_of(site.module, number)
-        if not edits and not self._counts_heads:
-            return None
-        plain = call.matrix(None)
-        self._layers[self._name(site.module, number)] = plain.shape[1]
-        if not edits:
-            return None
-        matrix = edited(edits, call.matrix, plain)
-        return Redirected(matrix.matmul(call.value, dropout_p=call.dropout_p), matrix)
-
-    def leave(self, site: Site, reason: str) -> None:
-        """Raise if attention that cannot be edited belongs to an edited layer."""
-        number, site.calls = site.calls, site.calls + 1
-        if _edits_of(site.module, number):
-            raise unsupported(f"{site.name}, a {type(site.module).__name__}", [reason])
-
-    def finish(self, site: Site) -> None:
-        """Do nothing: unused edits are reported at the end of the block."""
 
     def _name(self, module: nn.Module, number: int) -> str:
         """Return the layer name of the numbered attention call in a forward of a module."""
@@ -307,10 +284,9 @@ def _run(call: CapturedCall) -> Any:
     def run(listeners: Sequence[Listener]) -> Any:
         if not listeners:
             return call.run()
-        handler: Any = listeners[0].capture
-        name = handler._names[call.module]
-        site = Site(name, call.module, call.args, call.kwargs)
-        return run_redirected(handler, site, lambda *_, **__: run(listeners[1:]))
+        intervention: Any = listeners[0].capture
+        site = Site(intervention._names[call.module], call.module, call.args, call.kwargs)
+        return run_redirected(intervention._calls, site, lambda *_, **__: run(listeners[1:]))
 
     return run(call.listeners)
 
@@ -326,6 +302,37 @@ def _holders(names: dict[nn.Module, str]) -> dict[Mechanism, list[nn.Module]]:
                 if isinstance(child, Mechanism):
                     holders.setdefault(child, []).append(module)
     return holders
+
+
+class _Calls:
+    """The handler of the attention calls in the own code of an intervention's model."""
+
+    def __init__(self, intervention: intervene):
+        self._intervention = intervention
+
+    def attend(self, site: Site, call: Call) -> Redirected | None:
+        """Compute an attention call of a module's own code, if it is edited."""
+        if self._intervention is not _active(site.module)[-1]:
+            return None  # the last one applies the edits of all
+        number, site.calls = site.calls, site.calls + 1
+        edits = _edits_of(site.module, number)
+        if not edits and not self._intervention._counts_heads:
+            return None
+        plain = call.matrix(None)
+        self._intervention._layers[self._intervention._name(site.module, number)] = plain.shape[1]
+        if not edits:
+            return None
+        matrix = edited(edits, call.matrix, plain)
+        return Redirected(matrix.matmul(call.value, dropout_p=call.dropout_p), matrix)
+
+    def leave(self, site: Site, reason: str) -> None:
+        """Raise if attention that cannot be edited belongs to an edited layer."""
+        number, site.calls = site.calls, site.calls + 1
+        if _edits_of(site.module, number):
+            raise unsupported(f"{site.name}, a {type(site.module).__name__}", [reason])
+
+    def finish(self, site: Site) -> None:
+        """Do nothing: unused edits are reported at the end of the block."""
 
 
 class _Hook:

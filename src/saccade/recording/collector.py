@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+from saccade.integrations.call_output import AnyOutput
 from saccade.integrations.capture_context import CapturedMatrix
 from saccade.matrix import Matrix
 from saccade.recording.call_matching import Ends
 from saccade.recording.derived_matrices import chosen_heads
+from saccade.recording.gradients import GradientsOfCalls
 from saccade.recording.layer_record import Call, Run, statistics_of
 from saccade.recording.stored_matrices import StoredMatrices
 from saccade.recording.uniform_baselines import UniformBaselines
@@ -91,11 +93,13 @@ class KeepOptions(NamedTuple):
         statistics: statistics to compute.
         summaries: whether to record all statistics of a summary.
         matrices: whether to record queries and keys.
+        gradients: whether to record gradients by the weights in the backward pass.
     """
 
     statistics: tuple[Statistic[Any, Any], ...]
     summaries: bool
     matrices: bool
+    gradients: bool = False
 
 
 class Collector:
@@ -125,7 +129,7 @@ class Collector:
         if self._callback is not None:
             self._callback(name, matrix)
         if any(self._options):
-            self._take(name, matrix)
+            self._take(name, matrix, captured.output)
 
     def end(self) -> None:
         """Stop recording; calls that are still running in other threads are not recorded."""
@@ -133,7 +137,7 @@ class Collector:
             self._is_over = True
             self._ends.forget_passed_over()
 
-    def _take(self, name: str, matrix: Matrix) -> None:
+    def _take(self, name: str, matrix: Matrix, output: AnyOutput | None) -> None:
         # Compute before locking, so that a failure leaves no incomplete call and threads run in parallel.
         summary, statistics = statistics_of(matrix) if self._options.summaries else (None, None)
         answers = matrix.compute(*self._options.statistics)
@@ -144,8 +148,15 @@ class Collector:
                 return
             run, first_column = self._ends.continued(name, matrix)
             is_new = run is None
-            run = run or Run(name, self._options.statistics, StoredMatrices() if self._options.matrices else None)
+            run = run or self._new_run(name)
             run._take(matrix, call._replace(first_column=first_column))
             if is_new:
                 self.runs[name] = [*self.runs.get(name, []), run]
             self._ends.end(name, run, matrix, first_column)
+        if run.gradients is not None:
+            run.gradients.watch(output, first_column, self._selection.heads)
+
+    def _new_run(self, name: str) -> Run:
+        options = self._options
+        stored = StoredMatrices() if options.matrices else None
+        return Run(name, options.statistics, stored, GradientsOfCalls(name) if options.gradients else None)

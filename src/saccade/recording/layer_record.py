@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.matrix import AttentionMatrix, Matrix
+from saccade.recording.gradients import GradientsOfCalls
 from saccade.recording.merge_statistics import joined_answers, joined_summary, joined_sums
 from saccade.recording.stored_matrices import StoredMatrices
 from saccade.statistics import Entropy, LargestWeight, LogitVariance, Received, SquaredNorm, Statistic, Summary
@@ -62,8 +63,15 @@ class Run:
         calls: all calls of the run, in order.
     """
 
-    def __init__(self, name: str, statistics: tuple[Statistic[Any, Any], ...], held: StoredMatrices | None):
+    def __init__(
+        self,
+        name: str,
+        statistics: tuple[Statistic[Any, Any], ...],
+        held: StoredMatrices | None,
+        gradients: GradientsOfCalls | None = None,
+    ):
         self.name = name
+        self.gradients = gradients
         self.calls: list[Call] = []
         self._statistics, self._stored = statistics, held
         self._like: tuple[object, ...] = ()
@@ -96,6 +104,18 @@ class Run:
         if self._stored is None:
             raise self._missing(f"queries and keys of {self.name} were not kept")
         return self._stored.matrix()
+
+    @property
+    def gradient(self) -> Matrix:
+        """Gradient of the loss by the weights of all calls, a lazy matrix of the shape of `matrix`.
+
+        Raises:
+            UnsupportedError: gradients were not recorded, no backward pass has run, or the gradient is unknown.
+        """
+        if self.gradients is None:
+            reason = f"gradients of {self.name} were not kept"
+            raise unsupported("the recording", [reason], hint='record(model, keep="gradients")')
+        return self.gradients.matrix()
 
     @property
     def statistics(self) -> dict[str, Tensor]:
@@ -225,7 +245,7 @@ class Run:
 
     def __copy__(self) -> Run:
         """Return a snapshot of the run, to which later calls are not added."""
-        copied = Run(self.name, self._statistics, self._stored)
+        copied = Run(self.name, self._statistics, self._stored, self.gradients)
         copied.calls, copied._like = [*self.calls], self._like
         return copied
 

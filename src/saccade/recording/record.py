@@ -26,14 +26,15 @@ _WAYS_OUT = {
     "transformers": 'model.set_attn_implementation("sdpa") if the model has it',
 }
 
-Keep = Literal["statistics", "topk", "pooled", "qk"] | Statistic[Any, Any]
-"""Names of the data to store for each call: groups of statistics, or queries and keys."""
+Keep = Literal["statistics", "topk", "pooled", "qk", "gradients"] | Statistic[Any, Any]
+"""Names of the data to store for each call: groups of statistics, queries and keys, or gradients."""
 
 _STATISTICS: dict[str, tuple[Statistic[Any, Any], ...]] = {
     "statistics": (),
     "topk": (TopK(8),),
     "pooled": (Pooled(64),),
     "qk": (),
+    "gradients": (),
 }
 
 
@@ -82,8 +83,9 @@ def record(
         keep: the data to store for each call: statistics from `saccade.statistics`, or names. "statistics": all
             statistics of a summary (entropy, masses, distance, attention received, …) with its uniform baseline; if
             rows are not distributions, those that are defined for any weights. "topk": the 8 strongest keys of each
-            query. "pooled": a map of 64 × 64 cells. "qk": queries and keys, to compute any statistics later. An empty
-            tuple stores nothing, for use with a callback.
+            query. "pooled": a map of 64 × 64 cells. "qk": queries and keys, to compute any statistics later.
+            "gradients": the gradient by the weights, in ``recording.gradients`` after the backward pass, of calls
+            without dropout. An empty tuple stores nothing, for use with a callback.
         callback: called as ``callback(name, matrix)`` after each call of a layer. The matrix is lazy and refers to the
             tensors of the model, so use it immediately or store "qk".
 
@@ -175,4 +177,4 @@ def _keep_options(keep: object) -> KeepOptions:
             rule = f"be questions of saccade.statistics, or of {names}"
             raise type_error("keep", rule, got, hint="give instances: keep=[Entropy()]")
         statistics += [statistic for statistic in added if statistic not in statistics]
-    return KeepOptions(tuple(statistics), "statistics" in given, "qk" in given)
+    return KeepOptions(tuple(statistics), "statistics" in given, "qk" in given, "gradients" in given)

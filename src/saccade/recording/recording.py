@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from saccade.recording.gradients import Gradients
 from saccade.recording.layer_record import Run
 from saccade.recording.table_files import checked_file, parquet_writer, write_csv, write_parquet
 from saccade.recording.table_rows import TableRow, table_rows
@@ -59,6 +60,15 @@ class Recording(Mapping[str, Run]):
     def unheard(self) -> tuple[str, ...]:
         """The names in `not_recorded`, under the former name of that attribute."""
         return self.not_recorded
+
+    @property
+    def gradients(self) -> Gradients:
+        """Gradients of the loss by the attention weights of each layer's last run, after the backward pass.
+
+        They need ``record(..., keep="gradients")``. ``saccade.matrix.ElementwiseProduct(run.matrix, gradient)`` is
+        attention times gradient; `saccade.statistics` takes both.
+        """
+        return Gradients(self)
 
     def runs(self, layer: str | int) -> tuple[Run, ...]:
         """Return all runs of a layer; each call that does not continue the previous call begins a new run.

@@ -1,0 +1,97 @@
+"""Gradients of a loss by the attention weights of recorded calls."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from saccade.integrations.call_output import AnyOutput
+from saccade.matrix import Matrix
+from saccade.recording.derived_matrices import JoinedMatrices, chosen_heads
+from saccade.support.errors import unsupported
+
+if TYPE_CHECKING:
+    from saccade.recording.layer_record import Run
+
+CALLED_AS = "record"  # in errors
+
+_UNKNOWN = (
+    "it does not pass on its values, such as a recurrence, or attention of nested tensors or on torch's fast path"
+)
+
+
+class GradientsOfCalls:
+    """The gradients by the weights of all calls of a run, which arrive in the backward pass.
+
+    Args:
+        name: the name of the layer.
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+        self._first_columns: list[int] = []
+        self._found: dict[int, Matrix] = {}
+        self._refused: dict[int, str] = {}
+
+    def watch(self, output: AnyOutput | None, first_column: int, heads: Sequence[int] | None) -> None:
+        """Record the gradient of one more call when it arrives.
+
+        Args:
+            output: the output of the call; None if it is unknown.
+            first_column: index of the call's first key in the full text.
+            heads: numbers of the recorded heads; None for all.
+        """
+        number = len(self._first_columns)
+        self._first_columns.append(first_column)
+        if output is None:
+            self._refused[number] = _UNKNOWN
+            return
+        output.watch(
+            functools.partial(self._receive, number, heads), functools.partial(self._refused.setdefault, number)
+        )
+
+    def _receive(self, number: int, heads: Sequence[int] | None, gradient: Matrix) -> None:
+        before = self._found.get(number)  # of an earlier backward pass
+        gradient = gradient if heads is None else chosen_heads(gradient, heads)
+        self._found[number] = gradient if before is None else before + gradient
+
+    def matrix(self) -> Matrix:
+        """Return the gradient by the weights of all calls.
+
+        Raises:
+            UnsupportedError: it is unknown, or no backward pass has run.
+        """
+        reasons = [f"the gradient of {self._name} is unknown: {reason}" for reason in {*self._refused.values()}]
+        if not reasons and len(self._found) < len(self._first_columns):
+            reasons = [f"no backward pass has reached {self._name}"]
+        if reasons:
+            raise unsupported("the recording", reasons, hint="call loss.backward() after the recorded forward pass")
+        found = [self._found[number] for number in range(len(self._first_columns))]
+        return found[0] if len(found) == 1 else JoinedMatrices(found, self._first_columns)
+
+
+class Gradients(Mapping[str, Matrix]):
+    """Gradients of a loss by the attention weights of the last run of each layer, by layer name.
+
+    ``gradients[name]`` or ``gradients[number]`` is ``dL/dA``, a lazy matrix of the shape of the run's matrix. The
+    gradients of several backward passes are added, as in ``tensor.grad``.
+
+    Args:
+        runs: the last run of each layer.
+    """
+
+    def __init__(self, runs: Mapping[str, Run]):
+        self._runs = runs
+
+    def __getitem__(self, layer: str | int) -> Matrix:
+        return self._runs[layer].gradient  # type: ignore[index]  # a recording takes numbers, too
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._runs)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __repr__(self) -> str:
+        return f"Gradients of {len(self)} layers"
