@@ -134,6 +134,7 @@ class ReplacementPlan:
     _has_run: bool = False
 
     def attend(self, site: Site, call: Call) -> Redirected | None:
+        """Compute an attention call of a running module; None leaves it to the module's own code."""
         if site.name in self.left:
             self._note(site, "its own code", f"{LEFT}: named in leave=")
             return None
@@ -149,6 +150,11 @@ class ReplacementPlan:
         return Redirected(out, matrix)
 
     def leave(self, site: Site, reason: str) -> None:
+        """List attention that stays in the module's own code.
+
+        Raises:
+            UnsupportedError: all attention must be replaced.
+        """
         if site.name in self.left:
             return
         if not self.partial:

@@ -11,8 +11,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from saccade.integrations.capture_context import names_of
-from saccade.integrations.forward_proxy import PATCH_LOCK, CapturedCall, ForwardProxy, Listener
+from saccade.integrations.capture_context import Listener, names_of
+from saccade.integrations.forward_proxy import PATCH_LOCK, CapturedCall, ForwardProxy
 from saccade.integrations.redirect_mode import Site, run_redirected
 from saccade.integrations.redirected_call import Call, Redirected
 from saccade.integrations.run_matrices import EDITORS, MakeMatrix

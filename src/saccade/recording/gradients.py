@@ -47,14 +47,15 @@ class GradientsOfCalls:
         if output is None:
             self._refused[number] = _UNKNOWN
             return
-        output.watch(
-            functools.partial(self._receive, number, heads), functools.partial(self._refused.setdefault, number)
-        )
+        output.watch(functools.partial(self._receive, number, heads), functools.partial(self._refuse, number))
 
     def _receive(self, number: int, heads: Sequence[int] | None, gradient: Matrix) -> None:
         before = self._found.get(number)  # of an earlier backward pass
         gradient = gradient if heads is None else chosen_heads(gradient, heads)
         self._found[number] = gradient if before is None else before + gradient
+
+    def _refuse(self, number: int, reason: str) -> None:
+        self._refused[number] = reason
 
     def matrix(self) -> Matrix:
         """Return the gradient by the weights of all calls.
