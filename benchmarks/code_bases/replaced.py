@@ -1,0 +1,110 @@
+"""Judge a replacement: equal outputs and gradients, and no attention left on the model's own code unsaid."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import saccade as sc
+from benchmarks.code_bases.case import Case, Run
+from benchmarks.code_bases.recorded import tensors
+from saccade.support.errors import UnsupportedError
+
+OUTPUTS, GRADIENTS = 5e-5, 5e-4
+"""The largest differences of outputs and gradients, by the largest number of all outputs or gradients."""
+
+Verdict = Literal["equal", "refused", "silent", "wrong", "broken"]
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """The verdict on a replacement.
+
+    Attributes:
+        verdict: "equal" if all attention runs on saccade with equal outputs and gradients; "refused" if
+            `replace_attention` or the first run raised and said why; "silent" if the model still computes attention
+            itself; "wrong" if outputs or gradients differ; "broken" if the model raises another error.
+        why: the reason, if the verdict is not "equal".
+    """
+
+    verdict: Verdict
+    why: str = ""
+
+
+def judge_replacement(case: Case) -> Replaced:
+    """Replace the attention of a case, and compare outputs, gradients and attention calls with the model's own."""
+    model, run = case.model()
+    expected = _outputs_and_gradients(model, run)
+    before = _own_softmaxes(model, run)
+    model, run = case.model()
+    try:
+        sc.replace_attention(model)
+        found = _outputs_and_gradients(model, run)
+        after = _own_softmaxes(model, run)
+    except UnsupportedError as error:
+        return Replaced("refused", str(error))
+    except Exception as error:  # the model may raise anything; the verdict holds it
+        return Replaced("broken", f"{type(error).__name__}: {error}")
+    for what, limit, ours, theirs in zip(("outputs", "gradients"), (OUTPUTS, GRADIENTS), found, expected, strict=True):
+        difference = _difference(ours, theirs)
+        if not difference <= limit:
+            return Replaced("wrong", f"{what} differ by {difference:.1e}")
+    left = after - (before - case.attentions)
+    if left > 0:
+        return Replaced("silent", f"{left} of {case.attentions} attention calls are still the model's own")
+    return Replaced("equal")
+
+
+def _outputs_and_gradients(model: nn.Module, run: Run) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the outputs, and the gradients of a random sum of them by all parameters that have one."""
+    model.zero_grad()
+    out = [x for x in tensors(run(model)) if x.is_floating_point()]
+    draw = torch.Generator().manual_seed(2)
+    loss = sum((x * torch.randn(x.shape, generator=draw)).sum() for x in out if x.requires_grad)
+    assert isinstance(loss, Tensor)
+    loss.backward()
+    return [x.detach() for x in out], [torch.zeros_like(x) if x.grad is None else x.grad for x in model.parameters()]
+
+
+def _difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
+    if [x.shape for x in ours] != [x.shape for x in theirs]:
+        return float("inf")
+    largest = max(float(x.abs().max()) for x in theirs if x.numel())
+    return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True) if a.numel()) / largest
+
+
+def _own_softmaxes(model: nn.Module, run: Run) -> int:
+    """Return how many softmaxes and attention kernels of torch run, except those that saccade's kernels call."""
+    with torch.no_grad(), _Counter() as counter:
+        run(model)
+    return counter.count
+
+
+_NAMES = ("_softmax", "_safe_softmax", "scaled_dot_product", "_native_multi_head", "_transformer_encoder_layer_fwd")
+
+
+class _Counter(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__
+        if any(name.startswith((one, f"_{one}")) for one in _NAMES) and not _is_engine(sys._getframe(1)):
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _is_engine(frame: Any) -> bool:
+    """Return whether the first frame outside of torch and of this file is one of saccade's kernels."""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__"))
+        if not name.startswith("torch.") and name != __name__:
+            return name.startswith(("saccade.engine.", "saccade.matrix."))
+        frame = frame.f_back
+    return False
