@@ -1,4 +1,4 @@
-"""``python -m benchmarks.code_bases [NAME ...]``: record and replace the attention of small models of many code bases."""
+"""``python -m benchmarks.code_bases [NAME ...]``: record and replace the attention of models of many code bases."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.code_bases import cases_in
 from benchmarks.code_bases.case import CASES
+from benchmarks.code_bases.cases_in import load
 from benchmarks.code_bases.recorded import judge_record
 from benchmarks.code_bases.replaced import judge_replacement
 from benchmarks.code_bases.table import counts, rates, verdict, written
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             text = page.read_text("utf-8")
             page.write_text(with_generated(text, COMMAND, written(results, page.parent.name)), "utf-8")
         return 0
-    cases_in.load()
+    load()
     chosen = [one for one in CASES.values() if not options.name or any(_is_meant(one, name) for name in options.name)]
     work = [(one, what) for one in chosen for what in options.only]
     shown = {
@@ -62,7 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write_whole(options.results, memoryview((json.dumps(results, indent=0, ensure_ascii=False) + "\n").encode()))
     bad = 0
     for what in options.only:
-        found = {"cases": {key: {**one, "record": one.get("record", ""), "replace": one.get("replace", "")} for key, one in shown.items()}}
+        found = {
+            "cases": {
+                key: {**one, "record": one.get("record", ""), "replace": one.get("replace", "")}
+                for key, one in shown.items()
+            }
+        }
         right, models, whole, bases = rates(found, what)
         verdicts = counts(found)[what]
         bad += sum(verdicts.get(one, 0) for one in ("silent", "wrong", "broken"))

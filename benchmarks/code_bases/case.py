@@ -70,6 +70,7 @@ class Case:
 CASES: dict[str, Case] = {}
 """All cases by key, in the order in which their files define them."""
 
+
 def case(code_base: str, name: str, attentions: int, **options: Any) -> Callable[[Make], Make]:
     """Add a function that makes a model to the cases; see `Case`."""
 

@@ -11,20 +11,40 @@ _WORDS = {
         "head": "| code base | models | recorded | how | replaced |",
         "rewritten": "style rewritten",
         "recorded": "Recorded right: {right} of {models} models ({rate:.0%}), {all} of {bases} code bases.",
-        "replaced": "Replaced with equal outputs and gradients: {right} of {models} models ({rate:.0%}), {all} of {bases} code bases.",
+        "replaced": "Replaced with equal outputs and gradients: {right} of {models} models ({rate:.0%}), "
+        "{all} of {bases} code bases.",
         "silent": "Silently partial: {silent}. Wrong: {wrong}.",
         "versions": "Versions: {versions}.",
-        "record": {"right": "right", "partial": "partly, reported", "none": "no, reported", "silent": "silently partial", "wrong": "wrong"},
-        "replace": {"equal": "equal", "refused": "refused", "silent": "silently partial", "wrong": "wrong", "broken": "error"},
+        "record": {
+            "right": "right",
+            "partial": "partly, reported",
+            "none": "no, reported",
+            "silent": "silently partial",
+            "wrong": "wrong",
+        },
+        "replace": {
+            "equal": "equal",
+            "refused": "refused",
+            "silent": "silently partial",
+            "wrong": "wrong",
+            "broken": "error",
+        },
     },
     "zh": {
         "head": "| 代码库 | 模型 | 记录 | 方式 | 替换 |",
         "rewritten": "按其写法重写",
         "recorded": "记录正确：{models} 个模型中的 {right} 个（{rate:.0%}），{bases} 个代码库中的 {all} 个。",
-        "replaced": "替换后输出与梯度相等：{models} 个模型中的 {right} 个（{rate:.0%}），{bases} 个代码库中的 {all} 个。",
+        "replaced": "替换后输出与梯度相等：{models} 个模型中的 {right} 个（{rate:.0%}），"
+        "{bases} 个代码库中的 {all} 个。",
         "silent": "未报告的部分结果：{silent}。错误：{wrong}。",
         "versions": "版本：{versions}。",
-        "record": {"right": "正确", "partial": "部分，已报告", "none": "否，已报告", "silent": "部分，未报告", "wrong": "错误"},
+        "record": {
+            "right": "正确",
+            "partial": "部分，已报告",
+            "none": "否，已报告",
+            "silent": "部分，未报告",
+            "wrong": "错误",
+        },
         "replace": {"equal": "相等", "refused": "拒绝", "silent": "部分，未报告", "wrong": "错误", "broken": "报错"},
     },
 }
@@ -80,8 +100,15 @@ def _lines(results: Mapping[str, Any], words: Mapping[str, Any]) -> Iterator[str
     yield from (words["head"], "|---|---|---|---|---|")
     for base, cases in sorted(by_base.items(), key=lambda item: item[0].lower()):
         name = f"{base} ({words['rewritten']})" if cases[0]["is_rewritten"] else base
-        how = dict.fromkeys(one for judged in cases if not isinstance(judged["record"], str) for one in judged["record"]["degrees"])
-        cells = (", ".join(one["name"] for one in cases), _cell(cases, "record", words), ", ".join(how), _cell(cases, "replace", words))
+        how = dict.fromkeys(
+            one for judged in cases if not isinstance(judged["record"], str) for one in judged["record"]["degrees"]
+        )
+        cells = (
+            ", ".join(one["name"] for one in cases),
+            _cell(cases, "record", words),
+            ", ".join(how),
+            _cell(cases, "replace", words),
+        )
         yield f"| {name} | {' | '.join(cells)} |"
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     yield from ("", words["versions"].format(versions=versions))

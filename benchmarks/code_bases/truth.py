@@ -115,7 +115,10 @@ def _places(model: nn.Module) -> Iterator[list[str]]:
     def after(module: nn.Module, args: Any, out: Any) -> None:
         stack.pop()
 
-    handles = hooks.register_module_forward_pre_hook(before), hooks.register_module_forward_hook(after, always_call=True)
+    handles = (
+        hooks.register_module_forward_pre_hook(before),
+        hooks.register_module_forward_hook(after, always_call=True),
+    )
     try:
         yield stack
     finally:

@@ -60,6 +60,83 @@ def test_weights_that_are_not_fused(qkv, path):
     torch.testing.assert_close(dense[0], clamped(q, k))
 
 
+MIX = torch.rand(3, 3)
+MIXED = {
+    "einsum": lambda w: torch.einsum("hg,bhij->bgij", MIX, w),
+    "weights first": lambda w: torch.einsum("b h i j, h g -> b g i j", w, MIX),
+    "matmul": lambda w: (w.permute(0, 2, 3, 1) @ MIX).permute(0, 3, 1, 2),
+    "layer": lambda w: F.linear(w.permute(0, 2, 3, 1), MIX.T).permute(0, 3, 1, 2),
+    "convolution": lambda w: F.conv2d(w, MIX.T[:, :, None, None]),
+    "fewer heads": lambda w: torch.einsum("bhij,hg->bgij", w, MIX[:, :2]),
+}
+
+
+@pytest.mark.parametrize("mix", MIXED.values(), ids=MIXED)
+def test_heads_that_are_mixed_after_the_softmax(qkv, mix):
+    q, k, v = qkv
+    expected = F.layer_norm(mix(clamped(q, k)), (N,))
+    v = v[:, : expected.shape[1]]
+    calls, dense = reported(lambda: F.layer_norm(mix(clamped(q, k)), (N,)) @ v)
+    assert calls == 0
+    torch.testing.assert_close(dense, [expected])
+
+
+def test_heads_of_one_query_are_mixed(qkv):
+    q, k, v = qkv
+    q = q[:, :, :1]
+    mixed = lambda: torch.einsum("bhij,hg->bgij", clamped(q, k), MIX)  # noqa: E731
+    _, dense = reported(lambda: mixed() @ v)
+    torch.testing.assert_close(dense, [mixed()])
+
+
+def slots(q, k):
+    weights = clamped(q, k).mT.softmax(-2) + 1e-8
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def test_softmax_over_the_queries_that_is_normalised_over_the_keys(qkv):
+    q, k, v = qkv
+    calls, dense = reported(lambda: slots(q, k) @ v)
+    assert calls == 0
+    torch.testing.assert_close(dense, [slots(q, k)])
+
+
+def test_a_softmax_over_the_queries_alone_is_no_attention(qkv):
+    q, k, v = qkv
+    assert reported(lambda: clamped(q, k).softmax(-2) @ v) == (0, [])
+
+
+def test_queries_are_the_axis_that_the_values_lack(qkv):
+    q, k, v = qkv
+
+    def attend():
+        weights = clamped(q, k).transpose(1, 2).clone().clamp(-1, 2).softmax(-1)  # [batch, queries, heads, keys]
+        return torch.einsum("bihj,bhjd->bihd", weights, v)
+
+    _, dense = reported(attend)
+    torch.testing.assert_close(dense, [clamped(q, k).softmax(-1)])
+
+
+def test_keys_on_two_axes(qkv):
+    q, k, v = qkv
+    of_places = v.unflatten(2, (2, N // 2))
+    product = lambda: torch.einsum("bhixy,bhxyd->bhid", clamped(q, k).unflatten(-1, (2, N // 2)), of_places)  # noqa: E731
+    calls, dense = reported(product)
+    assert calls == 0
+    torch.testing.assert_close(dense, [clamped(q, k)])
+
+
+def test_weights_that_multiply_what_was_made_from_them(qkv):
+    q, k, _ = qkv
+
+    def inverted():
+        weights = clamped(q, k)
+        return weights @ (weights.mT / 2)
+
+    _, dense = reported(inverted)
+    torch.testing.assert_close(dense, [clamped(q, k)])
+
+
 def test_dropout(qkv):
     q, k, v = qkv
     dense = []
@@ -122,7 +199,7 @@ UNKNOWN = {
     "joined": lambda w, v: torch.cat([w[:, :1], w[:, 1:]], 1) @ v,
     "another axis": lambda w, v: w.mT @ v,
     "two softmaxes": lambda w, v: w.softmax(-2) @ v,
-    "mixed heads": lambda w, v: torch.einsum("hg,bhij->bgij", torch.ones(3, 3), w) @ v,
+    "mixed queries": lambda w, v: torch.einsum("ki,bhij->bhkj", torch.ones(N, N), w) @ v,
 }
 
 

@@ -266,3 +266,17 @@ def test_a_model_without_recurrences_is_left_as_it_is():
         assert not recurrences_capture._proxies
         handlers = {vars(one)["forward"].handler for one in network.modules() if "forward" in vars(one)}
         assert not {one for one in handlers if one.__module__ == recurrences_capture.__name__}
+
+
+def test_methods_that_wrap_a_compiled_function():
+    class Wrapped(torch.nn.Module):
+        @functools.wraps(str.upper)
+        def helper(self):
+            return ""
+
+        def forward(self, x):
+            return x.softmax(-1) @ x
+
+    with capture_all(Wrapped(), lambda name, make: None) as capture:
+        Wrapped()(torch.eye(3))
+    assert not capture.not_recorded

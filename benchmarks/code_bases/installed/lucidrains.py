@@ -28,7 +28,9 @@ def _vit(kind: str, attentions: int, module: str = "", equation: str = "", **siz
         options = {name: size for name, size in (default | sizes).items() if size is not None}
         return model(**options), lambda model: model(images())
 
-    case("vit-pytorch", kind if module in ("", "simple_vit") else f"{module}.{kind}", attentions, equation=equation)(make)
+    case("vit-pytorch", kind if module in ("", "simple_vit") else f"{module}.{kind}", attentions, equation=equation)(
+        make
+    )
 
 
 _vit("ViT", 2)
@@ -43,8 +45,6 @@ _vit("SimpleViT", 2, "simple_vit_with_register_tokens")
 _vit("SimpleViT", 2, "simple_vit_with_qk_norm")
 _vit("PiT", 3, "pit", depth=(1, 2), mlp_dim=64)
 _vit("RvT", 2, "rvt")
-
-
 
 
 @case("x-transformers", "Decoder", 2)
@@ -152,9 +152,7 @@ def halo() -> tuple[nn.Module, Run]:
 def timesformer() -> tuple[nn.Module, Run]:
     from timesformer_pytorch import TimeSformer  # noqa: PLC0415
 
-    model = TimeSformer(
-        dim=32, image_size=16, patch_size=8, num_frames=4, num_classes=5, depth=2, heads=4, dim_head=8
-    )
+    model = TimeSformer(dim=32, image_size=16, patch_size=8, num_frames=4, num_classes=5, depth=2, heads=4, dim_head=8)
     return model, lambda model: model(torch.randn(2, 4, 3, 16, 16))
 
 
@@ -239,7 +237,7 @@ def nystrom() -> tuple[nn.Module, Run]:
     return model, lambda model: model(torch.randn(2, 16, 32))
 
 
-@case("en-transformer", "EnTransformer", 4)
+@case("en-transformer", "EnTransformer", 4, order=(0, 2, 1))
 def en() -> tuple[nn.Module, Run]:
     from en_transformer import EnTransformer  # noqa: PLC0415
 

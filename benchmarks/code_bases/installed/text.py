@@ -80,15 +80,6 @@ def bert() -> tuple[nn.Module, Run]:
     return BERT(50, hidden=32, n_layers=2, attn_heads=4), lambda model: model(ids(), torch.ones(2, 16).long())
 
 
-@case("recbole", "TransformerEncoder of SASRec", 2)
-def recbole() -> tuple[nn.Module, Run]:
-    from recbole.model.layers import TransformerEncoder  # noqa: PLC0415
-
-    model = TransformerEncoder(2, 4, 32, 64)
-    mask = torch.where(torch.ones(16, 16).tril() > 0, 0.0, -10000.0)[None, None]
-    return model, lambda model: model(torch.randn(2, 16, 32), mask)[-1]
-
-
 def _rtdl(name: str, **options: object) -> None:
     def make() -> tuple[nn.Module, Run]:
         from rtdl_revisiting_models import FTTransformer  # noqa: PLC0415
@@ -159,7 +150,14 @@ def itransformer() -> tuple[nn.Module, Run]:
     from iTransformer import iTransformer  # noqa: PLC0415
 
     model = iTransformer(
-        num_variates=5, lookback_len=16, dim=32, depth=2, heads=4, dim_head=8, pred_length=4, use_reversible_instance_norm=True
+        num_variates=5,
+        lookback_len=16,
+        dim=32,
+        depth=2,
+        heads=4,
+        dim_head=8,
+        pred_length=4,
+        use_reversible_instance_norm=True,
     )
     return model, lambda model: model(torch.randn(2, 16, 5))
 
@@ -179,7 +177,7 @@ def gluonts_tft() -> tuple[nn.Module, Run]:
     from gluonts.torch.model.tft.layers import TemporalFusionDecoder  # noqa: PLC0415
 
     model = TemporalFusionDecoder(8, 4, d_hidden=32, d_var=32, num_heads=4)
-    return model, lambda model: model(torch.randn(2, 12, 32), torch.randn(2, 32), torch.ones(2, 8))
+    return model, lambda model: model(torch.randn(2, 12, 32), torch.randn(2, 1, 32), torch.ones(2, 8))
 
 
 @case("pytorch-forecasting", "InterpretableMultiHeadAttention", 4)
@@ -205,8 +203,7 @@ def perceiver_io() -> tuple[nn.Module, Run]:
     model = nn.ModuleList([CrossAttentionLayer(4, 32, 32), SelfAttentionBlock(2, 4, 32)])
 
     def run(model: Any) -> Any:
-        latents = model[0](torch.randn(2, 5, 32), torch.randn(2, 16, 32)).last_hidden_state
-        return model[1](latents).last_hidden_state
+        return model[1](model[0](torch.randn(2, 5, 32), torch.randn(2, 16, 32)))
 
     return model, run
 

@@ -42,7 +42,7 @@ _timm("nest_tiny", 12, 224)
 
 def _torchvision(name: str, attentions: int, side: int, model: object) -> None:
     def make() -> tuple[nn.Module, Run]:
-        import torchvision.models as models  # noqa: PLC0415
+        from torchvision import models  # noqa: PLC0415
 
         return model(models), lambda model: model(images(side))  # type: ignore[operator]
 
@@ -83,8 +83,25 @@ def open_clip() -> tuple[nn.Module, Run]:
 def open_coca() -> tuple[nn.Module, Run]:
     from open_clip import CoCa  # noqa: PLC0415
 
-    vision = {"layers": 2, "width": 32, "head_width": 8, "patch_size": 8, "image_size": 32, "attentional_pool": True, "attn_pooler_heads": 4, "output_tokens": True}
-    text = {"context_length": 16, "vocab_size": 50, "width": 32, "heads": 4, "layers": 2, "embed_cls": True, "output_tokens": True}
+    vision = {
+        "layers": 2,
+        "width": 32,
+        "head_width": 8,
+        "patch_size": 8,
+        "image_size": 32,
+        "attentional_pool": True,
+        "attn_pooler_heads": 4,
+        "output_tokens": True,
+    }
+    text = {
+        "context_length": 16,
+        "vocab_size": 50,
+        "width": 32,
+        "heads": 4,
+        "layers": 2,
+        "embed_cls": True,
+        "output_tokens": True,
+    }
     decoder = {"context_length": 16, "vocab_size": 50, "width": 32, "heads": 4, "layers": 2}
     model = CoCa(32, decoder, text, vision)
     return model, lambda model: model(images(), ids(16))
@@ -220,11 +237,16 @@ def _attention_unet() -> tuple[nn.Module, Run]:
     from monai.networks.nets import DiffusionModelUNet  # noqa: PLC0415
 
     model = DiffusionModelUNet(
-        spatial_dims=2, in_channels=1, out_channels=1, channels=(8, 16), attention_levels=(False, True), norm_num_groups=4,
+        spatial_dims=2, in_channels=1, out_channels=1, channels=(8, 16),
+        attention_levels=(False, True), norm_num_groups=4,
         num_res_blocks=1, num_head_channels=8,
     )  # fmt: skip
     return model, lambda model: model(images(16, 1), torch.tensor([3, 7]))
 
 
-for _name, _count, _make in (("ViT", 2, _monai_vit), ("SwinUNETR", 8, _swin_unetr), ("DiffusionModelUNet", 4, _attention_unet)):
+for _name, _count, _make in (
+    ("ViT", 2, _monai_vit),
+    ("SwinUNETR", 8, _swin_unetr),
+    ("DiffusionModelUNet", 4, _attention_unet),
+):
     _monai(_name, _count, _make)

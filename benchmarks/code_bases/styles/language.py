@@ -130,7 +130,9 @@ class Annotated(nn.Module):
         self.attn: Tensor | None = None
 
     @staticmethod
-    def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: Any) -> tuple[Tensor, Tensor]:
+    def attention(
+        query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: Any
+    ) -> tuple[Tensor, Tensor]:
         d_k = query.size(-1)
         scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(d_k)
         if mask is not None:
@@ -143,8 +145,7 @@ class Annotated(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         mask = torch.tril(torch.ones(1, 1, x.size(1), x.size(1), dtype=torch.uint8))
         query, key, value = (
-            lin(x).view(x.size(0), -1, HEADS, DIM // HEADS).transpose(1, 2)
-            for lin in self.linears[:3]
+            lin(x).view(x.size(0), -1, HEADS, DIM // HEADS).transpose(1, 2) for lin in self.linears[:3]
         )
         x, self.attn = self.attention(query, key, value, mask, self.dropout)
         return self.linears[-1](x.transpose(1, 2).contiguous().view(x.size(0), -1, DIM))
@@ -271,8 +272,8 @@ class MultiQuery(nn.Module):
         logits = torch.einsum("bhnk,bmk->bhnm", Q, K)
         mask = torch.triu(torch.full(logits.shape[-2:], -1e9), 1)
         weights = torch.softmax(logits + mask, -1)
-        O = torch.einsum("bhnm,bmv->bhnv", weights, V)
-        return torch.einsum("bhnv,hdv->bnd", O, self.P_o)
+        Y = torch.einsum("bhnm,bmv->bhnv", weights, V)
+        return torch.einsum("bhnv,hdv->bnd", Y, self.P_o)
 
 
 @style("talking heads of Shazeer", "heads mixed before and after the softmax")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.code_bases.case import Run, case
-from benchmarks.code_bases.styles.vision import DIM, HEADS, Layers, tokens, style
+from benchmarks.code_bases.styles.vision import DIM, HEADS, Layers, style, tokens
 
 
 @style("Informer", "FullAttention")
@@ -78,8 +78,8 @@ class SetTransformer(nn.Module):
         Q, K, V = self.fc_q(X), self.fc_k(X), self.fc_v(X)
         Q_, K_, V_ = (torch.cat(y.split(DIM // HEADS, 2), 0) for y in (Q, K, V))
         A = torch.softmax(Q_.bmm(K_.transpose(1, 2)) / math.sqrt(DIM), 2)
-        O = torch.cat((Q_ + A.bmm(V_)).split(Q.size(0), 0), 2)
-        return O + F.relu(self.fc_o(O))
+        out = torch.cat((Q_ + A.bmm(V_)).split(Q.size(0), 0), 2)
+        return out + F.relu(self.fc_o(out))
 
 
 @style("AlphaFold 2 of DeepMind", "gated attention with a pair bias")
@@ -222,9 +222,7 @@ class Graphormer(nn.Module):
         x = x.transpose(0, 1)
         T, B, _ = x.shape
         q = self.q_proj(x) * (DIM // HEADS) ** -0.5
-        q, k, v = (
-            y.contiguous().view(T, B * HEADS, -1).transpose(0, 1) for y in (q, self.k_proj(x), self.v_proj(x))
-        )
+        q, k, v = (y.contiguous().view(T, B * HEADS, -1).transpose(0, 1) for y in (q, self.k_proj(x), self.v_proj(x)))
         weights = torch.bmm(q, k.transpose(1, 2))
         distance = (torch.arange(T)[:, None] - torch.arange(T)[None]).abs()
         bias = self.spatial_pos_encoder(distance).permute(2, 0, 1)[None].repeat(B, 1, 1, 1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from saccade.fusion.arguments import mapped, tensors_in
 from saccade.fusion.attention_call import roles_of
-from saccade.fusion.axes import Axes, new_factor
+from saccade.fusion.axes import Axes, Axis, new_factor
 from saccade.fusion.operations import followed
 from saccade.fusion.products import PRODUCTS, Product, product_of
 from saccade.fusion.scores import FLOATS, Scores, is_dense, version_of
@@ -36,24 +37,29 @@ _PARTS = frozenset(
         *("broadcast_to", "repeat", "repeat_interleave", "tile", "pad", "constant_pad_nd"),
     }
 )
-# Functions that change each weight by itself, so that the axes of the result are those of the weights. Names have no
-# underscores: "iadd" is ``__iadd__``, "mul" is also ``mul_``.
+# Functions that change weights, but not their axes: each weight by itself, or by the statistics of others. Names have
+# no underscores: "iadd" is ``__iadd__``, "mul" is also ``mul_``.
 _ELEMENTWISE = frozenset(
     {
         *("add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "div", "true_divide", "truediv"),
         *("itruediv", "idiv", "pow", "clamp", "clamp_min", "clamp_max", "clip", "maximum", "minimum", "nan_to_num"),
         *("masked_fill", "where", "exp", "abs", "neg", "relu", "square", "sqrt", "lerp", "normalize", "dropout"),
         *("alpha_dropout", "feature_dropout"),
+        *("layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm"),
     }
 )
+_UNCHANGING = frozenset({"dropout", "alpha_dropout", "feature_dropout"})
 _MULTIPLYING = frozenset({"mul", "rmul", "imul", "div", "true_divide", "truediv", "itruediv", "idiv"})
 
 
 class SoftmaxTap:
     """A tracker that reports dense attention weights when they are multiplied by values.
 
-    Weights are followed through casts, views, dropout and elementwise changes, such as masks or a normalisation after
-    the softmax. Of weights that are selected, joined or mixed, the layout is unknown; their products are only noted.
+    Weights are followed through casts, views, dropout, elementwise changes, such as masks or a normalisation after the
+    softmax, and layers that mix heads. The product must sum over the axis of the softmax, or over an axis along which
+    the weights now sum to 1 (slot attention: a softmax over the queries, normalised over the keys). If both operands of
+    a product are weights, those unchanged since their softmax count. Of weights that are selected or joined, the layout
+    is unknown; their products are only noted.
 
     Args:
         on_weights: called before the product as ``on_weights(weights, arrange)``: the weights as the model multiplies
@@ -68,82 +74,177 @@ class SoftmaxTap:
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a torch call, tracking softmax results among its arguments."""
         tracked = [x for x in tensors_in((args, kwargs)) if x in self._states] if self._states else []
-        if tracked and func in _ANY_PRODUCT:
+        mixing = self._mixing(func, args, kwargs) if tracked else None
+        if tracked and func in _ANY_PRODUCT and mixing is None:
             self._enter(func, args, kwargs)
             return func(*args, **kwargs)
-        scores = self._scores_after(func, args, kwargs) if tracked and func not in _SOFTMAX else None
+        state = self._state_after(func, args, kwargs) if tracked and func not in _SOFTMAX else None
         sizes = {x.numel() for x in tracked}
         out = func(*args, **kwargs)
         if func in _SOFTMAX and is_dense(out):
             self.follow(out, kwargs.get("dim", args[1] if len(args) > 1 else None))
+        elif mixing is not None and is_dense(out):
+            self._states[out] = _State(_as_scores(out, *mixing), version_of(out), is_changed=True)
         elif tracked:
-            self._follow_result(func, args[0] if out is None and args else out, scores, sizes)
+            self._follow_result(func, args[0] if out is None and args else out, state, sizes)
         return out
 
     def follow(self, x: Tensor, dim: Any) -> None:
         """Start tracking a tensor that is the result of a softmax over a dimension."""
         if isinstance(dim, int) and x.dtype in FLOATS and x.dim() and x.shape[dim] > 1:
-            self._states[x] = _as_scores(x, dim % x.dim()), version_of(x)
+            self._states[x] = _State(_as_scores(x, dim % x.dim()), version_of(x))
 
     def knows(self, arguments: tuple[Any, Any]) -> bool:
         """Return whether an argument of a matrix product is a result of a softmax, or was computed from one."""
         return bool(self._states) and any(x in self._states for x in tensors_in(arguments))
 
-    def _scores_after(self, func: Any, args: Any, kwargs: Any) -> Scores | None:
-        """Return the axes of the result of a call on tracked weights; None if they are not known."""
-        known_args, known_kwargs = mapped(self._state, (args, kwargs))
-        found = [x for x in _items((known_args, known_kwargs)) if isinstance(x, Scores)]
+    def _state_after(self, func: Any, args: Any, kwargs: Any) -> _State | None:
+        """Return the state of the result of a call on tracked weights, without its version; None if it is unknown."""
+        known_args, known_kwargs = mapped(self._known, (args, kwargs))
+        found = [x for x in _items((args, kwargs)) if isinstance(self._known(x), Scores)]
         if not found:
             return None
-        name = str(getattr(func, "__name__", "")).strip("_")
+        name, is_changed = str(getattr(func, "__name__", "")).strip("_"), self._states[found[0]].is_changed
         if name not in _ELEMENTWISE:
-            return followed(func, known_args, known_kwargs)
+            scores = followed(func, known_args, known_kwargs)
+            return None if scores is None else _State(scores, 0, is_changed)
         # A float tensor of the same shape that is multiplied may be an activation that the softmax gates.
-        shape = tuple(found[0].axes.shape)
-        others = [x for x in tensors_in((args, kwargs)) if self._state(x) is x and x.is_floating_point()]
+        scores = self._known(found[0])
+        shape = tuple(scores.axes.shape)
+        others = [x for x in tensors_in((args, kwargs)) if self._known(x) is x and x.is_floating_point()]
         is_gate = name in _MULTIPLYING and any(tuple(x.shape) == shape for x in others)
-        return None if is_gate else found[0]
+        return None if is_gate else _State(scores, 0, is_changed or name not in _UNCHANGING)
 
-    def _follow_result(self, func: Any, out: Any, scores: Scores | None, sizes: set[int]) -> None:
+    def _mixing(self, func: Any, args: Any, kwargs: Any) -> tuple[int, int | None] | None:
+        """Return the axes of keys and queries in the result of a call that mixes heads; None for other calls.
+
+        The axis of the queries is None if there is one query.
+        """
+        known_args, known_kwargs = mapped(self._known, (args, kwargs))
+        weights = next((x for x in _items((known_args, known_kwargs)) if isinstance(x, Scores)), None)
+        if weights is None or func not in (*PRODUCTS, F.linear, F.conv2d):
+            return None
+        axes, rows = weights.axes.axes, weights.left_only
+        if weights.softmax not in axes or (rows and rows not in axes):
+            return None
+        column, row = axes.index(weights.softmax), axes.index(rows) if rows else None
+        if func in PRODUCTS:
+            product = product_of(func, known_args, known_kwargs)
+            return None if product is None else _places_in(product, weights, column, row)
+        if known_args[:1] != (weights,):
+            return None
+        if func is F.linear:
+            return (column, row) if len(axes) - 1 not in (column, row) else None
+        is_kept = len(axes) == 4 and column in (2, 3) and row in (2, 3, None)
+        return (column, row) if is_kept and _keeps_size(*args, **kwargs) else None
+
+    def _follow_result(self, func: Any, out: Any, state: _State | None, sizes: set[int]) -> None:
         name = str(getattr(func, "__name__", ""))
         for x in tensors_in((out,)):
-            if is_dense(x) and scores is not None and tuple(x.shape) == tuple(scores.axes.shape):
-                self._states[x] = scores, version_of(x)
+            if is_dense(x) and state is not None and tuple(x.shape) == tuple(state.scores.axes.shape):  # type: ignore[union-attr]
+                self._states[x] = state._replace(version=version_of(x))
             elif name in _PARTS or name == "__setitem__" or x.numel() in sizes:
-                self._states[x] = None, 0
+                self._states[x] = _State(None, 0)
 
     def _enter(self, func: Any, args: Any, kwargs: Any) -> None:
         """Report the weights among the arguments of a product, or note that their layout is unknown."""
-        known_args, known_kwargs = mapped(self._state, (args, kwargs))
+        known_args, known_kwargs = mapped(self._known, (args, kwargs))
         product = product_of(func, known_args, known_kwargs) if func in PRODUCTS else None
-        reported = False
-        for x in tensors_in((args, kwargs)):
-            weights = self._state(x)
-            if product is not None and isinstance(weights, Scores):
-                reported |= self._report(x, weights, product)
-        if not reported:
+        found = [x for x in tensors_in((args, kwargs)) if isinstance(self._known(x), Scores)]
+        multiplied = {} if product is None else {x: _multiplied(x, self._states[x], product) for x in found}
+        weights = {x: scores for x, scores in multiplied.items() if scores is not None}
+        unchanged = {x: scores for x, scores in weights.items() if not self._states[x].is_changed}
+        for x, scores in (unchanged or weights).items():
+            self._report(x, scores)
+        if not weights:
             self._on_unknown()
 
-    def _state(self, x: Any) -> Any:
+    def _known(self, x: Any) -> Any:
+        """Return the `Scores` of tracked weights; otherwise, the argument itself."""
         if not isinstance(x, Tensor) or x not in self._states:
             return x
-        scores, version = self._states[x]
-        return scores if scores is not None and version == version_of(x) else x
+        state = self._states[x]
+        return state.scores if state.scores is not None and state.version == version_of(x) else x
 
-    def _report(self, x: Tensor, weights: Scores, product: Product) -> bool:
-        names = product.left_letters if weights is product.left else product.right_letters
-        columns = [axis for name, axis in zip(names, weights.axes.axes, strict=True) if name in product.summed]
-        if len(columns) != 1 or set(columns[0]) != set(weights.softmax or ()):
-            return False
+    def _report(self, x: Tensor, weights: Scores) -> None:
         every = weights.all_factors
-        roles = roles_of(weights, columns[0], set())
+        roles = roles_of(weights, weights.softmax or (), set())
         assert roles is not None
 
         def arrange(weights_in_layout: Tensor) -> Tensor:
             return roles.four(weights.axes.by_factor(weights_in_layout, every), every)
 
         self._on_weights(x, arrange)
-        return True
+
+
+class _State(NamedTuple):
+    """The state of a tracked tensor.
+
+    Args:
+        scores: its axes; None if they are unknown.
+        version: its version when the axes were found.
+        is_changed: whether weights were changed since the softmax, by more than dropout and casts.
+    """
+
+    scores: Scores | None
+    version: int
+    is_changed: bool = False
+
+
+def _multiplied(x: Tensor, state: _State, product: Product) -> Scores | None:
+    """Return weights with the keys that a product sums over and their queries; None if they are not weights of it."""
+    weights = state.scores
+    assert weights is not None
+    names, others = product.left_letters, product.right_letters
+    names, others, other = (names, others, product.right) if weights is product.left else (others, names, product.left)
+    axes = dict(zip(names, weights.axes.axes, strict=True))
+    columns = tuple(factor for name in names if name in product.summed for factor in axes[name])
+    is_softmax = bool(columns) and set(columns) == set(weights.softmax or ())
+    if not is_softmax:
+        dims = [names.index(name) for name in product.summed]
+        if not (columns and state.is_changed and _sums_to_one(x, dims)):
+            return None
+    sizes = dict(zip(others, other.axes.shape if isinstance(other, Scores) else other.shape, strict=True))
+    own = [axis for name, axis in axes.items() if axis and sizes.get(name, 1) == 1 and name not in product.summed]
+    rows = own[0] if len(own) == 1 else weights.left_only
+    return _with_roles(weights, () if set(rows) & set(columns) else rows, columns)
+
+
+def _with_roles(weights: Scores, rows: Axis, columns: Axis) -> Scores:
+    """Return weights with the given factors of queries and keys; all others are those of the batch."""
+    if (rows, columns) == (weights.left_only, weights.softmax):
+        return weights
+    batch = tuple(one for axis in weights.axes.axes for one in axis if one not in (*rows, *columns))
+    last = [axis for axis in weights.axes.axes if axis and set(axis) <= set(batch)]
+    left, right = (weights.left.new_empty((1,) * (len(batch) + len(own)) + (0,)) for own in (rows, columns))
+    heads = last[-1] if len(last) > 1 else ()
+    return replace(
+        weights, left=left, right=right, batch=batch, left_only=rows, right_only=columns, heads=heads, lead=batch,
+        softmax=columns,
+    )  # fmt: skip
+
+
+def _sums_to_one(x: Tensor, dims: list[int]) -> bool:
+    sums = x.detach().double().sum(dims)
+    return bool(((sums - 1.0).abs() < 1e-3).all())
+
+
+def _places_in(product: Product, weights: Scores, column: int, row: int | None) -> tuple[int, int | None] | None:
+    """Return the axes of keys and queries in a product that mixes the heads of weights; None for other products."""
+    names, others = product.left_letters, product.right_letters
+    names, others, other = (names, others, product.right) if weights is product.left else (others, names, product.left)
+    kept = [names[place] for place in (column, row) if place is not None]
+    if isinstance(other, Scores) or set(kept) & set(others) or not set(kept) <= set(product.letters):
+        return None
+    places = [product.letters.index(name) for name in kept]
+    return places[0], None if row is None else places[1]
+
+
+def _keeps_size(
+    x: Tensor, weight: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, *_: Any, **__: Any
+) -> bool:
+    """Return whether a convolution has an output for each pair: it mixes heads, and possibly neighbours."""
+    return stride in (1, (1, 1)) and (padding == "same" or weight.shape[-2:] == (1, 1))
 
 
 def _items(tree: Any) -> Iterator[Any]:
@@ -155,12 +256,16 @@ def _items(tree: Any) -> Iterator[Any]:
             yield x
 
 
-def _as_scores(x: Tensor, softmax_axis: int) -> Scores:
-    """Represent dense softmax weights by `Scores` with empty operands, to track their axes through operations."""
+def _as_scores(x: Tensor, softmax_axis: int, row_axis: int | None = None) -> Scores:
+    """Represent dense softmax weights by `Scores` with empty operands, to track their axes through operations.
+
+    If the axis of the queries is not known, it is taken to be the axis before the keys.
+    """
     factors = [new_factor() if size > 1 else None for size in x.shape]
     axes = tuple(() if one is None else (one,) for one in factors)
     columns = axes[softmax_axis]
-    rows = axes[softmax_axis - 1 if softmax_axis else softmax_axis + 1] if x.dim() > 1 else ()
+    before = softmax_axis - 1 if softmax_axis else softmax_axis + 1
+    rows = axes[before if row_axis is None else row_axis] if x.dim() > 1 else ()
     others = [axis for axis in axes if axis not in (rows, columns)]
     batch = tuple(one for axis in others for one in axis)
     heads = others[-1] if len(others) > 1 else ()

@@ -247,4 +247,6 @@ def _may_attend_itself(module: nn.Module) -> bool:
     bases = itertools.takewhile(lambda base: base is not nn.Module, type(module).__mro__)
     functions = (inspect.unwrap(one) for base in bases for one in vars(base).values() if inspect.isfunction(one))
     has_softmax = any(isinstance(part, nn.Softmax) for part in module.children())
-    return has_softmax or any(not _NAMED.isdisjoint(one.__code__.co_names) for one in functions)
+    return has_softmax or any(
+        not _NAMED.isdisjoint(one.__code__.co_names) for one in filter(inspect.isfunction, functions)
+    )

@@ -166,7 +166,7 @@ def _namespaces_of_class(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
     methods = (inspect.unwrap(one) for base in bases for one in vars(base).values() if inspect.isfunction(one))
     return tuple(
         (one.__globals__, name)
-        for one in methods
+        for one in filter(inspect.isfunction, methods)  # a decorator may wrap a method of a compiled class
         for name in one.__code__.co_names
         if name in FUNCTIONS and name in one.__globals__
     )
