@@ -92,6 +92,7 @@ def test_half_precision_is_summed_in_single():
 
 
 @pytest.mark.ci
+@pytest.mark.skipif(sys.platform == "win32", reason="Python measures no peak of memory there")
 def test_a_long_text_takes_linear_memory():
     """16,384 tokens: one matrix of one head alone would take a gigabyte."""
     code = """

@@ -188,7 +188,9 @@ print((matrix @ x).shape, *matrix.explain().passed_over["native"])
     assert run.returncode == 0, run.stderr
     shape, _, reason = run.stdout.strip().partition(") ")
     assert shape == "torch.Size([1, 2, 200, 16]"
-    assert reason.startswith(f"saccade-cpu is installed, but its library cannot be loaded: {package}")
+    head, _, cause = reason.partition(": ")
+    assert head == "saccade-cpu is installed, but its library cannot be loaded"
+    assert cause  # the words of the system
 
 
 def built(folder: Path, **told: str) -> str:
