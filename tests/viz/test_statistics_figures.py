@@ -19,24 +19,52 @@ def test_a_grid_has_a_cell_for_each_head():
     values = torch.zeros(2, 3)
     values[1, 2] = 1.0
     figure = viz.head_grid({"entropy": values}, title="One $ grid")
-    assert names(figure) == ["entropy  0 – 1", "L0", "L1", "H0", "H1", "H2"]
-    dark = np.argwhere(sheet(figure).max(-1) < 0.1)
+    assert names(figure) == ["0", "1", "entropy", "L0", "L1", "H0", "H1", "H2"]
+    pixels = sheet(figure)
+    is_shown = (pixels != 1.0).any(-1)
+    bar = np.flatnonzero(is_shown.any(0))[-10:]  # the bar is the last thing on the sheet
+    top, bottom = np.flatnonzero(is_shown[:, bar].any(-1))[[0, -1]]
+    dark = np.argwhere(pixels[:, : bar[0]].max(-1) < 0.1)
     first, last = dark.min(0), dark.max(0)
-    assert (last - first < 51).all()  # one cell: three of them are as wide as the name and the ends of its scale
-    light = np.argwhere((sheet(figure) != 1.0).any(-1))
+    assert (last - first < 51).all()  # one cell: three of them are as wide as the name
+    light = np.argwhere(is_shown[:, : bar[0]])
     assert np.abs(light.max(0) - last).max() <= 1  # the last row, the last column
-    assert 2000 < len(dark) < 51 * 51
+    assert 200 < len(dark) < 51 * 51
+    np.testing.assert_allclose(pixels[top, bar], pixels[tuple(dark[0])][None].repeat(10, 0))
+    assert bottom - top + 1 == pytest.approx(np.ptp(light[:, 0]), abs=2)
+    assert (np.diff(pixels[top:bottom, bar[0]].sum(-1)) >= 0).all()  # from dark to light
     figure.canvas.draw()
+
+
+def ends(figure):
+    """The numbers beside the bars of all grids, from below, by name."""
+    texts = [text for text in names(figure) if not text[:1] in "LH" or len(text) > 3]
+    return {name: (low, high) for low, high, name in zip(*[iter(texts)] * 3, strict=True)}
 
 
 def test_grids_have_their_own_scales_unless_shared():
     values = {"a": np.eye(3), "b": np.eye(3) / 100}
     own, shared = viz.head_grid(values), viz.head_grid(values, shared_scale=True)
-    assert (sheet(own).max(-1) < 0.1).sum() == 2 * (sheet(shared).max(-1) < 0.1).sum()
-    assert "b  0 – 0.01" in names(own)
-    assert "b  0 – 1" in names(shared)
-    assert "b  0 – 2" in names(viz.head_grid(values, limits=(0, 2)))
-    assert viz.head_grid(np.eye(40)).axes[0].texts[1].get_text() == "L0"
+    assert ends(own) == {"a": ("0", "1"), "b": ("0", "0.01")}
+    assert ends(shared) == {"a": ("0", "1"), "b": ("0", "1")}
+    assert ends(viz.head_grid(values, limits=(0, 2))) == {"a": ("0", "2"), "b": ("0", "2")}
+    cells = [(sheet(figure).max(-1) < 0.1).sum() for figure in (own, shared)]
+    assert cells[0] > 1.5 * cells[1]
+    assert viz.head_grid(np.eye(40)).axes[0].texts[3].get_text() == "L0"
+
+
+def test_nearly_even_grids_are_drawn_from_their_least_number_on_and_signed_ones_around_0():
+    values = {"even": 5.0 + np.eye(3) / 10, "signed": np.eye(3) - 0.25}
+    figure = viz.head_grid(values)
+    assert ends(figure) == {"even": ("5", "5.1"), "signed": ("-0.75", "0.75")}
+    blue = sheet(figure)
+    assert ((blue[..., 2] - blue[..., 0]) > 0.1).any()
+
+
+def test_grids_fill_their_rows():
+    figure = viz.head_grid({f"grid {number}": np.eye(12) for number in range(4)})
+    tops = {text.get_text(): text.get_position() for text in figure.axes[0].texts}
+    assert tops["grid 0"][1] == tops["grid 1"][1] < tops["grid 2"][1] == tops["grid 3"][1]
 
 
 def test_a_profile_loses_no_peak():

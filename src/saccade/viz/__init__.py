@@ -9,6 +9,7 @@ from saccade.viz.heatmaps import heatmap
 from saccade.viz.mosaics import mosaic
 from saccade.viz.overlays import spatial_map
 from saccade.viz.page import live_report, report, report_widget
+from saccade.viz.patch_overlays import overlay
 
 __all__ = [
     "heatmap",
@@ -18,6 +19,7 @@ __all__ = [
     "bipartite",
     "channel_weights",
     "spatial_map",
+    "overlay",
     "tradeoff",
     "report",
     "live_report",

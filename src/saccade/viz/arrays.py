@@ -15,6 +15,7 @@ _FEWEST = 4  # fewest rows that must see a column for it to be a sink
 _SINK = 5.0  # a sink's median weight is at least this multiple of the mean weight
 _ROWS = 95.0  # percentage of rows whose largest weight, ignoring sinks, is within the scale
 _WORTH_IT = 0.5  # a scale that would end above this fraction of the largest weight ends at the largest
+_EVEN = 0.5  # values whose least is above this share of the largest are drawn from the least on
 _DECADES = 3  # lowest top of a scale, in decades below the largest weight: tiny weights must not look large
 
 
@@ -84,6 +85,24 @@ def limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float,
     elif high <= 0:
         high = 0.0
     return (low, high) if low < high else (0.0, 1.0)  # also if no value is finite, because NaN compares False
+
+
+def contrast_limits(values: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
+    """Return the two ends of a colour scale with a bar: ``limits``, or ends computed from the values.
+
+    Values of both signs get a scale that is symmetric around 0. Otherwise the scale begins at 0, or at the least value
+    if the values are nearly even: with the least above half of the largest, all would have similar colours. Equal
+    values get the colour in the middle.
+    """
+    if limits is not None:
+        low, high = limits_of(values, limits)
+        return (-max(-low, high), max(-low, high)) if low < 0 else (low, high)
+    low, high = float(np.fmin.reduce(values, axis=None)), float(np.fmax.reduce(values, axis=None))
+    if low < 0:
+        return -max(-low, high), max(-low, high)
+    if low == high:
+        return (0.0, 2.0 * high) if high > 0 else (0.0, 1.0)
+    return (low, high) if low > _EVEN * high else (0.0, high)
 
 
 def log_limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float, float]:

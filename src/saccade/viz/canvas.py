@@ -1,7 +1,7 @@
 """Canvas: a figure that fits itself around a map of fixed size and the text beside it."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,14 +31,21 @@ PLAIN: dict[str, Any] = {
 }  # `$` and `\` in labels have no special meaning
 _MARGIN = 21 / DPI  # inches
 _TITLE_SIZE = 11.0  # points
+_SCALE, _BESIDE = 0.13, 0.14  # inches: width of a colour scale, and its distance from the map
 
 
 @dataclass(frozen=True)
 class Canvas:
-    """A white figure with one pair of axes, whose size is set after everything around the map is drawn."""
+    """A white figure with one pair of axes, whose size is set after everything around the map is drawn.
+
+    Attributes:
+        figure, axes: the figure and the axes of its map.
+        scale_widths: widths of the scales beside the map, in inches.
+    """
 
     figure: "Figure"
     axes: "Axes"
+    scale_widths: list[float] = field(default_factory=list)
 
     def write(self, x: float, y: float, text: str, **style: Any) -> None:
         """Write ``text`` at a point of the figure's map; dollar signs do not start mathematics."""
@@ -77,19 +84,24 @@ class Canvas:
 
     def add_scale(self, image: "AxesImage", most: float | None = None) -> None:
         """Draw the colour scale of ``image`` to the right of the map, with an arrow if some values exceed it."""
-        scale = self.figure.add_axes((0.0, 0.0, 1.0, 1.0))
+        scale = self.add_scale_axes(_SCALE)
         above = "neither" if most is None else "max"
         self.figure.colorbar(image, cax=scale, extend=above, extendfrac=0.04).outline.set_visible(False)
         scale.tick_params(labelsize=8, length=2, color=INK, labelcolor=INK)
         if most is not None:
             scale.set_title(f"up to {most:.2g}", size=8, color=INK, pad=4, loc="left")
 
+    def add_scale_axes(self, width: float) -> "Axes":
+        """Add empty axes for a scale, ``width`` inches wide, to the right of the map and of its height."""
+        self.scale_widths.append(width)
+        return self.figure.add_axes((0.0, 0.0, 1.0, 1.0))
+
     def _place(self, frame: tuple[float, float, float, float], size: tuple[float, float]) -> None:
         (left, bottom, width, height), (across, up) = frame, size
         self.figure.set_size_inches(across, up)
         self.axes.set_position((left / across, bottom / up, width / across, height / up))
-        for scale in self.figure.axes[1:]:
-            scale.set_position(((left + width + 0.14) / across, bottom / up, 0.13 / across, height / up))
+        for scale, own in zip(self.figure.axes[1:], self.scale_widths, strict=True):
+            scale.set_position(((left + width + _BESIDE) / across, bottom / up, own / across, height / up))
 
 
 def colours(*, signed: bool = False) -> "Colormap":

@@ -1,6 +1,7 @@
 """Grid figures: one number for every head of every layer."""
 
 from collections.abc import Mapping
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import type_error, value_error
 from saccade.text.labels import display_width
-from saccade.viz.arrays import Array, as_matrix, as_numbers, limits_of
+from saccade.viz.arrays import Array, as_matrix, as_numbers, contrast_limits
 from saccade.viz.canvas import INK, Canvas, blank, colours
 
 if TYPE_CHECKING:
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
 
 # In pixels: a cell, the gap between grids, the space above a grid for its name, and to its left and below for numbers.
 _CELL, _GAP, _NAME, _SIDE, _BELOW = 30, 24, 34, 30, 30
+_UNNAMED = 8  # pixels above a grid without a name
 _LARGEST = 64  # largest cell, used if there are few heads so that names fit
 _WIDEST = 1300
 _WIDEST_NUMBER = 40  # pixels for a head's number, with margin
-_ENDS = 8  # approximate width of the ends of a scale, in columns of text
+_BESIDE, _BAR, _DIGIT = 8, 10, 9  # pixels: distance and width of a colour bar, width of a digit beside it
+_ONE_DIGIT = 10  # heads whose numbers have one digit, which fits any cell
 _LETTER = 10  # pixels of one column of text in a name
 
 
@@ -29,8 +32,9 @@ def head_grid(
 ) -> "Figure":
     """Draw a grid with one cell per head (rows are layers, columns are heads), or several such grids side by side.
 
-    Each grid has its own colour scale, and shows its smallest and largest number below its name. With ``shared_scale``
-    or ``limits``, equal colours mean equal numbers in all grids. NaN is grey.
+    Each grid has its own colour scale, whose bar is beside it: from 0, or from the least number if the numbers are
+    nearly even (the least above half of the largest), or symmetric around 0 for numbers of both signs. With
+    ``shared_scale`` or ``limits``, equal colours mean equal numbers in all grids. NaN is grey.
 
     Args:
         values: ``[layers, heads]``, or a mapping from names to such arrays (tensors, arrays or nested lists) of equal
@@ -53,27 +57,30 @@ def head_grid(
     layers, heads = next(iter(grids.values())).shape
     everything = np.stack(list(grids.values()))
     canvas = blank()
-    ends = {name: limits_of(everything if shared_scale else grid, limits) for name, grid in grids.items()}
-    names = {name: f"{name}  {low:.3g} – {high:.3g}".strip() for name, (low, high) in ends.items()}
-    named = max(display_width(text) * _LETTER for text in names.values())
-    room = (
-        max(display_width(name) + _ENDS for name in grids) * _LETTER
-    )  # independent of the numbers at the ends of scales
-    cell = min(max(_CELL, room // heads), _LARGEST)
+    ends = {name: contrast_limits(everything if shared_scale else grid, limits) for name, grid in grids.items()}
+    named = max(display_width(name) * _LETTER for name in grids)
+    cell = min(max(_CELL, named // heads), _LARGEST)
     height, width = layers * cell, heads * cell
-    widest = max(width, named)
-    pitch = (height + _NAME + _BELOW, widest + _SIDE + _GAP)
+    told = {name: [f"{end:.3g}" for end in ends[name]] for name in grids}
+    beside = _BESIDE + _BAR + 6 + max(len(end) for own in told.values() for end in own) * _DIGIT
+    above = _NAME if any(grids) else _UNNAMED
+    pitch = (height + above + _BELOW, max(width + beside, named) + _SIDE + _GAP)
     columns = min(len(grids), max(1, _WIDEST // pitch[1]))
-    sheet = np.ones((-(-len(grids) // columns) * pitch[0], columns * pitch[1], 3))
-    palette = colours()
+    columns = ceil(len(grids) / ceil(len(grids) / columns))  # no shorter last row than necessary
+    sheet = np.ones((ceil(len(grids) / columns) * pitch[0], columns * pitch[1], 3))
     for number, (name, grid) in enumerate(grids.items()):
         row, column = divmod(number, columns)
-        top, left = row * pitch[0] + _NAME, column * pitch[1] + _SIDE
+        top, left = row * pitch[0] + above, column * pitch[1] + _SIDE
         low, high = ends[name]
+        palette = colours(signed=low < 0)
         cells = palette((grid - low) / (high - low))[..., :3].repeat(cell, 0).repeat(cell, 1)
         cells[::cell] = cells[:, ::cell] = 0.9
         sheet[top : top + height, left : left + width] = cells
-        canvas.write(left, top - 8, names[name], size=9, va="bottom")
+        bar = left + width + _BESIDE
+        sheet[top : top + height, bar : bar + _BAR] = palette(np.linspace(1.0, 0.0, height))[:, None, :3]
+        for end, y, side in zip(told[name], (top + height, top), ("bottom", "top"), strict=True):
+            canvas.axes.text(bar + _BAR + 5, y, end, size=7.5, va=side, color=INK)
+        canvas.write(left, top - 8, name, size=9, va="bottom")
         _number(canvas, (layers, heads), cell, top, left)
     return canvas.show_pixels(sheet, title)
 
@@ -84,7 +91,7 @@ def _number(canvas: Canvas, shape: tuple[int, int], cell: int, top: int, left: i
     for layer in range(0, layers, _every(layers, 1)):
         y = top + (layer + 0.5) * cell
         canvas.axes.text(left - 5, y, f"L{layer}", size=7.5, ha="right", va="center", color=INK)
-    for head in range(0, heads, _every(heads, 1 if cell > _WIDEST_NUMBER else 2)):
+    for head in range(0, heads, _every(heads, 1 if cell > _WIDEST_NUMBER or heads <= _ONE_DIGIT else 2)):
         x = left + (head + 0.5) * cell
         canvas.axes.text(x, top + layers * cell + 4, f"H{head}", size=7.5, ha="center", va="top", color=INK)
 

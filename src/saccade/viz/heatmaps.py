@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.viz.arrays import Array, as_matrix, masked, max_pool, scale_of
 from saccade.viz.canvas import DPI, Canvas, blank, colours, whole_pixels
+from saccade.viz.mask_maps import matrix_of_mask, refuse_lengths, refuse_with_mask, visible_cells
 from saccade.viz.pooled_maps import chosen, map_of, places_of, refuse_choice
 from saccade.viz.ticks import check_labels, name_columns, name_rows
 
@@ -22,6 +24,7 @@ ANNOTATED_AT_MOST = 40  # most rows or columns of a map with numbers in its cell
 _LONGEST, _PLAIN = 9.0, 5.0  # inches: longest side of the map, with labels and without
 _SHORTEST = 0.9  # inches: least length of the shorter side
 _LINES = "#e4e4e9"  # colour of the lines between cells
+_VISIBLE = 1.5  # end of the scale on which 1 has the colour of pairs that a mask allows
 
 
 @argument_hints({})
@@ -39,8 +42,12 @@ def heatmap(
     limits: tuple[float, float] | None = None,
     allowed: object = None,
     log: bool = False,
+    q_len: int | None = None,
+    kv_len: int | None = None,
 ) -> "Figure":
     """Draw a dense or lazy matrix of any length as a heatmap, with queries as rows from the top and keys as columns.
+
+    A mask is drawn as well: pairs that it allows in one colour, all others grey.
 
     If there are more cells than pixels, each pixel shows the value farthest from 0 in a group of neighbours, so that a
     thin diagonal or a single bright key stays visible. Axes and labels still count rows and columns of the matrix.
@@ -55,7 +62,8 @@ def heatmap(
     weight. Larger values get the last colour, and an arrow on the scale shows the largest value.
 
     Args:
-        weights: a lazy matrix, or ``[q_len, kv_len]``: a tensor of any dtype and device, an array, or nested lists.
+        weights: a lazy matrix, or ``[q_len, kv_len]``: a tensor of any dtype and device, an array, or nested lists; or
+            a mask, such as ``masks.Causal()``.
         head, batch: the head and batch item of a lazy matrix to draw; other heads and items are not computed. A matrix
             with a single head needs neither.
         x_labels: one label per key, shown literally, never as mathematics; only as many as fit are drawn. Long labels
@@ -71,6 +79,7 @@ def heatmap(
             has a mask.
         log: whether the colour scale is logarithmic, over four decades or ``limits``; smaller values are white. It
             makes other weights visible beside a strong sink.
+        q_len, kv_len: numbers of queries and keys of a mask; those of the labels or of the mask, or 32, if None.
 
     Returns:
         A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
@@ -84,6 +93,12 @@ def heatmap(
     Cost: O(q_len * kv_len) time, and as much memory for dense weights; a lazy matrix takes one pass over one head and
     O(q_len + kv_len) memory.
     """
+    is_mask = isinstance(weights, Mask)
+    if isinstance(weights, Mask):
+        refuse_with_mask(annotate=annotate, limits=limits, allowed=allowed, log=log)
+        weights = matrix_of_mask(weights, q_len, kv_len, x_labels, y_labels)
+    else:
+        refuse_lengths(q_len=q_len, kv_len=kv_len)
     if isinstance(weights, Matrix):
         item, number = chosen(weights, batch, head)
         if allowed is not None:
@@ -107,7 +122,10 @@ def heatmap(
         matrix = as_matrix(map_of(weights, item, number, max(pixels)))
         rows, columns = places_of(weights, item)
     cells = max_pool(matrix, *pixels)
-    image = _draw_cells(canvas, cells, shape, scale_of(cells, limits, log=log), log)
+    if is_mask:
+        _draw_cells(canvas, visible_cells(cells), shape, (0.0, _VISIBLE, False), log=False, has_bar=False)
+    else:
+        image = _draw_cells(canvas, cells, shape, scale_of(cells, limits, log=log), log=log)
     name_columns(canvas.axes, x_labels, x_name, shape[1], width, columns)
     name_rows(canvas.axes, y_labels, y_name, shape[0], height, rows)
     if annotate:
@@ -141,8 +159,15 @@ def _size(shape: tuple[int, int], annotate: bool, labelled: bool) -> tuple[float
 
 
 def _draw_cells(
-    canvas: Canvas, cells: Array, shape: tuple[int, int], scale: tuple[float, float, bool], log: bool
+    canvas: Canvas,
+    cells: Array,
+    shape: tuple[int, int],
+    scale: tuple[float, float, bool],
+    *,
+    log: bool,
+    has_bar: bool = True,
 ) -> "AxesImage":
+    """Draw the cells of a heatmap, and beside it the colour scale."""
     from matplotlib.colors import LogNorm, Normalize  # noqa: PLC0415  matplotlib is optional
 
     (rows, columns), (low, high, is_more), axes = shape, scale, canvas.axes
@@ -157,7 +182,8 @@ def _draw_cells(
         extent=(-0.5, columns - 0.5, rows - 0.5, -0.5),
     )
     rule_cells(axes, rows, columns)
-    canvas.add_scale(image, float(np.fmax.reduce(cells, axis=None)) if is_more else None)
+    if has_bar:
+        canvas.add_scale(image, float(np.fmax.reduce(cells, axis=None)) if is_more else None)
     return image
 
 

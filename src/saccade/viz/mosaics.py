@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # All in pixels: the longer side of a map, the least shorter side, the gap between maps, the space above each
 # for its name, and the frame of the highlighted map.
-_TILE, _SLIMMEST, _GAP, _NAME, _EDGE = 112, 32, 16, 26, 4
+_TILE, _SLIMMEST, _GAP, _NAME, _EDGE = 112, 32, 16, 34, 4
 _FEW = 4  # up to this number, maps are always in one row
 _TINY = 1e-30  # stands for 0 on a logarithmic scale
 _FRAME, _CHOSEN = (0.80, 0.80, 0.83), (0.0, 0.45, 0.55)
@@ -72,6 +72,7 @@ def mosaic(
     flat, limits = _scaled(maps, shared_scale, log)
     height, width = _tile_size(*shape)
     columns = grid[1] if len(grid) == 2 else min(len(flat), max(_FEW, ceil(sqrt(2 * len(flat)))))
+    columns = ceil(len(flat) / ceil(len(flat) / columns))  # no shorter last row than necessary
     down = ceil(len(flat) / columns) * (height + _NAME) + _EDGE
     sheet = np.ones((down, columns * (width + _GAP) - _GAP + 2 * _EDGE, 3))
     palettes = {signed: colours(signed=signed) for signed in (False, True)}
@@ -86,7 +87,7 @@ def mosaic(
         sheet[top : top + height, left : left + width] = palettes[low < 0 and not log](pixels)[..., :3]
         name = " ".join(f"{letter}{i}" for letter, i in zip("LH"[-len(index) :], index, strict=True))
         weight = "bold" if chosen else "normal"
-        canvas.axes.text(left, top - 6, name, size=7, color=INK, weight=weight, va="bottom")
+        canvas.axes.text(left, top - 5, name, size=7.5, color=INK, weight=weight, va="bottom")
     return canvas.show_pixels(sheet, title)
 
 

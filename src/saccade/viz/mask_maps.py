@@ -1,0 +1,58 @@
+"""Maps of masks: the pairs that a mask allows, at any length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from saccade.masks import Mask
+from saccade.matrix import AttentionMatrix, Matrix
+from saccade.support.errors import value_error
+from saccade.support.validation import check_int
+from saccade.viz.arrays import Array
+
+_LENGTH = 32  # of a mask without labels that covers all positions
+
+
+def matrix_of_mask(
+    mask: Mask,
+    q_len: int | None,
+    kv_len: int | None,
+    x_labels: Sequence[str] | None,
+    y_labels: Sequence[str] | None,
+) -> Matrix:
+    """Return uniform attention under a mask, whose map shows which pairs the mask allows.
+
+    Lengths that are None are those of the labels, or of a mask that was built for a length, or 32.
+    """
+    keys = kv_len if x_labels is None else len(x_labels)
+    rows = q_len if y_labels is None else len(y_labels)
+    for name, length in (("q_len", rows), ("kv_len", keys)):
+        if length is not None:
+            check_int(name, length)
+    covered = [None if own is None else own.stop for own in mask.domain]
+    keys = keys or covered[1] or rows or covered[0] or _LENGTH
+    rows = rows or covered[0] or keys
+    query, key = (torch.zeros(*mask.shape, length, 1) for length in (rows, keys))
+    return AttentionMatrix(query, key, mask)
+
+
+def refuse_with_mask(**named: object) -> None:
+    """Raise if a mask is drawn with an option for weights."""
+    for name, value in named.items():
+        if value is not None and value is not False:
+            raise value_error(name, "be left out for a mask, which has no weights", value)
+
+
+def refuse_lengths(**named: int | None) -> None:
+    """Raise if weights are drawn with a length, which only masks need."""
+    for name, value in named.items():
+        if value is not None:
+            raise value_error(name, "be left out where weights are drawn, whose shape is known", value)
+
+
+def visible_cells(cells: Array) -> Array:
+    """Return 1 for the cells of a map with an allowed pair, and NaN for the others."""
+    return np.where(np.isnan(cells), np.nan, 1.0)
