@@ -9,7 +9,9 @@ import pytest
 import torch
 from matplotlib import pyplot as plt
 
+import saccade as sc
 from saccade import masks, mechanisms, viz
+from saccade.matrix import GradientMatrix
 from saccade.viz.canvas import colours
 
 WORDS = ["[CLS]", "The", "cat", "$x^{$", "[SEP]"]
@@ -255,3 +257,21 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
         ImportError, match=r"heatmap: matplotlib must be installed(.|\n)*pip install 'saccade-attention\[viz\]'"
     ):
         viz.heatmap(np.eye(2))
+
+
+def test_attention_times_gradient_is_drawn_with_both_signs_and_hidden_pairs_grey():
+    torch.manual_seed(0)
+    matrix = sc.AttentionMatrix(*torch.randn(2, 1, 2, 12, 8), masks.Causal())
+    gradient = GradientMatrix(*torch.randn(2, 1, 2, 12, 4))
+    image = viz.heatmap(matrix * gradient, head=1).axes[0].images[0]
+    shown = np.ma.filled(image.get_array(), np.nan)
+    want = (matrix.to_dense() * gradient.to_dense())[0, 1].numpy()
+    visible = np.tril(np.ones((12, 12), bool))
+    np.testing.assert_allclose(shown[visible], want[visible], rtol=1e-5, atol=1e-6)
+    assert np.isnan(shown[~visible]).all()
+    low, high = image.get_clim()
+    assert low == -high < 0
+    assert high == pytest.approx(np.abs(want).max())
+    red, _, blue, _ = image.cmap(0.05)
+    assert blue > red
+    viz.mosaic([matrix * gradient] * 2).canvas.draw()

@@ -123,7 +123,11 @@ def test_many_words_fill_their_rows():
         (torch.rand(7), {}, r"overlay: grid must be given where 7 patches make no square"),
         (torch.rand(50, 2, 2), {}, r"weights must be \[kv_len\], or \[rows, columns\] in the form of the grid"),
         (torch.rand(6), {"grid": (2, 4)}, r"have as many cells as there are patches, 6; got 2 x 4"),
-        (torch.rand(6), {"grid": (1, 2), "patches": range(6)}, r"have as many cells as there are patches, 6; got 1 x 2"),
+        (
+            torch.rand(6),
+            {"grid": (1, 2), "patches": range(6)},
+            r"have as many cells as there are patches, 6; got 1 x 2",
+        ),
         (torch.rand(6), {"patches": [1, 6]}, r"patches must be from 0 to 5; got 6"),
         (torch.rand(6), {"patches": [True, False]}, r"patches must be one bool for each of 6 keys; got 2"),
         (torch.rand(6), {"patches": range(5)}, r"grid must be given where 5 patches make no square"),

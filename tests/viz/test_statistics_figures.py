@@ -38,7 +38,7 @@ def test_a_grid_has_a_cell_for_each_head():
 
 def ends(figure):
     """The numbers beside the bars of all grids, from below, by name."""
-    texts = [text for text in names(figure) if not text[:1] in "LH" or len(text) > 3]
+    texts = [text for text in names(figure) if text[:1] not in "LH" or len(text) > 3]
     return {name: (low, high) for low, high, name in zip(*[iter(texts)] * 3, strict=True)}
 
 

@@ -27,13 +27,32 @@ _SIDE = 1200  # pixels of the map of the full text, and its maximum number of ce
 _CHOSEN = "#00738c"
 
 
-def figures(subject: Subject, weights: Tensor, best: Head) -> Iterator[tuple[str, "Figure", str]]:
+def without_special(subject: Subject, weights: Tensor) -> tuple[Subject, Tensor]:
+    """Return the words of a text that are not special tokens, with the weights between them, for its figures.
+
+    The weights do not change, so a row sums to less than 1 by what its word gives to special tokens.
+
+    Args:
+        subject: the matrices of the text.
+        weights: weights between words, ``[layers, heads, words, words]``.
+    """
+    kept = [[place for place, word in enumerate(side) if not word.special] for side in (subject.rows, subject.columns)]
+    rows, columns = (
+        tuple(side[place] for place in own) for side, own in zip((subject.rows, subject.columns), kept, strict=True)
+    )
+    return subject._replace(rows=rows, columns=columns), weights[:, :, kept[0]][..., kept[1]]
+
+
+def figures(
+    subject: Subject, weights: Tensor, best: Head, title: str | None = None
+) -> Iterator[tuple[str, "Figure", str]]:
     """Draw the figures of the shown window of a text; yield the file name, figure and description of each.
 
     Args:
         subject: the matrices of the text.
         weights: weights between words, ``[layers, heads, words, words]``.
         best: the head to show.
+        title: the title of every figure; when None, a description of each.
     """
     rows, columns = ([legible(word.text) for word in side] for side in (subject.rows, subject.columns))
     where = f"layer {best.layer}, head {best.head}"
@@ -41,23 +60,25 @@ def figures(subject: Subject, weights: Tensor, best: Head) -> Iterator[tuple[str
     labels: dict[str, Any] = {"x_labels": columns, "y_labels": rows}
     nonzero = weights.amax((0, 1)) > 0  # pairs with weight 0 in every head are hidden by the mask
     allowed = None if bool(nonzero.all()) else nonzero
-    title, annotate = f"What each word (row) looks at (column): {where}", words <= _ANNOTATED_AT_MOST
+    told, annotate = f"What each word (row) looks at (column): {where}", words <= _ANNOTATED_AT_MOST
     labels |= {"x_name": "looked at", "y_name": "word"}
-    heatmap = viz.heatmap(chosen, annotate=annotate, title=title, allowed=allowed, **labels)
+    heatmap = viz.heatmap(chosen, annotate=annotate, title=title or told, allowed=allowed, **labels)
     yield "heatmap.png", heatmap, f"what each word looks at in {where}"
-    title = (
+    told = (
         "Every head (H) of every layer (L): what each word (row) looks at (column). "
         "Each map runs from white, nothing, to its own largest weight, sinks aside."
     )
-    mosaic = viz.mosaic(weights, highlight=(best.layer, best.head), title=title, allowed=allowed)
+    mosaic = viz.mosaic(weights, highlight=(best.layer, best.head), title=title or told, allowed=allowed)
     yield "mosaic.png", mosaic, "every head of every layer"
     if subject.is_cross and words <= _LINES_AT_MOST:
         labels |= {"x_name": "read", "y_name": "written"}
-        lines = viz.bipartite(chosen, title=f"Between the texts: {where}", **labels)
+        lines = viz.bipartite(chosen, title=title or f"Between the texts: {where}", **labels)
         yield "lines.png", lines, f"between the two texts in {where}"
 
 
-def whole(model: Model, subject: Subject, best: Head, advance: Callable[[], None]) -> "Figure":
+def whole(
+    model: Model, subject: Subject, best: Head, advance: Callable[[], None], title: str | None = None
+) -> "Figure":
     """Draw one head over the full text, with the windows of the text along the diagonal.
 
     All other pairs are grey, because tokens in different windows never see each other. If the text has more tokens than
@@ -68,6 +89,7 @@ def whole(model: Model, subject: Subject, best: Head, advance: Callable[[], None
         subject: the text, split into windows.
         best: the head to draw.
         advance: a function that is called after each window.
+        title: the title of the figure; when None, a description.
 
     Cost: a forward pass per window; memory for one window and the picture.
     """
@@ -85,11 +107,11 @@ def whole(model: Model, subject: Subject, best: Head, advance: Callable[[], None
     name_columns(canvas.axes, None, "looked at (token of the text)", count, inches)
     name_rows(canvas.axes, None, "token of the text", count, inches)
     canvas.add_scale(image)
-    title = (
+    told = (
         f"Layer {best.layer}, head {best.head} in the whole text: {len(subject.windows)} windows, of which the framed "
         f"one, {subject.shown}, is shown in the other pictures. Grey: never seen; the model reads one window at a time."
     )
-    return canvas.finished(inches, inches, title)
+    return canvas.finished(inches, inches, title or told)
 
 
 def _pooled(model: Model, subject: Subject, best: Head, count: int, advance: Callable[[], None]) -> np.ndarray:

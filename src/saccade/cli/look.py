@@ -12,7 +12,7 @@ from rich.console import Console
 
 from saccade import viz
 from saccade.cli.exits import fail, loaded, refuse, refuse_beside
-from saccade.cli.figures import MOST_WINDOWS, figures, whole
+from saccade.cli.figures import MOST_WINDOWS, figures, whole, without_special
 from saccade.cli.loading import FittingModel, fitting_name, shown_name
 from saccade.cli.look_tables import (
     PARTS_OF_A_TEXT,
@@ -58,6 +58,10 @@ _Window = Annotated[
 _AtOnce = Annotated[
     int | None, typer.Option(min=1, help="Maximum tokens that are read at a time; else as many as the model reads.")
 ]
+_HideSpecial = Annotated[
+    bool, typer.Option("--hide-special", help="Leave special tokens such as [CLS] and [SEP] out of the figures.")
+]
+_Title = Annotated[str | None, typer.Option(help="The title of the figures, or of the page.")]
 _Out = Annotated[Path, typer.Option(help="The folder for the figures.")]
 _Html = Annotated[
     Path | None,
@@ -77,6 +81,8 @@ def look(
     head: _Head = None,
     by: _By = Statistic.UNEXPLAINED,
     stats: _Stats = None,
+    hide_special: _HideSpecial = False,
+    title: _Title = None,
     model_name: FittingModel = None,
     out: _Out = Path("out/look"),
     html: _Html = None,
@@ -93,10 +99,14 @@ def look(
     if to is not None:
         refuse_beside(context, "--to", ("--window", "--at-once"), "shows two texts at once")
     if stats is not None:
-        refuse_beside(context, "--stats", ("--layer", "--head", "--by", "--out"), "prints every head and draws nothing")
+        drawn = ("--layer", "--head", "--by", "--out", "--hide-special", "--title")
+        refuse_beside(context, "--stats", drawn, "prints every head and draws nothing")
     if html is not None:
         refuse_beside(
-            context, "--html", ("--stats", "--layer", "--head", "--by", "--out"), "shows every head in one page"
+            context,
+            "--html",
+            ("--stats", "--layer", "--head", "--by", "--out", "--hide-special"),
+            "shows every head in one page",
         )
         if html.is_dir():
             refuse("look", f"--html must be a file that can be written; got {html} (Is a directory)")
@@ -114,7 +124,7 @@ def look(
         return
     if html is not None:
         typer.echo(f"{window_line}\n" if window_line else "", nl=False)
-        _write_page(subject, name, html)
+        _write_page(subject, title or name, html)
         return
     weights = _weights(subject)
     with folder_for("look", "--out", out):
@@ -130,11 +140,14 @@ def look(
         print_choice(console, name, ranking, by, special=special, lost=lost, is_asked=None not in (layer, head))
         looked_at = subject.columns if subject.is_cross else None
         print_unknown(console, name, [*subject.rows, *(looked_at or ())], subject.unknown)
+        if hide_special:
+            subject, weights = without_special(subject, weights)
+            looked_at = subject.columns if subject.is_cross else None
         print_words(console, subject.rows, weights[best.layer, best.head], looked_at=looked_at)
         matrix = subject.matrices[best.layer]
         if matrix.is_stochastic and not subject.is_cross:  # parts by distance are meaningless between two texts
             print_parts(console, matrix.summary(PARTS_OF_A_TEXT), best.head)
-        files, notes = _draw(model, subject, weights, best, out)
+        files, notes = _draw(model, subject, weights, best, out, title)
     print_notes(console, notes)
     for path, what in files:
         console.print(f"wrote {visible(str(path))}  ({what})", soft_wrap=True)
@@ -183,29 +196,29 @@ def _weights(subject: Subject) -> torch.Tensor:
     return torch.stack(weights)
 
 
-def _write_page(subject: Subject, name: str, path: Path) -> None:
+def _write_page(subject: Subject, title: str, path: Path) -> None:
     """Write an HTML page of all heads, creating the folder of the file."""
     tokens = (subject.row_tokens, subject.column_tokens) if subject.is_cross else subject.column_tokens
     with folder_for("look", "--html", path.parent), writing("look", "--html", path, "file"):
-        viz.report(subject.matrices, path, tokens=tokens, title=name)
+        viz.report(subject.matrices, path, tokens=tokens, title=title)
     typer.echo(f"wrote {visible(str(path))}  (every head of every layer; open it in a browser)")
 
 
 def _draw(
-    model: Model, subject: Subject, weights: torch.Tensor, best: Head, out: Path
+    model: Model, subject: Subject, weights: torch.Tensor, best: Head, out: Path, title: str | None
 ) -> tuple[list[tuple[Path, str]], list[str]]:
     """Write the figures of ``saccade look``; return their paths, their descriptions and notes about them."""
     files, notes = [], []
     with warnings.catch_warnings(record=True) as caught, all_or_none("look", "--out", out) as beside:
         warnings.simplefilter("always", viz.MissingGlyphsWarning)
-        for name, figure, what in figures(subject, weights, best):
+        for name, figure, what in figures(subject, weights, best, title):
             viz.save(figure, beside / name)
             files.append((out / name, what))
         count = len(subject.windows)
         if 1 < count <= MOST_WINDOWS:
             errors = Console(stderr=True, highlight=False, markup=False, emoji=False)
             with progress(errors, "windows", count) as advance:
-                viz.save(whole(model, subject, best, advance), beside / "whole.png")
+                viz.save(whole(model, subject, best, advance, title), beside / "whole.png")
             files.append((out / "whole.png", f"layer {best.layer}, head {best.head} in all {count} windows"))
         elif count > MOST_WINDOWS:
             notes.append(f"{count:,} windows are too many for a picture of all; {MOST_WINDOWS} would be drawn")

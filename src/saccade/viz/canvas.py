@@ -86,7 +86,10 @@ class Canvas:
         """Draw the colour scale of ``image`` to the right of the map, with an arrow if some values exceed it."""
         scale = self.add_scale_axes(_SCALE)
         above = "neither" if most is None else "max"
-        self.figure.colorbar(image, cax=scale, extend=above, extendfrac=0.04).outline.set_visible(False)
+        bar = self.figure.colorbar(image, cax=scale, extend=above, extendfrac=0.04)
+        bar.outline.set_visible(False)
+        if scale.get_yscale() == "log":
+            bar.ax.yaxis.set_major_formatter(lambda x, _: f"{x:g}")
         scale.tick_params(labelsize=8, length=2, color=INK, labelcolor=INK)
         if most is not None:
             scale.set_title(f"up to {most:.2g}", size=8, color=INK, pad=4, loc="left")

@@ -10,7 +10,7 @@ from saccade.support.errors import value_error
 from saccade.viz.arrays import Array, as_numbers
 from saccade.viz.canvas import INKS, PLAIN, blank, dress
 from saccade.viz.fonts import drawable_title
-from saccade.viz.ticks import check_labels, name_axis
+from saccade.viz.ticks import check_labels, name_axis, number_logarithmically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from saccade.mechanisms.comparison import CLOSE, ROUGH, Comparison
 from saccade.support.validation import check_type
-from saccade.viz.canvas import INK
+from saccade.viz.canvas import GREY, INK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,6 +92,8 @@ def profile(
         axes.plot(where, most, color="#6b6b76", linewidth=1.0, linestyle="--", label="uniform attention")
     if log:
         axes.set(xscale="log", yscale="log")
+        for axis, ends in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+            number_logarithmically(axis, *ends)
     _name(axes, x_name, y_name, legend=names is not None or even is not None)
     return canvas.finished(_PROFILE_WIDTH, _PROFILE_HEIGHT, title)
 
@@ -243,20 +245,25 @@ def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
     canvas = blank()
     axes = canvas.axes
     floor = min([row.error_median for row in rows if row.error_median > 0] + [CLOSE]) / 3
-    axes.set(xscale="log", yscale="log", xlabel="milliseconds", ylabel="median relative error")
+    axes.set(xscale="log", yscale="log")
+    name_axis(axes.xaxis, "milliseconds")
+    name_axis(axes.yaxis, "median relative error")
     times = [row.seconds * 1e3 for row in rows]
     errors = [max(row.error_median, floor) for row in rows]
     axes.scatter(times, errors, s=26, color=INK, zorder=3)
     for number, (row, x, y) in enumerate(zip(rows, times, errors, strict=True), start=1):
         axes.annotate(str(number), (x, y), (5, 4), textcoords="offset points", size=8, color=INK)
-        beside = (1.03, 1 - number * 0.07)
+        beside = (1.12, 1 - number * 0.07)
         axes.annotate(f"{number}  {row.name}", beside, xycoords="axes fraction", size=8, **PLAIN)
     exact = comparison.exact_seconds * 1e3
     axes.axvline(exact, color=_EXACT, linestyle="--", linewidth=1)
     axes.annotate("exact", (exact, floor), (3, 2), textcoords="offset points", size=8, color=_EXACT)
-    for limit in (CLOSE, ROUGH):
+    for limit, name in ((CLOSE, "close"), (ROUGH, "rough")):
         axes.axhline(limit, color=INK, linestyle=":", linewidth=0.8)
+        axes.annotate(name, (1.01, limit), xycoords=("axes fraction", "data"), size=8, color=GREY, va="center")
     ends = [*times, exact]
-    axes.set(xlim=(min(ends) / 2, max(ends) * 4), ylim=(floor / 1.5, max(*errors, ROUGH) * 2))
+    axes.set(xlim=(min(ends) / 2, max(ends) * 2), ylim=(floor / 1.5, max(*errors, ROUGH) * 2))
+    for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        number_logarithmically(axis, *limits)
     dress(axes)
     return canvas.finished(_WIDTH, _HEIGHT, title)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 _CELL, _GAP, _NAME, _SIDE, _BELOW = 30, 24, 34, 30, 30
 _UNNAMED = 8  # pixels above a grid without a name
 _LARGEST = 64  # largest cell, used if there are few heads so that names fit
-_WIDEST = 1300
+_WIDEST = 1400
+_LONG = 1000  # from this number on, the ends of a scale are written as whole numbers
 _WIDEST_NUMBER = 40  # pixels for a head's number, with margin
 _BESIDE, _BAR, _DIGIT = 8, 10, 9  # pixels: distance and width of a colour bar, width of a digit beside it
 _ONE_DIGIT = 10  # heads whose numbers have one digit, which fits any cell
@@ -61,7 +62,7 @@ def head_grid(
     named = max(display_width(name) * _LETTER for name in grids)
     cell = min(max(_CELL, named // heads), _LARGEST)
     height, width = layers * cell, heads * cell
-    told = {name: [f"{end:.3g}" for end in ends[name]] for name in grids}
+    told = {name: [f"{end:,.0f}" if abs(end) >= _LONG else f"{end:.3g}" for end in ends[name]] for name in grids}
     beside = _BESIDE + _BAR + 6 + max(len(end) for own in told.values() for end in own) * _DIGIT
     above = _NAME if any(grids) else _UNNAMED
     pitch = (height + above + _BELOW, max(width + beside, named) + _SIDE + _GAP)

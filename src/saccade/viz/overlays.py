@@ -98,6 +98,7 @@ def as_plane(argument: str, values: object, channels: tuple[int, ...]) -> Array:
 
 
 def resized(own: Array, shape: tuple[int, ...]) -> Array:
+    """Resize an overlay's image or map smoothly, within the range of its values."""
     if own.shape == shape:
         return own
     plane = torch.from_numpy(np.ascontiguousarray(own))[None, None]

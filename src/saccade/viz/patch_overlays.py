@@ -15,7 +15,7 @@ from saccade.support.errors import kind, shown, type_error, value_error
 from saccade.support.validation import check_number, is_integer
 from saccade.viz.arrays import Array, as_numbers, contrast_limits
 from saccade.viz.blending import add_blended_scale, blend
-from saccade.viz.canvas import DPI, blank
+from saccade.viz.canvas import blank
 from saccade.viz.overlays import as_grey, as_plane, resized
 from saccade.viz.pooled_maps import chosen
 
@@ -93,7 +93,9 @@ def overlay(
     names = ["", *maps]
     columns = ceil(len(pictures) / ceil(len(pictures) / _ACROSS))
     above = _NAME if any(names) else 0
-    sheet = np.ones((ceil(len(pictures) / columns) * (height + above + _GAP) - _GAP, columns * (width + _GAP) - _GAP, 3))
+    sheet = np.ones(
+        (ceil(len(pictures) / columns) * (height + above + _GAP) - _GAP, columns * (width + _GAP) - _GAP, 3)
+    )
     for number, (name, picture) in enumerate(zip(names, pictures, strict=True)):
         row, column = divmod(number, columns)
         top, left = row * (height + above + _GAP) + above, column * (width + _GAP)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
 _SIZE = 9.0  # points
+_SMALL = 1e-6  # of numbers on a logarithmic axis that are written out
+_FEW_DECADES = 2  # of a logarithmic axis that is numbered at 2 and 5 as well
 _COLUMN = 0.62 * _SIZE  # points of one column of text, with a margin
 
 
@@ -61,6 +63,21 @@ def name_axis(axis: "Axis", name: str) -> None:
     """Write the name of a map's axis beside the axis."""
     shown, families = drawable_title(name)
     axis.set_label_text(shown, size=_SIZE, family=families, style="italic", **PLAIN)
+
+
+def plain_number(x: float) -> str:
+    """Write a number above 0 on a logarithmic scale: ``1,000``, ``0.00001``, and ``1e-07`` if it is even smaller."""
+    return f"{x:,.0f}" if x >= 1 else f"{x:.6f}".rstrip("0") if x >= _SMALL else f"{x:g}"
+
+
+def number_logarithmically(axis: "Axis", low: float, high: float) -> None:
+    """Write plain numbers along a logarithmic axis from ``low`` to ``high``: powers of ten, between few 2 and 5 too."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415  matplotlib is optional
+
+    is_short = high < low * 10**_FEW_DECADES
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if is_short else (1.0,), numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda x, _: plain_number(x)))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _write(
