@@ -58,7 +58,7 @@ def overlay(
             averaged; or a dict of these by the names of words. `saccade.text.locate` finds the tokens of a word.
         head, batch: the head and batch item of a lazy matrix; the mean over all heads if ``head`` is None.
         patches: which keys are patches, in rows from the top left: a ``range`` or a list of indices, or bool
-            ``[kv_len]`` such as ``ids[0] == image_token_id``. If None, the last keys, after a class token and registers.
+            ``[kv_len]`` such as ``ids[0] == image_token_id``. The last keys if None, after a class token and registers.
         grid: rows and columns of the patches, such as ``(14, 14)``; a square if None.
         title: text above the figure.
         opacity: opacity of the strongest colour: at 0 the image stays grey, at 1 the colour covers it.
