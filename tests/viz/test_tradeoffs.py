@@ -24,7 +24,7 @@ def test_a_point_for_each_mechanism_that_has_an_error(tmp_path):
     assert 0 < points[2][1] < 0.01
     assert axes.get_ylim()[0] < points[2][1]
     said = [text.get_text() for text in axes.texts]
-    assert said == ["1", "1  one $x^{$", "2", "2  two", "3", "3  exact in its limit", "exact"]
+    assert said == ["1", "1  one $x^{$", "2", "2  two", "3", "3  exact in its limit", "exact", "close", "rough"]
     assert axes.get_xscale() == axes.get_yscale() == "log"
     assert axes.lines[0].get_xdata()[0] == 2.0
     assert [line.get_ydata()[0] for line in axes.lines[1:]] == [0.01, 0.1]

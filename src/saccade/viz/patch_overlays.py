@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil, isqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -109,21 +109,21 @@ def overlay(
 def _rows(weights: object, queries: object, batch: object, head: object) -> dict[str, Array]:
     """Return the weights of each word by its name, ``[kv_len]`` or ``[rows, columns]``; "" names a single word."""
     if not isinstance(weights, Matrix):
-        for name, given in (("queries", queries), ("head", head)):
-            if given is not None:
+        for name, choice in (("queries", queries), ("head", head), ("batch", batch or None)):
+            if choice is not None:
                 hint = "index an array yourself: weights[batch, head, query]"
-                raise value_error(name, "be left out where weights are written out", shown(given), hint=hint)
-        rows = dict(weights) if isinstance(weights, Mapping) else {"": weights}
-        if not rows:
+                raise value_error(name, "be left out where weights are written out", shown(choice), hint=hint)
+        given: dict[Any, object] = dict(weights) if isinstance(weights, Mapping) else {"": weights}
+        if not given:
             raise value_error("weights", "hold at least one row", "none")
-        return {_checked_name(name): _finite(as_numbers("weights", row)) for name, row in rows.items()}
+        return {_checked_name(name): _finite(as_numbers("weights", row)) for name, row in given.items()}
     item, first = chosen(weights, batch, 0 if head is None else head)
     heads = slice(None) if head is None else slice(first, first + 1)
-    words = dict(queries) if isinstance(queries, Mapping) else {"": queries}
+    words: dict[Any, object] = dict(queries) if isinstance(queries, Mapping) else {"": queries}
     if queries is None or not words:
         hint = 'queries=5, queries=range(5, 7) or queries={"cat": 5}; saccade.text.locate finds the tokens of a word'
         raise value_error("queries", "name the tokens of a word for a lazy matrix", None, hint=hint)
-    rows = {}
+    rows: dict[str, Array] = {}
     for name, tokens in words.items():
         span = _span(tokens, weights.shape[2])
         part = weights[item, heads, span.start : span.stop].detach().mean((0, 1))
@@ -147,7 +147,7 @@ def _span(tokens: object, q_len: int) -> range:
     """Return the range of a word's query tokens."""
     if not (is_integer(tokens) or isinstance(tokens, range)):
         raise type_error("queries", "be an index or a range of tokens", shown(tokens))
-    span = tokens if isinstance(tokens, range) else range(int(tokens), int(tokens) + 1)  # type: ignore[call-overload]
+    span = tokens if isinstance(tokens, range) else range(int(tokens), int(tokens) + 1)
     if span.step != 1 or not 0 <= span.start < span.stop <= q_len:
         raise value_error("queries", f"be tokens from 0 to {q_len - 1}", shown(tokens))
     return span
