@@ -1,10 +1,12 @@
 // Compare every level that this CPU runs with loops in double precision; needs no torch, so it also runs in an
 // emulator.
 //
-// Usage: check_kernels [file]. All float32 results are written to the file, to compare those of two compilers.
+// Usage: check_kernels [file [masks]]. All float32 results are written to the file, to compare those of two compilers.
+// `masks` holds further cases: batch, heads, kv_heads, q_len and kv_len as int64, and a byte for each pair.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -327,6 +329,24 @@ const std::vector<Case> CASES = {
     {"long", 1, 1, 1, 30, 1200, 16, 16, FULL},
 };
 
+// Return the cases of a file of masks.
+std::vector<Case> read_masks(const char* name) {
+  std::vector<Case> cases;
+  FILE* file = std::fopen(name, "rb");
+  if (!file) std::exit(2);
+  for (int64_t n[5]; std::fread(n, 8, 5, file) == 5;) {
+    const int64_t heads = n[1], q_len = n[3], kv_len = n[4];
+    std::vector<char> pairs(n[0] * heads * q_len * kv_len);
+    if (std::fread(pairs.data(), 1, pairs.size(), file) != pairs.size()) std::exit(2);
+    const Sees sees = [=](int64_t b, int64_t h, int64_t i, int64_t j) {
+      return pairs[((b * heads + h) * q_len + i) * kv_len + j] != 0;
+    };
+    cases.push_back({"mask " + std::to_string(cases.size()), n[0], heads, n[2], q_len, kv_len, 16, 16, sees});
+  }
+  std::fclose(file);
+  return cases;
+}
+
 // Relative errors of float32 are a few roundings (2**-24), those of bfloat16 a few of 2**-9.
 constexpr double TOLERANCE = 3e-6, BF16_TOLERANCE = 0.01;
 
@@ -334,13 +354,16 @@ constexpr double TOLERANCE = 3e-6, BF16_TOLERANCE = 0.01;
 
 int main(int count, char** names) {
   FILE* file = count > 1 ? std::fopen(names[1], "wb") : nullptr;
+  std::vector<Case> cases = CASES;
+  if (count > 2)
+    for (const Case& c : read_masks(names[2])) cases.push_back(c);
   int failures = 0;
   for (int64_t level = 0; level <= cpu_level(); ++level) {
     const Kernels& kernels = kernels_at(level);
     for (const bool is_bf16 : {false, true}) {
       if (is_bf16 && !kernels.has_bf16()) continue;
       double largest = 0.0;
-      for (const Case& c : CASES) {
+      for (const Case& c : cases) {
         Check check(c, is_bf16);
         const Results expected = check.expected(), computed = check.computed(kernels);
         for (size_t n = 0; n < expected.size(); ++n) {
@@ -354,7 +377,7 @@ int main(int count, char** names) {
         }
       }
       std::printf("%s, %s: %zu cases, largest relative error %.2g\n", kernels.level, is_bf16 ? "bfloat16" : "float32",
-                  CASES.size(), largest);
+                  cases.size(), largest);
     }
   }
   if (file) std::fclose(file);
