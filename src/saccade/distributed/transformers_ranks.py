@@ -18,8 +18,9 @@ from saccade.integrations.attention_arguments import check_no_weights
 from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.capture_context import uses_attention_interface
 from saccade.integrations.lazy_mask import LazyMask, Placed
-from saccade.integrations.mask_functions import MaskFunction, as_rule, with_padding
+from saccade.integrations.mask_functions import as_rule, with_padding
 from saccade.integrations.pattern_in_texts import with_pattern
+from saccade.integrations.traced_functions import MaskFunction
 from saccade.integrations.transformers import registered
 from saccade.masks import Documents, Mask
 from saccade.support.errors import unsupported, value_error
@@ -223,6 +224,9 @@ class _Attention:
             reason = "its mask is a tensor of this rank's rows, and says nothing of others"
             raise unsupported(type(module).__name__, [reason])
         call = AttentionCall.of(module, query, key, attention_mask, facts)
+        if not isinstance(call.placed, Placed):
+            reason = "the ranks exchange keys as the mask allows, and a traced program does not know its mask"
+            raise unsupported("a compiled model", [reason], hint="compile the model's other modules")
         if call.bias is not None:
             reason = "its position bias is a tensor of this rank's rows, and says nothing of others"
             raise unsupported(type(module).__name__, [reason])

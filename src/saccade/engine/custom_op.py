@@ -23,9 +23,11 @@ from saccade.engine.check_inputs import autocast, check_value
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Kernel, KernelWithBackward, Request
+from saccade.engine.positions.positioned_mask import at_origin
 from saccade.masks.convert.as_mask import check_told_apart
 from saccade.masks.convert.recognise_tensor import recognise_tensors
 from saccade.masks.convert.serialize import decode, encode
+from saccade.masks.convert.unread import AtOrigin
 from saccade.scores.base import TileFunction
 from saccade.support.errors import unsupported
 from saccade.support.numerics import wide_dtype
@@ -80,9 +82,7 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request = eager.DEFA
 
 
 def _attend_eagerly(inputs: AttentionInputs, value: Tensor, request: Request) -> tuple[Tensor, Tensor | None]:
-    # While sizes are symbols, the batch items and heads that a mask distinguishes are not checked.
-    check_told_apart(inputs.rule, inputs.shape)
-    return eager.attend(inputs, value, request)
+    return eager.attend(inputs.after_tracing(), value, request)
 
 
 def reasons(inputs: AttentionInputs, impl: str | Kernel) -> tuple[str, ...]:
@@ -158,22 +158,23 @@ class _OperatorArguments(NamedTuple):
 
     def inputs(self) -> AttentionInputs:
         """Rebuild the checked inputs from the operator's arguments."""
-        kind, lowest, first, count, _, *origin = self.program[:_HEAD]
+        kind, lowest, first, count, _, *firsts = self.program[:_HEAD]
         sources, constants, (scale, softcap, _) = self.sources, self.constants, self.numbers
-        rule, tile_function = decode(self.program[_HEAD:], constants[: -1 - count])
+        shape = (*self.query.shape[:3], self.key.shape[2])
+        rule, tile_function = decode(self.program[_HEAD:], constants[: -1 - count], shape)
+        rule, origin = rule if isinstance(rule, AtOrigin) else at_origin(rule, (firsts[0], firsts[1]), shape)
         bias: Term | None = None
         if kind == _DENSE:
             bias = DenseTerm(sources[0])
         elif kind == _DISTANCES:
             bias = DistanceTerm(sources[0], lowest, first, *(constants[-1 - count : -1] if count else (None, None)))
-        shape = (*self.query.shape[:3], self.key.shape[2])
         return AttentionInputs(
             shape=shape,
             dtype=self.value.dtype,
             query=self.query,
             key=self.key,
-            rule=recognise_tensors(rule, shape, (origin[0], origin[1]), may_cache=False),
-            origin=(origin[0], origin[1]),
+            rule=recognise_tensors(rule, shape, origin, may_cache=False),
+            origin=origin,
             scale=scale,
             softcap=None if math.isnan(softcap) else softcap,
             bias=bias,
@@ -214,7 +215,10 @@ class _WithGradients:
 def _product(*arguments: Any) -> tuple[Tensor, Tensor]:
     call = _OperatorArguments(*arguments)
     seed = None if call.dropped is None else call.dropped.seed
-    out, lse = _attend_eagerly(call.inputs(), call.value, Request(call.numbers[2], call.kernel_name, seed, True))
+    inputs = call.inputs()
+    # While sizes are symbols, the batch items and heads that a mask distinguishes are not checked.
+    check_told_apart(inputs.rule, inputs.shape)
+    out, lse = eager.attend(inputs, call.value, Request(call.numbers[2], call.kernel_name, seed, True))
     assert lse is not None
     # Compilers rely on this memory layout: [batch, len, heads, width].
     return out.transpose(1, 2).contiguous().transpose(1, 2), lse.contiguous()

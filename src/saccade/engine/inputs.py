@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,11 +20,13 @@ from saccade.engine.check_inputs import (
     checked_sink,
     checked_softcap,
 )
-from saccade.engine.positions.positioned_mask import PositionedMask, checked_positions, resolve_positions
+from saccade.engine.positions.positioned_mask import PositionedMask, at_origin, checked_positions, resolve_positions
 from saccade.engine.to_device import moved
 from saccade.masks import Full, Mask, as_mask
-from saccade.masks.convert.as_mask import from_causal_bias
+from saccade.masks.convert.as_mask import check_told_apart, from_causal_bias
 from saccade.masks.convert.recognise_tensor import recognise_tensors
+from saccade.masks.convert.serialize import decode, encode
+from saccade.masks.convert.unread import AtOrigin, read_mask
 from saccade.masks.plan_cache import plan_of
 from saccade.plan import ColumnRange, Plan, Tile
 from saccade.positions import Bias
@@ -33,7 +35,7 @@ from saccade.scores import Score
 from saccade.scores.base import ScoreMod, TileFunction, prepared
 from saccade.support.errors import hidden_by_vmap, value_error
 from saccade.support.numerics import wide_dtype
-from saccade.support.torch_modes import any_autocast, is_mapped, without_autocast
+from saccade.support.torch_modes import any_autocast, is_mapped, is_tracing, without_autocast
 from saccade.support.validation import is_causal_bias
 
 _FULL, _NOTHING = Full(), torch.empty(0)
@@ -126,7 +128,9 @@ class AttentionInputs:
         if mask is None:
             rule: Mask = _FULL
         else:
-            rule = mask if isinstance(mask, Mask) and mask.shape == (1, 1) else as_mask(mask, shape)
+            rule = (
+                mask if isinstance(mask, Mask) and not is_tracing() and mask.shape == (1, 1) else as_mask(mask, shape)
+            )
         tensors = () if mask is None else rule.tensors()
         for x in tensors:
             if is_mapped(x):
@@ -164,6 +168,17 @@ class AttentionInputs:
         if not self.is_live:
             return self
         return self.replaced(rule=recognise_tensors(self.rule, self.shape, self.origin), is_live=False)
+
+    def after_tracing(self) -> AttentionInputs:
+        """Return the inputs of a traced program for a run outside of its graph, with the mask read and checked."""
+        shape, encoded = self.shape, encode(self.rule)
+        if encoded is None:
+            rule = self.rule.with_atoms(lambda atom: cast("Mask", read_mask(atom, shape)))
+        else:
+            rule = decode(*encoded, shape)
+        rule, origin = rule if isinstance(rule, AtOrigin) else at_origin(rule, self.origin, shape)
+        check_told_apart(rule, shape)
+        return self.replaced(rule=rule, origin=origin)
 
     @property
     def row_plan(self) -> Plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,8 @@ from torch.nn.attention.flex_attention import BlockMask
 from saccade.integrations.attention_arguments import ENDS, check_ends, check_supported
 from saccade.integrations.lazy_mask import LazyMask, Placed, dense_at
 from saccade.integrations.pattern_in_texts import with_pattern
-from saccade.integrations.tensor_masks import both, mask_of_tensor
+from saccade.integrations.tensor_masks import both, mask_of_tensor, traced_mask_of_tensor
+from saccade.integrations.traced_mask import CAUSAL, FULL, CallMask, TracedMask
 from saccade.masks import Causal, Full, Mask, Predicate, Window, from_key_padding_mask
 from saccade.matrix import AttentionMatrix
 from saccade.support.errors import unsupported
@@ -26,14 +27,14 @@ class AttentionCall(NamedTuple):
     Attributes:
         query: ``[batch, heads, q_len, head_dim]``.
         key: ``[batch, kv_heads, kv_len, head_dim]``.
-        placed: the mask rule and the positions of the tokens.
+        placed: the mask rule and the positions of the tokens; in a traced program, a mask that is read when it runs.
         scale, softcap, bias, sink_logit: see `saccade.attention`.
         position_ids: int ``[batch, q_len]``, the position of each token in its text; None if the model passes none.
     """
 
     query: Tensor
     key: Tensor
-    placed: Placed
+    placed: Placed | CallMask
     scale: float | None
     softcap: float | None
     bias: Tensor | None
@@ -66,7 +67,7 @@ class AttentionCall(NamedTuple):
             UnsupportedError: an argument changes the matrix in an unsupported way.
         """
         # The flag of the call overrides that of the layer; models omit it where both agree.
-        flag = facts.get("is_causal")
+        flag, is_traced = facts.get("is_causal"), torch.compiler.is_compiling()
         is_causal = bool(getattr(module, "is_causal", True) if flag is None else flag)
         facts = {
             name: fact for name, fact in facts.items() if not (fact is None or fact is False or name == "is_causal")
@@ -75,18 +76,24 @@ class AttentionCall(NamedTuple):
         check_supported(module, facts)
         if query.shape[0] != key.shape[0]:  # learned queries, shared by all batch items
             query = query.expand(key.shape[0], -1, -1, -1)
+        placed: Placed | CallMask
         if is_flash:
             window, ids, added = facts.get("sliding_window"), facts.get("position_ids"), None
             lengths = query.shape[2], key.shape[2]
             placed = _placed_for_flash(*lengths, attention_mask, window, ids, is_causal=is_causal)
+        elif is_traced:
+            traced, added = _traced(query, key, attention_mask, is_causal)
+            placed = traced.with_ends(tuple(ends.values()))
         else:
             placed, added = _placed(query, key, attention_mask, is_causal)
-        check_ends(module, ends, placed)
+        if isinstance(placed, Placed):
+            check_ends(module, ends, placed)
+        lengths = query.shape[2], key.shape[2]
         if "indices" in facts:
-            placed = _selected(placed, facts["indices"])
+            placed = placed.restricted(_selected(facts["indices"], *lengths))
         if "block_indices" in facts:
             size = getattr(getattr(module, "indexer", None), "block_size", 1)
-            placed = _in_selected_blocks(placed, facts["block_indices"], query.shape[1], size)
+            placed = placed.restricted(_in_selected_blocks(facts["block_indices"], *lengths, query.shape[1], size))
         bias = facts.get("position_bias")
         if bias is not None:
             bias = bias[..., : key.shape[2]]
@@ -96,9 +103,14 @@ class AttentionCall(NamedTuple):
 
     def matrix(self, mask: Mask | None = None) -> AttentionMatrix:
         """Return the attention matrix of the call, restricted to a pattern whose positions start at 0 in each text."""
-        rule, q, kv = self.placed[:3]
-        if mask is not None:
-            rule = with_pattern(self.placed, mask, self.position_ids)
+        placed, q, kv = self.placed, None, None
+        rule: Mask
+        if isinstance(placed, CallMask):
+            rule = placed.with_pattern(mask, self.position_ids)
+        else:
+            rule, q, kv = placed[:3]
+            if mask is not None:
+                rule = with_pattern(placed, mask, self.position_ids)
         return AttentionMatrix(
             self.query,
             self.key,
@@ -135,49 +147,62 @@ def _placed(query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool) ->
         return Placed(Causal(), range(q_len), kv), None
     if isinstance(attention_mask, BlockMask):
         return Placed(Predicate(attention_mask.mask_mod), range(q_len), kv), None
-    if not isinstance(attention_mask, Tensor) or attention_mask.dim() != 4:
-        got = type(attention_mask).__name__
-        got += f" of shape {list(attention_mask.shape)}" if isinstance(attention_mask, Tensor) else ""
-        raise unsupported("a mask", [f"it is a {got}, which is not supported here"])
+    _check_mask(attention_mask)
     allowed, added = mask_of_tensor(attention_mask[..., :kv_len])
     rule = Full() if allowed is None else dense_at(allowed.expand(*allowed.shape[:-1], kv_len), q, kv)
     return Placed(rule, q, kv), added
 
 
-def _selected(placed: Placed, indices: Tensor) -> Placed:
-    """Mask the keys that an indexer did not select, as in DeepSeek-V3.2.
+def _traced(query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool) -> tuple[CallMask, Tensor | None]:
+    """Convert ``attention_mask`` of a transformers call in a traced program to a mask, and a bias of the scores."""
+    if isinstance(attention_mask, TracedMask):
+        return attention_mask.mask, None
+    if isinstance(attention_mask, LazyMask) and attention_mask.traced is not None:
+        return cast("CallMask", attention_mask.traced), None
+    if attention_mask is None:
+        return (CallMask(CAUSAL, 0) if is_causal and query.shape[2] > 1 else CallMask(FULL)), None
+    _check_mask(attention_mask)
+    allowed, added = traced_mask_of_tensor(attention_mask[..., : key.shape[2]])
+    return CallMask(FULL, allowed=(allowed,)), added
+
+
+def _check_mask(attention_mask: Any) -> None:
+    if not isinstance(attention_mask, Tensor) or attention_mask.dim() != 4:
+        got = type(attention_mask).__name__
+        got += f" of shape {list(attention_mask.shape)}" if isinstance(attention_mask, Tensor) else ""
+        raise unsupported("a mask", [f"it is a {got}, which is not supported here"])
+
+
+def _selected(indices: Tensor, q_len: int, kv_len: int) -> Tensor:
+    """Return the keys that an indexer selected, as in DeepSeek-V3.2, bool ``[batch, 1, q_len, kv_len]``.
 
     Args:
-        placed: the mask rule and the positions of the tokens.
         indices: int ``[batch, q_len, selected]``, the indices of the selected keys, as DeepSeek-V3.2 passes them.
+        q_len, kv_len: numbers of queries and keys.
     """
-    q, kv = placed.q_positions, placed.kv_positions
-    if indices.dim() != 3 or indices.shape[1] != len(q):
-        reason = f"its indices have shape {list(indices.shape)}, not [batch, {len(q)}, selected]"
+    if indices.dim() != 3 or indices.shape[1] != q_len:
+        reason = f"its indices have shape {list(indices.shape)}, not [batch, {q_len}, selected]"
         raise unsupported("an indexer", [reason])
-    is_selected = torch.zeros(len(indices), len(q), len(kv), dtype=torch.bool, device=indices.device)
-    is_selected = is_selected.scatter(2, indices.long(), True)[:, None]
-    return placed._replace(rule=both(placed.rule, dense_at(is_selected, q, kv)))
+    is_selected = torch.zeros(len(indices), q_len, kv_len, dtype=torch.bool, device=indices.device)
+    return is_selected.scatter(2, indices.long(), True)[:, None]
 
 
-def _in_selected_blocks(placed: Placed, indices: Tensor, heads: int, size: int) -> Placed:
-    """Mask the keys outside the selected blocks, as in MiniMax-M3.
+def _in_selected_blocks(indices: Tensor, q_len: int, kv_len: int, heads: int, size: int) -> Tensor:
+    """Return the keys in the selected blocks, as in MiniMax-M3, bool ``[batch, heads, q_len, kv_len]``.
 
     Args:
-        placed: the mask rule and the positions of the tokens.
         indices: int ``[batch, key heads, q_len, selected]``, the indices of the selected blocks, -1 for unused entries.
+        q_len, kv_len: numbers of queries and keys.
         heads: number of query heads; query heads that share a key head also share the selected blocks.
         size: number of keys in a block.
     """
-    q, kv = placed.q_positions, placed.kv_positions
-    if indices.dim() != 4 or indices.shape[2] != len(q) or heads % indices.shape[1]:
-        reason = f"its block_indices have shape {list(indices.shape)}, not [batch, key heads, {len(q)}, selected]"
+    if indices.dim() != 4 or indices.shape[2] != q_len or heads % indices.shape[1]:
+        reason = f"its block_indices have shape {list(indices.shape)}, not [batch, key heads, {q_len}, selected]"
         raise unsupported("an indexer", [reason])
-    count = -(-len(kv) // size)
+    count = -(-kv_len // size)
     is_selected = torch.zeros(*indices.shape[:3], count + 1, dtype=torch.bool, device=indices.device)
     is_selected = is_selected.scatter(3, indices.long().masked_fill(indices < 0, count), True)[..., :count]
-    keys = is_selected.repeat_interleave(size, 3)[..., : len(kv)].repeat_interleave(heads // indices.shape[1], 1)
-    return placed._replace(rule=both(placed.rule, dense_at(keys, q, kv)))
+    return is_selected.repeat_interleave(size, 3)[..., :kv_len].repeat_interleave(heads // indices.shape[1], 1)
 
 
 def _placed_for_flash(

@@ -14,7 +14,9 @@ from torch.nn import functional as F
 from torch.overrides import enable_reentrant_dispatch
 from torch.utils._pytree import tree_iter, tree_map
 
+from saccade.integrations.tensor_masks import both
 from saccade.masks import Dense, Mask
+from saccade.masks.convert.unread import Unread
 from saccade.support.errors import unsupported
 
 CALLED_AS = "LazyMask"  # the name in error messages
@@ -43,12 +45,16 @@ class Placed(NamedTuple):
     texts: tuple[tuple[int, ...], ...] | None = None
     left_padding: tuple[int, ...] | None = None
 
+    def restricted(self, allowed: Tensor) -> Placed:
+        """Return the rule restricted to pairs that are True in ``allowed``, bool ``[batch, heads, q_len, kv_len]``."""
+        return self._replace(rule=both(self.rule, dense_at(allowed, self.q_positions, self.kv_positions)))
+
 
 class _Content:
     """The state that a lazy mask shares with its detached copies: the rule, and its memory if any was allocated."""
 
-    def __init__(self, placed: Placed, not_readable: str):
-        self.placed, self.not_readable = placed, not_readable
+    def __init__(self, placed: Placed, not_readable: str, traced: Unread | None):
+        self.placed, self.not_readable, self.traced = placed, not_readable, traced
         self.memory: Tensor | None = None
         self.lock = threading.Lock()
 
@@ -72,6 +78,7 @@ class LazyMask(Tensor):
         device: the device of the model.
         dtype: bool or floating point.
         not_readable: the reason why operations must not read the mask; empty if they may.
+        traced: the same mask for a compiled function that gets this mask as an argument; None if it has no such form.
 
     Raises:
         UnsupportedError: an operation would change its shape in place, such as ``unsqueeze_``, or would add a bool mask
@@ -90,11 +97,17 @@ class LazyMask(Tensor):
         device: torch.device,
         dtype: torch.dtype = torch.bool,
         not_readable: str = "",
+        traced: Unread | None = None,
     ) -> Self:
         shape = (batch, placed.rule.shape[1], len(placed.q_positions), len(placed.kv_positions))
         mask = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
-        mask._content = _Content(placed, not_readable)
+        mask._content = _Content(placed, not_readable, traced)
         return mask
+
+    @property
+    def traced(self) -> Unread | None:
+        """The mask for a compiled function, without values of tensors; None if it has no such form or has memory."""
+        return None if self._content.memory is not None else self._content.traced
 
     @property
     def placed(self) -> Placed:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,12 +10,8 @@ from torch.nn import functional as F
 
 from saccade.integrations.lazy_mask import Placed
 from saccade.integrations.tensor_masks import both
+from saccade.integrations.traced_functions import MaskFunction, closure_of, name_of
 from saccade.masks import Causal, Coarse, Documents, Full, Mask, Predicate, Window, from_key_padding_mask
-
-MaskFunction = Callable[..., Tensor]
-"""``(batch_idx, head_idx, q_idx, kv_idx) -> bool`` on absolute positions, like saccade's masks."""
-
-_HOME = "transformers.masking_utils"
 
 
 def place(
@@ -77,7 +71,7 @@ def as_rule(function: MaskFunction, *, one_by_one: bool = False) -> Mask:
     exact and evaluated for every pair, a few rows at a time. An empty window or chunk also becomes a `Predicate`,
     because `Window` and `Coarse` do not support it; some configurations contain an empty window that no layer uses.
     """
-    name, closure = _name(function), _closure(function)
+    name, closure = name_of(function), closure_of(function)
     rule: Mask
     if name == "causal_mask_function":
         rule = Causal()
@@ -133,19 +127,21 @@ def _all_of(functions: tuple[MaskFunction, ...], one_by_one: bool) -> Mask:
 
 def _documents(functions: tuple[MaskFunction, ...], one_by_one: bool) -> Mask | None:
     """Convert mask functions that restart a rule in each packed document to a mask; None for other functions."""
-    if [_name(function) for function in functions] != [
+    if [name_of(function) for function in functions] != [
         "packed_sequence_mask_function.inner_mask",
         "remap_positions_for_packed_sequence.inner_mask",
     ]:
         return None
-    documents, remapped = (_closure(function) for function in functions)
+    documents, remapped = (closure_of(function) for function in functions)
     number, positions = documents["packed_sequence_mask"], remapped["position_ids"]
     starts = torch.cat([torch.ones_like(number[:, :1]), number.diff(dim=1)], 1) != 0
     place = torch.arange(number.shape[1], device=number.device).expand_as(number)
     first = torch.where(starts, place, 0).cummax(1).values
     if positions.shape != number.shape or not torch.equal(positions, place - first):
         return None  # positions do not restart at 0 in each document
-    return Documents(_lengths(number), rule=as_rule(remapped["mask_function"], one_by_one=one_by_one))
+    rule, lengths = as_rule(remapped["mask_function"], one_by_one=one_by_one), _lengths(number)
+    # Traced programs always separate texts, even if each row is a single text.
+    return rule if all(len(row) == 1 for row in lengths) else Documents(lengths, rule=rule)
 
 
 def _texts_of(rule: Mask) -> tuple[tuple[int, ...], ...] | None:
@@ -158,17 +154,3 @@ def _texts_of(rule: Mask) -> tuple[tuple[int, ...], ...] | None:
 def _lengths(number: Tensor) -> list[list[int]]:
     """Return the lengths of packed documents from the document number of each token, ``[batch, tokens]``."""
     return [row.unique_consecutive(return_counts=True)[1].tolist() for row in number]
-
-
-def _name(function: Any) -> str:
-    """Return the name of a mask function of transformers, such as ``and_masks.and_mask``; "" for any other function."""
-    if getattr(function, "__module__", None) != _HOME:
-        return ""
-    return str(getattr(function, "__qualname__", "")).replace(".<locals>", "")
-
-
-def _closure(function: Any) -> dict[str, Any]:
-    """Return the variables that a mask function closes over, by name."""
-    cells = getattr(function, "__closure__", None) or ()
-    code = getattr(function, "__code__", None)
-    return dict(zip(code.co_freevars, (cell.cell_contents for cell in cells), strict=True)) if code else {}

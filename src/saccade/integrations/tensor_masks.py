@@ -29,6 +29,15 @@ def mask_of_tensor(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
     return (None if not bool(hidden.any()) else ~hidden), (added if has_terms else None)
 
 
+def traced_mask_of_tensor(mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Split a mask tensor as `mask_of_tensor` does, in a traced program, where its values cannot be read."""
+    check_holds_values("attn_mask", mask)
+    if mask.dtype == torch.bool:
+        return mask, None
+    hidden = mask <= torch.finfo(mask.dtype).min / 2
+    return ~hidden, mask.masked_fill(hidden, 0.0)
+
+
 def rule_of_tensor(mask: Tensor, kv_len: int) -> tuple[Mask, Tensor | None]:
     """Convert a mask tensor to a mask rule for ``kv_len`` keys and a bias of the scores.
 

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from saccade.integrations.attention_arguments import check_no_weights
 from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.lazy_mask import LazyMask, mask_dtype
-from saccade.integrations.mask_functions import MaskFunction, place
+from saccade.integrations.mask_functions import place
 from saccade.integrations.run_matrices import edited_matrix, report_product
 from saccade.integrations.tensor_masks import joined
+from saccade.integrations.traced_functions import MaskFunction, install_polyfills
+from saccade.integrations.traced_mask import TracedMask, call_mask, dense_mask
 from saccade.integrations.transformers_layers import from_transformers
 from saccade.masks import Full, Mask
 from saccade.support.errors import kind, missing_extra, type_error, unsupported, value_error
@@ -76,14 +78,13 @@ def install(name: str = "saccade", *, mask: Mask | MaskOfLayer | None = None) ->
     return registered(name, Attention(name, mask), mask_function)
 
 
-def registered(
-    name: str, function: Callable[..., Any], mask_function: Callable[..., LazyMask | None] | None = None
-) -> str:
+def registered(name: str, function: Callable[..., Any], mask_function: Callable[..., Any] | None = None) -> str:
     """Register an attention function and a mask function with transformers, and return the name."""
     try:
         from transformers import AttentionInterface, AttentionMaskInterface  # noqa: PLC0415  imported when used
     except ImportError as error:
         raise missing_extra("transformers", "transformers") from error
+    install_polyfills()
     AttentionInterface.register(name, function)
     AttentionMaskInterface.register(name, lazy_mask if mask_function is None else mask_function)
     return name
@@ -104,8 +105,11 @@ def lazy_mask(
     allow_is_bidirectional_skip: bool = False,
     has_pattern: bool = False,
     **kwargs: Any,
-) -> LazyMask | None:
+) -> LazyMask | TracedMask | Tensor | None:
     """Return a lazy mask instead of a dense tensor; the arguments are those of transformers' mask functions.
+
+    In a traced program, the result is a `TracedMask`; or the dense mask, if the model's code reads the mask or has its
+    own mask function.
 
     If the model's code reads the mask and every pair is allowed, the result is None, as in transformers.
 
@@ -115,6 +119,23 @@ def lazy_mask(
     del kwargs  # transformers' conditions for omitting a causal mask, which never happens here
     if mask_function is None:
         raise value_error("mask_function", "be given", None)
+    dtype, refused, lengths = mask_dtype(config, dtype), "", (q_length, kv_length)
+    traced = call_mask(mask_function, attention_mask, lengths, (q_offset, kv_offset))
+    if has_pattern and dtype != torch.bool:
+        refused = f"models of {kind(config)} read their mask themselves, and would miss the pattern of install()"
+    if torch.compiler.is_compiling():
+        if refused:
+            raise unsupported("a compiled model", [refused], hint='set_attn_implementation("eager") for this model')
+        if traced is not None and dtype == torch.bool:
+            return TracedMask(traced, batch_size, device)
+        if has_pattern:
+            reason = "its mask is a user's function, which hides where texts start from the pattern of install()"
+            raise unsupported("a compiled model", [reason])
+        offsets = (q_offset, kv_offset)
+        allowed = dense_mask(mask_function, attention_mask, lengths, offsets, batch_size, device, one_by_one=use_vmap)
+        if dtype == torch.bool:
+            return allowed
+        return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
     placed = place(
         mask_function,
         attention_mask,
@@ -124,12 +145,9 @@ def lazy_mask(
         kv_offset=kv_offset,
         one_by_one=use_vmap,
     )
-    dtype, refused = mask_dtype(config, dtype), ""
     if allow_is_bidirectional_skip and not has_pattern and dtype != torch.bool and isinstance(placed.rule, Full):
         return None
-    if has_pattern and dtype != torch.bool:
-        refused = f"models of {kind(config)} read their mask themselves, and would miss the pattern of install()"
-    return LazyMask(placed, batch_size, torch.device(device), dtype, refused)
+    return LazyMask(placed, batch_size, torch.device(device), dtype, refused, traced)
 
 
 class Attention:

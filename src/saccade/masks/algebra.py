@@ -10,6 +10,7 @@ from functools import reduce
 from typing import ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from saccade.masks.mask import Domain, Mask
@@ -48,19 +49,25 @@ class _Joined(_Formula):
         for part in _masks(self.parts):
             flat += part.parts if type(part) is type(self) and isinstance(part, _Joined) else [part]
         object.__setattr__(self, "parts", tuple(flat))
-        shapes = [part.shape for part in flat if part.shape != (1, 1)]
+        if torch.compiler.is_compiling():  # comparing sizes would fix them; the operator joins the masks again
+            return
+        object.__setattr__(self, "_shape", self._joined_shape())
+
+    def _joined_shape(self) -> tuple[int, int]:
+        """Return the numbers of batch items and heads of the joined masks; raise an error unless they agree."""
+        shapes = [part.shape for part in self.parts if part.shape != (1, 1)]
         for axis, name in enumerate(("batch items", "heads")) if len(shapes) > 1 else ():
-            # Compare values pairwise, because a set would specialise symbolic sizes during tracing.
             sizes = [shape[axis] for shape in shapes if shape[axis] != 1]
             if any(size != sizes[0] for size in sizes):
                 rule = f"tell apart the same number of {name} (or none)"
                 raise value_error("masks that are joined", rule, sorted(set(sizes)))
         batch, heads = zip(*shapes, strict=True) if shapes else ((1,), (1,))
-        object.__setattr__(self, "_shape", (max(batch), max(heads)))
+        return max(batch), max(heads)
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self._shape
+        stored: tuple[int, int] | None = self.__dict__.get("_shape")  # not stored while tracing
+        return self._joined_shape() if stored is None else stored
 
     @property
     def made_of(self) -> tuple[Mask, ...]:

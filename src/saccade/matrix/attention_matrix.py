@@ -22,6 +22,7 @@ from saccade.engine.tiles.tile_splitting import part_of
 from saccade.engine.to_device import target_of
 from saccade.engine.vmap import are_mapped, of_all_samples
 from saccade.masks import Mask
+from saccade.matrix.graph_break import outside_graphs
 from saccade.matrix.indexing import Index
 from saccade.matrix.matrix import Matrix
 from saccade.plan import ColumnRange, Ranges, Tile
@@ -68,12 +69,16 @@ class OfInputs(Matrix):
         inputs = self.inputs
         return positions(inputs, Tile(slice(0, batch), slice(0, heads), rows, strips, inputs.rule))
 
+    def after_tracing(self) -> Self:
+        return self._of(self.inputs.after_tracing())
+
     # Under vmap, values cannot be read or written in place, so all samples are computed as one batch.
 
     @abstractmethod
     def _of(self, inputs: AttentionInputs) -> Self:
         """Return an attention or score matrix of the same class for different inputs."""
 
+    @outside_graphs
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
         if not are_mapped(self.inputs):
             return super().compute(*statistics)
@@ -92,16 +97,19 @@ class OfInputs(Matrix):
             tensors = of_all_samples(self.inputs, question)
         return cast("tuple[Any, ...]", tree_unflatten(tensors, made[-1]))
 
+    @outside_graphs
     def to_dense(self, *, limit: int = DENSE_LIMIT) -> Tensor:
         if not are_mapped(self.inputs):
             return super().to_dense(limit=limit)
         return of_all_samples(self.inputs, lambda inputs: (self._of(inputs).to_dense(limit=limit),))[0]
 
+    @outside_graphs
     def rmatmul(self, x: Tensor) -> Tensor:
         if not are_mapped(self.inputs, x):
             return super().rmatmul(x)
         return of_all_samples(self.inputs, lambda inputs, own: (self._of(inputs).rmatmul(own),), x)[0]
 
+    @outside_graphs
     def __getitem__(self, index: Index) -> Tensor:
         return self.to_dense()[index] if are_mapped(self.inputs) else super().__getitem__(index)
 
@@ -320,11 +328,13 @@ class AttentionMatrix(OfInputs):
         """True if rows sum to 1 (or 0), which holds unless there is a sink."""
         return self.inputs.sink_logit is None
 
+    @outside_graphs
     def summary(self, parts: Parts | None = None) -> Summary:
         from saccade.statistics.summary import summary_of  # noqa: PLC0415  nothing but this needs it
 
         return summary_of(self, self.inputs.current(), parts)
 
+    @outside_graphs
     def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
         """Report which kernel ``A @ value`` runs, why other kernels do not run, and the cost."""
         from saccade.engine.explanation import Explanation  # noqa: PLC0415  nothing but this needs it

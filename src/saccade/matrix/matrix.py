@@ -15,6 +15,7 @@ from saccade.engine import dropout
 from saccade.engine.check_inputs import autocast
 from saccade.engine.tiles.grouped_heads import groups_of, product, take
 from saccade.engine.to_device import moved, target_of
+from saccade.matrix.graph_break import outside_graphs
 from saccade.matrix.indexing import SPARSE_LIMIT, Index, part_of, sparse_of
 from saccade.matrix.operators import Operators
 from saccade.plan import Ranges
@@ -126,6 +127,7 @@ class Matrix(Operators, ABC):
             out[block.batch, block.heads, as_slice(block.rows)] = part
         return (value.new_zeros(shape) if out is None else out).to(value.dtype)
 
+    @outside_graphs
     def rmatmul(self, x: Tensor) -> Tensor:
         """Return ``A.mT @ x``.
 
@@ -148,6 +150,7 @@ class Matrix(Operators, ABC):
                 out[block.batch, block.heads, as_slice(span)] += own.mT
         return out.to(x.dtype)
 
+    @outside_graphs
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
         """Compute several statistics in one pass over the matrix, and return their results in the same order.
 
@@ -197,22 +200,27 @@ class Matrix(Operators, ABC):
         """Return the results of all statistics that need no `blocks`, by their indices in ``statistics``."""
         return {}
 
+    @outside_graphs
     def entropy(self) -> Tensor:
         """Return the entropy of each row in nats, ``[batch, heads, q_len]``; see `saccade.statistics.Entropy`."""
         return self.compute(statistics.Entropy())[0]
 
+    @outside_graphs
     def topk(self, k: int) -> statistics.Strongest:
         """Return each query's k largest weights and their keys; see `saccade.statistics.TopK`."""
         return self.compute(statistics.TopK(k))[0]
 
+    @outside_graphs
     def received(self) -> Tensor:
         """Return the attention that each key gets, ``[batch, heads, kv_len]``; see `saccade.statistics.Received`."""
         return self.compute(statistics.Received())[0]
 
+    @outside_graphs
     def pooled(self, bins: int, *, how: How = "mean") -> Tensor:
         """Return a reduced matrix of at most ``bins`` × ``bins`` per item and head; see `saccade.statistics.Pooled`."""
         return self.compute(statistics.Pooled(bins, how))[0]
 
+    @outside_graphs
     def summary(self, parts: statistics.Parts | None = None) -> statistics.Summary:
         """Return the statistics of every head next to those of uniform attention; see `saccade.statistics.Summary`.
 
@@ -253,6 +261,7 @@ class Matrix(Operators, ABC):
             raise unsupported("a uniform baseline", [reason], hint="the attention matrix itself has one: A.uniform()")
         return UniformMatrix(self, lambda block: block.weights != 0)
 
+    @outside_graphs
     def to_sparse(self, *, limit: int = SPARSE_LIMIT) -> Tensor:
         """Return nonzero weights as a sparse COO tensor ``[batch, heads, q_len, kv_len]`` in float32 or wider.
 
@@ -265,6 +274,7 @@ class Matrix(Operators, ABC):
         """
         return sparse_of(self, limit)
 
+    @outside_graphs
     def __getitem__(self, index: Index) -> Tensor:
         """Return any part of the matrix: ``A[b, h, i]`` is the row of query i, head h, batch item b, ``[kv_len]``.
 
@@ -277,6 +287,7 @@ class Matrix(Operators, ABC):
         """Return the matrix on a different ``device`` or in another float ``dtype``: ``A.to("cuda", torch.half)``."""
         return moved(self, *target_of(target, kwargs))
 
+    @outside_graphs
     def to_dense(self, *, limit: int = DENSE_LIMIT) -> Tensor:
         """Return all weights, ``[batch, heads, q_len, kv_len]`` in float32 or wider.
 
@@ -295,6 +306,10 @@ class Matrix(Operators, ABC):
             for span, weights in block.by_range(block.weights):
                 dense[block.batch, block.heads, as_slice(block.rows), as_slice(span)] = weights
         return dense
+
+    def after_tracing(self) -> Self:
+        """Return the matrix with masks of a traced program read, for a method that runs outside of the graph."""
+        return self
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(shape={list(self.shape)}, {self.dtype}, {self.device})"

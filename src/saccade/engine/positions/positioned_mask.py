@@ -15,8 +15,9 @@ from saccade.masks import Mask
 from saccade.masks.mask import EVERYWHERE
 from saccade.plan import ALL, Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
-from saccade.positions.token_positions import GivenPositions, Positions
+from saccade.positions.token_positions import GivenPositions, Positions, can_be_read
 from saccade.support.errors import value_error
+from saccade.support.torch_modes import is_tracing
 
 _FEW_GAPS = 4  # most positions per row for which the cuts of the mask are listed
 _FEW_ROWS = 16
@@ -42,7 +43,8 @@ def resolve_positions(
         device: device of the matrix.
     """
     _, _, q_len, kv_len = shape
-    if rule.domain is not EVERYWHERE:
+    # The domain of a mask is a range of numbers, which a traced program does not know; its operator checks it.
+    if not is_tracing() and rule.domain is not EVERYWHERE:
         check_domain(rule, q, kv, q_len, kv_len)
     if q is None:
         return rule, (kv_len - q_len, 0)
@@ -50,6 +52,29 @@ def resolve_positions(
     if q_first is not None and kv_first is not None:
         return rule, (q_first, kv_first)
     return PositionedMask.of(rule, q, Positions.between(0, kv_len) if kv is None else kv, device), (0, 0)
+
+
+def at_origin(rule: Mask, origin: tuple[int, int], shape: tuple[int, int, int, int]) -> tuple[Mask, tuple[int, int]]:
+    """Return the mask of a traced program in the coordinates of a plan, as `resolve_positions` does without tracing.
+
+    Positions are always tables in a program. A table of consecutive positions is replaced by its first position.
+
+    Raises:
+        ValueError: the mask does not cover the positions of all queries and keys.
+    """
+    if not isinstance(rule, PositionedMask):
+        if rule.domain is not EVERYWHERE:
+            (q_first, kv_first), (_, _, q_len, kv_len) = origin, shape
+            runs = range(q_first, q_first + q_len), range(kv_first, kv_first + kv_len)
+            check_domain(rule, Positions(runs[0]), Positions(runs[1]), q_len, kv_len)
+        return rule, origin
+    q, kv = (Positions(None, table) for table in (rule.q_positions, rule.kv_positions))
+    if rule.mask.domain is not EVERYWHERE:
+        check_domain(rule.mask, q, kv, *shape[2:])
+    firsts = [x.one_by_one() if can_be_read(x.on()) else None for x in (q, kv)]
+    if firsts[0] is None or firsts[1] is None:
+        return rule, origin
+    return rule.mask, (firsts[0], firsts[1])
 
 
 def checked_positions(

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from saccade.masks.convert.unread import TensorMask
 from saccade.masks.mask import Mask
+from saccade.masks.mask_fields import check_readable
 from saccade.masks.rules.causal import Causal
 from saccade.masks.rules.dense import NO_BOOL, Dense
 from saccade.masks.rules.full import Full
@@ -74,6 +76,11 @@ def _from_tensor(mask: Tensor, shape: tuple[int, int, int, int]) -> Mask:
         hint = _hint_for_keys(mask, shape, ".bool()") or NO_BOOL
         got = str(mask.dtype).removeprefix("torch.")
         raise type_error("mask", "be bool, True = may attend", got, hint=hint)
+    if is_tracing():
+        if mask.dim() > 4:
+            raise value_error("mask", "have at most 4 dimensions", list(mask.shape))
+        check_readable("mask", mask)
+        return TensorMask(mask)
     dense = Dense(mask)
     pairs = zip(dense.allowed.shape, shape, strict=True)
     if any(size not in (1, expected) for size, expected in pairs):

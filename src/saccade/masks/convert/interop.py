@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from saccade.masks.convert.unread import Converted
 from saccade.masks.mask import Mask
 from saccade.masks.mask_fields import check_readable
 from saccade.masks.rules.blocks import Blocks
@@ -18,6 +19,7 @@ from saccade.masks.rules.padding import Padding
 from saccade.masks.rules.predicate import Predicate
 from saccade.masks.rules.window import Window
 from saccade.support.errors import kind, shown, type_error, value_error
+from saccade.support.torch_modes import is_tracing
 from saccade.support.validation import check_int, check_type, is_integer
 
 
@@ -43,6 +45,8 @@ def from_key_padding_mask(key_padding_mask: Tensor) -> Mask:
     if key_padding_mask.dim() != 2:
         raise value_error(name, "have shape [batch, kv_len]", list(key_padding_mask.shape))
     check_readable(name, key_padding_mask)
+    if is_tracing():
+        return Converted("from_key_padding_mask", key_padding_mask)
     return _of_tokens(~key_padding_mask)
 
 
@@ -73,6 +77,8 @@ def from_attention_mask(attention_mask: Tensor) -> Mask:
         rule = "have shape [batch, kv_len] or [batch, heads, q_len, kv_len]"
         raise value_error(name, rule, list(mask.shape))
     check_readable(name, mask)
+    if is_tracing():
+        return Converted("from_attention_mask", mask)
     if mask.dim() == 2:
         if not bool(((mask == 0) | (mask == 1)).all()):
             hint = "terms that are added to scores go to bias="
@@ -89,7 +95,7 @@ def from_attention_mask(attention_mask: Tensor) -> Mask:
     return Dense(mask)
 
 
-def from_cu_seqlens(cu_seqlens: Tensor, rule: Mask | None = None) -> Documents:
+def from_cu_seqlens(cu_seqlens: Tensor, rule: Mask | None = None) -> Documents | Converted:
     """Convert ``cu_seqlens``, the cumulative lengths of packed documents in FlashAttention, to a mask.
 
     >>> print(from_cu_seqlens(torch.tensor([0, 1, 3]), Causal()).picture(3))
@@ -107,13 +113,15 @@ def from_cu_seqlens(cu_seqlens: Tensor, rule: Mask | None = None) -> Documents:
     """
     name = "cu_seqlens"
     ends = _whole_numbers(name, cu_seqlens)
+    if is_tracing():
+        return Converted("from_cu_seqlens", ends, _checked_rule(rule))
     if ends.dim() != 1 or not len(ends) or int(ends[0]) != 0 or bool((ends.diff() < 0).any()):
         got = shown(ends.tolist()) if ends.dim() == 1 else list(ends.shape)
         raise value_error(name, "begin with 0 and never fall, [texts + 1]", got)
     return Documents(ends.diff().tolist(), _checked_rule(rule))
 
 
-def from_position_ids(position_ids: Tensor, rule: Mask | None = None) -> Documents:
+def from_position_ids(position_ids: Tensor, rule: Mask | None = None) -> Documents | Converted:
     """Convert ``position_ids``, which restart at 0 with each packed document, to a mask.
 
     >>> from_position_ids(torch.tensor([[0, 1, 0, 1, 2]])).lengths
@@ -129,6 +137,8 @@ def from_position_ids(position_ids: Tensor, rule: Mask | None = None) -> Documen
     """
     name = "position_ids"
     ids = _whole_numbers(name, position_ids)
+    if is_tracing():
+        return Converted("from_position_ids", ids, _checked_rule(rule))
     if ids.dim() not in (1, 2) or not ids.numel():
         raise value_error(name, "have shape [len] or [batch, len]", list(ids.shape))
     table = ids.reshape(-1, ids.shape[-1])

@@ -1,13 +1,15 @@
 """Serialise masks and score functions as integers and tensors, for compiled and exported programs.
 
 A value is written as the name of its class followed by its fields. To read it, the name is looked up first among the
-classes that this process has written, then in the module given by the name. No module is imported for this.
+classes that this process has written, then in the module given by the name. No module is imported for this, except
+those of saccade.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import operator
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,9 +17,11 @@ from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from saccade import masks
+from saccade.masks.convert.unread import Converted, Shape, Unread
 from saccade.masks.mask import Mask
 from saccade.support.errors import unsupported
 
@@ -44,18 +48,22 @@ def encode(thing: object) -> tuple[list[int], list[Tensor]] | None:
     return (program, tensors) if _write(thing, program, tensors) else None
 
 
-def decode(program: Sequence[int], tensors: Sequence[Tensor]) -> Any:
-    """Return the mask or function that `encode` serialised.
+def decode(program: Sequence[int], tensors: Sequence[Tensor], shape: Shape = (1, 1, 1, 1)) -> Any:
+    """Return the mask or function that `encode` serialised, with masks that were not read until now.
+
+    Args:
+        program, tensors: the results of `encode`.
+        shape: (batch, heads, q_len, kv_len) of the attention.
 
     Raises:
         UnsupportedError: a class or function is not defined in this process.
     """
-    return _read(iter(program), tensors) if tensors else _cached(tuple(program))
+    return _read(iter(program), tensors, shape) if tensors else _cached(tuple(program), shape)
 
 
 @lru_cache(maxsize=64)
-def _cached(program: tuple[int, ...]) -> Any:
-    return _read(iter(program), ())
+def _cached(program: tuple[int, ...], shape: Shape) -> Any:
+    return _read(iter(program), (), shape)
 
 
 def _write(thing: Any, program: list[int], tensors: list[Tensor]) -> bool:
@@ -63,8 +71,8 @@ def _write(thing: Any, program: list[int], tensors: list[Tensor]) -> bool:
         program.append(_NOTHING)
     elif isinstance(thing, bool):
         program.extend((_BOOL, int(thing)))
-    elif isinstance(thing, int):
-        program.extend((_INT, thing))
+    elif isinstance(thing, int | torch.SymInt):
+        program += [_INT, thing]  # type: ignore[list-item]  # a symbol while tracing
     elif isinstance(thing, float):
         program.extend((_FLOAT, *_packed(repr(thing))))
     elif isinstance(thing, str):
@@ -76,6 +84,7 @@ def _write(thing: Any, program: list[int], tensors: list[Tensor]) -> bool:
         program.extend((_TUPLE, len(thing)))
         return all(_write(part, program, tensors) for part in thing)
     else:
+        thing = _with_tables(thing)
         is_function = isinstance(thing, FunctionType)
         if thing.__code__.co_freevars if is_function else isinstance(thing, Mask) and thing.asks_functions:
             return False
@@ -87,16 +96,26 @@ def _write(thing: Any, program: list[int], tensors: list[Tensor]) -> bool:
     return True
 
 
-def _read(program: Iterator[int], tensors: Sequence[Tensor]) -> Any:
+def _with_tables(thing: Any) -> Any:
+    """Return masks of a batch with their lengths as a tensor, so that a program runs with the lengths of any batch."""
+    if isinstance(thing, masks.Padding):
+        return Converted("Padding", thing.table)
+    return Converted("Documents", thing.table, thing.rule) if isinstance(thing, masks.Documents) else thing
+
+
+def _read(program: Iterator[int], tensors: Sequence[Tensor], shape: Shape) -> Any:
     tag = next(program)
     if tag == _TUPLE:
-        return tuple([_read(program, tensors) for _ in range(next(program))])
+        return tuple([_read(program, tensors, shape) for _ in range(next(program))])
     if tag in (_FLOAT, _TEXT):
         text = _unpacked(program)
         return text if tag == _TEXT else float(text)
     if tag in (_VALUE, _FUNCTION):
         thing, *names = _lookup(_unpacked(program))
-        return thing if tag == _FUNCTION else thing(**{name: _read(program, tensors) for name in names})
+        if tag == _FUNCTION:
+            return thing
+        value = thing(**{name: _read(program, tensors, shape) for name in names})
+        return value.read(shape) if isinstance(value, Unread) else value
     if tag == _NOTHING:
         return None
     number = next(program)
@@ -133,6 +152,9 @@ def _lookup(name: str) -> tuple[Any, ...]:
     module, _, path = name.rpartition(":")
     thing = _written.get(name)
     if thing is None:
+        if module.startswith("saccade."):  # a program that another process has exported
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module)
         with contextlib.suppress(KeyError, AttributeError):
             thing = operator.attrgetter(path)(sys.modules[module or "saccade.masks"])
     fields = _fields(thing)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from saccade.masks.algebra import And
+from saccade.masks.convert.unread import Converted
 from saccade.masks.mask import Domain, Mask
 from saccade.masks.mask_fields import Table, ints_of, items_of
 from saccade.masks.rules.full import Full
@@ -21,6 +22,7 @@ from saccade.plan import ALL, Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import shown, value_error
+from saccade.support.torch_modes import is_tracing
 from saccade.support.validation import check_type
 
 _TOTAL_BITS = 31  # 16 bytes for each position: 32 GB
@@ -134,6 +136,14 @@ class Documents(Mask):
         row = row.expand(len(item), -1)
         return (row - 1 - start[item, row]).masked_fill(document[item, row] < 0, -1)
 
+    @property
+    def table(self) -> Tensor:
+        """Document of each position and the document's start, int64 ``[2, items, longest + 2]``, on the CPU.
+
+        The first entry is for positions before all documents, the last for positions after them.
+        """
+        return self._places.on(torch.device("cpu"))
+
     def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         if len(self.lengths) > 1 and (groups.batch == ALL).any():
             return Bounds.unknown(keys)
@@ -211,16 +221,32 @@ class Documents(Mask):
         return start, stop, one
 
 
+def documents_of_table(table: Tensor, rule: Mask | None) -> Documents:
+    """Return the documents with the given `Documents.table`, without those that are empty."""
+    lengths = [row[row >= 0].unique_consecutive(return_counts=True)[1].tolist() for row in table[0]]
+    return Documents(lengths, rule)
+
+
 def with_facts(pattern: Mask, batch_mask: Mask) -> Mask:
     """Join the pattern of a layer with the mask of a batch. The pattern restarts with each document of the batch."""
     parts = batch_mask.parts if isinstance(batch_mask, And) else (batch_mask,)
-    index = next((i for i, part in enumerate(parts) if isinstance(part, Documents)), None)
+    index = next((i for i, part in enumerate(parts) if _separates_documents(part)), None)
     if index is None:
         return pattern & batch_mask
     documents = parts[index]
-    assert isinstance(documents, Documents)  # for the type checker
-    joined = Documents(documents.lengths, pattern if documents.rule is None else pattern & documents.rule)
+    joined: Mask
+    if isinstance(documents, Documents) and is_tracing():  # reading the lengths would fix them in the program
+        joined = Converted("Documents", documents.table, documents.rule).within(pattern)
+    elif isinstance(documents, Documents):
+        joined = Documents(documents.lengths, pattern if documents.rule is None else pattern & documents.rule)
+    else:
+        assert isinstance(documents, Converted)  # for the type checker
+        joined = documents.within(pattern)
     return joined if len(parts) == 1 else And((*parts[:index], joined, *parts[index + 1 :]))
+
+
+def _separates_documents(mask: Mask) -> bool:
+    return isinstance(mask, Documents) or (isinstance(mask, Converted) and mask.separates_documents)
 
 
 def _lengths_per_item(lengths: object) -> tuple[tuple[int, ...], ...]:

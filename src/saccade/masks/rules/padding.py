@@ -108,3 +108,16 @@ class Padding(Mask):
         if self.side == "left" and self.padded_len is not None:
             return self.padded_len - lengths, np.full_like(lengths, self.padded_len)
         return np.zeros_like(lengths), lengths
+
+    @property
+    def table(self) -> Tensor:
+        """First token and end of the tokens of each batch item, int64 ``[2, items]``, on the CPU."""
+        return self._table.on(torch.device("cpu"))
+
+
+def padding_of_table(table: Tensor) -> Padding:
+    """Return the padding mask with the given `Padding.table`."""
+    start, stop = table.tolist()
+    if not any(start):
+        return Padding(stop)
+    return Padding([end - first for first, end in zip(start, stop, strict=True)], "left", stop[0])

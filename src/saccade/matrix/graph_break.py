@@ -1,0 +1,38 @@
+"""Run methods of matrices outside of compiled graphs: they loop over rows whose number depends on the inputs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+
+from saccade.support.errors import unsupported
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def outside_graphs(method: F) -> F:
+    """Decorate a method of a matrix so that a compiled program runs it between two graphs.
+
+    With ``fullgraph=True`` the compiler raises its own error, which contains the reason. An exported program cannot
+    call Python, so there the method raises an `UnsupportedError`.
+    """
+
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            return method(self, *args, **kwargs)
+        reason = f"{method.__name__}() of a matrix runs block by block, which is no operation of a graph"
+        if not torch.compiler.is_dynamo_compiling():
+            hint = "export the products A @ value, and ask the matrix outside of the exported program"
+            raise unsupported("torch.export", [reason], hint=hint)
+        torch._dynamo.graph_break(msg=f"saccade: {reason}")
+        return torch.compiler.disable(_run_eagerly)(method, self, args, kwargs)
+
+    return cast("F", run)
+
+
+def _run_eagerly(method: Callable[..., Any], matrix: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return method(matrix.after_tracing(), *args, **kwargs)
