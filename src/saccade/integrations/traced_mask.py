@@ -186,9 +186,10 @@ def dense_mask(
     one_by_one: bool = False,
 ) -> Tensor:
     """Return the pairs that a mask function of transformers allows, bool ``[batch, 1, q_len, kv_len]``."""
-    from transformers.masking_utils import sdpa_mask  # type: ignore[attr-defined]  # noqa: PLC0415  imported when used
+    from transformers.masking_utils import sdpa_mask  # noqa: PLC0415  imported when used
 
-    allowed: Tensor = sdpa_mask(
+    make: Any = sdpa_mask  # whose annotations are narrower than its documentation
+    allowed: Tensor = make(
         batch_size=batch,
         q_length=lengths[0],
         kv_length=lengths[1],

@@ -72,7 +72,7 @@ class Positions:
         if not isinstance(table, Tensor) or table.dtype != torch.int64:
             got = str(getattr(table, "dtype", type(table).__name__)).removeprefix("torch.")
             raise type_error(name, "be a range, an int64 tensor or a list of ints", got)
-        if length is not None and table.shape not in ((length,), (1, length), (batch, length)):
+        if length is not None and not _has_length(table, length, batch):
             raise value_error(name, f"have shape [{length}] or [{batch}, {length}]", list(table.shape))
         if length is not None and is_mapped(table):
             raise hidden_by_vmap(name)
@@ -216,6 +216,16 @@ class Positions:
 
 GivenPositions = Positions | range | Tensor | Sequence[int] | Sequence[Sequence[int]] | None
 """Types of positions that a user may pass; None means the default."""
+
+
+def _has_length(table: Tensor, length: int, batch: int) -> bool:
+    """Return whether positions have the shape ``[length]``, ``[1, length]`` or ``[batch, length]``.
+
+    Sizes are compared one by one, with the likeliest first: while tracing, a comparison of others would fix them.
+    """
+    if table.dim() not in (1, 2) or table.shape[-1] != length:
+        return False
+    return table.dim() == 1 or table.shape[0] == batch or table.shape[0] == 1
 
 
 def can_be_read(x: Tensor) -> bool:
