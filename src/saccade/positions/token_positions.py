@@ -58,8 +58,10 @@ class Positions:
             TypeError, ValueError: the positions have the wrong type or shape, or a position is below -1.
         """
         if type(given) is Positions:
-            run = given.run
-            if length is None or length == (len(given) if run is None else len(run)):
+            run, table = given.run, given.table
+            # The size of a table, since `len` would fix a symbolic size while tracing.
+            size = len(run) if table is None else table.shape[-1]  # type: ignore[arg-type]
+            if length is None or length == size:
                 return given
             given = given.given
         if isinstance(given, range):
