@@ -1,4 +1,4 @@
-"""Masks in compiled and exported programs: made of tensors, of any length and any batch, in as many graphs as SDPA's."""
+"""Masks in compiled and exported programs: made of tensors, for any length and any batch, in few graphs."""
 
 import io
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch.export import Dim, export
 
 import saccade as sc
 from saccade import masks
-from saccade.masks.convert.unread import Converted, TensorMask
+from saccade.masks.convert.unread import Converted, Pairs, TensorMask, Unread
 from saccade.nn import MultiHeadAttention
 
 LENGTHS = (9, 12, 15, 10)
@@ -222,7 +222,43 @@ def test_an_exported_question_is_refused() -> None:
     assert refused.value.reasons == ("entropy() of a matrix runs block by block, which is no operation of a graph",)
 
 
-def test_unread_masks_refuse_what_needs_values() -> None:
-    for mask in (TensorMask(torch.ones(2, 2, dtype=torch.bool)), Converted("from_attention_mask", torch.ones(1, 2))):
-        with pytest.raises(sc.UnsupportedError, match="read when attention runs"):
-            mask.to_dense(2)
+UNREAD: dict[str, tuple[Unread, masks.Mask | Tensor]] = {
+    "pairs": (TensorMask(torch.ones(5, 5, dtype=torch.bool).tril()), masks.Causal()),
+    "tokens": (Converted("from_attention_mask", _tokens(5)), masks.Padding([5, 2])),
+    "scores": (
+        Converted("from_attention_mask", torch.zeros(1, 1, 5, 5).masked_fill(torch.ones(5, 5).triu(1) > 0, -torch.inf)),
+        masks.Causal(),
+    ),
+    "padding": (Converted("from_key_padding_mask", _tokens(5) == 0), masks.Padding([5, 2])),
+    "lengths": (Converted("Padding", masks.Padding([3, 2], "left", 5).table), masks.Padding([3, 2], "left", 5)),
+    "ends": (
+        Converted("from_cu_seqlens", torch.tensor([0, 2, 4]), masks.Causal()),
+        masks.Documents([2, 2], rule=masks.Causal()),
+    ),
+    "positions": (
+        Converted("from_position_ids", torch.tensor([[0, 1, 0, 1, 2], [0, 1, 2, 0, 1]]), masks.Causal()),
+        masks.Documents([[2, 3], [3, 2]], rule=masks.Causal()),
+    ),
+    "documents": (
+        Converted("Documents", masks.Documents([[2, 0, 3], [4]]).table, masks.Window(1, 0)),
+        masks.Documents([[2, 0, 3], [4]], rule=masks.Window(1, 0)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_masks_are_the_same_before_and_after_they_are_read(name: str) -> None:
+    unread, expected = UNREAD[name]
+    assert isinstance(expected, masks.Mask)
+    dense = expected.to_dense(5, batch=2)
+    torch.testing.assert_close(unread.to_dense(5, batch=2), dense)
+    read = unread.read((2, 1, 5, 5))
+    assert isinstance(read, masks.Mask)
+    torch.testing.assert_close(read.to_dense(5, batch=2), dense)
+    index = Pairs(
+        torch.arange(2)[:, None, None, None],
+        torch.zeros(1, dtype=torch.long),
+        torch.arange(5)[:, None],
+        torch.arange(5),
+    )
+    torch.testing.assert_close(unread.at_indices(index, (2, 1, 5, 5)).expand(2, 1, 5, 5), dense)

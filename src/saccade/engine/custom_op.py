@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from saccade.engine import autograd, nonfinite, second_order
+from saccade.engine import autograd, nonfinite, onnx_form, second_order
 from saccade.engine import dispatch as eager
 from saccade.engine.bias.relative import DistanceTerm
 from saccade.engine.bias.term import DenseTerm, Term
@@ -65,6 +65,9 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request = eager.DEFA
     value = value.to(inputs.query.dtype)
     if inputs.query.is_meta:
         return eager.finished(inputs, *autograd.results_like(inputs, value))
+    if not torch.compiler.is_dynamo_compiling() and onnx_form.is_exporting():
+        out, lse = onnx_form.attend(inputs, value, request)
+        return (out, None) if lse is None else eager.finished(inputs, out, lse)
     encoded = encode((inputs.rule, inputs.tile_function))
     is_plain = encoded is not None and inputs.modification is None and impl in KERNELS
     why = () if is_plain else reasons(inputs, impl)

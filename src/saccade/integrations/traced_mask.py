@@ -20,7 +20,7 @@ from saccade.integrations.pattern_in_texts import with_pattern
 from saccade.integrations.tensor_masks import both
 from saccade.integrations.traced_functions import MaskFunction, TheirFunction
 from saccade.masks import Full, Mask
-from saccade.masks.convert.unread import AtOrigin, Shape, Unread
+from saccade.masks.convert.unread import AtOrigin, Pairs, Shape, Unread
 from saccade.support.errors import unsupported
 from saccade.support.torch_modes import is_tracing
 
@@ -83,6 +83,22 @@ class CallMask(Unread):
         if self.pattern is not None:
             rule = with_pattern(placed, self.pattern, self.position_ids)
         return AtOrigin(rule, (q.start, kv.start))
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        if self.pattern is not None and not self.pattern.is_relative:
+            reason = f"{self.pattern} counts from the start of each text, which is known when the program runs"
+            raise unsupported("a written-out mask", [reason])
+        allowed = self.function.function()(b, h, q, kv)
+        if self.is_token is not None:
+            allowed = allowed & self.is_token[b, kv]
+        return allowed if self.pattern is None else allowed & self.pattern.allows(b, h, q, kv)
+
+    def at_indices(self, pairs: Pairs, shape: Shape) -> Tensor:
+        first = shape[3] - shape[2] if self.q_offset is None else self.q_offset
+        allowed = self.allows(pairs.b, pairs.h, pairs.q + first, pairs.kv + self.kv_offset)
+        for other in self.allowed:
+            allowed = allowed & other
+        return allowed
 
     def _placed(self, q_len: int, kv_len: int) -> Placed:
         function = self.function.function()

@@ -58,9 +58,9 @@ class Positions:
             TypeError, ValueError: the positions have the wrong type or shape, or a position is below -1.
         """
         if type(given) is Positions:
-            run, table = given.run, given.table
+            run, own = given.run, given.table
             # The size of a table, since `len` would fix a symbolic size while tracing.
-            size = len(run) if table is None else table.shape[-1]  # type: ignore[arg-type]
+            size = len(run) if own is None else own.shape[-1]  # type: ignore[arg-type]
             if length is None or length == size:
                 return given
             given = given.given

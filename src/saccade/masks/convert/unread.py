@@ -11,13 +11,22 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from saccade.masks.mask import Mask
-from saccade.support.errors import unsupported
 
 Shape = tuple[int, int, int, int]
 """(batch, heads, q_len, kv_len) of the attention."""
+
+
+class Pairs(NamedTuple):
+    """Pairs of queries and keys: int64 tensors of batch items, heads, query indices and key indices that broadcast."""
+
+    b: Tensor
+    h: Tensor
+    q: Tensor
+    kv: Tensor
 
 
 class AtOrigin(NamedTuple):
@@ -30,7 +39,7 @@ class AtOrigin(NamedTuple):
 class Unread(Mask):
     """Base class of masks in a traced program that depend on the values of tensors.
 
-    They support nothing but ``&``, ``|`` and ``~``: a program cannot draw, count or compare what it has not read.
+    A program cannot plan, draw or count what it has not read; `allows` and `at_indices` are operations of the program.
     """
 
     is_value = False
@@ -43,9 +52,9 @@ class Unread(Mask):
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]: ...
 
-    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        reason = "the mask depends on the values of a tensor, which are read when attention runs"
-        raise unsupported("a traced program", [reason], hint="make the mask outside of the compiled function")
+    def at_indices(self, pairs: Pairs, shape: Shape) -> Tensor:
+        """Return where the mask allows pairs, for default positions, without reading values."""
+        return self.allows(pairs.b, pairs.h, pairs.q + (shape[3] - shape[2]), pairs.kv)
 
 
 def read_mask(mask: Mask, shape: Shape) -> Mask | AtOrigin:
@@ -67,6 +76,14 @@ class TensorMask(Unread):
         from saccade.masks.convert.as_mask import as_mask  # noqa: PLC0415  as_mask makes objects of this class
 
         return as_mask(self.tensor, shape)
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        from saccade.masks.rules.dense import Dense  # noqa: PLC0415  it imports the module of the base class
+
+        return Dense(self.tensor).allows(b, h, q, kv)
+
+    def at_indices(self, pairs: Pairs, shape: Shape) -> Tensor:
+        return self.tensor[:, None] if self.tensor.dim() == 3 else self.tensor
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.tensor,)
@@ -111,6 +128,43 @@ class Converted(Unread):
         function = _functions()[self.function]
         mask: Mask = function(self.tensor, self.rule) if self.separates_documents else function(self.tensor)
         return mask
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        if self.function == "Padding":
+            start, stop = (edge[b % len(edge)] for edge in self.tensor.to(kv.device))
+            return (kv >= start) & (kv < stop)
+        if not self.separates_documents:
+            return self._dense().allows(b, h, q, kv)
+        (q_document, q_start), (kv_document, kv_start) = (self._document(b, x) for x in (q, kv))
+        together = (q_document == kv_document) & (q_document >= 0)
+        return together if self.rule is None else together & self.rule.allows(b, h, q - q_start, kv - kv_start)
+
+    def _dense(self) -> Mask:
+        """Return the mask of a function that converts tokens or pairs, as a dense mask."""
+        from saccade.masks.rules.dense import Dense  # noqa: PLC0415  it imports the module of the base class
+
+        x = self.tensor
+        if x.is_floating_point() and x.dim() == 4:
+            return Dense(x > torch.finfo(x.dtype).min / 2)
+        allowed = ~x if self.function == "from_key_padding_mask" else x.bool()
+        return Dense(allowed[:, None, None, :] if x.dim() == 2 else allowed)
+
+    def _document(self, b: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the document of each position, -1 if none, and the position where it starts."""
+        x = self.tensor.to(positions.device)
+        if self.function == "from_cu_seqlens":
+            number = (positions[..., None] >= x[1:]).sum(-1)
+            outside = (positions < 0) | (positions >= x[-1])
+            return number.masked_fill(outside, -1), x[number.clamp(max=x.shape[0] - 1)]
+        if self.function == "from_position_ids":
+            ids = x if x.dim() == 2 else x[None]
+            row, column = b % ids.shape[0], positions.clamp(0, ids.shape[1] - 1)
+            outside = (positions < 0) | (positions >= ids.shape[1])
+            number = (ids == 0).cumsum(1)[row, column]
+            return number.masked_fill(outside, -1), positions - ids[row, column]
+        document, start = x.unbind(0)
+        row, column = b % document.shape[0], (positions + 1).clamp(0, document.shape[1] - 1)
+        return document[row, column], start[row, column]
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.tensor, *(() if self.rule is None else self.rule.tensors()))

@@ -1,0 +1,123 @@
+"""Attention in a program that becomes an ONNX model: ONNX's Attention, or the definition in plain operations.
+
+ONNX runs none of the library's code, so nothing can be planned when the model runs, and the mask is written out: memory
+and time are those of dense attention. `saccade.engine.custom_op` calls `attend` while ``torch.onnx.export`` traces.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from saccade.engine.bias.term import DenseTerm
+from saccade.engine.inputs import AttentionInputs
+from saccade.engine.kernels.kernel import Request
+from saccade.engine.positions.positioned_mask import PositionedMask
+from saccade.masks import And, Causal, Full, Mask, Not, Or
+from saccade.masks.convert.unread import Pairs, Unread
+from saccade.support.errors import unsupported
+
+CALLED_AS = "attention"  # in errors
+
+
+def is_exporting() -> bool:
+    """Return whether ``torch.onnx.export`` traces the program."""
+    flags = sys.modules.get("torch.onnx._internal.exporter._flags")
+    return bool(getattr(flags, "_is_onnx_exporting", False))
+
+
+def attend(inputs: AttentionInputs, value: Tensor, request: Request) -> tuple[Tensor, Tensor | None]:
+    """Return the output and the lse of attention in operations that ONNX has; the lse is None if no one needs it.
+
+    Raises:
+        UnsupportedError: there is dropout, or the scores are changed by a function of the user.
+    """
+    reasons = ["dropout is for training, and ONNX models are for inference"] if request.dropout_p else []
+    if inputs.modification is not None:
+        reasons.append("its scores are changed by a function, which is called tile by tile")
+    if reasons:
+        raise unsupported("torch.onnx.export", reasons, hint="model.eval()")
+    allowed, is_causal = _allowed(inputs)
+    needs_lse = request.needs_lse or inputs.sink_logit is not None
+    is_standard = inputs.tile_function is None and (inputs.bias is None or isinstance(inputs.bias, DenseTerm))
+    # ONNX adds the mask before it caps the scores, and then masked pairs would count.
+    if is_standard and inputs.softcap is None and not needs_lse:
+        return _by_attention(inputs, value, allowed, is_causal), None
+    return _by_definition(inputs, value, allowed)
+
+
+def _allowed(inputs: AttentionInputs) -> tuple[Tensor | None, bool]:
+    """Return the allowed pairs, and whether they are those of ONNX's own causal flag.
+
+    The pairs are bool ``[batch | 1, heads | 1, q_len, kv_len]``, or None for all pairs. ONNX's flag puts the first query
+    at the first key.
+    """
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # noqa: PLC0415  imports the compiler
+
+    rule, shape = inputs.rule, inputs.shape
+    if isinstance(rule, Full):
+        return None, False
+    allowed = pairs_of(rule, _pairs(inputs), shape, inputs.origin)
+    while allowed.dim() < 4:
+        allowed = allowed[None]
+    allowed = allowed.expand(allowed.shape[0], allowed.shape[1], shape[2], shape[3])
+    return allowed, isinstance(rule, Causal) and statically_known_true(inputs.origin[0] == inputs.origin[1])
+
+
+def _pairs(inputs: AttentionInputs) -> Pairs:
+    batch, heads, q_len, kv_len = (torch.arange(size, device=inputs.device) for size in inputs.shape)
+    return Pairs(batch[:, None, None, None], heads[:, None, None], q_len[:, None], kv_len)
+
+
+def pairs_of(rule: Mask, pairs: Pairs, shape: tuple[int, int, int, int], origin: tuple[int, int]) -> Tensor:
+    """Return where a mask allows pairs, given by indices, in operations that a traced program can contain."""
+    if isinstance(rule, And | Or):
+        parts = [pairs_of(part, pairs, shape, origin) for part in rule.parts]
+        return reduce(torch.logical_and if isinstance(rule, And) else torch.logical_or, parts)
+    if isinstance(rule, Not):
+        return ~pairs_of(rule.part, pairs, shape, origin)
+    if isinstance(rule, Unread):
+        return rule.at_indices(pairs, shape)
+    b, h, q, kv = pairs
+    if isinstance(rule, PositionedMask):
+        return rule.allows(b, h, q, kv)
+    return rule.allows(b, h, q + origin[0], kv + origin[1])
+
+
+def _by_attention(inputs: AttentionInputs, value: Tensor, allowed: Tensor | None, is_causal: bool) -> Tensor:
+    """Return the output of ONNX's Attention, which comes with opset 23."""
+    query, mask = inputs.query, None if is_causal else allowed
+    if inputs.bias is not None:
+        bias = inputs.bias.source.to(query.dtype)
+        mask = bias if allowed is None else torch.where(allowed, bias, -torch.inf)
+        is_causal = False
+    out: Tensor = torch.onnx.ops.attention(query, inputs.key, value, mask, is_causal=is_causal, scale=inputs.scale)[0]
+    if allowed is None or is_causal:
+        return out
+    return torch.where(allowed.any(3, keepdim=True), out, 0.0)  # a query without keys has NaN in ONNX
+
+
+def _by_definition(inputs: AttentionInputs, value: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the output and the lse of attention by its definition."""
+    wide, repeats = inputs.compute_dtype, inputs.shape[1] // inputs.key.shape[1]
+    q = inputs.query.to(wide)
+    k, v = (x.to(wide).repeat_interleave(repeats, 1) if repeats > 1 else x.to(wide) for x in (inputs.key, value))
+    scores = q @ k.mT if inputs.tile_function is None else inputs.tile_function(q, k, *inputs.parameters)
+    scores = scores * inputs.scale
+    if inputs.softcap is not None:
+        scores = inputs.softcap * torch.tanh(scores / inputs.softcap)
+    if inputs.bias is not None:
+        bias = inputs.bias.source if isinstance(inputs.bias, DenseTerm) else inputs.bias.at(*_pairs(inputs))
+        scores = scores + bias.to(wide)
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, -math.inf)
+    highest = scores.amax(3, keepdim=True).detach()
+    highest = torch.where(highest == -math.inf, 0.0, highest)
+    weights = torch.exp(scores - highest)
+    total = weights.sum(3, keepdim=True)
+    out = (weights @ v) / torch.where(total == 0, 1.0, total)
+    return out.to(value.dtype), (torch.log(total) + highest)[..., 0]
