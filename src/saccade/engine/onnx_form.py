@@ -53,8 +53,8 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request) -> tuple[Te
 def _allowed(inputs: AttentionInputs) -> tuple[Tensor | None, bool]:
     """Return the allowed pairs, and whether they are those of ONNX's own causal flag.
 
-    The pairs are bool ``[batch | 1, heads | 1, q_len, kv_len]``, or None for all pairs. ONNX's flag puts the first query
-    at the first key.
+    The pairs are bool ``[batch | 1, heads | 1, q_len, kv_len]``, or None for all pairs. By ONNX's flag, the
+    first query is at the first key.
     """
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # noqa: PLC0415  imports the compiler
 
