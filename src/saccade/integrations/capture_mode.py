@@ -32,6 +32,7 @@ from saccade.integrations.capture_context import (
 )
 from saccade.integrations.forward_proxy import CapturedCall, Running, capture_forwards
 from saccade.integrations.mha_function import function_matrix, function_output
+from saccade.integrations.other_functions import VisibleFunction, visible_functions
 from saccade.integrations.redirect_mode import RedirectMode
 from saccade.integrations.redirected_call import Call, Redirected
 from saccade.integrations.sdpa_matrix import sdpa_arguments, sdpa_matrix, sdpa_output
@@ -45,15 +46,15 @@ _NAMED = frozenset({"softmax", "Softmax", "scaled_dot_product_attention", "multi
 def capture_own_code(model: nn.Module, capture: Capture) -> Iterator[None]:
     """Capture the attention that modules of ``model`` compute in their own code, under the name of the module.
 
-    Captured are calls of ``F.scaled_dot_product_attention``, ``F.multi_head_attention_forward``, `saccade.attention`
-    and `saccade.attention_with_lse`; weights that are computed by matmul and softmax and multiplied by values; and
-    dense weights of any other origin, if they come of a softmax. If a module computes attention several times in one
-    forward pass, the second time is named after the module with ":1" appended, and so on. A module that multiplies
-    results of a softmax whose layout is unknown is noted as not recordable. Layers of torch and of this library are
-    captured elsewhere.
+    Captured are calls of ``F.scaled_dot_product_attention``, ``F.multi_head_attention_forward``, FlexAttention,
+    flash-attn's and xformers' functions, `saccade.attention` and `saccade.attention_with_lse`; weights that are
+    computed by matmul and softmax and multiplied by values; and dense weights of any other origin, if they come of a
+    softmax. If a module computes attention several times in one forward pass, the second time is named after the module
+    with ":1" appended, and so on. A module that multiplies results of a softmax whose layout is unknown is noted as not
+    recordable. Layers of torch and of this library are captured elsewhere.
     """
     modules = [(module, name, _capture_calls) for module, name in names_of(model).items() if not _is_known(module)]
-    with capture_forwards(modules, capture):
+    with capture_forwards(modules, capture), visible_functions(model):
         on_attention = functools.partial(_capture_attention, capture)
         on_redirected = functools.partial(_capture_redirected, capture)
         OBSERVERS.append(on_attention)
@@ -125,6 +126,14 @@ class CaptureMode(ObserveAttention):
             outputs = func(*args, **kwargs)
             _emit(lambda: function_matrix(args, kwargs), function_output(args, kwargs, outputs[0]))
             return outputs
+        if type(func) is VisibleFunction:
+            out = func(*args, **kwargs)
+            arguments = func.arguments(args, kwargs)
+            if func.other.unsupported(arguments):
+                self.report_unknown()
+            else:
+                _emit(lambda: func.other.call(arguments).matrix(None), func.other.output(arguments, out))
+            return out
         return super().__torch_function__(func, types, args, kwargs)
 
     def report_call(self, call: AttentionCall, output: Output, out: Tensor) -> None:

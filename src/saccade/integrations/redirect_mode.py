@@ -20,6 +20,7 @@ from saccade.fusion.lazy import LazyTensor, computed
 from saccade.fusion.mode import FuseAttention, in_backward, is_eager
 from saccade.integrations.forward_proxy import Running
 from saccade.integrations.mha_function import run_mha_function, unsupported_function
+from saccade.integrations.other_functions import VisibleFunction
 from saccade.integrations.redirected_call import Call, Redirected
 from saccade.integrations.run_matrices import report_product
 from saccade.integrations.sdpa_matrix import run_sdpa, unsupported_sdpa
@@ -101,7 +102,11 @@ class RedirectMode(FuseAttention):
             if _is_engine(sys._getframe(1)):
                 if not any(type(x) is LazyTensor for x in tensors_in((args, kwargs))):
                     return func(*args, **kwargs)
-            elif func in _FUNCTIONS and is_eager() and not (in_backward() and not self._here.recomputed):
+            elif (
+                (type(func) is VisibleFunction or func in _FUNCTIONS)
+                and is_eager()
+                and not (in_backward() and not self._here.recomputed)
+            ):
                 args, kwargs = computed((args, kwargs))
                 out = self._run_function(func, args, kwargs)
                 if out is not None:
@@ -128,8 +133,12 @@ class RedirectMode(FuseAttention):
         site = self._site()
         if site is None:
             return None
-        run, why_not = _FUNCTIONS[func]
-        reason = why_not(args, kwargs)
+        if type(func) is VisibleFunction:
+            arguments = func.arguments(args, kwargs)
+            reason, run = func.other.unsupported(arguments), functools.partial(func.other.run, arguments)
+        else:
+            run_call, why_not = _FUNCTIONS[func]
+            reason, run = why_not(args, kwargs), functools.partial(run_call, args, kwargs)
         if reason:
             self.handler.leave(site, f"it calls {func.__name__}, and {reason}")
             return None
@@ -137,7 +146,7 @@ class RedirectMode(FuseAttention):
             reason = "hooks for saved tensors hide a checkpoint, which would run the attention again without them"
             raise unsupported(site.name, [reason], hint="run the checkpoint outside of the hooks")
 
-        return run(args, kwargs, functools.partial(self._attend, site))
+        return run(functools.partial(self._attend, site))
 
     def _run_call(self, call: AttentionCall) -> Tensor | None:
         site = self._site()

@@ -14,6 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from saccade.integrations import transformers
 from saccade.integrations.capture_context import uses_attention_interface
 from saccade.integrations.forward_proxy import ForwardProxy
+from saccade.integrations.other_functions import make_visible
 from saccade.integrations.redirected_module import RedirectedModule, redirect
 from saccade.integrations.replacement_modules import FusedAttention, TorchAttention, is_fused, keep_in_python
 from saccade.integrations.replacement_plan import (
@@ -120,6 +121,7 @@ def replace_attention(
         raise unsupported(type(model).__name__, reasons, hint=hint)
     for one in parts:
         one.replace(plan)
+    make_visible(model)
     for part in model.modules():
         if isinstance(part, nn.TransformerEncoder):
             part.use_nested_tensor = False  # its fast path makes nested tensors, which replaced layers do not accept

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from saccade.integrations.capture_context import Listener, names_of
 from saccade.integrations.forward_proxy import PATCH_LOCK, CapturedCall, ForwardProxy
+from saccade.integrations.other_functions import visible_functions
 from saccade.integrations.redirect_mode import Site, run_redirected
 from saccade.integrations.redirected_call import Call, Redirected
 from saccade.integrations.run_matrices import EDITORS, MakeMatrix
@@ -158,6 +159,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
             for mechanism, holders in _holders(self._names).items():
                 hook = _Hook(self, holders)  # before the hooks of recordings
                 stack.callback(mechanism.register_forward_hook(hook, prepend=True, with_kwargs=True).remove)
+            stack.enter_context(visible_functions(self._model))
             EDITORS.append(_edited)
             stack.callback(EDITORS.remove, _edited)
             _ACTIVE.append(self)

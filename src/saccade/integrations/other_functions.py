@@ -1,0 +1,222 @@
+"""Attention functions of other packages: FlexAttention, flash-attn and xformers, found in the code of a model."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from saccade.integrations.call_output import CallOutput
+from saccade.integrations.redirected_call import Attend, Call
+from saccade.integrations.tensor_masks import both, joined, rule_of_tensor
+from saccade.masks import Causal, Full, Mask, Predicate, Window
+from saccade.matrix import AttentionMatrix
+
+Arguments = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class OtherFunction:
+    """An attention function of another package, whose calls are converted to attention matrices.
+
+    Attributes:
+        heads_first: whether its tensors are ``[batch, heads, len, width]``, instead of ``[batch, len, heads, width]``.
+        unsupported: returns the reason why a call cannot be converted, or "" if it can.
+        matrix: returns the matrix of a call, from its arguments, queries and keys, with one more mask.
+        dropout: the name of the parameter with the probability of dropout.
+    """
+
+    heads_first: bool
+    unsupported: Callable[[Arguments], str]
+    matrix: Callable[[Arguments, Tensor, Tensor, Mask | None], AttentionMatrix]
+    dropout: str = ""
+
+    def call(self, arguments: Arguments) -> Call:
+        """Return the attention call that a call of the function makes."""
+        query, key, value = (self._four(arguments[name]) for name in _names(arguments))
+        dropout_p = float(arguments[self.dropout]) if self.dropout else 0.0
+        return Call(lambda rule: self.matrix(arguments, query, key, rule), value, query.shape[2], dropout_p)
+
+    def run(self, arguments: Arguments, attend: Attend) -> Tensor | None:
+        """Run a call of the function by another function; return None if that one returns None."""
+        redirected = attend(self.call(arguments))
+        if redirected is None:
+            return None
+        out = redirected.out if self.heads_first else redirected.out.transpose(1, 2)
+        return out if arguments[_names(arguments)[0]].dim() == 4 else out.squeeze(2)
+
+    def output(self, arguments: Arguments, out: Tensor) -> CallOutput:
+        """Return the output of a call of the function."""
+        call = self.call(arguments)
+        return CallOutput(out, self._four, lambda: call.value, call.dropout_p)
+
+    def _four(self, x: Tensor) -> Tensor:
+        x = x if x.dim() == 4 else x.unsqueeze(2)  # xformers without heads
+        return x if self.heads_first else x.transpose(1, 2)
+
+
+def _names(arguments: Arguments) -> tuple[str, str, str]:
+    return ("query", "key", "value") if "query" in arguments else ("q", "k", "v")
+
+
+def _flex_unsupported(arguments: Arguments) -> str:
+    returns_more = arguments.get("return_lse") or arguments.get("return_aux") is not None
+    return "it returns the lse too" if returns_more else ""
+
+
+def _flex_matrix(arguments: Arguments, query: Tensor, key: Tensor, rule: Mask | None) -> AttentionMatrix:
+    block_mask = arguments["block_mask"]
+    own = None if block_mask is None else Predicate(block_mask.mask_mod)
+    places = _from_first(query, key)
+    mask, scale = joined(own, rule), arguments["scale"]
+    return AttentionMatrix(query, key, mask, score=arguments["score_mod"], scale=scale, **places)
+
+
+def _flash_unsupported(arguments: Arguments) -> str:
+    if arguments.get("return_attn_probs"):
+        return "it returns its weights too"
+    return "its alibi_slopes are not converted" if arguments.get("alibi_slopes") is not None else ""
+
+
+def _flash_matrix(arguments: Arguments, query: Tensor, key: Tensor, rule: Mask | None) -> AttentionMatrix:
+    left, right = arguments["window_size"]
+    own: Mask = Causal() if arguments["causal"] else Full()
+    if left >= 0 or right >= 0:
+        own = both(own, Window(left if left >= 0 else None, right if right >= 0 else None))
+    scale, softcap = arguments["softmax_scale"], arguments.get("softcap") or None
+    return AttentionMatrix(query, key, joined(own, rule), scale=scale, softcap=softcap)
+
+
+def _xformers_unsupported(arguments: Arguments) -> str:
+    bias = arguments["attn_bias"]
+    if bias is None or type(bias) is Tensor or type(bias).__name__ == "LowerTriangularMask":
+        return ""
+    return f"its attn_bias is a {type(bias).__name__}"
+
+
+def _xformers_matrix(arguments: Arguments, query: Tensor, key: Tensor, rule: Mask | None) -> AttentionMatrix:
+    bias, scale = arguments["attn_bias"], arguments["scale"]
+    if isinstance(bias, Tensor) and type(bias) is Tensor:
+        own, added = rule_of_tensor(bias if bias.dim() == 4 else bias.unsqueeze(1), key.shape[2])
+        return AttentionMatrix(query, key, joined(own, rule), bias=added, scale=scale)
+    if bias is None:
+        return AttentionMatrix(query, key, rule, scale=scale)
+    places = _from_first(query, key)
+    return AttentionMatrix(query, key, joined(Causal(), rule), scale=scale, **places)
+
+
+def _from_first(query: Tensor, key: Tensor) -> dict[str, Any]:
+    """Return the positions of a function that counts queries and keys from 0."""
+    return {"q_positions": range(query.shape[2]), "kv_positions": range(key.shape[2])}
+
+
+# By the package and the name of the function.
+_FUNCTIONS = {
+    ("torch", "flex_attention"): OtherFunction(True, _flex_unsupported, _flex_matrix),
+    ("flash_attn", "flash_attn_func"): OtherFunction(False, _flash_unsupported, _flash_matrix, "dropout_p"),
+    ("xformers", "memory_efficient_attention"): OtherFunction(False, _xformers_unsupported, _xformers_matrix, "p"),
+}
+_OTHERS = ("flash_attn_qkvpacked_func", "flash_attn_varlen_func", "flash_attn_varlen_qkvpacked_func")
+_UNKNOWN = OtherFunction(False, lambda arguments: "its packed tensors are not converted", _flash_matrix)
+
+
+def _other_function(function: Any) -> OtherFunction | None:
+    """Return the conversion of an attention function of another package; None for any other value."""
+    if not inspect.isfunction(function):
+        return None
+    name, package = function.__name__, str(function.__module__).partition(".")[0]
+    if package == "flash_attn" and name in _OTHERS:
+        return _UNKNOWN
+    return _FUNCTIONS.get((package, name))
+
+
+class VisibleFunction:
+    """An attention function of another package that torch function modes see, like functions of torch.
+
+    Args:
+        function: the function.
+        called: what the model calls: the function, or a compiled form of it.
+        other: the conversion of its calls.
+
+    Attributes:
+        users: number of recordings and models that need it.
+    """
+
+    def __init__(self, function: Any, called: Any, other: OtherFunction):
+        functools.update_wrapper(self, function)
+        self.called, self.other, self.users = called, other, 1
+        self._signature = inspect.signature(function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch._C._is_torch_function_mode_enabled() and not torch.compiler.is_compiling():
+            return torch.overrides.handle_torch_function(self, (), *args, **kwargs)
+        return self.called(*args, **kwargs)
+
+    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call by name, including defaults."""
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+
+_lock = threading.Lock()
+
+
+@contextmanager
+def visible_functions(model: nn.Module) -> Iterator[None]:
+    """Let torch function modes see the calls of other packages' attention functions within the block.
+
+    The functions are replaced in the global names of the modules' source files. A function that was compiled runs
+    uncompiled while a mode is on.
+    """
+    with ExitStack() as stack:
+        for names in _namespaces(model):
+            for name in [*names]:
+                if _see(names, name):
+                    stack.callback(_forget, names, name)
+        yield
+
+
+def make_visible(model: nn.Module) -> None:
+    """Do as `visible_functions`, for good."""
+    for names in _namespaces(model):
+        for name in [*names]:
+            _see(names, name)
+
+
+def _namespaces(model: nn.Module) -> list[dict[str, Any]]:
+    """Return the global names of the source files of a model's classes, except those of torch and saccade."""
+    files = {base.__module__ for module in model.modules() for base in type(module).__mro__}
+    names = [name for name in files if not name.startswith(("torch.", "saccade.", "builtins"))]
+    return [vars(sys.modules[name]) for name in names if name in sys.modules]
+
+
+def _see(names: dict[str, Any], name: str) -> bool:
+    """Make the function with a global name visible, if it is one of other packages; return whether it is."""
+    with _lock:
+        value = names[name]
+        if isinstance(value, VisibleFunction):
+            value.users += 1
+            return True
+        function = vars(value).get("_torchdynamo_orig_callable", value) if inspect.isfunction(value) else value
+        other = _other_function(function)
+        if other is not None:
+            names[name] = VisibleFunction(function, value, other)
+        return other is not None
+
+
+def _forget(names: dict[str, Any], name: str) -> None:
+    with _lock:
+        visible = names.get(name)
+        if isinstance(visible, VisibleFunction):
+            visible.users -= 1
+            if not visible.users:
+                names[name] = visible.called
