@@ -27,7 +27,7 @@ def bert(implementation):
 
 
 def by_eager(make, item):
-    """The relevance of all tokens to the first, as in the paper's code: ``R = I``, then ``R += mean((A * dA)+) @ R``."""
+    """The relevance of all tokens to the first, as in the paper: ``R = I``, then ``R += mean((A * dA)+) @ R``."""
     network, inputs, output = make("eager")
     result = network(**inputs, output_attentions=True)
     for weights in result.attentions:
