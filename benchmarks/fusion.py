@@ -1,87 +1,135 @@
-"""Training steps of a layer in minGPT's style, alone and with its attention fused: CPU time and peak memory.
+"""Training steps of a layer in the style of minGPT or ViT, with its own and with replaced attention: time and memory.
 
-Run `python -m benchmarks.fusion [tokens] [rounds]`. Each measurement is a process of its own, and sides alternate.
+Run `python -m benchmarks.fusion [rounds] [tokens of minGPT] [tokens of ViT]`. Each measurement is a process of its own,
+and sides alternate; outputs and gradients of exact attention are compared first.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import saccade as sc
-from saccade.fusion import AttentionCall, FuseAttention
-from saccade.masks import Causal, Window
+from saccade.masks import Mask, Window
 
 WIDTH, HEADS = 192, 6
+TOKENS = {"minGPT": 4096, "ViT": 4097}
+_CHECKED_TOKENS = 300
 
 
-class Block(nn.Module):
-    """A block of minGPT, whose attention builds scores and weights."""
+class Causal(nn.Module):
+    """The attention of minGPT, which builds scores and weights."""
 
     def __init__(self, tokens: int):
         super().__init__()
-        self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.c_attn, self.c_proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
         self.register_buffer("bias", torch.tril(torch.ones(tokens, tokens)).view(1, 1, tokens, tokens))
 
     def forward(self, x: Tensor) -> Tensor:
         B, T, C = x.size()
-        q, k, v = (y.view(B, T, HEADS, C // HEADS).transpose(1, 2) for y in self.c_attn(self.ln_1(x)).split(C, dim=2))
+        q, k, v = (y.view(B, T, HEADS, C // HEADS).transpose(1, 2) for y in self.c_attn(x).split(C, dim=2))
         att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
         att = att.masked_fill(self.bias[:, :, :T, :T] == 0, float("-inf"))
         att = F.softmax(att, dim=-1)
-        y = (att @ v).transpose(1, 2).contiguous().view(B, T, C)
-        x = x + self.c_proj(y)
-        return x + self.mlp(self.ln_2(x))
+        return self.c_proj((att @ v).transpose(1, 2).contiguous().view(B, T, C))
 
 
-def window(call: AttentionCall) -> Tensor:
-    """Run an attention call with a causal window of 256 keys in place of its mask."""
-    return sc.attention(call.query, call.key, call.value, Causal() & Window(256, 0), scale=call.scale)
+class Patches(nn.Module):
+    """The attention of vision transformers before SDPA, which builds scores and weights."""
+
+    def __init__(self, tokens: int):
+        super().__init__()
+        self.scale = (WIDTH // HEADS) ** -0.5
+        self.qkv, self.proj, self.attn_drop = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, N, C = x.shape
+        q, k, v = self.qkv(x).reshape(B, N, 3, HEADS, C // HEADS).permute(2, 0, 3, 1, 4).unbind(0)
+        attn = self.attn_drop((q @ k.transpose(-2, -1) * self.scale).softmax(dim=-1))
+        return self.proj((attn @ v).transpose(1, 2).reshape(B, N, C))
 
 
-SIDES = {"plain": contextlib.nullcontext, "fused": FuseAttention, "window": lambda: FuseAttention(window)}
+class Block(nn.Module):
+    """A pre-norm block of attention and a perceptron."""
+
+    def __init__(self, attention: Callable[[int], nn.Module], tokens: int):
+        super().__init__()
+        self.norm1, self.attn, self.norm2 = nn.LayerNorm(WIDTH), attention(tokens), nn.LayerNorm(WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
 
 
-def measure(side: str, tokens: int) -> None:
-    """Print the CPU seconds of the faster of two steps, and by how many MB they raised the peak."""
+MODELS: dict[str, Callable[[int], nn.Module]] = {"minGPT": Causal, "ViT": Patches}
+WINDOWS: dict[str, Mask] = {"minGPT": Window(256, 0), "ViT": Window(128, 128)}
+SIDES = ("own", "exact", "window")
+
+
+def model_of(kind: str, side: str, tokens: int) -> tuple[Block, Tensor]:
+    """Return a block with random weights on one side, and its input."""
     torch.manual_seed(0)
+    block, x = Block(MODELS[kind], tokens), torch.randn(1, tokens, WIDTH)
+    if side != "own":
+        sc.replace_attention(block, mask=WINDOWS[kind] if side == "window" else None)
+    return block, x
+
+
+def step(block: Block, x: Tensor) -> Tensor:
+    """Run the forward and backward pass of a training step; return the output."""
+    out = block(x)
+    out.square().mean().backward()
+    return out.detach()
+
+
+def check(kind: str) -> None:
+    """Check that outputs and gradients of exact attention are those of the model's own."""
+    (own, x), (exact, _) = (model_of(kind, side, _CHECKED_TOKENS) for side in ("own", "exact"))
+    torch.testing.assert_close(step(exact, x), step(own, x), rtol=2e-5, atol=2e-5)
+    for ours, theirs in zip(exact.parameters(), own.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+
+
+def measure(kind: str, side: str, tokens: int) -> None:
+    """Print the CPU seconds of the faster of two steps, and by how many MB they raised the peak."""
     torch.set_num_threads(1)
-    block, x = Block(tokens), torch.randn(1, tokens, WIDTH)
+    block, x = model_of(kind, side, tokens)
     before, seconds = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, []
     for _ in range(2):
         start = time.process_time()
-        with SIDES[side]():
-            block(x).square().mean().backward()
+        step(block, x)
         seconds.append(time.process_time() - start)
     print(min(seconds), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 
 
-def main(tokens: int = 4096, rounds: int = 3) -> None:
-    """Print a table of the best of some rounds."""
-    results: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
-    for _ in range(rounds):
-        for side in SIDES:
-            command = [sys.executable, "-m", "benchmarks.fusion", side, str(tokens)]
-            seconds, megabytes = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-            results[side].append((float(seconds), float(megabytes)))
-    best = {side: (min(s for s, _ in runs), min(m for _, m in runs)) for side, runs in results.items()}
-    for side, (seconds, megabytes) in best.items():
-        ratios = f"{best['plain'][0] / seconds:5.1f} times as fast, {megabytes / best['plain'][1]:.2f} of the memory"
-        print(f"{side:7} {seconds:8.3f} s CPU {megabytes:8.0f} MB {ratios}")
+def main(rounds: int = 3, *tokens: int) -> None:
+    """Print a table of the best of some rounds for each model."""
+    for kind, n in TOKENS.items() if not tokens else zip(TOKENS, tokens, strict=True):
+        check(kind)
+        results: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
+        for _ in range(rounds):
+            for side in SIDES:
+                command = [sys.executable, "-m", "benchmarks.fusion", kind, side, str(n)]
+                seconds, megabytes = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+                results[side].append((float(seconds), float(megabytes)))
+        best = {side: (min(s for s, _ in runs), min(m for _, m in runs)) for side, runs in results.items()}
+        print(f"{kind}, {n:,} tokens: a training step of one block, {WIDTH} wide, {HEADS} heads")
+        for side, (seconds, megabytes) in best.items():
+            ratios = f"{best['own'][0] / seconds:5.1f} times as fast, {megabytes / best['own'][1]:.2f} of the memory"
+            print(f"{side:7} {seconds:8.3f} s CPU {megabytes:8.0f} MB {ratios}")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2 and sys.argv[1] in SIDES:
-        measure(sys.argv[1], int(sys.argv[2]))
+    if sys.argv[1:2] and sys.argv[1] in MODELS:
+        measure(sys.argv[1], sys.argv[2], int(sys.argv[3]))
     else:
         main(*map(int, sys.argv[1:]))

@@ -8,7 +8,6 @@ import importlib.metadata
 import json
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from functools import partial
@@ -81,7 +80,7 @@ def _judged(one: Any, what: str) -> dict[str, Any] | str:
     except ModuleNotFoundError as error:
         return f"{_MISSING} {error.name}"
     except Exception as error:  # models may raise anything; the result holds it
-        return f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+        return f"{type(error).__name__}: {error}"
 
 
 _MISSING = "not installed:"
