@@ -33,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Judge the cases, print the counts and write the results; return 1 if a verdict is "silent" or "wrong"."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=main.__doc__)
     parser.add_argument("name", nargs="*", help="code bases or cases, with * for any characters; all when none")
-    parser.add_argument("--results", type=Path, default=Path("code_bases.json"), help="the file of the results")
+    parser.add_argument(
+        "--results", type=Path, default=Path("code_bases.json"), help="the file of the results, which is updated"
+    )
     parser.add_argument("--page", nargs="*", type=Path, help="measure nothing: update the table of these pages")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of parallel processes")
     parser.add_argument("--width", type=int, default=300, help="of printed reasons, in characters")
@@ -48,8 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     load()
     chosen = [one for one in CASES.values() if not options.name or any(_is_meant(one, name) for name in options.name)]
     work = [(one, what) for one in chosen for what in options.only]
-    shown = {
-        one.key: {"code_base": one.code_base, "name": one.name, "is_rewritten": one.is_rewritten} for one in chosen
+    earlier = json.loads(options.results.read_text("utf-8"))["cases"] if options.results.exists() else {}
+    shown = {key: earlier[key] for key in CASES if key in earlier}
+    shown |= {
+        one.key: {"code_base": one.code_base, "name": one.name, "is_rewritten": one.is_rewritten}
+        | {what: answer for what, answer in earlier.get(one.key, {}).items() if what in JUDGES}
+        for one in chosen
     }
     for place, answer in each_alone([partial(_judged, *one) for one in work], jobs=options.jobs):
         one, what = work[place]
@@ -57,7 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         why = answer if isinstance(answer, str) else answer["why"]
         sys.stdout.write(f"{what:8}{one.key:50} {verdict(answer):9}{why[: options.width]}\n")
     shown = {key: one for key, one in shown.items() if not any(_is_missing(one.get(what)) for what in options.only)}
-    results = {"versions": _versions({one.code_base for one in chosen if not one.is_rewritten}), "cases": shown}
+    results = {
+        "versions": _versions({one["code_base"] for one in shown.values() if not one["is_rewritten"]}),
+        "cases": shown,
+    }
     write_whole(options.results, memoryview((json.dumps(results, indent=0, ensure_ascii=False) + "\n").encode()))
     bad = 0
     for what in options.only:

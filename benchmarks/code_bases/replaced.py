@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,6 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
 import saccade as sc
 from benchmarks.code_bases.case import Case, Run
@@ -38,14 +41,14 @@ class Replaced:
 
 def judge_replacement(case: Case) -> Replaced:
     """Replace the attention of a case, and compare outputs, gradients and attention calls with the model's own."""
-    model, run = case.model()
-    expected = _outputs_and_gradients(model, run)
-    before = _own_softmaxes(model, run)
-    model, run = case.model()
+    original, run = case.model()
+    model = copy.deepcopy(original)  # some parameters are made of memory that was never written
+    expected = _outputs_and_gradients(original, run)
+    before = _own_attention(original, run)
     try:
         sc.replace_attention(model)
         found = _outputs_and_gradients(model, run)
-        after = _own_softmaxes(model, run)
+        after = _own_attention(model, run)
     except UnsupportedError as error:
         return Replaced("refused", str(error))
     except Exception as error:  # the model may raise anything; the verdict holds it
@@ -78,25 +81,43 @@ def _difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True) if a.numel()) / largest
 
 
-def _own_softmaxes(model: nn.Module, run: Run) -> int:
-    """Return how many softmaxes and attention kernels of torch run, except those that saccade's kernels call."""
+def _own_attention(model: nn.Module, run: Run) -> int:
+    """Return how many products of softmax weights and attention functions of torch run outside of saccade's kernels."""
     with torch.no_grad(), _Counter() as counter:
         run(model)
     return counter.count
 
 
-_NAMES = ("_softmax", "_safe_softmax", "scaled_dot_product", "_native_multi_head", "_transformer_encoder_layer_fwd")
+_SOFTMAX = ("_softmax", "_safe_softmax")
+_FUNCTIONS = ("scaled_dot_product", "native_multi_head", "transformer_encoder_layer_fwd")
+_PRODUCTS = ("bmm", "mm", "baddbmm", "addmm", "addbmm", "mv", "dot")
+_KEEPING = ("view", "_unsafe_view", "reshape", "permute", "transpose", "t", "expand", "unsqueeze", "squeeze", "alias",
+            "clone", "_to_copy", "native_dropout", "detach", "slice", "select", "split", "contiguous", "mul", "div",
+            "add", "native_layer_norm", "masked_fill", "where", "copy_", "cat")  # fmt: skip
 
 
 class _Counter(TorchDispatchMode):
+    """Counts products with the result of a softmax, through views, casts, dropout and changes of each weight.
+
+    A softmax alone does not count: a model that keeps its weights, for a user to read, computes them beside attention.
+    """
+
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
+        self._weights: Any = WeakTensorKeyDictionary()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.__name__
-        if any(name.startswith((one, f"_{one}")) for one in _NAMES) and not _is_engine(sys._getframe(1)):
-            self.count += 1
+        name = func._schema.name.partition("::")[2]
+        tracked = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x in self._weights]
+        if not _is_engine(sys._getframe(1)):
+            self.count += any(part in name for part in _FUNCTIONS) or (bool(tracked) and name in _PRODUCTS)
+            out = func(*args, **(kwargs or {}))
+            if name in _SOFTMAX or (tracked and name in _KEEPING):
+                for x in tree_leaves(out):
+                    if isinstance(x, Tensor):
+                        self._weights[x] = True
+            return out
         return func(*args, **(kwargs or {}))
 
 

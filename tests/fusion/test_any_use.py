@@ -199,3 +199,42 @@ def test_nested_tensors():
     with FuseAttention():
         out = (x @ torch.eye(D)).values()
     assert torch.equal(out, x.values())
+
+
+def test_a_product_that_is_not_contiguous_can_be_made_so():
+    x, y = torch.randn(3, 2, 4), torch.randn(2, 5, 4)
+
+    def product():
+        return torch.einsum("ijb,jcb->icb", x, y)
+
+    assert not product().is_contiguous()
+    with FuseAttention():
+        out = product().contiguous().view(15, 4)
+    assert torch.equal(out, product().contiguous().view(15, 4))
+
+
+def _kept_before(s, v):
+    kept = s * 2
+    kept.add_(1.0)
+    return kept.softmax(-1) @ v + s.sum() + kept.sum()
+
+
+def _derived_before(s, v):
+    kept = s * 2
+    derived = kept + torch.eye(N)
+    kept.add_(1.0)
+    return derived.softmax(-1) @ v + kept.sum()
+
+
+@pytest.mark.parametrize(("use", "calls"), [(_kept_before, 1), (_derived_before, 0)])
+def test_in_place_beside_other_scores_in_use(qkv, use, calls):
+    assert_agrees(lambda: use(scores(qkv), qkv[2]), qkv, calls=calls)
+
+
+def test_a_mask_that_multiplies_needs_one_that_hides(qkv):
+    visible = (~_causal()).float()
+    assert_agrees(lambda: (scores(qkv) * visible).softmax(-1) @ qkv[2], qkv, calls=0)
+    hidden = 1e9 * (1 - visible)
+    assert_agrees(lambda: (scores(qkv) * visible - hidden).softmax(-1) @ qkv[2], qkv, calls=1)
+    hidden[3, 5] = 0.0
+    assert_agrees(lambda: (scores(qkv) * visible - hidden).softmax(-1) @ qkv[2], qkv, calls=0)

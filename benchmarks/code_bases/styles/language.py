@@ -309,7 +309,7 @@ class Gemma2(nn.Module):
         xq, xk, xv = xq.view(B, -1, HEADS, width), xk.view(B, -1, 2, width), xv.view(B, -1, 2, width)
         key, value = (torch.repeat_interleave(y, HEADS // 2, dim=2) for y in (xk, xv))
         q, k, v = xq.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-        q.mul_(width**-0.5)
+        q = q * width**-0.5
         scores = torch.matmul(q, k.transpose(2, 3))
         mask = torch.triu(torch.full((1, 1, T, T), -2.3819763e38), diagonal=1)
         ones = torch.ones_like(mask)

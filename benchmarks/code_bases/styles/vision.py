@@ -233,7 +233,7 @@ class AttnBlock(nn.Module):
         self.q, self.k, self.v, self.proj_out = (nn.Conv2d(DIM, DIM, 1) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        h_ = self.norm(x.transpose(1, 2).reshape(-1, DIM, SIDE, SIDE))
+        h_ = self.norm(x.transpose(1, 2).contiguous().view(-1, DIM, SIDE, SIDE))
         q, k, v = self.q(h_), self.k(h_), self.v(h_)
         b, c, h, w = q.shape
         q = q.reshape(b, c, h * w).permute(0, 2, 1)
@@ -241,7 +241,7 @@ class AttnBlock(nn.Module):
         w_ = torch.bmm(q, k) * (int(c) ** (-0.5))
         w_ = F.softmax(w_, dim=2)
         v = v.reshape(b, c, h * w)
-        h_ = torch.bmm(v, w_.permute(0, 2, 1)).reshape(b, c, h, w)
+        h_ = torch.bmm(v, w_.permute(0, 2, 1)).contiguous().view(b, c, h, w)
         return self.proj_out(h_).flatten(2).transpose(1, 2)
 
 

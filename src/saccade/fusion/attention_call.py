@@ -202,7 +202,7 @@ def _rows(weights: Scores, columns: Axis, queries: Axis) -> Axis:
     """Return the factors of the query axis: the axis along which masks and biases vary, or the one before the keys."""
     visible, every = weights.axes.axes, weights.all_factors
     candidates = [axis for axis in visible if axis and set(axis) <= set(queries) - set(weights.lead)]
-    tensors = [x.tensor for x in weights.terms] + [x.pairs for x in weights.fills]
+    tensors = [x.tensor for x in weights.terms] + [x.pairs for x in weights.fills] + [*weights.zeros]
     varying = [axis for axis in candidates if any(x.shape[every.index(one)] > 1 for x in tensors for one in axis)]
     candidates = varying if len(varying) == 1 else candidates
     place = visible.index(columns) if columns in visible else len(visible)
@@ -237,7 +237,7 @@ def _call(weights: Scores, roles: Roles, value: Tensor, dtype: torch.dtype) -> A
     if not math.isfinite(scale) or not (cap is None or 0 < cap < math.inf) or not is_finite(query, key, value):
         return None
     masked = _masked(weights, roles, query, key)
-    if masked is None:
+    if masked is None or not _hides_zeros(weights, roles, masked[0]):
         return None
     mask, bias, empty = masked
     if empty is not None:
@@ -319,6 +319,12 @@ def _masked(
     if len(hidden) > len(weights.fills) or not is_filled_last or len(values) > 1 or values == {-math.inf}:
         return None
     return allowed | empty, None if bias is None else bias.masked_fill(empty, 0.0), empty
+
+
+def _hides_zeros(weights: Scores, roles: Roles, allowed: Tensor | None) -> bool:
+    """Return whether every pair whose score was multiplied by 0 is masked."""
+    zeros = [roles.four(pairs, weights.all_factors) for pairs in weights.zeros]
+    return all(allowed is not None and not bool((pairs & allowed).any()) for pairs in zeros)
 
 
 def _bound(weights: Scores, query: Tensor, key: Tensor) -> float:

@@ -181,10 +181,12 @@ class Pending:
         scores: the scores or weights that the lazy tensor represents.
         operation: the deferred call that computes the values.
         family: the lazy tensors that are derived from the same matrix product.
+        memory: an object that all lazy tensors that may share the memory of the values have in common.
     """
 
-    def __init__(self, scores: Scores, operation: Operation, family: Family):
+    def __init__(self, scores: Scores, operation: Operation, family: Family, memory: object = None):
         self.scores, self.operation, self.family = scores, operation, family
+        self.memory = object() if memory is None else memory
         self.has_gradients = torch.is_grad_enabled()
         self.number = next(_numbers)
         self._value: Tensor | None = None
@@ -207,6 +209,13 @@ class Pending:
     def settle(self, value: Tensor) -> None:
         """Set the computed value of the lazy tensor."""
         self._value = value
+
+    @property
+    def is_changed_alone(self) -> bool:
+        """Whether an in-place operation on the lazy tensor changes no other one that is in use and not computed."""
+        others = [x for x in self.family.waiting if x is not self]
+        is_shared = any(x.memory is self.memory or self.operation in x.operation.chain() for x in others)
+        return not is_shared
 
     @property
     def differentiable(self) -> list[Tensor]:

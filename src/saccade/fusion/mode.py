@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ from saccade.fusion.lazy import (
     dispatch_keys,
     stand_ins,
 )
-from saccade.fusion.operations import followed
+from saccade.fusion.operations import allocates, followed
 from saccade.fusion.products import PRODUCTS, product_of, scores_of
 from saccade.fusion.repeats import NOTED, Repeats
 from saccade.fusion.scores import Scores, is_dense
@@ -147,8 +148,11 @@ class FuseAttention(TorchFunctionMode):
                 if lazy.pending.scores.softmax is None:  # no softmax: an activation that may be multiplied again
                     lazy.pending.family.compute()
         lazies = [x for x in lazies if not x.pending.is_computed]
-        if lazies and all(x.pending.family is lazies[0].pending.family for x in lazies):
-            first = lazies[0]
+        if lazies:
+            first = _whole(lazies)
+            for lazy in lazies:  # of two products, such as scores and a bias that depends on the query
+                if lazy.pending.family is not first.pending.family:
+                    lazy.pending.family.compute()
             noted_args, noted_kwargs = mapped(_state, (args, kwargs))
             if func not in PRODUCTS:
                 scores = followed(func, noted_args, noted_kwargs)
@@ -229,13 +233,20 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def _whole(lazies: list[LazyTensor]) -> LazyTensor:
+    """Return the first lazy tensor whose shape is that to which all of them broadcast, or the first of all."""
+    sizes = [tuple(x.pending.scores.axes.shape) for x in lazies]
+    most = max(math.prod(size) for size in sizes)
+    return next(x for x, size in zip(lazies, sizes, strict=True) if math.prod(size) == most)
+
+
 def _noted(lazy: LazyTensor, scores: Scores, func: Any, args: Any, kwargs: Any) -> tuple[bool, LazyTensor | None]:
     """Record a call on a lazy tensor; return whether it can be deferred, and its lazy result."""
     pending = lazy.pending
     if scores is pending.scores:
         return True, lazy
     is_in_place = writes(func) or (func is F.dropout and any(x is True for x in (*args[3:], kwargs.get("inplace"))))
-    is_viewed = is_in_place and pending.family.waiting != [pending]
+    is_viewed = is_in_place and not pending.is_changed_alone
     if is_viewed or pending.has_gradients != torch.is_grad_enabled():
         return False, None
     args, kwargs = mapped(_operation, (args, kwargs))
@@ -245,7 +256,8 @@ def _noted(lazy: LazyTensor, scores: Scores, func: Any, args: Any, kwargs: Any) 
     if is_in_place:
         lazy.update(replace(scores, dtype=pending.scores.dtype), operation)
         return True, None if func is Tensor.__setitem__ else lazy
-    return True, LazyTensor.of(Pending(scores, operation, pending.family))
+    memory = None if allocates(func) else pending.memory
+    return True, LazyTensor.of(Pending(scores, operation, pending.family, memory))
 
 
 def _state(x: Any) -> Any:

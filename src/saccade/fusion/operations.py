@@ -123,7 +123,7 @@ def _cast_to(dtype: torch.dtype) -> Follow:
 
 
 def _contiguous(scores: Scores) -> Scores:
-    return replace(scores) if scores.axes.is_regrouped else scores
+    return replace(scores)  # an einsum may not be contiguous, although its axes are in order
 
 
 def _clone(scores: Scores, **_: Any) -> Scores:
@@ -305,6 +305,19 @@ OPERATIONS: dict[Callable[..., Any], Follow] = {
     Tensor.__getitem__: _get_item,
 }
 """How scores follow each function; any other needs their values."""
+
+_ALLOCATING = frozenset(
+    {
+        *(_multiply, _divide, _add, _subtract, _masked_fill, _maximum, _clamp, _where, _where_method, _tanh, _clone),
+        *(_softmax, _softmax_function),
+    }
+)
+
+
+def allocates(func: Callable[..., Any]) -> bool:
+    """Return whether the result of a function that scores follow shares no memory with them."""
+    return OPERATIONS.get(func) in _ALLOCATING and not writes(func)
+
 
 _ANYWHERE = frozenset({_multiply, _add, _where, _where_method})  # the scores need not be the first argument
 

@@ -60,6 +60,7 @@ class Scores:
         terms: biases that are added after the cap.
         shift: sum of the numbers that were added; the softmax does not depend on it.
         fills: the masks that were applied.
+        zeros: pairs whose scores were multiplied by 0, which must be masked later.
         softmax: the factors of the axis over which a softmax was applied.
         dropout_p: dropout probability of the weights.
         operands: each tensor that was read, with its version at that time. If the version has changed, the values
@@ -82,6 +83,7 @@ class Scores:
     terms: tuple[Term, ...] = ()
     shift: float = 0.0
     fills: tuple[Fill, ...] = ()
+    zeros: tuple[Tensor, ...] = ()
     softmax: Axis | None = None
     dropout_p: float = 0.0
     operands: tuple[tuple[Tensor, int], ...] = field(default=(), repr=False)
@@ -149,6 +151,7 @@ class Scores:
             factors=tuple(split(x, every) for x in self.factors),
             terms=tuple(Term(split(x, every), scale) for x, scale in self.terms),
             fills=tuple(fill._replace(pairs=split(fill.pairs, every)) for fill in self.fills),
+            zeros=tuple(split(x, every) for x in self.zeros),
             softmax=None if self.softmax is None else renamed(self.softmax, splits),
         )
 
@@ -201,7 +204,7 @@ class Scores:
         )
 
     def times(self, x: Tensor) -> Scores | None:
-        """Return the scores times a tensor that does not depend on both the query and the key."""
+        """Return the scores times a tensor that does not vary with both query and key, or consists of 0 and 1."""
         if self.softmax is not None or self.fills or self.cap is not None or self.shift or not _is_real(x):
             return None
         if not self.axes.broadcasts(x.shape):
@@ -209,7 +212,8 @@ class Scores:
         by_factor = self.axes.by_factor(read(x), self.all_factors)
         varies = [self._varies(by_factor, factors) for factors in (self.left_only, self.right_only)]
         if all(varies):
-            return None
+            is_mask = not (self.terms or x.requires_grad) and bool(((x == 0) | (x == 1)).all())
+            return replace(self, zeros=(*self.zeros, by_factor == 0), dtype=self._promoted(x)) if is_mask else None
         terms = tuple(Term(term * by_factor, scale) for term, scale in self.terms)
         factors = (*self.factors, by_factor)
         return replace(self, factors=factors, terms=terms, dtype=self._promoted(x))
