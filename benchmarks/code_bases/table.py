@@ -64,7 +64,7 @@ def written(results: Mapping[str, Any], language: str) -> str:
 def counts(results: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     """Return how many models have each verdict, for the recording and for the replacement."""
     cases = results["cases"].values()
-    return {what: dict(Counter(verdict(one[what]) for one in cases)) for what in ("record", "replace")}
+    return {what: dict(Counter(verdict(one[what]) for one in cases if what in one)) for what in ("record", "replace")}
 
 
 def verdict(judged: Mapping[str, Any] | str) -> str:
@@ -75,7 +75,8 @@ def verdict(judged: Mapping[str, Any] | str) -> str:
 def rates(results: Mapping[str, Any], what: str) -> tuple[int, int, int, int]:
     """Return the number of models that are right, of all models, of code bases whose models are all right, of all."""
     by_base = _by_base(results)
-    good = [[verdict(one[what]) in ("right", "equal") for one in cases] for cases in by_base.values()]
+    good = [[verdict(one[what]) in ("right", "equal") for one in cases if what in one] for cases in by_base.values()]
+    good = [verdicts for verdicts in good if verdicts]
     return sum(map(sum, good)), sum(map(len, good)), sum(map(all, good)), len(good)
 
 
@@ -91,6 +92,8 @@ def _lines(results: Mapping[str, Any], words: Mapping[str, Any]) -> Iterator[str
     found = counts(results)
     for what in ("record", "replace"):
         right, models, whole, bases = rates(results, what)
+        if not models:
+            continue
         yield words[f"{what}ed" if what == "record" else "replaced"].format(
             right=right, models=models, rate=right / max(models, 1), all=whole, bases=bases
         )
@@ -115,6 +118,9 @@ def _lines(results: Mapping[str, Any], words: Mapping[str, Any]) -> Iterator[str
 
 
 def _cell(cases: Sequence[Mapping[str, Any]], what: str, words: Mapping[str, Any]) -> str:
+    cases = [one for one in cases if what in one]
+    if not cases:
+        return "–"
     verdicts = Counter(words[what].get(verdict(one[what]), words["replace"]["broken"]) for one in cases)
     if len(verdicts) == 1:
         return next(iter(verdicts))
