@@ -375,3 +375,15 @@ def test_attention_that_cannot_be_edited_is_named():
     edit.scale("a", 0, 0.0)
     with pytest.raises(sc.UnsupportedError, match="a, a Halved"), edit:
         model["a"](torch.randn(2, 4, 4))
+
+
+@pytest.mark.parametrize("style", ["written", "sdpa", "saccade"])
+def test_a_call_that_outlasts_the_block_runs_unedited(style):
+    model = model_of(style)
+    expected = model(inputs())
+    edit = sc.intervene(model)
+    edit.ablate(layer_of(style), None)
+    handle = model.blocks[1].attn.register_forward_pre_hook(lambda *_: edit.__exit__(ValueError, None, None))
+    edit.__enter__()
+    torch.testing.assert_close(model(inputs()), expected)
+    handle.remove()

@@ -21,6 +21,7 @@ from saccade.fusion.mode import FuseAttention, in_backward, is_eager
 from saccade.integrations.forward_proxy import Running
 from saccade.integrations.mha_function import run_mha_function, unsupported_function
 from saccade.integrations.other_functions import VisibleFunction
+from saccade.integrations.packed_heads import is_packed, run_packed
 from saccade.integrations.redirected_call import Call, Redirected
 from saccade.integrations.run_matrices import report_product
 from saccade.integrations.sdpa_matrix import run_sdpa, unsupported_sdpa
@@ -78,6 +79,7 @@ class _Running(NamedTuple):
 
 
 _running = Running()
+_NOT_EAGER = "torch transforms or traces this run (torch.func, forward-mode derivatives, tracing, CUDA graphs)"
 _MULTIPLIES = "it multiplies the result of a softmax, which is not softmax attention of queries and keys"
 
 
@@ -92,7 +94,9 @@ class RedirectMode(FuseAttention):
     """
 
     def __init__(self, handler: Handler):
-        keep = functools.partial(self._leave, _MULTIPLIES)
+        def keep() -> None:
+            self._leave(_MULTIPLIES if is_eager() else _NOT_EAGER)
+
         super().__init__(self._run_call, on_weights=lambda weights: keep(), on_unknown=keep)
         self.handler = handler
 
@@ -102,10 +106,8 @@ class RedirectMode(FuseAttention):
             if _is_engine(sys._getframe(1)):
                 if not any(type(x) is LazyTensor for x in tensors_in((args, kwargs))):
                     return func(*args, **kwargs)
-            elif (
-                (type(func) is VisibleFunction or func in _FUNCTIONS)
-                and is_eager()
-                and not (in_backward() and not self._here.recomputed)
+            elif (type(func) is VisibleFunction or func in _FUNCTIONS) and not (
+                in_backward() and not self._here.recomputed
             ):
                 args, kwargs = computed((args, kwargs))
                 out = self._run_function(func, args, kwargs)
@@ -133,12 +135,19 @@ class RedirectMode(FuseAttention):
         site = self._site()
         if site is None:
             return None
+        if not is_eager():
+            self.handler.leave(site, f"it calls {func.__name__}, and {_NOT_EAGER}")
+            return None
         if type(func) is VisibleFunction:
             arguments = func.arguments(args, kwargs)
             reason, run = func.other.unsupported(arguments), functools.partial(func.other.run, arguments)
         else:
             run_call, why_not = _FUNCTIONS[func]
-            reason, run = why_not(args, kwargs), functools.partial(run_call, args, kwargs)
+            reason = why_not(args, kwargs)
+            if func is F.scaled_dot_product_attention and not reason:
+                inputs = tensors_in((site.args, site.kwargs))
+                run_call = run_packed if is_packed(inputs, site.module, args, kwargs) else run_call
+            run = functools.partial(run_call, args, kwargs)
         if reason:
             self.handler.leave(site, f"it calls {func.__name__}, and {reason}")
             return None

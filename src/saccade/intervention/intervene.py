@@ -247,6 +247,11 @@ def _active(module: nn.Module) -> list[intervene]:
     return [one for one in _ACTIVE if module in one._names]
 
 
+def _is_last(intervention: intervene, module: nn.Module) -> bool:
+    """Return whether an intervention is the last of those that contain a module; False if it has ended meanwhile."""
+    return _active(module)[-1:] == [intervention]
+
+
 def _edits_of(module: nn.Module, number: int) -> list[Edit]:
     """Return the edits of the numbered attention call in a forward of a module, by all active interventions."""
     return [edit for one in _active(module) for edit in one._edits_of(one._name(module, number))]
@@ -314,7 +319,7 @@ class _Calls:
 
     def attend(self, site: Site, call: Call) -> Redirected | None:
         """Compute an attention call of a module's own code, if it is edited."""
-        if self._intervention is not _active(site.module)[-1]:
+        if not _is_last(self._intervention, site.module):
             return None  # the last one applies the edits of all
         number, site.calls = site.calls, site.calls + 1
         edits = _edits_of(site.module, number)
@@ -345,7 +350,7 @@ class _Hook:
 
     def __call__(self, mechanism: Mechanism, args: Any, kwargs: Any, matrix: Matrix) -> Matrix:
         module = self._holders[0] if len(self._holders) == 1 else mechanism
-        if self._intervention is not _active(module)[-1]:
+        if not _is_last(self._intervention, module):
             return matrix  # the last one applies the edits of all
 
         def make(rule: Mask | None) -> Matrix:
