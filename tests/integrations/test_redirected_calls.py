@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 import warnings
+from abc import ABC
 
 import pytest
 import torch
@@ -299,3 +300,24 @@ def test_modules_of_saccade_within_keep_their_mechanism():
     q, k, v = (heads(x) for x in (model["torch"].in_proj_weight @ x.mT).mT.chunk(3, -1))
     expected = model["torch"].out_proj((mechanisms.Nystrom(4)(q, k) @ v).transpose(1, 2).flatten(2))
     torch.testing.assert_close(model["torch"](x, x, x, need_weights=False)[0], expected)
+
+
+class Abstract(ABC, nn.Module):
+    """A class whose objects cannot get a subclass of it and of other modules, because of its first base."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Written()
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def test_a_class_that_cannot_be_swapped_keeps_its_code_and_its_parts_are_redirected():
+    torch.manual_seed(0)
+    model = nn.Sequential(Abstract()).double()
+    expected = model(inputs())
+    replaced = sc.replace_attention(model)
+    assert type(model[0]) is Abstract
+    torch.testing.assert_close(model(inputs()), expected)
+    assert [one.name for one in replaced] == ["0.inner"]

@@ -145,7 +145,7 @@ class RedirectMode(FuseAttention):
             run_call, why_not = _FUNCTIONS[func]
             reason = why_not(args, kwargs)
             if func is F.scaled_dot_product_attention and not reason:
-                inputs = tensors_in((site.args, site.kwargs))
+                inputs = list(tensors_in((site.args, site.kwargs)))
                 run_call = run_packed if is_packed(inputs, site.module, args, kwargs) else run_call
             run = functools.partial(run_call, args, kwargs)
         if reason:

@@ -335,7 +335,10 @@ class _Calls:
     def leave(self, site: Site, reason: str) -> None:
         """Raise if attention that cannot be edited belongs to an edited layer."""
         number, site.calls = site.calls, site.calls + 1
-        if _edits_of(site.module, number):
+        edits = _edits_of(site.module, number)
+        for edit in edits:
+            edit.was_used = True  # it is refused, and not forgotten
+        if edits:
             raise unsupported(f"{site.name}, a {type(site.module).__name__}", [reason])
 
     def finish(self, site: Site) -> None:
