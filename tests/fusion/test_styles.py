@@ -3,7 +3,8 @@
 import pytest
 import torch
 from tests.fusion.agreement import assert_agrees
-from tests.fusion.styles import HEADS, STYLES, WIDTH, N
+from tests.fusion.research_styles import STYLES
+from tests.fusion.styles import HEADS, WIDTH, N
 from torch.utils.checkpoint import checkpoint
 
 from saccade.fusion import FuseAttention, ObserveAttention

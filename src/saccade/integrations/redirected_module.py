@@ -39,7 +39,8 @@ class RedirectedModule(SwappedClass):
 def redirect(module: nn.Module, handler: Handler, name: str) -> None:
     """Pass the attention calls of a module's own code to a handler, by `swap_class`.
 
-    A few classes cannot be swapped, such as those whose first base is `abc.ABC`. Their calls count as those of the module around them.
+    A few classes cannot be swapped, such as those whose first base is `abc.ABC`. Their calls count as those of the
+    module around them.
     """
     try:
         swap_class(module, RedirectedModule)
