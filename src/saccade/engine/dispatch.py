@@ -136,6 +136,9 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -
         value = autocast(value, inputs.dtype)
         with without_autocast(inputs.device):
             return attend(inputs, value, request)
+    if torch._C._is_tracing():
+        reason = "TorchScript records operations for one length, and attention chooses its own for each input"
+        raise unsupported("torch.jit.trace", [reason], hint="torch.export.export(model, args) has one program for all")
     check_value(value, inputs.query, inputs.key, inputs.dtype)
     dropout_p, _, seed, _, _ = request
     if type(dropout_p) is not float or dropout_p != 0.0 or seed is not None:

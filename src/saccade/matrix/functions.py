@@ -8,7 +8,10 @@ from typing import Any, Never
 import torch
 from torch import Tensor
 
-from saccade.engine import custom_op
+from saccade.engine import (
+    custom_op,
+    flop_formulas,  # noqa: F401  registers them with torch
+)
 from saccade.engine.dispatch import DEFAULT, attend, attend_with_lse
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Request
