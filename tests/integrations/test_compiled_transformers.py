@@ -73,9 +73,12 @@ def _counted(model: Any) -> tuple[Any, CompileCounterWithBackend]:
 
 CASES = [(name, "right" if name in ("bert", "t5") else "left") for name in MODELS]
 CASES += [("llama", "none"), ("llama", "packed"), ("llama", "dense"), ("mistral", "packed"), ("mistral", "right")]
+QUICK = [("llama", "left"), ("bert", "right")]  # the others take most of a minute each
 
 
-@pytest.mark.parametrize(("name", "padding"), CASES)
+@pytest.mark.parametrize(
+    ("name", "padding"), [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES]
+)
 def test_compiled_models_run_and_train_at_every_length(name: str, padding: str) -> None:
     model = _model(name)
     compiled, counter = _counted(model)
@@ -196,7 +199,7 @@ def tensors_of(name: str, n: int) -> tuple[Tensor, ...]:
     return tuple(x for x in inputs.values() if isinstance(x, Tensor))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(x, marks=() if x == "llama" else pytest.mark.slow) for x in MODELS])
 def test_exported_models_run_at_other_lengths_in_a_new_process(name: str, tmp_path: Path) -> None:
     model, length = Logits(name).eval(), Dim("length", min=4, max=512)
     shapes = ({1: length}, {1: length}, {1: Dim("target", min=2, max=512)})[: 3 if name == "t5" else 2]

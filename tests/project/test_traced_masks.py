@@ -190,7 +190,7 @@ QUESTIONS: dict[str, Callable[[sc.Matrix], Any]] = {
     "pooled": lambda matrix: matrix.pooled(4),
     "a row": lambda matrix: matrix[:, 0, 3],
     "dense": lambda matrix: matrix.to_dense(),
-    "transposed product": lambda matrix: matrix.mT @ torch.ones(2, 2, matrix.shape[2], 3),
+    "transposed product": lambda matrix: matrix.rmatmul(torch.ones(2, 2, matrix.shape[2], 3)),
 }
 
 
