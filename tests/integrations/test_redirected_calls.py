@@ -279,6 +279,18 @@ def test_a_mask_for_a_module_without_attention_is_refused_when_it_runs():
         changed(inputs())
 
 
+def test_a_container_of_torch_is_checked_when_it_runs():
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(Written), Block(Written)).double()
+    sc.replace_attention(model, mask={"0.attn": WINDOW, "1.mlp": WINDOW})
+    with pytest.raises(sc.UnsupportedError, match=r"no attention ran in modules named '1.mlp'"):
+        model(inputs())
+    plain = nn.Sequential(Plain(), nn.ReLU())
+    sc.replace_attention(plain)
+    with pytest.raises(sc.UnsupportedError, match="no attention ran in it"):
+        plain(torch.randn(2, D))
+
+
 @pytest.mark.parametrize("style", STYLES)
 def test_a_recording_hears_what_runs(style):
     model, changed = pair(style)

@@ -70,6 +70,6 @@ def _warn_once() -> None:
     if not _warned:
         _warned.append(True)
         warnings.warn(
-            "torch.compile: modules whose attention calls saccade redirects run eagerly; the rest is compiled",
+            "torch.compile: modules whose attention calls saccade redirects run eagerly",
             stacklevel=2,
         )

@@ -171,6 +171,7 @@ class _Part(NamedTuple):
 def _parts(model: nn.Module, left: Collection[str]) -> Iterator[_Part]:
     """Yield the parts of a model that are replaced, and those that cannot be."""
     inside: list[str] = []
+    is_own = is_root = False
     for name, module in model.named_modules():
         if name.startswith(tuple(inside)):
             continue
@@ -182,6 +183,10 @@ def _parts(model: nn.Module, left: Collection[str]) -> Iterator[_Part]:
             yield part
             if part.why or part.way != "calls":
                 inside.append(f"{name}." if name else "")
+            is_own = is_own or part.way == "calls"
+            is_root = is_root or not name
+    if is_own and not is_root and _may_be_swapped(model):
+        yield _Part("", model, "calls")  # a container of torch, whose first run shows what runs in it
 
 
 def _part(name: str, module: nn.Module, left: Collection[str]) -> _Part | None:
@@ -216,8 +221,13 @@ def _against(module: nn.Module) -> str:
 
 def _has_own_code(module: nn.Module) -> bool:
     """Return whether a module runs code of another library than torch and saccade, which is read from its class."""
-    is_known = type(module).__module__.startswith(("torch.", "saccade.")) or isinstance(module, torch.jit.ScriptModule)
-    return not (is_known or "forward" in vars(module) or inspect.isbuiltin(module.forward))
+    return not type(module).__module__.startswith(("torch.", "saccade.")) and _may_be_swapped(module)
+
+
+def _may_be_swapped(module: nn.Module) -> bool:
+    """Return whether a module runs the forward of its class, in Python."""
+    is_script = isinstance(module, torch.jit.ScriptModule)
+    return not (is_script or "forward" in vars(module) or inspect.isbuiltin(module.forward))
 
 
 def _left(names: list[str], leave: Collection[str] | None) -> frozenset[str]:
