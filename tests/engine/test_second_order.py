@@ -137,8 +137,10 @@ def transformers_model(door: Callable[[nn.Module], object]) -> Callable[[], tupl
     def both() -> tuple[nn.Module, nn.Module]:
         transformers = pytest.importorskip("transformers")
         sizes = {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
-        config = transformers.LlamaConfig(**sizes, intermediate_size=32, vocab_size=8, attn_implementation="eager")
-        ours, theirs = (transformers.LlamaModel(config).double() for _ in range(2))
+        sizes |= {"intermediate_size": 32, "vocab_size": 8}
+        # "eager" takes the softmax of float64 in float32. Doors change the configuration, so each model has its own.
+        configs = [transformers.LlamaConfig(**sizes, attn_implementation="sdpa") for _ in range(2)]
+        ours, theirs = (transformers.LlamaModel(config).double() for config in configs)
         door(ours)
         return Embedded(ours), Embedded(theirs)
 

@@ -38,7 +38,10 @@ def test_numbers_of_numpy_make_the_same_mask(given, meant):
     assert given == meant
     assert hash(given) == hash(meant)
     assert repr(given) == repr(meant)
-    assert encode(given) == encode(meant)
+    (program, tensors), (expected, others) = encode(given), encode(meant)
+    assert program == expected
+    assert len(tensors) == len(others)
+    assert all(torch.equal(own, other) for own, other in zip(tensors, others, strict=True))
 
 
 @pytest.mark.parametrize("wrong", [np.float32(2), np.bool_(True), np.array(2.0), "2", np.datetime64(2, "s")])

@@ -50,7 +50,7 @@ with sc.record(model) as recording:
     assert_type(recording, sc.Recording)
     assert_type(recording[0], Run)
     assert_type(recording[0].matrix, Matrix)
-assert_type(sc.replace_attention(model), tuple[sc.Replaced, ...])
+assert_type(sc.replace_attention(model), sc.Replacements)
 packed = sc.pack([torch.zeros(3), torch.zeros(4)])
 assert_type(packed, sc.Packed)
 assert_type(packed.tokens, Tensor)
