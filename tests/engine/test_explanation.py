@@ -112,8 +112,6 @@ def check(matrix: sc.AttentionMatrix, value: Tensor, patch: pytest.MonkeyPatch, 
     seed = 1 if dropout_p else None
     with counting(patch) as count:
         most = peak(lambda: matrix.matmul(value, dropout_p=dropout_p, seed=seed))
-    # The first product may fill tables that later ones share, depending on what ran before in the process.
-    most = min(most, peak(lambda: matrix.matmul(value, dropout_p=dropout_p, seed=seed)))
     rows, wide = math.prod(matrix.shape[:3]), matrix.inputs.compute_dtype.itemsize
     held = most - rows * (value.shape[3] * value.element_size() + wide)
     assert said.pairs == (math.prod(matrix.shape) if said.kernel == "reference" else count.pairs)
