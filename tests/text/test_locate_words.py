@@ -1,4 +1,4 @@
-"""Which tokens a word has: in every spelling of vocabularies, and nowhere inside another word."""
+"""Find the tokens of a word: in every spelling of vocabularies, and nowhere inside another word."""
 
 import pytest
 
