@@ -161,11 +161,11 @@ def _words_of(seed: int, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> tuple[T
 
 def _mix(x: Tensor) -> Tensor:
     """Hash 32-bit dropout words, stored as int64, with the finaliser of Murmur3."""
-    x = x ^ (x >> 16)
-    x = (x * 0x85EBCA6B) & _WORD
-    x = x ^ (x >> 13)
-    x = (x * 0xC2B2AE35) & _WORD
-    return x ^ (x >> 16)
+    x = x ^ (x >> 16)  # a new tensor, which is changed in place from here on
+    x.mul_(0x85EBCA6B).bitwise_and_(_WORD)
+    x.bitwise_xor_(x >> 13)
+    x.mul_(0xC2B2AE35).bitwise_and_(_WORD)
+    return x.bitwise_xor_(x >> 16)
 
 
 def _as_int32(x: Tensor) -> Tensor:
