@@ -122,10 +122,11 @@ class _Counter(TorchDispatchMode):
 
 
 def _is_engine(frame: Any) -> bool:
-    """Return whether the first frame outside of torch and of this file is one of saccade's kernels."""
+    """Return whether one of saccade's kernels made a call, which torch, a function mode and this file pass on."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__"))
-        if not name.startswith("torch.") and name != __name__:
+        is_passed_on = name.startswith("torch.") or name == __name__ or frame.f_code.co_name == "__torch_function__"
+        if not is_passed_on:
             return name.startswith(("saccade.engine.", "saccade.matrix."))
         frame = frame.f_back
     return False
