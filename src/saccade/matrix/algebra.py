@@ -10,11 +10,9 @@ from torch import Tensor
 
 from saccade.matrix.matrix import DerivedMatrix, Matrix
 from saccade.plan import Ranges
-from saccade.statistics.row_block import Block, as_slice
+from saccade.statistics.row_block import Block, as_slice, row_blocks
 from saccade.support.errors import kind, type_error, unsupported, value_error
 from saccade.support.validation import is_number
-
-_ENTRIES = 1 << 18  # number of weights in memory at a time: a megabyte
 
 
 class ByRows(DerivedMatrix):
@@ -26,18 +24,7 @@ class ByRows(DerivedMatrix):
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         self._check_part(batch, head, rows)
-        return self._blocks(batch, head, rows)
-
-    def _blocks(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[Block]:
-        items, heads, q_len, kv_len = self.shape
-        rows = range(q_len) if rows is None else range(q_len)[as_slice(rows)]
-        step = max(1, _ENTRIES // max(kv_len, 1))
-        for b in range(items) if batch is None else (batch,):
-            for h in range(heads) if head is None else (head,):
-                for start in range(rows.start, rows.stop, step):
-                    some = range(start, min(start + step, rows.stop))
-                    weights = self.rows_of(b, h, some)[None, None]
-                    yield Block(slice(b, b + 1), slice(h, h + 1), some, (range(kv_len),), weights)
+        return row_blocks(self.shape, self.rows_of, batch, head, rows)
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
         return self.inner.positions(rows, columns)

@@ -10,11 +10,9 @@ from torch import Tensor
 
 from saccade.engine.tiles.grouped_heads import at, take
 from saccade.matrix.matrix import Matrix
-from saccade.statistics.row_block import Block
+from saccade.statistics.row_block import Block, as_slice, row_blocks
 from saccade.support.errors import describe, value_error
 from saccade.support.numerics import wide_dtype
-
-_ENTRIES = 1 << 18  # number of weights of a block: a megabyte
 
 
 class DenseMatrix(Matrix):
@@ -71,15 +69,7 @@ class DenseMatrix(Matrix):
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         self._check_part(batch, head, rows)
-        return self._blocks(batch, head, rows)
+        return row_blocks(self.shape, self._rows_of, batch, head, rows)
 
-    def _blocks(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[Block]:
-        items, heads, q_len, kv_len = self.shape
-        rows = range(q_len) if rows is None else range(q_len)[rows.start : rows.stop]
-        step = max(1, _ENTRIES // max(kv_len, 1))
-        for b in range(items) if batch is None else (batch,):
-            for h in range(heads) if head is None else (head,):
-                for start in range(rows.start, rows.stop, step):
-                    some = range(start, min(start + step, rows.stop))
-                    weights = self.weights[b, h, some.start : some.stop].to(wide_dtype(self.dtype))[None, None]
-                    yield Block(slice(b, b + 1), slice(h, h + 1), some, (range(kv_len),), weights)
+    def _rows_of(self, batch: int, head: int, rows: range) -> Tensor:
+        return self.weights[batch, head, as_slice(rows)].to(wide_dtype(self.dtype))

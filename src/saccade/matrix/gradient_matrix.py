@@ -12,11 +12,9 @@ from saccade.matrix.algebra import check_alike, check_weights
 from saccade.matrix.matrix import DerivedMatrix, Matrix
 from saccade.plan import Ranges
 from saccade.statistics.gradient_products import product_blocks
-from saccade.statistics.row_block import Block, as_slice
+from saccade.statistics.row_block import Block, row_blocks
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import without_autocast
-
-_ENTRIES = 1 << 18  # number of entries of a block: a megabyte
 
 
 class GradientMatrix(Matrix):
@@ -91,18 +89,11 @@ class GradientMatrix(Matrix):
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         self._check_part(batch, head, rows)
-        return self._blocks(batch, head, rows)
+        return row_blocks(self.shape, self._rows_of, batch, head, rows)
 
-    def _blocks(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[Block]:
-        items, heads, q_len, kv_len = self.shape
-        rows = range(q_len) if rows is None else range(q_len)[as_slice(rows)]
-        step, every = max(1, _ENTRIES // max(kv_len, 1)), (range(kv_len),)
-        for b in range(items) if batch is None else (batch,):
-            for h in range(heads) if head is None else (head,):
-                for start in range(rows.start, rows.stop, step):
-                    some = range(start, min(start + step, rows.stop))
-                    block = Block(slice(b, b + 1), slice(h, h + 1), some, every, self.grad_out)
-                    yield block._replace(weights=self.entries(block))
+    def _rows_of(self, batch: int, head: int, rows: range) -> Tensor:
+        columns = (range(self.shape[3]),)
+        return self.entries(Block(slice(batch, batch + 1), slice(head, head + 1), rows, columns, self.grad_out))[0, 0]
 
 
 class ElementwiseProduct(DerivedMatrix):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from saccade.plan import Ranges
 
+_ENTRIES = 1 << 18  # number of weights of a block that is computed at a time: a megabyte
 _LEAST_LOG = -1000.0  # less than the log of any positive number in any dtype, and its square is finite
 
 
@@ -107,6 +108,31 @@ class Block(_Fields):
             index = index if order is None else order[index]
         gathered = self.weights.gather(-1, index.expand(*self.weights.shape[:2], -1, -1))
         return torch.where(is_there, gathered, 0.0)
+
+
+def row_blocks(
+    shape: tuple[int, int, int, int],
+    weights_of: Callable[[int, int, range], Tensor],
+    batch: int | None = None,
+    head: int | None = None,
+    rows: range | None = None,
+) -> Iterator[Block]:
+    """Yield blocks of complete rows of a matrix, for one head of one batch item, a megabyte at a time.
+
+    Args:
+        shape: the shape of the matrix.
+        weights_of: computes the weights ``[rows, kv_len]`` of an item, a head and a range of rows.
+        batch, head, rows: the part of the matrix to read; all items, heads and rows if None.
+    """
+    items, heads, q_len, kv_len = shape
+    rows = range(q_len) if rows is None else range(q_len)[as_slice(rows)]
+    step = max(1, _ENTRIES // max(kv_len, 1))
+    for b in range(items) if batch is None else (batch,):
+        for h in range(heads) if head is None else (head,):
+            for start in range(rows.start, rows.stop, step):
+                some = range(start, min(start + step, rows.stop))
+                weights = weights_of(b, h, some)[None, None]
+                yield Block(slice(b, b + 1), slice(h, h + 1), some, (range(kv_len),), weights)
 
 
 def as_slice(span: range) -> slice:
