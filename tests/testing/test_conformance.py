@@ -40,6 +40,22 @@ def test_a_function_without_grouped_heads_is_handed_a_copy_per_head():
     assert {result.message for result in report.not_offered if result.law == "gqa"} == {"takes no grouped heads"}
 
 
+def test_names_of_cases_and_laws_stand_for_them():
+    by_name = testing.check(F.scaled_dot_product_attention, gqa=False, cases=["causal"], laws=["oracle", "isolation"])
+    cases = [case for case in testing.CASES if case.name == "causal"]
+    laws = [law for law in testing.LAWS if law.name in ("oracle", "isolation")]
+    assert by_name == testing.check(F.scaled_dot_product_attention, gqa=False, cases=cases, laws=laws)
+    assert testing.check(F.scaled_dot_product_attention, gqa=False, cases="causal", laws="oracle").kept
+
+
+@pytest.mark.parametrize("argument, known", [("cases", "causal"), ("laws", "isolation")])
+def test_unknown_names_of_cases_and_laws_are_refused(argument, known):
+    with pytest.raises(ValueError, match=rf"^check: {argument} must be names of {argument}.*\nHint: {known}"):
+        testing.check(F.scaled_dot_product_attention, **{argument: [known[:-1]]})
+    with pytest.raises(TypeError, match=rf"^check: {argument} must be names of {argument}"):
+        testing.check(F.scaled_dot_product_attention, **{argument: [3]})
+
+
 def test_the_first_of_several_equal_differences_is_reported():
     """Which one is the largest by a last digit differs between machines, and so would what a report says."""
     off = torch.tensor([[0.0, 1.0, 1.0 + 1e-13], [1.0, 0.5, 1.0]], dtype=torch.float64)

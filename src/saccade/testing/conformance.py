@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from difflib import get_close_matches
+from typing import Any, Literal, TypeVar
 
 import torch
 
-from saccade.support.errors import UnsupportedError
+from saccade.support.errors import UnsupportedError, kind, type_error, value_error
 from saccade.testing.case import Case
-from saccade.testing.cases import CASES
+from saccade.testing.cases import CASES, LARGE_CASES
 from saccade.testing.laws import LAWS, Law, LawBroken
 from saccade.testing.report import Report, Result
 from saccade.testing.subject import Claims, Subject
+
+_Named = TypeVar("_Named", Case, Law)
 
 
 def check(
@@ -24,8 +27,8 @@ def check(
     reasons: Callable[..., tuple[str, ...]] | None = None,
     gqa: bool = True,
     masks: Literal["dense", "objects"] = "dense",
-    cases: Sequence[Case] | None = None,
-    laws: Sequence[Law] | None = None,
+    cases: Sequence[Case | str] | None = None,
+    laws: Sequence[Law | str] | None = None,
     dtypes: Sequence[torch.dtype] = (torch.float64, torch.float32),
     claims: Claims | None = None,
     device: torch.device | str = "cpu",
@@ -37,7 +40,7 @@ def check(
         >>> from saccade import testing
         >>> report = testing.check(
         ...     lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True),
-        ...     cases=testing.CASES[:3],
+        ...     cases=["causal", "padding"],
         ... )
         >>> sorted({result.law for result in report.broken})  # torch lets a masked NaN through
         ['blindness', 'isolation']
@@ -61,14 +64,17 @@ def check(
         masks: "dense" passes the mask as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may attend.
             "objects" passes it as a `saccade.masks.Mask` or None, with ``q_positions`` and ``kv_positions`` if a case
             has them. (A relative bias always comes with positions.)
-        cases: the cases to try the laws on, `CASES` if None; some laws define their own cases.
-        laws: the laws to try, `LAWS` if None.
+        cases: the cases to try the laws on, or their names; `CASES` if None. Some laws define their own cases.
+        laws: the laws to try, or their names; `LAWS` if None.
         dtypes: the dtypes of the inputs; some laws define their own dtypes.
         claims: promises of the function beyond the laws.
         device: the device of the inputs.
 
     Returns:
         A `Report`.
+
+    Raises:
+        ValueError, TypeError: a case or law is unknown.
     """
     subject = Subject(
         function,
@@ -81,8 +87,9 @@ def check(
         claims=claims,
         device=device,
     )
-    laws, cases = LAWS if laws is None else laws, CASES if cases is None else cases
-    return Report(tuple(try_law(subject, *trial) for trial in trials(laws, cases, dtypes)), tuple(laws))
+    chosen = LAWS if laws is None else _named("laws", laws, LAWS, Law)
+    tried = CASES if cases is None else _named("cases", cases, (*CASES, *LARGE_CASES), Case)
+    return Report(tuple(try_law(subject, *trial) for trial in trials(chosen, tried, dtypes)), tuple(chosen))
 
 
 def trials(
@@ -113,6 +120,22 @@ def try_law(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Resul
     except Exception as crash:
         return Result(law.name, case.name, dtype, "broken", f"raised {type(crash).__name__}: {_one_line(crash)}")
     return Result(law.name, case.name, dtype, "kept")
+
+
+def _named(argument: str, given: Sequence[_Named | str], known: Sequence[_Named], sort: type[_Named]) -> list[_Named]:
+    """Replace the names of cases or laws by the cases or laws."""
+    by_name, found = {one.name: one for one in known}, list[_Named]()
+    for one in [given] if isinstance(given, str) else given:
+        if isinstance(one, str) and one in by_name:
+            found.append(by_name[one])
+        elif isinstance(one, sort):
+            found.append(one)
+        elif isinstance(one, str):
+            close = ", ".join(get_close_matches(one, by_name, 3)) or ", ".join(by_name)
+            raise value_error(argument, f"be names of {argument}, or the {argument} themselves", repr(one), hint=close)
+        else:
+            raise type_error(argument, f"be names of {argument}, or the {argument} themselves", kind(one))
+    return found
 
 
 def _one_line(error: Exception) -> str:
