@@ -10,6 +10,7 @@ _WORDS = {
     "en": {
         "head": "| code base | models | recorded | how | replaced |",
         "rewritten": "style rewritten",
+        "comma": ", ",
         "recorded": "Recorded right: {right} of {models} models ({rate:.0%}), {all} of {bases} code bases.",
         "replaced": "Replaced with equal outputs and gradients: {right} of {models} models ({rate:.0%}), "
         "{all} of {bases} code bases.",
@@ -33,6 +34,7 @@ _WORDS = {
     "zh": {
         "head": "| 代码库 | 模型 | 记录 | 方式 | 替换 |",
         "rewritten": "按其写法重写",
+        "comma": "、",
         "recorded": "记录正确：{models} 个模型中的 {right} 个（{rate:.0%}），{bases} 个代码库中的 {all} 个。",
         "replaced": "替换后输出与梯度相等：{models} 个模型中的 {right} 个（{rate:.0%}），"
         "{bases} 个代码库中的 {all} 个。",
@@ -107,13 +109,13 @@ def _lines(results: Mapping[str, Any], words: Mapping[str, Any]) -> Iterator[str
             one for judged in cases if not isinstance(judged["record"], str) for one in judged["record"]["degrees"]
         )
         cells = (
-            ", ".join(one["name"] for one in cases),
+            words["comma"].join(one["name"] for one in cases),
             _cell(cases, "record", words),
-            ", ".join(how),
+            words["comma"].join(how),
             _cell(cases, "replace", words),
         )
         yield f"| {name} | {' | '.join(cells)} |"
-    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    versions = words["comma"].join(f"{name} {version}" for name, version in results["versions"].items())
     yield from ("", words["versions"].format(versions=versions))
 
 
@@ -124,4 +126,4 @@ def _cell(cases: Sequence[Mapping[str, Any]], what: str, words: Mapping[str, Any
     verdicts = Counter(words[what].get(verdict(one[what]), words["replace"]["broken"]) for one in cases)
     if len(verdicts) == 1:
         return next(iter(verdicts))
-    return ", ".join(f"{count} {name}" for name, count in verdicts.items())
+    return words["comma"].join(f"{count} {name}" for name, count in verdicts.items())

@@ -1,16 +1,18 @@
 """The benchmark of code bases notices attention that is missing or wrong, and writes its verdicts."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.code_bases.__main__ import main
+from benchmarks.code_bases.__main__ import COMMAND, main
 from benchmarks.code_bases.case import CASES, Case
 from benchmarks.code_bases.cases_in import load
 from benchmarks.code_bases.recorded import judge_record
 from benchmarks.code_bases.replaced import judge_replacement
-from benchmarks.code_bases.table import rates, written
+from benchmarks.code_bases.table import counts, rates, written
 from benchmarks.code_bases.truth import true_weights
+from benchmarks.generated_part import generated
 from torch import nn
 
 
@@ -150,3 +152,27 @@ def test_the_table():
     assert "| A | a, b | 1 right, 1 partly, reported | scores, calls | 1 equal, 1 refused |" in english
     assert "Recorded right: 1 of 2 models (50%), 0 of 1 code bases." in english
     assert "记录正确：2 个模型中的 1 个（50%）" in chinese
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return json.loads((ROOT / "docs" / "code-bases.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_page_shows_what_was_measured(measured, language):
+    page = (ROOT / "docs" / language / "code-bases.md").read_text("utf-8")
+    assert generated(page, COMMAND) == written(measured, language)
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
+def test_the_readme_says_what_was_measured(measured, name):
+    (recorded, models, _, bases), (replaced, *_) = (rates(measured, what) for what in ("record", "replace"))
+    readme = (ROOT / name).read_text("utf-8")
+    figures = (f"[{bases} ", f"{models} ", f"{recorded} ", f"{replaced} ")
+    sentence = next(part for part in readme.split("\n\n") if "code-bases.md" in part)
+    assert all(figure in sentence for figure in figures)
+    assert set(counts(measured)["replace"]) == {"equal", "refused"}

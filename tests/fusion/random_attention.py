@@ -183,8 +183,10 @@ def _soften(draw: Draw) -> Step:
     }
     softmax, dropout = softmaxes[draw.pick("softmax", *softmaxes)], dropouts[draw.pick("dropout", *dropouts)]
     is_wide, is_method = draw.pick("cast", False, True), draw.pick("cast back", False, True)
+    is_stable = draw.pick("minus the maximum", False, False, True)
 
     def soften(scores: Tensor, tensors: Tensors) -> Tensor:
+        scores = scores - scores.amax(dim, keepdim=True).detach() if is_stable else scores
         weights = softmax(scores.float() if is_wide and scores.dtype != torch.float64 else scores)
         return dropout(weights.type_as(tensors["value"]) if is_method else weights.to(tensors["value"].dtype))
 

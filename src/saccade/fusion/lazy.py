@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from saccade.fusion.arguments import mapped, tensors_in
+from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores
 from saccade.support.torch_modes import any_autocast
 
@@ -178,13 +179,13 @@ class Pending:
     """The state of a lazy tensor.
 
     Args:
-        scores: the scores or weights that the lazy tensor represents.
+        scores: the scores or weights that the lazy tensor represents, or the maximum of scores.
         operation: the deferred call that computes the values.
         family: the lazy tensors that are derived from the same matrix product.
         memory: an object that all lazy tensors that may share the memory of the values have in common.
     """
 
-    def __init__(self, scores: Scores, operation: Operation, family: Family, memory: object = None):
+    def __init__(self, scores: Scores | RowMaximum, operation: Operation, family: Family, memory: object = None):
         self.scores, self.operation, self.family = scores, operation, family
         self.memory = object() if memory is None else memory
         self.has_gradients = torch.is_grad_enabled()
@@ -220,12 +221,17 @@ class Pending:
     @property
     def differentiable(self) -> list[Tensor]:
         """The operands of the lazy tensor that require gradients."""
-        return [x for one in self.operation.chain() for x in one.differentiable]
+        return [] if self.scores.is_detached else [x for one in self._chain for x in one.differentiable]
 
     @property
     def aliases(self) -> list[Tensor]:
         """The views of the differentiable operands from which the lazy tensor was computed."""
-        return [x for one in self.operation.chain() for x in one.aliases]
+        return [x for one in self._chain for x in one.aliases]
+
+    @property
+    def _chain(self) -> dict[Operation, None]:
+        """The deferred calls of the lazy tensor, each once: scores may be read twice."""
+        return dict.fromkeys(self.operation.chain())
 
 
 class LazyTensor(Tensor):

@@ -32,6 +32,7 @@ from saccade.fusion.lazy import (
 from saccade.fusion.operations import allocates, followed
 from saccade.fusion.products import PRODUCTS, product_of, scores_of
 from saccade.fusion.repeats import NOTED, Repeats
+from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores, is_dense
 from saccade.fusion.softmax_tap import Arrange, SoftmaxTap
 from saccade.support.torch_modes import has_forward_derivatives, is_transformed
@@ -240,7 +241,9 @@ def _whole(lazies: list[LazyTensor]) -> LazyTensor:
     return next(x for x, size in zip(lazies, sizes, strict=True) if math.prod(size) == most)
 
 
-def _noted(lazy: LazyTensor, scores: Scores, func: Any, args: Any, kwargs: Any) -> tuple[bool, LazyTensor | None]:
+def _noted(
+    lazy: LazyTensor, scores: Scores | RowMaximum, func: Any, args: Any, kwargs: Any
+) -> tuple[bool, LazyTensor | None]:
     """Record a call on a lazy tensor; return whether it can be deferred, and its lazy result."""
     pending = lazy.pending
     if scores is pending.scores:
@@ -254,6 +257,7 @@ def _noted(lazy: LazyTensor, scores: Scores, func: Any, args: Any, kwargs: Any) 
     scores = scores.reading(operation.tensors)
     pending.family.draws |= scores.dropout_p > 0.0
     if is_in_place:
+        assert isinstance(scores, Scores)
         lazy.update(replace(scores, dtype=pending.scores.dtype), operation)
         return True, None if func is Tensor.__setitem__ else lazy
     memory = None if allocates(func) else pending.memory

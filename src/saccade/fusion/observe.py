@@ -17,6 +17,7 @@ from saccade.fusion.mode import in_backward, is_eager
 from saccade.fusion.operations import followed
 from saccade.fusion.products import PRODUCTS, product_of, scores_of
 from saccade.fusion.repeats import NOTED, Repeats
+from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores, is_dense, version_of
 from saccade.fusion.softmax_tap import Arrange, SoftmaxTap
 
@@ -89,10 +90,11 @@ class ObserveAttention(TorchFunctionMode):
             self._repeats.note(func, args, kwargs, out)
         return out
 
-    def _note(self, out: Any, scores: Scores | None, tree: Any) -> None:
+    def _note(self, out: Any, scores: Scores | RowMaximum | None, tree: Any) -> None:
         if scores is not None and is_dense(out):
             scores = scores.reading(tensors_in(tree))
-            self._states[out] = replace(scores, dtype=out.dtype), version_of(out)
+            known = replace(scores, dtype=out.dtype) if isinstance(scores, Scores) else scores
+            self._states[out] = known, version_of(out)
 
     def _state(self, x: Any) -> Any:
         """Return the scores that a tensor contains; if none are known or still valid, return the argument itself."""
@@ -104,4 +106,4 @@ class ObserveAttention(TorchFunctionMode):
     def _weights(self, x: Any) -> Any:
         """Return the `Scores` of a tensor if it contains attention weights; otherwise, return the argument itself."""
         state = self._state(x)
-        return x if isinstance(state, Scores) and state.softmax is None else state
+        return state if isinstance(state, Scores) and state.softmax is not None else x

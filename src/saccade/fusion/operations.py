@@ -13,9 +13,10 @@ from torch.nn import functional as F
 
 from saccade.fusion.arguments import writes
 from saccade.fusion.axes import Axis
+from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores, is_dense
 
-Follow = Callable[..., Scores | None]
+Follow = Callable[..., Scores | RowMaximum | None]
 """Called as the torch function is, with `Scores` for a lazy tensor; returns those of the result, or None."""
 
 
@@ -52,6 +53,8 @@ def _add(a: Any, b: Any, *, alpha: float = 1) -> Scores | None:
 
 
 def _subtract(a: Any, b: Any, *, alpha: float = 1) -> Scores | None:
+    if isinstance(b, RowMaximum):
+        return a.minus_maximum(b.axis) if a is b.of and alpha == 1 else None
     return _plus(a, b, -float(alpha)) if isinstance(a, Scores) else None
 
 
@@ -94,6 +97,12 @@ def _where_method(a: Any, condition: Any, b: Any) -> Scores | None:
 def _set_item(scores: Scores, index: Any, value: Any) -> Scores | None:
     is_mask = is_dense(index) and index.dtype == torch.bool
     return _masked_fill(scores, index, value) if is_mask and index.shape == scores.axes.shape else None
+
+
+def _amax(scores: Scores, dim: Any = (), keepdim: bool = False) -> RowMaximum | None:
+    axis = _axis(scores, dim[0] if isinstance(dim, tuple | list) and len(dim) == 1 else dim)
+    is_keys = axis is not None and scores.is_keys(axis)
+    return RowMaximum(scores, axis, scores.operands) if keepdim and is_keys else None  # type: ignore[arg-type]
 
 
 def _tanh(scores: Scores) -> Scores | None:
@@ -280,6 +289,7 @@ OPERATIONS: dict[Callable[..., Any], Follow] = {
     Tensor.__setitem__: _set_item,
     **dict.fromkeys(_functions("max", "maximum"), _maximum),
     **dict.fromkeys(_functions("clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_min_"), _clamp),
+    **dict.fromkeys(_functions("amax"), _amax),
     **dict.fromkeys(_functions("tanh", "tanh_"), _tanh),
     **dict.fromkeys(_functions("to", "type", "type_as"), _to),
     Tensor.float: _cast_to(torch.float32),
@@ -309,7 +319,7 @@ OPERATIONS: dict[Callable[..., Any], Follow] = {
 _ALLOCATING = frozenset(
     {
         *(_multiply, _divide, _add, _subtract, _masked_fill, _maximum, _clamp, _where, _where_method, _tanh, _clone),
-        *(_softmax, _softmax_function),
+        *(_softmax, _softmax_function, _amax),
     }
 )
 
@@ -322,11 +332,16 @@ def allocates(func: Callable[..., Any]) -> bool:
 _ANYWHERE = frozenset({_multiply, _add, _where, _where_method})  # the scores need not be the first argument
 
 
-def followed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Scores | None:
+_DETACH = frozenset(_functions("detach"))
+
+
+def followed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Scores | RowMaximum | None:
     """Return the lazy scores after a call of a torch function, or None if `Scores` cannot express the result.
 
     If the torch function returns its argument, the same `Scores` object is returned.
     """
+    if func in _DETACH and args and isinstance(args[0], RowMaximum):
+        return args[0].detached()
     follow = OPERATIONS.get(func)
     is_first = bool(args) and isinstance(args[0], Scores)
     if follow is None or not (is_first or (follow in _ANYWHERE and not writes(func))):

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,6 +59,7 @@ class Scores:
         cap: the number that multiplies the tanh; None if no tanh was applied.
         terms: biases that are added after the cap.
         shift: sum of the numbers that were added; the softmax does not depend on it.
+        maximum_of: the factors of the axis whose maximum was subtracted; a softmax over it does not depend on that.
         fills: the masks that were applied.
         zeros: pairs whose scores were multiplied by 0, which must be masked later.
         softmax: the factors of the axis over which a softmax was applied.
@@ -82,11 +83,13 @@ class Scores:
     cap: float | None = None
     terms: tuple[Term, ...] = ()
     shift: float = 0.0
+    maximum_of: Axis | None = None
     fills: tuple[Fill, ...] = ()
     zeros: tuple[Tensor, ...] = ()
     softmax: Axis | None = None
     dropout_p: float = 0.0
     operands: tuple[tuple[Tensor, int], ...] = field(default=(), repr=False)
+    is_detached: ClassVar[bool] = False  # as for a `RowMaximum`
 
     @property
     def all_factors(self) -> Axis:
@@ -111,7 +114,8 @@ class Scores:
     @property
     def _is_bare(self) -> bool:
         """Whether the scores are only a scaled product, without cap, biases, masks or softmax."""
-        return self.cap is None and not self.terms and not self.fills and not self.shift and self.softmax is None
+        is_shifted = self.shift or self.maximum_of is not None
+        return self.cap is None and not self.terms and not self.fills and not is_shifted and self.softmax is None
 
     # ---- shapes ------------------------------------------------------------------------------------------------
 
@@ -153,6 +157,7 @@ class Scores:
             fills=tuple(fill._replace(pairs=split(fill.pairs, every)) for fill in self.fills),
             zeros=tuple(split(x, every) for x in self.zeros),
             softmax=None if self.softmax is None else renamed(self.softmax, splits),
+            maximum_of=None if self.maximum_of is None else renamed(self.maximum_of, splits),
         )
 
     def without_repetitions(self, copies: Axis, shape: Sequence[int], is_left: bool) -> Scores:
@@ -205,7 +210,8 @@ class Scores:
 
     def times(self, x: Tensor) -> Scores | None:
         """Return the scores times a tensor that does not vary with both query and key, or consists of 0 and 1."""
-        if self.softmax is not None or self.fills or self.cap is not None or self.shift or not _is_real(x):
+        is_shifted = self.shift or self.maximum_of is not None
+        if self.softmax is not None or self.fills or self.cap is not None or is_shifted or not _is_real(x):
             return None
         if not self.axes.broadcasts(x.shape):
             return None
@@ -223,6 +229,11 @@ class Scores:
         if self.softmax is not None or not math.isfinite(number):
             return None
         return replace(self, shift=self.shift + number)
+
+    def minus_maximum(self, axis: int) -> Scores | None:
+        """Return the scores minus their maximum over an axis."""
+        factors = self.axes.axes[axis]
+        return replace(self, maximum_of=factors) if self.maximum_of in (None, factors) else None
 
     def plus(self, x: Tensor, scale: float = 1.0) -> Scores | None:
         """Return the scores plus a tensor, such as a bias or a float mask."""
@@ -265,12 +276,18 @@ class Scores:
 
     def softmaxed(self, axis: int, dtype: torch.dtype | None = None) -> Scores | None:
         """Return the attention weights: the softmax of the scores over an axis, which must be the axis of the keys."""
-        factors = self.axes.axes[axis]
-        is_keys = set(factors) <= set(self.left_only) or set(factors) <= set(self.right_only)
-        if self.softmax is not None or not factors or not is_keys or dtype not in (None, *FLOATS):
+        is_known = self.maximum_of in (None, self.axes.axes[axis])
+        if not (self.is_keys(axis) and is_known) or dtype not in (None, *FLOATS):
             return None
         dtype = softmax_dtype(self.left, self.dtype) if dtype is None else dtype
-        return replace(self, softmax=factors, dtype=dtype)
+        return replace(self, softmax=self.axes.axes[axis], dtype=dtype)
+
+    def is_keys(self, axis: int) -> bool:
+        """Return whether an axis of scores may be that of the keys: it belongs to one of the two tensors alone."""
+        factors = set(self.axes.axes[axis])
+        return (
+            self.softmax is None and bool(factors) and any(factors <= {*x} for x in (self.left_only, self.right_only))
+        )
 
     def dropped(self, dropout_p: float) -> Scores | None:
         """Return the attention weights after dropout."""

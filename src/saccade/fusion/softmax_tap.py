@@ -107,7 +107,7 @@ class SoftmaxTap:
         name, is_changed = str(getattr(func, "__name__", "")).strip("_"), self._states[found[0]].is_changed
         if name not in _ELEMENTWISE:
             scores = followed(func, known_args, known_kwargs)
-            return None if scores is None else _State(scores, 0, is_changed)
+            return _State(scores, 0, is_changed) if isinstance(scores, Scores) else None
         # A float tensor of the same shape that is multiplied may be an activation that the softmax gates.
         scores = self._known(found[0])
         shape = tuple(scores.axes.shape)

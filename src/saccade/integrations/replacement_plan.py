@@ -160,7 +160,7 @@ class ReplacementPlan:
         if not self.partial:
             name = site.name or "the model"
             hint = f"partial=True, or leave=[{site.name!r}], leaves it as it is" if site.name else "partial=True"
-            raise unsupported(f"{name}, a {type(site.module).__name__}", [reason], hint=hint)
+            raise unsupported(f"{name} ({type(site.module).__name__})", [reason], hint=hint)
         self._note(site, "its own code", f"{LEFT}: {reason}")
 
     def finish(self, site: Site) -> None:

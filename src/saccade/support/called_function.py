@@ -79,15 +79,24 @@ def _receiver(frame: FrameType) -> type | None:
 
 
 def _public_name(frame: FrameType, receiver: type | None) -> str:
-    """Return the public name of a stack frame's function; empty for a private function."""
+    """Return the public name of a stack frame's function; empty for a private one."""
     module = frame.f_globals["__name__"]
     first, *rest = frame.f_code.co_qualname.split(".")
     owners = (first,) if receiver is None else tuple(kind.__name__ for kind in receiver.__mro__)
     if not any(_is_exported(name, module) for name in owners):
         return ""
     owner = first if receiver is None else receiver.__name__
+    is_private = bool(rest) and rest[0].startswith("_") and rest[0] not in _ENTRIES
+    if is_private and receiver is not None and _is_internal(receiver):  # the user knows neither name
+        return ""
     is_whole = not rest or rest[0] in _ENTRIES or rest[0].startswith(("_", "<"))
     return owner if is_whole else f"{owner}.{rest[0]}"
+
+
+def _is_internal(kind: type) -> bool:
+    """Return whether a class belongs to the library and is not exported."""
+    module = kind.__module__
+    return module.partition(".")[0] == "saccade" and not _is_exported(kind.__name__, module)
 
 
 def _is_exported(name: str, module: str) -> bool:

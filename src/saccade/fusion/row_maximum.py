@@ -1,0 +1,67 @@
+"""RowMaximum: the largest score of each row before it is computed, which code subtracts for a stable softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from saccade.fusion.axes import Axes
+from saccade.fusion.scores import Scores, version_of
+
+
+@dataclass(frozen=True)
+class RowMaximum:
+    """The maximum of lazy scores over their keys, with the axis of the keys kept.
+
+    A softmax does not change if a number is subtracted from a row, and its gradient by that number is 0. So
+    ``(s - s.amax(-1, keepdim=True)).softmax(-1)`` is the softmax of ``s``.
+
+    Args:
+        of: the scores.
+        axis: the axis of the keys.
+        operands: each tensor that was read, with its version at that time.
+        is_detached: whether the maximum is detached from autograd's graph.
+    """
+
+    of: Scores
+    axis: int
+    operands: tuple[tuple[Tensor, int], ...]
+    is_detached: bool = False
+    softmax: None = None
+    dropout_p: float = 0.0
+
+    @property
+    def axes(self) -> Axes:
+        """The axes that the model sees."""
+        axes = self.of.axes.axes
+        return Axes(self.of.axes.sizes, (*axes[: self.axis], (), *axes[self.axis + 1 :]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that the model sees."""
+        return self.of.dtype
+
+    @property
+    def left(self) -> Tensor:
+        """A tensor on the device of the scores."""
+        return self.of.left
+
+    @property
+    def is_current(self) -> bool:
+        """Whether all operands are unchanged since they were read."""
+        return self.of.is_current
+
+    def check_current(self) -> None:
+        """Raise if an operand was overwritten by code that does not call a torch function."""
+        self.of.check_current()
+
+    def reading(self, tensors: Iterable[Tensor]) -> RowMaximum:
+        """Return the maximum with more tensors recorded as operands."""
+        return replace(self, operands=(*self.operands, *((x, version_of(x)) for x in tensors)))
+
+    def detached(self) -> RowMaximum:
+        """Return the maximum after ``detach()``."""
+        return replace(self, is_detached=True)
