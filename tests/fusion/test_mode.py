@@ -65,6 +65,18 @@ def test_in_place_without_gradient(qkv):
     assert_agrees(attend, qkv, calls=0)
 
 
+def test_a_view_is_changed_after_another_view_was_read(qkv):
+    def attend():
+        s = qkv[0] @ qkv[1].mT
+        changed = s.view(2, 3, N, N)
+        read = s.view(2, 3 * N, N) + 1  # before the change
+        del s
+        changed.masked_fill_(_causal(), -1e9)
+        return changed.softmax(-1) @ qkv[2] + read.exp().view(2, 3, N, N) @ qkv[2]
+
+    assert_agrees(attend, qkv)
+
+
 @pytest.mark.parametrize("where", ["scores", "weights", "values"])
 def test_a_part_without_gradient(qkv, where):
     def attend():

@@ -142,3 +142,20 @@ def test_a_mask_holds_while_it_trains():
     one(x)[:, 4].sum().backward()
     assert float(x.grad[:, 5:].abs().max()) == 0.0
     assert float(x.grad[:, :5].abs().min()) > 0.0
+
+
+def test_a_first_run_of_one_token():
+    one = model()
+    other = replaced(one)
+    x = inputs()[:, :1]
+    torch.testing.assert_close(other(x), one(x))
+    with sc.intervene(one) as edit:
+        edit.ablate("0.attn", None)
+        edit.ablate("2.attn", None)
+        ablated = one(x)
+    without = copy.deepcopy(one)
+    for block in (without[0], without[2]):
+        block.attn.v = nn.Linear(D, D).double().requires_grad_(False)
+        nn.init.zeros_(block.attn.v.weight)
+        nn.init.zeros_(block.attn.v.bias)
+    torch.testing.assert_close(ablated, without(x))

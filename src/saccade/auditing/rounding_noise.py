@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from saccade.fusion.lazy import LazyTensor
 from saccade.support.validation import check_int
 
 FACTOR = 4.0
@@ -131,7 +132,7 @@ def _copy(buffer: Tensor | None) -> Tensor | None:
 def _moved(out: Any, draw: torch.Generator) -> Any:
     """Change each number of a module's result by one unit of rounding, except infinities, NaN and 0 (often exact)."""
     if isinstance(out, Tensor):
-        if not out.is_floating_point():
+        if not out.is_floating_point() or type(out) is LazyTensor:  # weights of replaced attention, which are not built
             return out
         up = torch.randint(0, 2, out.shape, generator=draw, dtype=torch.bool).to(out.device)
         ends = torch.where(up, math.inf, -math.inf).to(out.dtype)

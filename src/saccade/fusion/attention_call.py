@@ -83,12 +83,20 @@ class Output(NamedTuple):
         return x.reshape(*call.query.shape[:3], call.value.shape[3])
 
 
-def attention_call(product: Product, repeats: Repeats) -> tuple[AttentionCall, Output] | None:
+def attention_call(
+    product: Product, repeats: Repeats, *, is_any_number: bool = False
+) -> tuple[AttentionCall, Output] | None:
     """Convert a product of attention weights and values to an attention call; return None if that is not possible.
 
     It is not possible if the values depend on the query, if the weights are not summed over the axis of the softmax,
     or if the model's result differs from exact attention: rows without a visible key, NaN and inf, or a mask whose
     numbers are not negative enough to mask a pair.
+
+    Args:
+        product: the product.
+        repeats: the tensors that repeat others.
+        is_any_number: whether NaN and inf are accepted too, which reach the outputs of queries that may see them, and
+            in the model's own code all outputs.
     """
     is_left = isinstance(product.left, Scores)
     weights, value = (product.left, product.right) if is_left else (product.right, product.left)
@@ -120,7 +128,8 @@ def attention_call(product: Product, repeats: Repeats) -> tuple[AttentionCall, O
     extra = [x for x in value_names if not axes.get(x)]
     with without_autocast(value.device):
         value = _values(read(value), value_names, shared, extra, of_value, roles)
-        call = _call(weights, roles, value, torch.promote_types(weights.product_dtype, dtype))
+        wide = torch.promote_types(weights.product_dtype, dtype)
+        call = _call(weights, roles, value, wide, is_any_number=is_any_number)
     return None if call is None else (call, _output(product, axes, roles, extra, dtype))
 
 
@@ -211,7 +220,9 @@ def _rows(weights: Scores, columns: Axis, queries: Axis) -> Axis:
     return tuple(one for one in rows if any(x.shape[every.index(one)] > 1 for x in tensors)) or rows
 
 
-def _call(weights: Scores, roles: Roles, value: Tensor, dtype: torch.dtype) -> AttentionCall | None:
+def _call(
+    weights: Scores, roles: Roles, value: Tensor, dtype: torch.dtype, *, is_any_number: bool
+) -> AttentionCall | None:
     query, key = weights.left, weights.right
     queries, keys = (*weights.batch, *weights.left_only), (*weights.batch, *weights.right_only)
     if set(roles.columns) <= set(weights.left_only):
@@ -234,7 +245,9 @@ def _call(weights: Scores, roles: Roles, value: Tensor, dtype: torch.dtype) -> A
     value = value.reshape(items, kv_heads, columns, -1).to(dtype)
     scale, cap = weights.scale, weights.cap
     scale = scale if cap is None else scale * cap
-    if not math.isfinite(scale) or not (cap is None or 0 < cap < math.inf) or not is_finite(query, key, value):
+    if not math.isfinite(scale) or not (cap is None or 0 < cap < math.inf):
+        return None
+    if not (is_any_number or is_finite(query, key, value)):
         return None
     masked = _masked(weights, roles, query, key)
     if masked is None or not _hides_zeros(weights, roles, masked[0]):
@@ -328,8 +341,8 @@ def _hides_zeros(weights: Scores, roles: Roles, allowed: Tensor | None) -> bool:
 
 
 def _bound(weights: Scores, query: Tensor, key: Tensor) -> float:
-    """Return an upper bound for the absolute value of the attention scores before the bias is added."""
+    """Return an upper bound for the absolute value of the finite attention scores before the bias is added."""
     if weights.cap is not None:
         return weights.cap
-    norms = [float(torch.linalg.vector_norm(x.detach(), dim=-1).amax()) for x in (query, key)]
-    return abs(weights.scale) * math.prod(norms)
+    norms = [torch.linalg.vector_norm(x.detach(), dim=-1) for x in (query, key)]
+    return abs(weights.scale) * math.prod(float(x.nan_to_num(0.0, 0.0).amax()) for x in norms)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 Axis = tuple[int, ...]
-"""The factors of one axis, slowest first. An axis of size 1 has none."""
+"""The factors of one axis, slowest first. An axis of size 1 has none, unless it is that of a single query or key."""
 
 _names = itertools.count()
 
@@ -28,7 +28,7 @@ class Axes:
     The operands of a lazy tensor have one dimension for each factor, so a view does not change them.
 
     Args:
-        sizes: the size of each factor, at least 2.
+        sizes: the size of each factor: at least 2, or 1 for a single query or key.
         axes: the factors of each visible axis.
     """
 
@@ -48,12 +48,16 @@ class Axes:
 
     def view(self, shape: Sequence[int]) -> tuple[Axes, dict[int, Axis]] | None:
         """Return the axes after ``view(shape)`` and the factors that it splits, or None if it would mix factors."""
-        sizes, splits, axes = dict(self.sizes), dict[int, Axis](), list[Axis]()
+        sizes, splits, axes = dict(self.sizes), dict[int, Axis](), list[list[int]]()
         factors = [factor for axis in self.axes for factor in axis][::-1]
         if math.prod(shape) != math.prod(self.shape):
             return None
+        start = 0
         for size in shape:
             axis, rest = list[int](), size
+            if size > 1:
+                _place_single(factors, sizes, axes, start)
+                start = len(axes) + 1
             while rest > 1:
                 factor = factors.pop()
                 own = sizes[factor]
@@ -66,9 +70,10 @@ class Axes:
                     return None
                 axis.append(factor)
                 rest //= own
-            axes.append(tuple(axis))
+            axes.append(axis)
+        _place_single(factors, sizes, axes, start)
         whole = {factor: _leaves(factor, splits) for factor in splits if factor in self.sizes}
-        return Axes(sizes, tuple(axes)), whole
+        return Axes(sizes, tuple(map(tuple, axes))), whole
 
     def permuted(self, order: Sequence[int]) -> Axes:
         """Return the axes of the lazy tensor after ``permute(order)``."""
@@ -84,6 +89,25 @@ class Axes:
         """Reshape a tensor that broadcasts to the lazy tensor: one dimension, possibly of size 1, for each factor."""
         x = x[(None,) * (len(self.axes) - x.dim())]
         return split_axes(x, self.axes, self.sizes, factors)
+
+
+def _place_single(factors: list[int], sizes: Mapping[int, int], axes: list[list[int]], start: int) -> None:
+    """Take factors of size 1 from the end of a list, and assign them to the last axes, which also have size 1.
+
+    Args:
+        factors: the remaining factors, in reverse order.
+        sizes: the size of each factor.
+        axes: the factors of the axes so far.
+        start: the first of the axes of size 1 at the end. Factors for which there is no such axis join the one before.
+    """
+    single = list[int]()
+    while factors and sizes[factors[-1]] == 1:
+        single.append(factors.pop())
+    for axis in reversed(axes[start:]):
+        if single:
+            axis.append(single.pop())
+    if single and start:
+        axes[start - 1] += single
 
 
 def split_axes(x: Tensor, axes: Sequence[Axis], sizes: Mapping[int, int], factors: Sequence[int]) -> Tensor:

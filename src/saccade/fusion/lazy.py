@@ -55,6 +55,7 @@ class Operation:
     Attributes:
         differentiable: the tensors among the arguments that require gradients.
         aliases: a view of each of these tensors, which replaces it as an argument when the call is run.
+        memory: an object that all calls whose results may share memory have in common.
     """
 
     def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
@@ -64,6 +65,7 @@ class Operation:
         self.tensors = list(tensors_in((args, kwargs)))
         self.differentiable = [x for x in self.tensors if is_on and x.requires_grad]
         self.aliases: list[Tensor] = []
+        self.memory: object = None
 
     def run(self, results: dict[Operation, Any]) -> Any:
         """Run the deferred call and all calls that it depends on, except those with known results."""
@@ -187,7 +189,7 @@ class Pending:
 
     def __init__(self, scores: Scores | RowMaximum, operation: Operation, family: Family, memory: object = None):
         self.scores, self.operation, self.family = scores, operation, family
-        self.memory = object() if memory is None else memory
+        self.memory = operation.memory = object() if memory is None else memory
         self.has_gradients = torch.is_grad_enabled()
         self.number = next(_numbers)
         self._value: Tensor | None = None
@@ -215,8 +217,7 @@ class Pending:
     def is_changed_alone(self) -> bool:
         """Whether an in-place operation on the lazy tensor changes no other one that is in use and not computed."""
         others = [x for x in self.family.waiting if x is not self]
-        is_shared = any(x.memory is self.memory or self.operation in x.operation.chain() for x in others)
-        return not is_shared
+        return not any(operation.memory is self.memory for x in others for operation in x.operation.chain())
 
     @property
     def differentiable(self) -> list[Tensor]:
@@ -260,6 +261,7 @@ class LazyTensor(Tensor):
     def update(self, scores: Scores, operation: Operation) -> None:
         """Apply an in-place operation to the lazy tensor, which must be the only tensor of its family in use."""
         self.pending.scores, self.pending.operation = scores, operation
+        operation.memory = self.pending.memory
         operands = self.pending.differentiable
         if operands and torch.is_grad_enabled():
             with torch._C.DisableTorchFunctionSubclass():

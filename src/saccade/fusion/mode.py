@@ -82,6 +82,7 @@ class FuseAttention(TorchFunctionMode):
         self._run, self._on_attention = run, on_attention
         self._tap = None if on_weights is None else SoftmaxTap(_arranged(on_weights), on_unknown)
         self._repeats, self._here = Repeats(), _Here()
+        self._is_any_number = False  # NaN and inf are left to the model's code
         self._families: weakref.WeakSet[Family] = weakref.WeakSet()
 
     def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
@@ -163,7 +164,11 @@ class FuseAttention(TorchFunctionMode):
             else:
                 product = product_of(func, noted_args, noted_kwargs)
                 first.pending.scores.check_current()
-                found = None if product is None else attention_call(product, self._repeats)
+                found = (
+                    None
+                    if product is None
+                    else attention_call(product, self._repeats, is_any_number=self._is_any_number)
+                )
                 if found is not None:
                     result = self._attention(*found, first.pending.family)
                     if result is not None:

@@ -209,10 +209,12 @@ def _unsqueeze(scores: Scores, dim: int) -> Scores | None:
 
 
 def _squeeze(scores: Scores, dim: int | None = None) -> Scores | None:
-    axes, axis = scores.axes.axes, None if dim is None else _axis(scores, dim)
+    axis = None if dim is None else _axis(scores, dim)
     if dim is not None and axis is None:
         return None
-    return scores.regrouped(tuple(x for i, x in enumerate(axes) if x or (dim is not None and i != axis)))
+    axes = zip(scores.axes.axes, scores.axes.shape, strict=True)
+    kept = (factors for i, (factors, size) in enumerate(axes) if size > 1 or (dim is not None and i != axis))
+    return scores.regrouped(tuple(kept))
 
 
 def _transpose(scores: Scores, dim0: int, dim1: int) -> Scores | None:

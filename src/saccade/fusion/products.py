@@ -182,6 +182,10 @@ def scores_of(product: Product, repeats: Repeats) -> Scores | None:
         {x for x, size, step in zip(names, operand.shape, operand.stride(), strict=True) if size > 1 and step}
         for operand, names in ((left, product.left_letters), (right, product.right_letters))
     ]
+    lead = _lead(product)
+    letters = (product.left_letters, product.right_letters)
+    for side, own, other in zip(has, letters, letters[::-1], strict=True):
+        side |= {x for x in own if x not in (*other, *lead)}  # a single query or key too
     factors = {x: new_factor() for x in product.letters if x in has[0] | has[1]}
     by_side = [[x for x in factors if x in has[0] and x in has[1]]]
     by_side += [[x for x in factors if x in side and x not in other] for side, other in (has, has[::-1])]
@@ -201,7 +205,7 @@ def scores_of(product: Product, repeats: Repeats) -> Scores | None:
         left_only=left_only,
         right_only=right_only,
         heads=_heads(product, dict(zip(product.letters, axes.axes, strict=True)), batch),
-        lead=tuple(factors[x] for x in _lead(product) if x in factors),
+        lead=tuple(factors[x] for x in lead if x in factors),
         product_dtype=dtype,
         dtype=dtype,
         scale=product.alpha,

@@ -98,7 +98,7 @@ class RedirectMode(FuseAttention):
             self._leave(_MULTIPLIES if is_eager() else _NOT_EAGER)
 
         super().__init__(self._run_call, on_weights=lambda weights: keep(), on_unknown=keep)
-        self.handler = handler
+        self.handler, self._is_any_number = handler, True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

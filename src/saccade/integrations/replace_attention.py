@@ -214,7 +214,7 @@ def _against(module: nn.Module) -> str:
         return "it runs on saccade already; its mask and mechanism can be set"
     forward = vars(module).get("forward")
     if isinstance(forward, ForwardProxy):
-        return "it is being recorded; replace_attention comes before the recording"
+        return "it is being recorded or changed; replace_attention comes before sc.record and sc.intervene"
     is_changed = forward is not None and isinstance(module, nn.MultiheadAttention)
     return "its forward was changed on the object, by another library" if is_changed else ""
 

@@ -286,4 +286,5 @@ def check_names(argument: str, patterns: Sequence[object], names: Sequence[str])
         if not isinstance(pattern, str):
             raise type_error(argument, "hold names of modules", shown(pattern))
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise value_error(argument, "hold names of modules of the model", repr(pattern))
+            hint = "names are those of model.named_modules(), which lists a shared module once"
+            raise value_error(argument, "hold names of modules of the model", repr(pattern), hint=hint)
