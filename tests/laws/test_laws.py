@@ -124,6 +124,10 @@ def without_lse(laws):
         *trials("native", TOLD, EVEN, torch.float32, marks=[needs_native, CI]),
         *trials("native", GENERAL, testing.LARGE_CASES[1::2], torch.float32, marks=[needs_native, CI]),
         *trials("native", NUMBERS, ODD, torch.bfloat16, marks=needs_half),
+        *trials("fused", testing.SIZE_LAWS, BASIC, marks=CI),
+        *trials("tiled", testing.SIZE_LAWS, BASIC, marks=CI),
+        *trials("sdpa", testing.SIZE_LAWS, BASIC, marks=CI),
+        *trials("native", testing.SIZE_LAWS, BASIC, marks=[needs_native, CI]),
     ],
 )
 def test_law(impl, law, cases, dtype):

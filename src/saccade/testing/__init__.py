@@ -11,10 +11,11 @@ from saccade.testing.case import Case, Inputs
 from saccade.testing.cases import CASES, LARGE_CASES
 from saccade.testing.conformance import check, trials, try_law
 from saccade.testing.first_use import first_use
-from saccade.testing.laws import LAWS, Law, LawBroken
+from saccade.testing.laws import LAWS, SIZE_LAWS, Law, LawBroken
 from saccade.testing.problem import Problem
 from saccade.testing.reach import assert_reach
 from saccade.testing.report import Report, Result
+from saccade.testing.size_cases import SIZE_CASES
 from saccade.testing.stepwise import Stepwise
 from saccade.testing.subject import Claims, Subject
 from saccade.testing.tolerances import TOLERANCES, Tolerance, error, tolerance
@@ -24,10 +25,12 @@ __all__ = [
     "Report",
     "Result",
     "LAWS",
+    "SIZE_LAWS",
     "Law",
     "LawBroken",
     "CASES",
     "LARGE_CASES",
+    "SIZE_CASES",
     "Case",
     "Inputs",
     "Problem",

@@ -12,7 +12,7 @@ import torch
 
 from saccade.testing.cases import CASES, LARGE_CASES
 from saccade.testing.conformance import check
-from saccade.testing.laws import LAWS
+from saccade.testing.laws import LAWS, SIZE_LAWS
 from saccade.testing.subject import OPTIONS, Claims
 
 __all__ = ["main"]
@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         masks=options.masks,
         cases=options.cases or None,
         laws=options.laws or None,
+        sizes=options.sizes,
         dtypes=[_DTYPES[name] for name in options.dtypes],
         claims=Claims(memory_exponent=options.memory_exponent),
         device=options.device,
@@ -60,7 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--no-gqa", action="store_true", help="it takes no grouped heads")
     add("--masks", choices=("dense", "objects"), default="dense", help="masks as bool tensors or as rules")
     add("--memory-exponent", type=float, help="promise that memory grows as length to this power")
-    names = [law.name for law in LAWS]
+    add("--sizes", choices=("small", "models", "all"), help="of the cases; all, or small with --cases")
+    names = [law.name for law in (*LAWS, *SIZE_LAWS)]
     add("--laws", nargs="+", choices=names, metavar="LAW", help="only these")
     names = [case.name for case in (*CASES, *LARGE_CASES)]
     add("--cases", nargs="+", choices=names, metavar="CASE", help="only these")

@@ -9,13 +9,15 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from saccade.support.errors import UnsupportedError, kind, type_error, value_error
+from saccade.support.validation import check_choice
 from saccade.testing.case import Case
 from saccade.testing.cases import CASES, LARGE_CASES
-from saccade.testing.laws import LAWS, Law, LawBroken
+from saccade.testing.laws import LAWS, SIZE_LAWS, Law, LawBroken
 from saccade.testing.report import Report, Result
 from saccade.testing.subject import Claims, Subject
 
 _Named = TypeVar("_Named", Case, Law)
+_TIERS = {"small": LAWS, "models": SIZE_LAWS, "all": (*LAWS, *SIZE_LAWS)}
 
 
 def check(
@@ -29,6 +31,7 @@ def check(
     masks: Literal["dense", "objects"] = "dense",
     cases: Sequence[Case | str] | None = None,
     laws: Sequence[Law | str] | None = None,
+    sizes: Literal["small", "models", "all"] | None = None,
     dtypes: Sequence[torch.dtype] = (torch.float64, torch.float32),
     claims: Claims | None = None,
     device: torch.device | str = "cpu",
@@ -65,7 +68,9 @@ def check(
             "objects" passes it as a `saccade.masks.Mask` or None, with ``q_positions`` and ``kv_positions`` if a case
             has them. (A relative bias always comes with positions.)
         cases: the cases to try the laws on, or their names; `CASES` if None. Some laws define their own cases.
-        laws: the laws to try, or their names; `LAWS` if None.
+        laws: the laws to try, or their names; if None, those that ``sizes`` chooses.
+        sizes: "small" for `LAWS`, on cases of a few tokens, where every entry is compared; "models" for `SIZE_LAWS`, at
+            the lengths and widths of models; "all" for both. None is "all", or "small" if you choose the cases.
         dtypes: the dtypes of the inputs; some laws define their own dtypes.
         claims: promises of the function beyond the laws.
         device: the device of the inputs.
@@ -87,7 +92,12 @@ def check(
         claims=claims,
         device=device,
     )
-    chosen = LAWS if laws is None else _named("laws", laws, LAWS, Law)
+    tier: str = ("all" if cases is None else "small") if sizes is None else sizes
+    chosen = (
+        _TIERS[check_choice("sizes", tier, tuple(_TIERS))]
+        if laws is None
+        else _named("laws", laws, (*LAWS, *SIZE_LAWS), Law)
+    )
     tried = CASES if cases is None else _named("cases", cases, (*CASES, *LARGE_CASES), Case)
     return Report(tuple(try_law(subject, *trial) for trial in trials(chosen, tried, dtypes)), tuple(chosen))
 

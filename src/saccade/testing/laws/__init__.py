@@ -1,9 +1,12 @@
 """The laws that hold for every attention function. Each is a statement with a function that seeks a counter-example."""
 
-from saccade.testing.laws import conduct, declarations, definition, invariance, locality
+from saccade.testing.laws import conduct, declarations, definition, invariance, locality, sizes
 from saccade.testing.laws.expect import LawBroken
 from saccade.testing.laws.law import Law
 
-__all__ = ["LAWS", "Law", "LawBroken"]
+__all__ = ["LAWS", "SIZE_LAWS", "Law", "LawBroken"]
 
 LAWS: tuple[Law, ...] = (*definition.LAWS, *locality.LAWS, *invariance.LAWS, *conduct.LAWS, *declarations.LAWS)
+
+SIZE_LAWS: tuple[Law, ...] = sizes.LAWS
+"""Laws at the sizes of models, on cases of their own."""

@@ -1,0 +1,278 @@
+"""`PAST_BUGS`: the mistakes of public reports, each with a small kernel that repeats it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from saccade.testing.wrong_kernels import (
+    Kernel,
+    as_contiguous,
+    attend,
+    cached,
+    changed,
+    complete_blocks,
+    every_second_call,
+    first_of_group,
+    given,
+    gradient_times,
+    interleaved,
+    is_large,
+    last_block_gradient,
+    last_result,
+    low_maximum,
+    mean,
+    no_maximum,
+    scaled_in_place,
+    split_sum,
+    stale_mask,
+    where,
+    workspace,
+    zero_tail,
+)
+
+
+class PastBug(NamedTuple):
+    """A mistake that a kernel made, and a kernel that makes it.
+
+    Attributes:
+        mistake: one sentence about it.
+        where: the public report; "cheat" for a way to pass weak tests; "made" for a common mistake without a report.
+        laws: names of laws that must find it.
+        make: returns the wrong kernel, as fresh as if just imported.
+    """
+
+    mistake: str
+    where: str
+    laws: tuple[str, ...]
+    make: Callable[[], Kernel]
+
+
+_ZEROS = changed(lambda out, q, k, v, mask: out * 0.0)
+_NAN = changed(lambda out, q, k, v, mask: out * torch.nan)
+
+PAST_BUGS = (
+    # lengths and block edges
+    PastBug("It returns zeros.", "NVIDIA/TransformerEngine#3528", ("oracle", "sizes"), _ZEROS),
+    PastBug(
+        "It gives NaN where the length is 64 more than a multiple of 128.",
+        "pytorch/pytorch#196678",
+        ("sizes",),
+        where(lambda q, k, v, mask: q.shape[2] % 128 == 64, _NAN),
+    ),
+    PastBug(
+        "Keys that fill up the last block have score 0 and take part.",
+        "flashinfer-ai/flashinfer#5090",
+        ("oracle", "sizes"),
+        given(zero_tail),
+    ),
+    PastBug(
+        "The last block of rows is left out if it has one row.",
+        "jax-ml/jax#27224",
+        ("sizes",),
+        changed(
+            lambda out, q, k, v, mask: (
+                torch.cat([out[:, :, :-1], out[:, :, -1:] * 0], 2)
+                if out.shape[2] % 64 == 1 and out.shape[2] > 1
+                else out
+            )
+        ),
+    ),
+    PastBug(
+        "The last, incomplete block of keys is not read.",
+        "pytorch/pytorch#159247",
+        ("sizes",),
+        where(lambda q, k, v, mask: k.shape[2] > 128 and k.shape[2] % 128 > 0, given(complete_blocks)),
+    ),
+    PastBug(
+        "Fewer queries than keys read the mask of the first rows.",
+        "jax-ml/jax#24491",
+        ("oracle", "sizes"),
+        where(
+            lambda q, k, v, mask: 1 < q.shape[2] < k.shape[2],
+            given(lambda q, k, v, mask: (q, k, v, torch.ones_like(mask).tril())),
+        ),
+    ),
+    PastBug(
+        "Only the last 512 keys are read.",
+        "ScalingIntelligence/KernelBench#165",
+        ("sizes",),
+        given(lambda q, k, v, mask: (q, k[:, :, -512:], v[:, :, -512:], mask[..., -512:])),
+    ),
+    PastBug(
+        "Parts of more than 1,024 keys are joined without their lse.",
+        "flashinfer-ai/flashinfer#50",
+        ("sizes",),
+        lambda: split_sum,
+    ),
+    # masks
+    PastBug(
+        "Masked pairs get the score -1e4.",
+        "ml-explore/mlx#2395",
+        ("large_scores",),
+        lambda: lambda q, k, v, mask: attend(q, k, v, mask, fill=-1e4),
+    ),
+    PastBug(
+        "A row without a visible key gives the mean of all values.",
+        "ml-explore/mlx#2395",
+        ("empty_rows", "oracle"),
+        lambda: lambda q, k, v, mask: attend(q, k, v, mask | ~mask.any(-1, keepdim=True)),
+    ),
+    PastBug(
+        "A row without a visible key gives NaN.",
+        "pytorch/pytorch#103749",
+        ("empty_rows", "oracle"),
+        changed(lambda out, q, k, v, mask: out.masked_fill(~mask.any(-1, keepdim=True), torch.nan)),
+    ),
+    PastBug(
+        "One query reads no mask.",
+        "huggingface/transformers#30311",
+        ("oracle",),
+        where(lambda q, k, v, mask: q.shape[2] == 1, given(lambda q, k, v, mask: (q, k, v, torch.ones_like(mask)))),
+    ),
+    PastBug(
+        "The mask of the first batch item is used for all.",
+        "InternLM/lmdeploy#414",
+        ("oracle", "batch", "sizes"),
+        given(lambda q, k, v, mask: (q, k, v, mask[:1].expand_as(mask))),
+    ),
+    PastBug(
+        "The mask of an earlier call with this shape is used.", "NVIDIA/Model-Optimizer#1296", ("oracle",), stale_mask
+    ),
+    PastBug(
+        "The mask is inverted.",
+        "vllm-project/vllm-omni#672",
+        ("oracle", "polarity"),
+        given(lambda q, k, v, mask: (q, k, v, ~mask)),
+    ),
+    # precision and large scores
+    PastBug(
+        "A running maximum that begins at -5e4 makes lower rows 0.",
+        "flashinfer-ai/flashinfer#4267",
+        ("large_scores",),
+        lambda: low_maximum,
+    ),
+    PastBug("Scores are exponentiated without their maximum.", "made", ("large_scores",), lambda: no_maximum),
+    PastBug(
+        "The result has an error of one percent.",
+        "Xilinx/mlir-air#1427",
+        ("oracle", "sizes"),
+        changed(lambda out, q, k, v, mask: out * 1.01),
+    ),
+    PastBug(
+        "Scores are rounded to half precision.",
+        "made",
+        ("oracle", "sizes"),
+        given(lambda q, k, v, mask: (q.half().to(q.dtype), k, v, mask)),
+    ),
+    # widths
+    PastBug(
+        "The scale is that of the next larger power of two.",
+        "made",
+        ("sizes",),
+        lambda: lambda q, k, v, mask: attend(q, k, v, mask, scale=(1 << (q.shape[3] - 1).bit_length()) ** -0.5),
+    ),
+    PastBug(
+        "Channels beyond a multiple of 32 are not read.",
+        "mlc-ai/mlc-llm#1889",
+        ("oracle",),
+        where(
+            lambda q, k, v, mask: q.shape[3] % 32 > 0,
+            given(lambda q, k, v, mask: (q * (torch.arange(q.shape[3]) < q.shape[3] // 2), k, v, mask)),
+        ),
+    ),
+    PastBug(
+        "The output has the width of the query.",
+        "NVIDIA/TensorRT-LLM#4281",
+        ("oracle", "sizes"),
+        changed(lambda out, q, k, v, mask: F.pad(out, (0, q.shape[3]))[..., : q.shape[3]]),
+    ),
+    # heads
+    PastBug(
+        "Fewer than 8 key heads are taken in turn.", "pytorch/pytorch#193893", ("oracle", "sizes"), given(interleaved)
+    ),
+    PastBug(
+        "Heads beyond the 16th read the keys of the first 16.",
+        "made",
+        ("sizes",),
+        where(
+            lambda q, k, v, mask: q.shape[1] > 16,
+            given(lambda q, k, v, mask: (q[:, torch.arange(q.shape[1]) % 16], k, v, mask)),
+        ),
+    ),
+    # gradients
+    PastBug(
+        "Gradients are 150 times too large at more than 128 tokens.",
+        "Dao-AILab/flash-attention#2623",
+        ("gradients_at_sizes",),
+        changed(lambda out, q, k, v, mask: gradient_times(out, 150.0) if q.shape[2] > 128 else out),
+    ),
+    PastBug(
+        "Shared keys get the gradient of one head of their group.",
+        "marin-community/levanter#449",
+        ("gradients_of_inputs", "gradients_at_sizes"),
+        lambda: first_of_group,
+    ),
+    PastBug(
+        "Keys get the gradient of their last block alone.",
+        "made",
+        ("gradients_at_sizes",),
+        lambda: last_block_gradient,
+    ),
+    PastBug(
+        "With a width of 256 and several items gradients are wrong.",
+        "NVIDIA/TransformerEngine#3216",
+        ("gradients_at_sizes",),
+        changed(lambda out, q, k, v, mask: gradient_times(out, 5.0) if q.shape[3] == 256 and len(q) > 1 else out),
+    ),
+    PastBug(
+        "No input gets a gradient.",
+        "cheat",
+        ("gradients_of_inputs", "gradients_at_sizes"),
+        changed(lambda out, q, k, v, mask: out.detach() + 0 * (q.sum() + k.sum() + v.sum())),
+    ),
+    # memory and state
+    PastBug(
+        "Values are read as if they were contiguous.",
+        "ROCm/pytorch#3230",
+        ("strides", "sizes"),
+        given(lambda q, k, v, mask: (q, k, as_contiguous(v), mask)),
+    ),
+    PastBug(
+        "Expanded keys are read as if they were contiguous.",
+        "pytorch/pytorch#191937",
+        ("strides",),
+        where(lambda q, k, v, mask: 0 in k.stride(), changed(lambda out, q, k, v, mask: out.flip(2))),
+    ),
+    PastBug("The query is scaled in place.", "made", ("pure",), lambda: scaled_in_place),
+    PastBug(
+        "A result is kept for the memory of its inputs.",
+        "ScalingIntelligence/KernelBench#165",
+        ("memory_of_calls",),
+        cached,
+    ),
+    PastBug(
+        "A result is kept for its shape.", "ikawrakow/ik_llama.cpp#2096", ("memory_of_calls", "oracle"), last_result
+    ),
+    PastBug("All results share one memory.", "made", ("memory_of_calls",), workspace),
+    PastBug("Results differ from call to call.", "tenstorrent/tt-metal#50512", ("determinism",), every_second_call),
+    # ways to pass weak tests
+    PastBug("It returns the mean of the values.", "cheat", ("oracle", "sizes"), lambda: mean),
+    PastBug("It is right for at most 12 keys.", "cheat", ("sizes",), where(is_large, lambda: mean)),
+    PastBug(
+        "It returns noise of the right size at large inputs.",
+        "cheat",
+        ("sizes",),
+        where(is_large, changed(lambda out, q, k, v, mask: torch.randn_like(out) * out.std())),
+    ),
+    PastBug(
+        "One row in each head is wrong at large inputs.",
+        "cheat",
+        ("sizes",),
+        where(is_large, changed(lambda out, q, k, v, mask: torch.cat([out[:, :, :1] * 1.5, out[:, :, 1:]], 2))),
+    ),
+)
+"""Each bug with a kernel that has it."""

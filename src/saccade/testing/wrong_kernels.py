@@ -1,0 +1,194 @@
+"""Small wrong attention kernels, and a correct one from which they differ."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scale: float | None = None, fill: float = -torch.inf
+) -> Tensor:
+    """Compute attention as a correct kernel does, by which the wrong ones differ; ``fill`` marks masked pairs."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1).to(wide) for x in (key, value))
+    some = mask.any(-1, keepdim=True)
+    scores = query.to(wide) @ key.mT * (query.shape[3] ** -0.5 if scale is None else scale)
+    weights = scores.masked_fill(~(mask | ~some), fill).softmax(-1)
+    return (weights.masked_fill(~some, 0.0) @ value).to(query.dtype)
+
+
+def changed(change: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]) -> Callable[[], Kernel]:
+    """Return a maker of kernels that change a correct result: ``change(out, query, key, value, mask)``."""
+    return lambda: lambda q, k, v, mask: change(attend(q, k, v, mask), q, k, v, mask)
+
+
+def given(change: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]) -> Callable[[], Kernel]:
+    """Return a maker of kernels that are correct for changed inputs."""
+    return lambda: lambda *inputs: attend(*change(*inputs))
+
+
+def gradient_times(out: Tensor, factor: float) -> Tensor:
+    """Return the output with gradients multiplied by a number."""
+    return out.detach() + factor * (out - out.detach())
+
+
+def zero_tail(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    """Return the inputs with keys of zeros that fill up the last block of 64 and are not masked."""
+    missing = -k.shape[2] % 64
+    padded = [F.pad(x, (0, 0, 0, missing)) for x in (k, v)]
+    return q, *padded, F.pad(mask, (0, missing), value=True)
+
+
+def complete_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    """Return the inputs without the last, incomplete block of 128 keys."""
+    read = k.shape[2] // 128 * 128
+    return q, k[:, :, :read], v[:, :, :read], mask[..., :read]
+
+
+def as_contiguous(x: Tensor) -> Tensor:
+    """Return what is read if a view is taken for contiguous memory."""
+    size = x.numel()
+    flat = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
+    start = x.storage_offset()
+    return flat[start : start + size].reshape(x.shape) if start + size <= len(flat) else x
+
+
+def interleaved(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    """Return the inputs with fewer than 8 key heads assigned to query heads in turn, instead of in groups."""
+    if not 1 < k.shape[1] < 8:
+        return q, k, v, mask
+    times = q.shape[1] // k.shape[1]
+    return q, k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1), mask
+
+
+def first_of_group(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Compute attention in which shared keys and values get the gradient of one head of their group."""
+    times = q.shape[1] // k.shape[1]
+
+    def repeated(x: Tensor) -> Tensor:
+        copies = [x, *(x.detach() for _ in range(times - 1))]
+        return torch.stack(copies, 2).flatten(1, 2)
+
+    return attend(q, repeated(k), repeated(v), mask)
+
+
+def last_block_gradient(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Compute attention in which only the last block of 128 keys and values gets a gradient."""
+    if k.shape[2] <= 128:
+        return attend(q, k, v, mask)
+    cut = (k.shape[2] - 1) // 128 * 128
+    joined = [torch.cat([x[:, :, :cut].detach(), x[:, :, cut:]], 2) for x in (k, v)]
+    return attend(q, joined[0], joined[1], mask)
+
+
+def split_sum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Compute attention whose two parts of the keys are averaged, instead of weighted by their lse."""
+    if k.shape[2] <= 1024:
+        return attend(q, k, v, mask)
+    parts = [attend(q, k[:, :, s], v[:, :, s], mask[..., s]) for s in (slice(0, 1024), slice(1024, None))]
+    return (parts[0] + parts[1]) / 2
+
+
+def low_maximum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Compute attention whose running maximum begins at -5e4."""
+    keys = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    scores = (q.float() @ keys.float().mT * q.shape[3] ** -0.5).masked_fill(~mask, -torch.inf)
+    return attend(q, k, v, mask).masked_fill(scores.amax(-1, keepdim=True) < -5e4, 0.0)
+
+
+def no_maximum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Compute attention without subtracting the maximum of a row before the exponential."""
+    keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    powers = (q @ keys.mT * q.shape[3] ** -0.5).exp().masked_fill(~mask, 0.0)
+    return powers @ values / powers.sum(-1, keepdim=True).clamp_min(1e-30)
+
+
+def cached() -> Kernel:
+    """Return a kernel that keeps a result for the addresses of its inputs."""
+    results: dict[tuple[object, ...], Tensor] = {}
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        place = (q.data_ptr(), k.data_ptr(), v.data_ptr(), q.shape, mask.shape)
+        if place not in results:
+            results[place] = attend(q, k, v, mask)
+        return results[place]
+
+    return kernel
+
+
+def last_result() -> Kernel:
+    """Return a kernel that keeps a result for the shapes of its inputs."""
+    results: dict[tuple[object, ...], Tensor] = {}
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return results.setdefault((*q.shape, *v.shape, q.dtype), attend(q, k, v, mask))
+
+    return kernel
+
+
+def workspace() -> Kernel:
+    """Return a kernel that writes all results of a shape to the same memory."""
+    buffers: dict[tuple[object, ...], Tensor] = {}
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        out = attend(q, k, v, mask)
+        if out.requires_grad:
+            return out
+        buffer = buffers.setdefault((*out.shape, out.dtype), torch.empty_like(out))
+        return buffer.copy_(out)
+
+    return kernel
+
+
+def stale_mask() -> Kernel:
+    """Return a kernel that uses the first mask of each shape."""
+    masks: dict[tuple[int, ...], Tensor] = {}
+    return lambda q, k, v, mask: attend(q, k, v, masks.setdefault(tuple(mask.shape), mask.clone()))
+
+
+def every_second_call() -> Kernel:
+    """Return a kernel whose every second result is a little too small."""
+    calls = itertools.count()
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        out = attend(q, k, v, mask)
+        return out * 0.999 if next(calls) % 2 else out
+
+    return kernel
+
+
+def scaled_in_place(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Compute attention after scaling the query in place."""
+    scaled = q.data if q.requires_grad else q
+    scaled.mul_(q.shape[3] ** -0.5)
+    return attend(q, k, v, mask, scale=1.0)
+
+
+def mean(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean of all values for each query."""
+    average = v.mean(2, keepdim=True).repeat_interleave(q.shape[1] // v.shape[1], 1)
+    return average.expand(*q.shape[:3], -1).clone()
+
+
+def where(
+    condition: Callable[[Tensor, Tensor, Tensor, Tensor], bool], make: Callable[[], Kernel]
+) -> Callable[[], Kernel]:
+    """Return a maker of kernels that are wrong only for some inputs."""
+
+    def of() -> Kernel:
+        wrong = make()
+        return lambda q, k, v, mask: (wrong if condition(q, k, v, mask) else attend)(q, k, v, mask)
+
+    return of
+
+
+def is_large(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> bool:
+    """Return whether there are more keys than in the small cases."""
+    return k.shape[2] > 12
