@@ -2,6 +2,9 @@
 
 import pytest
 
+from saccade.learning import QUESTIONS
+from saccade.learning.training import Outcome
+
 TEXT = "A lizard is not a snake, although a slow worm looks like one and is a lizard."
 
 
@@ -17,9 +20,12 @@ def test_it_prints_a_table_and_what_to_think_of_it(compare, encoder):
     lines = result.output.splitlines()
     count = len(encoder.tokenizer.encode(TEXT).ids)
     assert lines[0] == f"batch 1, 12 heads, {count} queries, {count} keys; errors relative to exact attention"
-    names = [line.split("  ")[0] for line in lines[2:9]]
+    names = [line.split("  ")[0] for line in lines[2:12]]
     assert names == [
         "exact",
+        "torch SDPA",
+        "Window(64, 64)",
+        "Window(64, 64) | Global((0,))",
         "Linear",
         "Performer(8)",
         "Performer(8, kind='hyperbolic')",
@@ -28,6 +34,26 @@ def test_it_prints_a_table_and_what_to_think_of_it(compare, encoder):
         "Nystrom(4, iterations=None)",
     ]
     assert "Performer(8): too far off to be of use" in result.output
+
+
+def test_masks_are_rows(compare):
+    result = compare("--landmarks", "4", "--features", "8", "--mask", "sliding(3)", "--mask", "full", TEXT)
+    assert result.exit_code == 0, result.output
+    rows = {line.split("  ")[0]: line for line in result.output.splitlines()}
+    assert "Window(64, 64)" not in rows
+    assert rows["Full()"].split()[1:5] == ["0.000"] * 4
+    assert "Window(2, 0): too far off to be of use" in result.output
+
+
+def test_quality_is_that_of_trained_models(compare, monkeypatch):
+    asked = []
+    monkeypatch.setattr("saccade.learning.quality.train", lambda *given: asked.append(given) or Outcome(0.5, 1, 1.0, 1))
+    result = compare("--quality", "MQAR", "--landmarks", "4", "--features", "8", TEXT)
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[1].split()[-1] == "quality"
+    assert result.output.splitlines()[2].split()[-1] == "0.500"
+    assert len(asked) == 9  # exact attention, two masks and six mechanisms
+    assert {question for _, question, _, _ in asked} == {QUESTIONS["MQAR"]}
 
 
 def test_as_many_landmarks_as_tokens_are_exact(compare):
@@ -64,6 +90,10 @@ def test_it_draws_error_against_time(compare, tmp_path):
         ([" "], "saccade compare: TEXT must have at least one word; got nothing to read."),
         (["--layer", "6", TEXT], "saccade compare: --layer must be from 0 to 5; got 6."),
         (["--model", "small-decoder", "--layer", "4", TEXT], "saccade compare: --layer must be from 0 to 3; got 4."),
+        (
+            ["--quality", "MQR", TEXT],
+            "saccade compare: --quality must be one of MQAR, induction, selective copying, ListOps, passkey; got MQR.",
+        ),
         (["--layer", "-1", TEXT], "saccade compare: --layer must be from 0 to 5; got -1."),
     ],
 )
@@ -71,6 +101,12 @@ def test_wrong_arguments_are_refused_in_one_line(compare, arguments, sentence):
     result = compare(*arguments)
     assert result.exit_code == 2
     assert result.output.strip() == sentence
+
+
+def test_a_mask_that_cannot_be_read(compare):
+    result = compare("--mask", "windw(2)", TEXT)
+    assert result.exit_code == 2
+    assert result.output.startswith("saccade compare: --mask: parse: text must name masks that it knows; got windw.")
 
 
 def test_a_picture_that_cannot_be_written(compare):

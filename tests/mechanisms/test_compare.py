@@ -149,7 +149,7 @@ def test_a_mask_that_cannot_be_had_is_a_row_that_says_why() -> None:
     assert math.isnan(result.rows[0].error_median)
     assert math.isfinite(result.rows[1].error_median)
     lines = str(result).splitlines()
-    assert lines[3].split() == ["Nystrom", *["-"] * 7]
+    assert lines[4].split() == ["Nystrom", *["-"] * 7]
     assert lines[-1].startswith("Linformer: refused")
 
 
@@ -191,7 +191,7 @@ def test_queries_of_another_length_are_timed_in_proportion(monkeypatch: pytest.M
 
 def test_wrong_arguments_are_refused() -> None:
     q, k, v = _inputs()
-    with pytest.raises(TypeError, match=r"compare: mechanisms must be a list of mechanisms; got Linear"):
+    with pytest.raises(TypeError, match=r"compare: mechanisms must be a list of mechanisms and masks; got Linear"):
         compare(q, k, v, Linear())
     with pytest.raises(TypeError, match=r"compare: mechanisms must be a list of mechanisms"):
         compare(q, k, v, [Linear])
@@ -228,3 +228,89 @@ def test_on_what_a_trained_model_attends_with() -> None:
     assert rows[0].error_median > rows[1].error_median > 0.01
     assert rows[2].error_median < 1e-3
     assert all(a.name != b.name for a, b in itertools.combinations(rows, 2))
+
+
+@pytest.mark.parametrize("mask", [None, Causal(), Padding([48, 20])], ids=str)
+def test_a_mask_is_a_row_of_exact_attention_under_both_masks(mask: Mask | None) -> None:
+    q, k, v = _inputs()
+    row = compare(q, k, v, [Window(5, 2)], mask=mask).rows[0]
+    visible = torch.ones(2, 1, 48, 48, dtype=torch.bool) if mask is None else mask.to_dense(48, batch=2)
+    i, j = torch.arange(48)[:, None], torch.arange(48)
+    scores = q @ k.repeat_interleave(2, 1).mT / 8**0.5
+    both = visible & (i - j <= 5) & (j - i <= 2)
+    exact, near = (scores.masked_fill(~x, -math.inf).softmax(-1).nan_to_num() for x in (visible, both))
+    value = v.repeat_interleave(2, 1)
+    errors = (near @ value - exact @ value).norm(dim=-1) / (exact @ value).norm(dim=-1)
+    assert row.error_median == pytest.approx(errors.median().item(), rel=1e-4)
+    assert row.error_worst == pytest.approx(errors.max().item(), rel=1e-4)
+    distances = (near - exact).abs().sum(-1).flatten() / 2
+    picked = distances[torch.linspace(0, distances.numel() - 1, 64).round().long()]
+    assert row.distance_median == pytest.approx(picked.median().item(), rel=1e-4, abs=1e-6)
+    assert row.name == "Window(5, 2)"
+
+
+@pytest.mark.parametrize("mask", [None, Causal(), Causal() & Window(9, 0), Padding([48, 0])], ids=str)
+def test_torchs_own_attention_is_a_row(mask: Mask | None) -> None:
+    q, k, v = _inputs()
+    result = compare(q, k, v, [Window(5, 2)], mask=mask)
+    assert result.sdpa is not None
+    assert result.sdpa.error_worst < 1e-5
+    assert math.isnan(result.sdpa.distance_median)
+    written = 0 if mask is None or mask == Causal() else math.prod(mask.shape) * 48 * 48
+    assert result.sdpa.memory_bytes >= written + 2 * 4 * 48 * 5 * 4
+    assert str(result).splitlines()[3].startswith("torch SDPA")
+    assert repr(result) == str(result)
+
+
+def test_torchs_attention_of_fewer_queries_than_keys_is_aligned_like_ours() -> None:
+    q, k, v = _inputs()
+    result = compare(q[:, :, :7], k, v, [], mask=Causal())
+    assert result.sdpa is not None
+    assert result.sdpa.error_worst < 1e-5
+
+
+def test_torchs_attention_is_left_out_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = _inputs()
+    monkeypatch.setattr(module, "_LARGEST_MASK", 48 * 48 - 1)
+    result = compare(q, k, v, [], mask=Window(5, 2))
+    assert result.sdpa is not None
+    assert result.sdpa.reasons == ("its mask would be a tensor of 0.0 GiB",)
+    assert "torch SDPA: refused: its mask would be" in str(result)
+    assert compare(q, k, v, [], mask=Causal()).sdpa.reasons == ()
+    monkeypatch.setattr(module, "_LARGEST_MASK", 48 * 48)
+    asked = compare(q, k, v, [], mask=Window(5, 2)).sdpa
+    assert (asked.reasons, asked.timed_to) == ((), 48)
+
+
+def test_a_mask_of_the_batch_is_not_timed_beyond_it() -> None:
+    row = compare(*_inputs(40), [Padding([40, 20]), Window(3, 3)], timed_lengths=[20, 80]).rows
+    assert [one.timed_to for one in row] == [40, 80]
+
+
+def test_long_names_of_masks_are_cut_unless_they_would_be_alike() -> None:
+    long = Window(1, 2) | Causal() & ~Window(3, 4) | Window(5, 6) & ~Window(7, 8)
+    alike = [long | Documents([24, 24]), long | Documents([20, 28])]
+    names = [row.name for row in compare(*_inputs(), [long, Linear(), Causal()]).rows]
+    assert names[1:] == ["Linear", "Causal()"]
+    assert len(names[0]) == 48
+    assert names[0].endswith("...")
+    assert len({row.name for row in compare(*_inputs(), alike).rows}) == 2
+
+
+def test_quality_is_asked_for_each_row_that_runs_and_for_exact_attention() -> None:
+    asked: list[object] = []
+
+    def quality(one: Mechanism | Mask) -> float:
+        asked.append(one)
+        return len(asked) / 8
+
+    linear, window = Linear(), Window(3, 0)
+    result = compare(*_inputs(), [linear, Nystrom(4), window], mask=Causal(), quality=quality)
+    assert isinstance(asked[0], Softmax)
+    assert asked[1:] == [linear, window]
+    assert result.exact_quality == 0.125
+    assert [row.quality for row in result.rows] == [0.25, pytest.approx(math.nan, nan_ok=True), 0.375]
+    table = str(result).splitlines()
+    assert table[1].split()[-1] == "quality"
+    assert [line.split()[-1] for line in table[2:7]] == ["0.125", "-", "0.250", "-", "0.375"]
+    assert "quality" not in str(compare(*_inputs(), [linear]))

@@ -1,5 +1,6 @@
-"""``saccade compare``: measure the error of approximate attention on queries and keys of a trained model."""
+"""``saccade compare``: measure the error of masks and approximate attention on tensors of a trained model."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -12,8 +13,9 @@ from saccade.cli.exits import loaded, refuse, refuse_beside
 from saccade.cli.learn import learn
 from saccade.cli.loading import FittingModel, fitting_name, load, shown_name
 from saccade.cli.output_files import put
+from saccade.learning import QUESTIONS, quality_on
 from saccade.learning.training import DEFAULT
-from saccade.masks import Mask
+from saccade.masks import Mask, parse
 from saccade.matrix import AttentionMatrix
 from saccade.mechanisms import Linear, Linformer, Mechanism, Nystrom, Performer
 from saccade.mechanisms.comparison import compare as compare_tensors
@@ -22,6 +24,7 @@ from saccade.nn import DecoderLayer, EncoderLayer, MultiHeadAttention
 from saccade.text import visible
 
 _RUNS = Path("saccade-runs")
+DEFAULT_MASKS = ["window(64)", "window(64) | global(0)"]
 
 
 def compare(
@@ -33,6 +36,23 @@ def compare(
     layer: Annotated[int, typer.Option(help="The layer whose queries and keys are used, counted from 0.")] = 0,
     features: Annotated[int, typer.Option(min=1, help="Random features of the Performer.")] = 256,
     landmarks: Annotated[int, typer.Option(min=1, help="Landmarks of Nystrom, and slots of Linformer.")] = 32,
+    rules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mask",
+            metavar="MASK",
+            help="Also compare exact attention under this mask, such as 'sliding(64)'; may be repeated. By default, "
+            "'window(64)' and 'window(64) | global(0)'.",
+        ),
+    ] = None,
+    quality: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TASK",
+            help="Also train a small model with each row on this task, such as MQAR, and print its accuracy; half a "
+            "minute a row.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="The file for a figure: error against time, or training results; else none is drawn."),
@@ -52,11 +72,12 @@ def compare(
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the training results as Markdown.")] = False,
 ) -> None:
-    """Compare Linear, Performer, Linformer and Nystrom with exact attention, or train models with each token mixer.
+    """Compare masks, Linear, Performer, Linformer and Nystrom with exact attention, or train models with each mixer.
 
-    Queries, keys and values come from a layer of a trained model that reads the text, a BERT-like encoder or a language
-    model; text beyond the model's length is left out. Nothing is trained here, although Linear and Linformer usually
-    are. Limits of a mechanism, such as no causal mask, are reported.
+    Each row has its error, time and memory; torch's scaled_dot_product_attention is a row, too. Queries, keys and
+    values come from a layer of a trained model that reads the text, a BERT-like encoder or a language model; text
+    beyond the model's length is left out. Nothing is trained here, although Linear and Linformer usually are. Limits of
+    a mechanism, such as no causal mask, are reported.
 
     With --train: small models that differ in attention, mask, recurrence or convolution alone learn recall, copying,
     ListOps and passkeys. All 294 trainings take some two hours of one core, a single one half a minute.
@@ -65,17 +86,44 @@ def compare(
         others = ("--only", "--seeds", "--steps", "--runs", "--workers", "--markdown")
         refuse_beside(context, "TEXT", others, "trains nothing; --train does")
         words = text or []
-        _compare(words, model_name or fitting_name("".join(words)), layer, features, landmarks, out)
+        several = _parsed(rules or DEFAULT_MASKS)
+        measure = None if quality is None else _quality(quality)
+        name = model_name or fitting_name("".join(words))
+        _compare(words, name, layer, features, landmarks, several, measure, out)
         return
     why = "reads no text"
-    refuse_beside(context, "--train", ("--model", "--layer", "--features", "--landmarks"), why)
+    refuse_beside(context, "--train", ("--model", "--layer", "--features", "--landmarks", "--mask", "--quality"), why)
     if text:
         refuse("compare", f"TEXT must be left out where --train is given, which {why}")
     learn(only or [], seeds, steps, runs, workers, out, as_markdown=markdown)
 
 
-def _compare(text: list[str], model_name: str, layer: int, features: int, landmarks: int, out: Path | None) -> None:
-    """Compare mechanisms on a text, and draw a figure if ``out`` is given."""
+def _parsed(rules: Sequence[str]) -> list[Mask]:
+    """Return the masks that are written in options."""
+    try:
+        return [parse(rule) for rule in rules]
+    except (TypeError, ValueError) as error:
+        refuse("compare", f"--mask: {error}")
+
+
+def _quality(task: str) -> Callable[[Mechanism | Mask], float]:
+    """Return the function that trains small models on a task."""
+    if task not in QUESTIONS:
+        refuse("compare", f"--quality must be one of {', '.join(QUESTIONS)}; got {visible(task)}")
+    return quality_on(task)
+
+
+def _compare(
+    text: list[str],
+    model_name: str,
+    layer: int,
+    features: int,
+    landmarks: int,
+    several: list[Mask],
+    quality: Callable[[Mechanism | Mask], float] | None,
+    out: Path | None,
+) -> None:
+    """Compare masks and mechanisms on a text, and draw a figure if ``out`` is given."""
     joined = " ".join(text)
     if not joined.strip():
         refuse("compare", "TEXT must have at least one word; got nothing to read")
@@ -86,7 +134,8 @@ def _compare(text: list[str], model_name: str, layer: int, features: int, landma
         refuse("compare", f"--layer must be from 0 to {model.config.num_layers - 1}; got {layer}")
     query, key, value, mask = _read(model, joined, layer)
     length = key.shape[2]
-    mechanisms: list[Mechanism] = [
+    mechanisms: list[Mechanism | Mask] = [
+        *several,
         Linear(),
         Performer(features),
         Performer(features, kind="hyperbolic"),
@@ -94,7 +143,7 @@ def _compare(text: list[str], model_name: str, layer: int, features: int, landma
         Nystrom(landmarks),
         Nystrom(landmarks, iterations=None),
     ]
-    comparison = compare_tensors(query, key, value, mechanisms, mask=mask)
+    comparison = compare_tensors(query, key, value, mechanisms, mask=mask, quality=quality)
     typer.echo(str(comparison))
     if out is not None:
         title = f"Layer {layer} of {visible(shown_name(model_name))}, {length} tokens"

@@ -1,6 +1,7 @@
 """Training of small models on recall tasks; the models differ only in how they mix tokens."""
 
 from saccade.learning.mixers import MIXERS, Mixer
+from saccade.learning.quality import Quality, quality_on
 from saccade.learning.runs import Run, planned, run_all
 from saccade.learning.task_presets import QUESTIONS, Question
 from saccade.learning.training import SOLVED, Learner, Outcome, Settings, train
@@ -16,6 +17,8 @@ __all__ = [
     "train",
     "Outcome",
     "Run",
+    "Quality",
+    "quality_on",
     "planned",
     "run_all",
 ]

@@ -1,9 +1,9 @@
-"""compare(): the error and cost of mechanisms, and the length from which they are faster than exact attention."""
+"""compare(): the error and cost of mechanisms and masks, and the length from which they beat exact attention."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
+import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -11,53 +11,69 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from saccade.engine.check_inputs import check_value
 from saccade.engine.memory_accounting import counted
-from saccade.masks import Mask, as_mask
-from saccade.matrix import Matrix
+from saccade.masks import Causal, Full, Mask, as_mask
+from saccade.masks.convert.patterns import describe as standard_pattern
+from saccade.matrix import AttentionMatrix, Matrix
 from saccade.mechanisms import Mechanism, Softmax
+from saccade.mechanisms.compared import CLOSE, ROUGH, Compared, Comparison
+from saccade.positions.token_positions import GivenPositions
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import describe, type_error, value_error
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import is_integer
 
+__all__ = ["CLOSE", "ROUGH", "Compared", "Comparison", "compare", "crossing"]
+
 _SAMPLED = 64  # number of rows whose distributions are compared
 _ROUNDS = 3
+_LARGEST_MASK = 1 << 30  # bytes of the tensor of a mask for torch's SDPA
+_LONGEST_NAME = 48
 _PATIENCE = 1.0  # if one exact product takes more seconds than this, longer inputs are not timed
 
 
-@argument_hints({}, mechanisms="a list, as [mechanisms.Performer(64)]")
+@argument_hints({}, mechanisms="a list, as [mechanisms.Performer(64), masks.sliding_window(256)]")
 def compare(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mechanisms: Sequence[Mechanism],
+    mechanisms: Sequence[Mechanism | Mask],
     *,
     mask: object = None,
     timed_lengths: Sequence[int] | None = None,
+    quality: Callable[[Mechanism | Mask], float] | None = None,
 ) -> Comparison:
-    """Compare mechanisms with exact softmax attention on your tensors: error, cost, and the length from which they win.
+    """Compare mechanisms and masks with exact attention on your tensors: error, time, memory, quality if asked for.
 
     Errors and memory are measured on the tensors as passed. Products are also timed at other lengths, on the first
     tokens or on repeated tokens, to find the length from which a mechanism is faster than exact attention on this
-    machine.
+    machine. The first rows of the table are exact attention and torch's ``F.scaled_dot_product_attention``.
 
     Args:
         query: ``[batch, heads, q_len, head_dim]``.
         key: ``[batch, kv_heads, kv_len, head_dim]``.
         value: ``[batch, kv_heads, kv_len, value_dim]``.
-        mechanisms: the mechanisms to compare. One that does not support the mask gets a row with the reason.
-        mask: anything that `saccade.attention` takes.
+        mechanisms: the mechanisms and masks to compare. A mask stands for exact attention under this mask and ``mask``
+            together, so its error is that of the hidden pairs. A mechanism that does not support ``mask`` gets a row
+            with the reason.
+        mask: anything that `saccade.attention` takes. Exact attention with this mask is the reference.
         timed_lengths: numbers of keys at which to time; ``kv_len`` / 8 to 4 ``kv_len`` when None. Masks that belong to
             one batch (Padding, Documents, a tensor) cannot be extended to longer inputs, and a tensor cannot be cut to
             shorter ones, so such lengths are skipped. Once exact attention takes a second, longer lengths are skipped
             too.
+        quality: a function that returns a number for a mechanism or mask, such as the accuracy of a model that is
+            trained with it: `saccade.learning.quality_on` makes one. It is also called for exact attention. None
+            measures nothing.
 
     Raises:
-        TypeError, ValueError: tensors that do not fit together, an object that is not a mechanism, or no rows or keys.
+        TypeError, ValueError: tensors that do not fit together, an object that is neither mechanism nor mask, or no
+            rows or keys.
 
-    Cost: a few runs of exact attention at every length; memory for the products and for single rows.
+    Cost: a few runs of exact attention and of torch's at every length; memory for the products, for single rows, and
+        for the mask as a tensor (which torch's SDPA needs) up to 1 GiB. ``quality`` costs what its function costs.
 
     Example:
         >>> import torch
@@ -67,11 +83,15 @@ def compare(
         >>> comparison = compare(query, key, value, [Performer(4096), Performer(16), Nystrom(64, iterations=None)])
         >>> [row.verdict[:11] for row in comparison.rows]
         ['rough: anot', 'too far off', 'close to ex']
+        >>> from saccade.masks import Causal, sliding_window
+        >>> comparison = compare(query, key, value, [sliding_window(63), sliding_window(16)], mask=Causal())
+        >>> [(row.name, row.verdict[:11]) for row in comparison.rows]
+        [('Causal() & Window(62, 0)', 'close to ex'), ('Causal() & Window(15, 0)', 'too far off')]
     """
-    if not isinstance(mechanisms, Sequence) or not all(isinstance(one, Mechanism) for one in mechanisms):
-        hint = "[saccade.mechanisms.Performer(256)]"
-        raise type_error("mechanisms", "be a list of mechanisms", repr(mechanisms)[:80], hint=hint)
-    given = tuple(mechanisms)
+    if not isinstance(mechanisms, Sequence) or not all(isinstance(one, Mechanism | Mask) for one in mechanisms):
+        hint = "[saccade.mechanisms.Performer(256), saccade.masks.sliding_window(256)]"
+        raise type_error("mechanisms", "be a list of mechanisms and masks", repr(mechanisms)[:80], hint=hint)
+    given = tuple(_Masked(one) if isinstance(one, Mask) else one for one in mechanisms)
     softmax = Softmax()
     exact = softmax(query, key, mask=mask)
     check_value(value, query, key, exact.dtype)
@@ -82,9 +102,12 @@ def compare(
     rule = as_mask(mask, exact.shape)
     with torch.no_grad():
         expected = (exact @ value).to(widest_dtype(value.device))
+        torchs = _SDPA(rule)
         reasons = [one.reasons(rule) for one in given]
         able = [one for one, why in zip(given, reasons, strict=True) if not why]
-        exact_times, *others = _timed([softmax, *able], case, _lengths(timed_lengths, case, rule))
+        unable = torchs.reasons(case)
+        contenders: list[Mechanism | _SDPA] = [softmax, *able, *([] if unable else [torchs])]
+        exact_times, *others = _timed(contenders, case, _lengths(timed_lengths, case, rule))
         times = iter(others)
         rows = tuple(
             Compared(name, reasons=why)
@@ -92,9 +115,25 @@ def compare(
             else _compared(name, one, case, exact, expected, exact_times, next(times))
             for name, one, why in zip(_names(given), given, reasons, strict=True)
         )
+        sdpa = Compared("torch SDPA", reasons=unable)
+        if not unable:
+            sdpa = _compared(sdpa.name, torchs, case, exact, expected, exact_times, next(times))
         memory = _peak_bytes(lambda: softmax(query, key, mask=mask) @ value, query.device)
+    qualities = [math.nan] * (len(rows) + 1) if quality is None else _qualities(quality, mechanisms, rows)
+    rows = tuple(row._replace(quality=x) for row, x in zip(rows, qualities[1:], strict=True))
     seconds, lengths = exact_times[exact.shape[3]], tuple(sorted(exact_times))
-    return Comparison(rows, exact.shape, seconds, memory, lengths, query.device.type == "cuda")
+    is_cuda = query.device.type == "cuda"
+    return Comparison(rows, exact.shape, seconds, memory, lengths, is_cuda, sdpa, qualities[0])
+
+
+def _qualities(
+    quality: Callable[[Mechanism | Mask], float], mechanisms: Sequence[Mechanism | Mask], rows: Sequence[Compared]
+) -> list[float]:
+    """Return the quality of exact attention, and of each compared mechanism or mask; NaN for a refused one."""
+    return [
+        quality(Softmax()),
+        *(math.nan if row.reasons else quality(one) for one, row in zip(mechanisms, rows, strict=True)),
+    ]
 
 
 class _Case(NamedTuple):
@@ -114,12 +153,102 @@ class _Case(NamedTuple):
         kv = torch.arange(length, device=self.query.device) % kv_len
         return _Case(self.query[:, :, q], self.key[:, :, kv], self.value[:, :, kv], self.mask)
 
-    def run(self, mechanism: Mechanism) -> Tensor:
-        return mechanism(self.query, self.key, mask=self.mask) @ self.value
+    def run(self, contender: Mechanism | _SDPA) -> Tensor:
+        if isinstance(contender, _SDPA):
+            return contender(self)
+        return contender(self.query, self.key, mask=self.mask) @ self.value
+
+
+class _Masked(Softmax):
+    """A contender that is exact attention under one more mask."""
+
+    def __init__(self, rule: Mask):
+        super().__init__()
+        self.rule = rule
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        mask: object = None,
+        q_positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
+    ) -> AttentionMatrix:
+        rule = self.rule
+        if mask is not None:
+            rule = as_mask(mask, (*query.shape[:3], key.shape[2])) & rule
+        return super().forward(query, key, mask=rule, q_positions=q_positions, kv_positions=kv_positions)
+
+
+class _SDPA:
+    """A contender that is torch's ``F.scaled_dot_product_attention``.
+
+    The mask is written out as a tensor before the product is timed, unless torch has a flag for it.
+    """
+
+    def __init__(self, rule: Mask):
+        self.rule = rule
+        self._prepared: tuple[tuple[int, int], Tensor | None] | None = None
+
+    def reasons(self, case: _Case) -> tuple[str, ...]:
+        """Return why torch's SDPA cannot run on the tensors of a comparison."""
+        dtypes = {x.dtype for x in (case.query, case.key, case.value)}
+        if len(dtypes) > 1:
+            return (f"it takes tensors of one dtype; got {', '.join(sorted(map(str, dtypes)))}",)
+        size = self._mask_bytes(case)
+        if size > _LARGEST_MASK:
+            return (f"its mask would be a tensor of {size / 2**30:.1f} GiB",)
+        return ()
+
+    def __call__(self, case: _Case) -> Tensor:
+        mask = self.prepare(case)
+        is_grouped = case.query.shape[1] != case.key.shape[1]
+        is_causal = self._is_causal(case)
+        return F.scaled_dot_product_attention(
+            case.query, case.key, case.value, mask, is_causal=is_causal, enable_gqa=is_grouped
+        )
+
+    def prepare(self, case: _Case) -> Tensor | None:
+        """Return the tensor of the mask, which is kept until another length is asked for; None if torch needs none.
+
+        Raises:
+            ValueError: the tensor would be too large.
+        """
+        sizes = case.query.shape[2], case.key.shape[2]
+        if self._prepared is None or self._prepared[0] != sizes:
+            size = self._mask_bytes(case)
+            if size > _LARGEST_MASK:
+                raise value_error("mask", f"have a tensor of at most {_LARGEST_MASK} bytes", size)
+            self._prepared = None  # free the last one first
+            self._prepared = sizes, self.rule.to_dense(*sizes).to(case.query.device) if size else None
+        return self._prepared[1]
+
+    def _mask_bytes(self, case: _Case) -> int:
+        """Return the bytes of the mask as a tensor; 0 if torch needs none."""
+        if isinstance(standard_pattern(self.rule), Full) or self._is_causal(case):
+            return 0
+        return math.prod(self.rule.shape) * case.query.shape[2] * case.key.shape[2]
+
+    def _is_causal(self, case: _Case) -> bool:
+        return isinstance(standard_pattern(self.rule), Causal) and case.query.shape[2] == case.key.shape[2]
 
 
 def _names(mechanisms: Sequence[Mechanism]) -> list[str]:
-    """Return the class names of the compared mechanisms, with arguments if they are needed to distinguish them."""
+    """Return the class names of the compared mechanisms, with arguments if they are needed to distinguish them.
+
+    A mask is named by the call that makes it, without the names of its arguments and cut to a width.
+    """
+    names = _mechanism_names([one for one in mechanisms if not isinstance(one, _Masked)])
+    rules = [one.rule for one in mechanisms if isinstance(one, _Masked)]
+    texts = [re.sub(r"\b[a-z_]+=", "", repr(rule)).replace(", True, True)", ")") for rule in rules]
+    cut = [text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 3]}..." for text in texts]
+    short = [name if cut.count(name) == 1 else text for name, text in zip(cut, texts, strict=True)]
+    plain, masked = iter(names), iter(short)
+    return [next(masked) if isinstance(one, _Masked) else next(plain) for one in mechanisms]
+
+
+def _mechanism_names(mechanisms: Sequence[Mechanism]) -> list[str]:
     arguments = [(type(one).__name__, one.extra_repr()) for one in mechanisms]
     plain = [name for name, _ in arguments]
     first = [f"{name}({what.split(',')[0]})" for name, what in arguments]
@@ -131,31 +260,41 @@ def _names(mechanisms: Sequence[Mechanism]) -> list[str]:
 
 def _compared(
     name: str,
-    mechanism: Mechanism,
+    contender: Mechanism | _SDPA,
     case: _Case,
     exact: Matrix,
     expected: Tensor,
     exact_times: dict[int, float],
     times: dict[int, float],
 ) -> Compared:
-    """Return the comparison's row for one mechanism: its errors against exact attention, its times and memory."""
-    matrix = mechanism(case.query, case.key, mask=case.mask)
+    """Return the comparison's row for one contender: its errors against exact attention, its times and memory."""
     size = expected.norm(dim=-1)
-    errors = ((matrix @ case.value).to(expected) - expected).norm(dim=-1) / size
-    count, distances = math.prod(exact.shape[:3]), []
-    for place in torch.linspace(0, count - 1, min(_SAMPLED, count)).round().long():
-        b, h, i = (int(x) for x in torch.unravel_index(place, exact.shape[:3]))
-        distances.append((matrix[b, h, i].to(expected) - exact[b, h, i].to(expected)).abs().sum() / 2)
+    errors = (case.run(contender).to(expected) - expected).norm(dim=-1) / size
+    distances, held = (math.nan, math.nan), 0
+    if isinstance(contender, _SDPA):  # it has no matrix to compare
+        mask = contender.prepare(case)
+        held = 0 if mask is None else mask.nbytes
+    else:
+        distances = _distances(contender(case.query, case.key, mask=case.mask), exact, expected)
     ratios = {length: exact_times[length] / seconds for length, seconds in times.items() if not math.isnan(seconds)}
     return Compared(
         name,
         *_median_and_worst(errors[size > 0]),
-        *_median_and_worst(torch.stack(distances)),
+        *distances,
         times[exact.shape[3]],
-        _peak_bytes(lambda: case.run(mechanism), case.query.device),
+        _peak_bytes(lambda: case.run(contender), case.query.device) + held,
         crossing(ratios),
         max(ratios, default=0),
     )
+
+
+def _distances(matrix: Matrix, exact: Matrix, expected: Tensor) -> tuple[float, float]:
+    """Return the median and largest distance between rows of two matrices, over a sample of the rows."""
+    count, distances = math.prod(exact.shape[:3]), []
+    for place in torch.linspace(0, count - 1, min(_SAMPLED, count)).round().long():
+        b, h, i = (int(x) for x in torch.unravel_index(place, exact.shape[:3]))
+        distances.append((matrix[b, h, i].to(expected) - exact[b, h, i].to(expected)).abs().sum() / 2)
+    return _median_and_worst(torch.stack(distances))
 
 
 def _median_and_worst(x: Tensor) -> tuple[float, float]:
@@ -199,10 +338,11 @@ def _lengths(lengths: Sequence[int] | None, case: _Case, rule: Mask) -> list[int
     return sorted({max(1, n) for n in (*lengths, kv_len)})
 
 
-def _timed(mechanisms: Sequence[Mechanism], case: _Case, lengths: Sequence[int]) -> list[dict[int, float]]:
+def _timed(mechanisms: Sequence[Mechanism | _SDPA], case: _Case, lengths: Sequence[int]) -> list[dict[int, float]]:
     """Time exact attention and all mechanisms at all lengths; return seconds by length, NaN at unsupported lengths."""
     kv_len = case.key.shape[2]
     results: list[dict[int, float]] = [{} for _ in mechanisms]
+    is_of_batch = [isinstance(one, _Masked) and one.rule.is_fact_of_batch for one in mechanisms]
     for length in lengths:
         if length > kv_len and max(results[0].values()) > _PATIENCE:
             break
@@ -211,8 +351,9 @@ def _timed(mechanisms: Sequence[Mechanism], case: _Case, lengths: Sequence[int])
         for turn in range(
             _ROUNDS + 1
         ):  # alternate, so that changes in the machine's speed affect all of them; the first round is a warm-up
-            for mechanism, times in zip(mechanisms, runs, strict=True):
-                seconds = _seconds(mechanism, at, is_own=length == kv_len)
+            for mechanism, is_bound, times in zip(mechanisms, is_of_batch, runs, strict=True):
+                is_beyond = is_bound and length > kv_len
+                seconds = math.nan if is_beyond else _seconds(mechanism, at, is_own=length == kv_len)
                 if turn:
                     times.append(seconds)
         for times, by_length in zip(runs, results, strict=True):
@@ -220,16 +361,18 @@ def _timed(mechanisms: Sequence[Mechanism], case: _Case, lengths: Sequence[int])
     return results
 
 
-def _seconds(mechanism: Mechanism, case: _Case, *, is_own: bool) -> float:
-    """Return the median time of a mechanism's product in a comparison. If the inputs are not supported, return NaN."""
-    _wait(case.query.device)
-    start = time.perf_counter()
+def _seconds(mechanism: Mechanism | _SDPA, case: _Case, *, is_own: bool) -> float:
+    """Return the time of a mechanism's product in a comparison. If the inputs are not supported, return NaN."""
     try:
+        if isinstance(mechanism, _SDPA):
+            mechanism.prepare(case)  # not timed
+        _wait(case.query.device)
+        start = time.perf_counter()
         case.run(mechanism)
     except ValueError:
         if is_own:
             raise
-        return math.nan  # a mechanism of fixed length, at a different length
+        return math.nan  # a mechanism of fixed length at a different length, or torch's SDPA with a tensor too large
     _wait(case.query.device)
     return time.perf_counter() - start
 
@@ -249,109 +392,3 @@ def _peak_bytes(call: Callable[[], object], device: torch.device) -> float:
     call()
     _wait(device)
     return float(torch.cuda.max_memory_allocated(device) - before)
-
-
-CLOSE, ROUGH = 0.01, 0.1
-"""Largest median relative errors of a result that is "close" to exact attention, and of one that is still useful."""
-
-
-class Compared(NamedTuple):
-    """The result of comparing one mechanism with exact attention.
-
-    Attributes:
-        name: name of the mechanism.
-        error_median, error_worst: relative errors of the output's rows, ``|out - exact| / |exact|``, except for rows
-            where exact attention is 0.
-        distance_median, distance_worst: half the sum of absolute differences between rows of the two matrices, over a
-            sample of the rows. For distributions this is the total variation: 0 if they are equal, 1 if they have
-            nothing in common.
-        seconds: median time of one product at the actual length.
-        memory_bytes: peak memory that one product allocated, in bytes, including its output.
-        faster_from: number of keys from which the mechanism is faster than exact attention, interpolated between the
-            timed lengths. The shortest timed length if it is faster at all of them; None if it is slower at the
-            longest.
-        timed_to: the longest timed length, in keys.
-        reasons: why the mechanism cannot run on these inputs; the numbers are then NaN.
-    """
-
-    name: str
-    error_median: float = math.nan
-    error_worst: float = math.nan
-    distance_median: float = math.nan
-    distance_worst: float = math.nan
-    seconds: float = math.nan
-    memory_bytes: float = math.nan
-    faster_from: int | None = None
-    timed_to: int = 0
-    reasons: tuple[str, ...] = ()
-
-    @property
-    def verdict(self) -> str:
-        """Median error in words: "close" up to 1 %, "rough" up to 10 %, else "too far off to be of use"."""
-        if self.reasons:
-            return "refused: " + "; ".join(self.reasons)
-        if math.isnan(self.error_median):
-            return "nothing to compare: exact attention is 0 everywhere, or something is not finite"
-        if self.error_median <= CLOSE:
-            return "close to exact attention"
-        if self.error_median <= ROUGH:
-            return "rough: another model than with exact attention, unless it is trained with this"
-        return "too far off to be of use in the place of exact attention on these tensors"
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """A comparison of mechanisms with exact softmax attention on the tensors of one call; prints as a table.
-
-    Attributes:
-        rows: one for each mechanism, in the order of the arguments.
-        shape: (batch, heads, q_len, kv_len).
-        exact_seconds, exact_memory_bytes: time and memory of exact attention at the actual length.
-        lengths: numbers of keys at which products were timed.
-        is_measured: True if the device measured the memory. False if it was estimated from the tensors that torch's
-            operations return, without the memory that the operations use internally.
-    """
-
-    rows: tuple[Compared, ...]
-    shape: tuple[int, int, int, int]
-    exact_seconds: float
-    exact_memory_bytes: float
-    lengths: tuple[int, ...]
-    is_measured: bool
-
-    def __str__(self) -> str:
-        batch, heads, q_len, kv_len = self.shape
-        memory = "measured" if self.is_measured else "counted"
-        head = ["", "error", "worst", "distance", "worst", "time", f"memory ({memory})", "faster from"]
-        lines = [head, ["exact", *["-"] * 4, _duration(self.exact_seconds), _size(self.exact_memory_bytes), "-"]]
-        for row in self.rows:
-            numbers = (row.error_median, row.error_worst, row.distance_median, row.distance_worst)
-            shares = ["-" if math.isnan(x) else f"{x:.3f}" if x < 10 else f"{x:.3g}" for x in numbers]
-            lines.append([row.name, *shares, _duration(row.seconds), _size(row.memory_bytes), self._faster_from(row)])
-        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-        table = [
-            "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(pairs))
-            for pairs in (list(zip(line, widths, strict=True)) for line in lines)
-        ]
-        first = f"batch {batch}, {heads} heads, {q_len} queries, {kv_len} keys; errors relative to exact attention"
-        verdicts = [f"{row.name}: {row.verdict}" for row in self.rows]
-        return "\n".join([first, *(line.rstrip() for line in table), *verdicts])
-
-    def _faster_from(self, row: Compared) -> str:
-        if row.reasons:
-            return "-"
-        if row.faster_from is None:
-            return f"never up to {row.timed_to}"
-        return f"{'<= ' if row.faster_from == self.lengths[0] else ''}{row.faster_from}"
-
-
-def _duration(seconds: float) -> str:
-    if math.isnan(seconds):
-        return "-"
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-
-
-def _size(size: float) -> str:
-    if math.isnan(size):
-        return "-"
-    return f"{size / 2**20:.3g} MiB" if size >= 2**20 else f"{size / 2**10:.3g} KiB"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 import math
 from typing import TYPE_CHECKING
 
-from saccade.mechanisms.comparison import CLOSE, ROUGH, Comparison
+from saccade.mechanisms.compared import CLOSE, ROUGH, Comparison
 from saccade.support.validation import check_type
 from saccade.viz.canvas import GREY, INK
 

@@ -1,0 +1,133 @@
+"""The result of compare(): a row of numbers for each mechanism and mask, which prints as a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+CLOSE, ROUGH = 0.01, 0.1
+"""Largest median relative errors of a result that is "close" to exact attention, and of one that is still useful."""
+
+
+class Compared(NamedTuple):
+    """The result of comparing one mechanism or mask with exact attention.
+
+    Attributes:
+        name: name of the mechanism, or the mask.
+        error_median, error_worst: relative errors of the output's rows, ``|out - exact| / |exact|``, except for rows
+            where exact attention is 0.
+        distance_median, distance_worst: half the sum of absolute differences between rows of the two matrices, over a
+            sample of the rows. For distributions this is the total variation: 0 if they are equal, 1 if they have
+            nothing in common.
+        seconds: median time of one product at the actual length.
+        memory_bytes: peak memory that one product allocated, in bytes, including its output.
+        faster_from: number of keys from which the mechanism is faster than exact attention, interpolated between the
+            timed lengths. The shortest timed length if it is faster at all of them; None if it is slower at the
+            longest.
+        timed_to: the longest timed length, in keys.
+        reasons: why the mechanism cannot run on these inputs; the numbers are then NaN.
+        quality: what the ``quality`` function of `saccade.compare` returned for it; NaN if none was passed.
+    """
+
+    name: str
+    error_median: float = math.nan
+    error_worst: float = math.nan
+    distance_median: float = math.nan
+    distance_worst: float = math.nan
+    seconds: float = math.nan
+    memory_bytes: float = math.nan
+    faster_from: int | None = None
+    timed_to: int = 0
+    reasons: tuple[str, ...] = ()
+    quality: float = math.nan
+
+    @property
+    def verdict(self) -> str:
+        """Median error in words: "close" up to 1 %, "rough" up to 10 %, else "too far off to be of use"."""
+        if self.reasons:
+            return "refused: " + "; ".join(self.reasons)
+        if math.isnan(self.error_median):
+            return "nothing to compare: exact attention is 0 everywhere, or something is not finite"
+        if self.error_median <= CLOSE:
+            return "close to exact attention"
+        if self.error_median <= ROUGH:
+            return "rough: another model than with exact attention, unless it is trained with this"
+        return "too far off to be of use in the place of exact attention on these tensors"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Comparison:
+    """A comparison of mechanisms and masks with exact softmax attention on the tensors of one call; prints as a table.
+
+    Attributes:
+        rows: one for each mechanism and mask, in the order of the arguments.
+        shape: (batch, heads, q_len, kv_len).
+        exact_seconds, exact_memory_bytes: time and memory of exact attention at the actual length.
+        lengths: numbers of keys at which products were timed.
+        is_measured: True if the device measured the memory. False if it was estimated from the tensors that torch's
+            operations return, without the memory that the operations use internally.
+        sdpa: torch's ``F.scaled_dot_product_attention`` with the same mask, which it needs as a tensor unless it is
+            full or causal. The memory of this tensor is counted, the time to write it is not.
+        exact_quality: what the ``quality`` function returned for exact attention; NaN if none was passed.
+    """
+
+    rows: tuple[Compared, ...]
+    shape: tuple[int, int, int, int]
+    exact_seconds: float
+    exact_memory_bytes: float
+    lengths: tuple[int, ...]
+    is_measured: bool
+    sdpa: Compared | None = None
+    exact_quality: float = math.nan
+
+    def __str__(self) -> str:
+        batch, heads, q_len, kv_len = self.shape
+        memory = "measured" if self.is_measured else "counted"
+        head = ["", "error", "worst", "distance", "worst", "time", f"memory ({memory})", "faster from", "quality"]
+        exact = ["exact", *["-"] * 4, _duration(self.exact_seconds), _size(self.exact_memory_bytes), "-"]
+        lines = [head, [*exact, _number(self.exact_quality)]]
+        for row in (*([] if self.sdpa is None else [self.sdpa]), *self.rows):
+            numbers = (row.error_median, row.error_worst, row.distance_median, row.distance_worst)
+            costs = [_duration(row.seconds), _size(row.memory_bytes), self._faster_from(row)]
+            lines.append([row.name, *map(_number, numbers), *costs, _number(row.quality)])
+        if not self._has_quality:
+            lines = [line[:-1] for line in lines]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+        table = [
+            "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(pairs))
+            for pairs in (list(zip(line, widths, strict=True)) for line in lines)
+        ]
+        first = f"batch {batch}, {heads} heads, {q_len} queries, {kv_len} keys; errors relative to exact attention"
+        refused = [] if self.sdpa is None or not self.sdpa.reasons else [f"{self.sdpa.name}: {self.sdpa.verdict}"]
+        verdicts = [f"{row.name}: {row.verdict}" for row in self.rows]
+        return "\n".join([first, *(line.rstrip() for line in table), *refused, *verdicts])
+
+    __repr__ = __str__
+
+    @property
+    def _has_quality(self) -> bool:
+        return not all(math.isnan(x) for x in (self.exact_quality, *(row.quality for row in self.rows)))
+
+    def _faster_from(self, row: Compared) -> str:
+        if row.reasons:
+            return "-"
+        if row.faster_from is None:
+            return f"never up to {row.timed_to}"
+        return f"{'<= ' if row.faster_from == self.lengths[0] else ''}{row.faster_from}"
+
+
+def _number(x: float) -> str:
+    return "-" if math.isnan(x) else f"{x:.3f}" if x < 10 else f"{x:.3g}"
+
+
+def _duration(seconds: float) -> str:
+    if math.isnan(seconds):
+        return "-"
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def _size(size: float) -> str:
+    if math.isnan(size):
+        return "-"
+    return f"{size / 2**20:.3g} MiB" if size >= 2**20 else f"{size / 2**10:.3g} KiB"
