@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import random
+import warnings
 from pathlib import Path
 from pydoc_data import topics
 
@@ -43,6 +44,7 @@ def language_model_page(path: Path, count: int = 4000) -> None:
     model = models.small_decoder()
     assert model.tokenizer is not None
     encoding = model.tokenizer.encode("\n".join(topics.topics.values()))
+    warnings.simplefilter("ignore", models.UntrainedLengthWarning)
     with sc.record(model, keep="qk") as recording, torch.no_grad():
         model.hidden(torch.tensor([encoding.ids[:count]]))
     viz.report(recording, path, tokens=encoding.tokens[:count], title=f"{count:,} tokens of Python's documentation")

@@ -3,6 +3,7 @@
 Beyond that length its rotary positions repeat: it attends to tokens thousands back as if they were near.
 """
 
+import warnings
 from pydoc_data import topics
 
 import torch
@@ -15,6 +16,7 @@ assert model.tokenizer  # it comes with the weights
 text = "\n".join(topics.topics.values())  # the documentation that comes with Python
 tokens = torch.tensor([model.tokenizer.encode(text).ids[:8000]])
 
+warnings.simplefilter("ignore", models.UntrainedLengthWarning)  # untrained distances are what is drawn
 with sc.record(model, keep="qk") as recording, torch.no_grad():
     model.hidden(tokens)
 A = recording[2].matrix  # of the third layer, 8,000 x 8,000 for each of 5 heads, never built

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from saccade import cli
 from saccade.cli import main
 
 PROGRAM = [sys.executable, "-c", "from saccade.cli import main; main()"]
@@ -61,3 +62,8 @@ def test_in_a_pipe_that_can_only_show_ascii(tmp_path):
     assert b"\x1b" not in done.stdout
     assert done.stderr == b""
     assert (tmp_path / "out" / "look" / "heatmap.png").is_file()
+
+
+def test_warnings_are_sentences(capsys):
+    cli._print_warning(UserWarning("the text is long"), UserWarning, "decoder.py", 12)
+    assert capsys.readouterr().err == "saccade: the text is long\n"

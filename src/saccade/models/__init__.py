@@ -1,9 +1,12 @@
 """Complete models (encoders, decoders, vision models), with loaders for published weights."""
 
+from typing import TYPE_CHECKING
+
 from saccade.models.bundled import (
     chinese_encoder,
     chinese_encoder_card,
     minilm,
+    model_folder,
     small_decoder,
     small_decoder_card,
 )
@@ -22,7 +25,12 @@ from saccade.models.encoder_decoder import ConditionedDecoder, EncoderDecoder
 from saccade.models.generation import Hypothesis, Sampler, Step, beam_search, generate, stream
 from saccade.models.hungarian_loss import DetectionLoss, Detections, Targets, match_sets, set_loss
 from saccade.models.signal_encoder import SignalEncoder
+from saccade.models.trained_length import UntrainedLengthWarning
 from saccade.models.vision_transformer import VisionTransformer
+from saccade.support.other_names import other_names
+
+if not TYPE_CHECKING:
+    __getattr__ = other_names(__name__)
 
 __all__ = [
     "Encoder",
@@ -32,6 +40,7 @@ __all__ = [
     "chinese_encoder_card",
     "small_decoder",
     "small_decoder_card",
+    "model_folder",
     "Decoder",
     "DecoderConfig",
     "EncoderDecoder",
@@ -48,6 +57,7 @@ __all__ = [
     "match_sets",
     "set_loss",
     "DetectionLoss",
+    "UntrainedLengthWarning",
     "generate",
     "stream",
     "Step",

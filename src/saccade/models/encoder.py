@@ -87,13 +87,15 @@ class Encoder(SavedText):
             hidden = layer(hidden, mask=mask)
         return hidden
 
+    @torch.no_grad()
     def matrices(self, tokens: Tensor, *, mask: object = None, token_types: Tensor | None = None) -> list[Matrix]:
         """Return the attention matrices that `forward` uses in the encoder's layers.
 
         Returns:
-            One lazy matrix per layer, ``[batch, num_heads, len, len]``.
+            One lazy matrix per layer, ``[batch, num_heads, len, len]``, without gradients, which
+            ``saccade.record(model, keep="gradients")`` gives.
 
-        Cost: a forward pass; memory linear in len.
+        Cost: a forward pass without gradients; memory linear in len.
         """
         inputs = with_inputs(self.layers, self._embedded(tokens, mask, token_types), mask=mask)
         return [layer.matrix(hidden, mask=mask) for layer, hidden in inputs]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -155,6 +156,7 @@ class EncoderDecoder(SavedText):
         """Return logits ``[..., vocab_size]`` of the next token from the decoder's output ``[..., embed_dim]``."""
         return F.linear(hidden, self.embedding.weight)
 
+    @torch.no_grad()
     def matrices(self, source: Tensor, *, source_positions: GivenPositions = None) -> list[Matrix]:
         """Return the lazy self-attention matrices of all encoder layers for a source sequence.
 
@@ -164,6 +166,7 @@ class EncoderDecoder(SavedText):
         x = self._embedded("source", source, None, source_positions, None)
         return self.encoder.matrices(x, positions=source_positions)
 
+    @torch.no_grad()
     def cross_matrices(
         self,
         source: Tensor,

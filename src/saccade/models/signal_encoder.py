@@ -108,11 +108,12 @@ class SignalEncoder(ArgumentHints, nn.Module):
         frames, padding = self._frames_of(signal, lengths)
         return self.stack(frames, mask=padding)
 
+    @torch.no_grad()
     def matrices(self, signal: Tensor, *, lengths: Sequence[int] | Tensor | None = None) -> list[Matrix]:
         """Return the attention matrices that `forward` uses in the signal encoder's layers.
 
         Returns:
-            One lazy matrix per layer, ``[batch, num_heads, frames, frames]``.
+            One lazy matrix per layer, ``[batch, num_heads, frames, frames]``, without gradients.
         """
         frames, padding = self._frames_of(signal, lengths)
         return self.stack.matrices(frames, mask=padding)

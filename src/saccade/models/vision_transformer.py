@@ -98,13 +98,14 @@ class VisionTransformer(Pretrained):
         """Return the last layer's output for each image token, ``[batch, tokens, embed_dim]``; see `forward`."""
         return self.stack(self._embedded(images), mask=mask)
 
+    @torch.no_grad()
     def matrices(self, images: Tensor, *, mask: object = None) -> list[Matrix]:
         """Return the attention matrices that `forward` uses in the Vision Transformer's layers.
 
         Returns:
-            One lazy matrix per layer, ``[batch, num_heads, tokens, tokens]``.
+            One lazy matrix per layer, ``[batch, num_heads, tokens, tokens]``, without gradients.
 
-        Cost: a forward pass; memory linear in the number of tokens.
+        Cost: a forward pass without gradients; memory linear in the number of tokens.
         """
         return self.stack.matrices(self._embedded(images), mask=mask)
 

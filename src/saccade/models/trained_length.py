@@ -1,0 +1,60 @@
+"""The warning about text beyond the length that a model was trained on, where rotary positions were never trained."""
+
+from __future__ import annotations
+
+import warnings
+
+from saccade.caches import Cache, SinkWindowCache
+from saccade.masks import Documents, Mask, Window
+from saccade.masks.convert.patterns import describe
+
+
+class UntrainedLengthWarning(UserWarning):
+    """A warning that a language model reads text at distances that it was not trained on, so its outputs mean little.
+
+    It is issued once for each model: for a `Decoder` with rotary positions that was loaded from files, when a token may
+    attend to tokens farther away than ``config.max_len``.
+    """
+
+
+def warn_beyond(trained: int, end: int, mask: Mask, cache: Cache | None) -> bool:
+    """Warn if a token may attend to tokens farther away than the trained length; return whether it was done.
+
+    Args:
+        trained: length of the longest sequence in training.
+        end: number of tokens so far.
+        mask: the mask of model and call.
+        cache: the cache of the call.
+    """
+    if end <= trained or longest_reach(mask, end) <= trained or _counts_inside(cache):
+        return False
+    hint = f"masks.sliding_window({trained}), or caches.SinkWindowCache(..., rotary=), keeps to trained distances"
+    warnings.warn(
+        f"Decoder: the text has {end} tokens, and the model was trained on {trained}: at longer distances its rotary "
+        f"positions are untrained, so its predictions and attention mean little, and full attention may look worse "
+        f"than a window.\nHint: {hint}",
+        UntrainedLengthWarning,
+        stacklevel=2,
+    )
+    return True
+
+
+def longest_reach(mask: Mask, length: int) -> int:
+    """Return the largest number of tokens from a query back to a key, both included, that a mask may allow.
+
+    It is exact for windows and for documents, and ``length`` for all other masks.
+    """
+    pattern = describe(mask)
+    if isinstance(pattern, Window) and pattern.left is not None:
+        return min(length, pattern.left + 1)
+    if isinstance(pattern, Documents):
+        longest = max((size for lengths in pattern.lengths for size in lengths), default=0)
+        return min(longest, longest if pattern.rule is None else longest_reach(pattern.rule, longest))
+    return length
+
+
+def _counts_inside(cache: Cache | None) -> bool:
+    """Return whether all layers count positions inside their caches, whose size bounds the distances."""
+    if cache is None:
+        return False
+    return all(isinstance(layer, SinkWindowCache) and layer.rotary is not None for layer in cache.flat)
