@@ -64,7 +64,14 @@ def write_source(language: str, source: Path) -> None:
     """Write all pages of a language, as Sphinx reads them."""
     source.mkdir(parents=True)
     for page in (DOCS / language).glob("*.md"):
-        (source / page.name).write_text(_rewritten(page.read_text(encoding="utf-8"), language), encoding="utf-8")
+        text = _rewritten(page.read_text(encoding="utf-8"), language)
+        head, _, rest = text.partition("\n")
+        entries = index_entries(page.stem, language)
+        (source / page.name).write_text(f"{head}\n\n{entries}{rest}", encoding="utf-8")
+    locale = source / "locale" / LANGUAGES[language] / "LC_MESSAGES"
+    if (words := HERE / "locale" / f"{LANGUAGES[language]}.po").exists():
+        locale.mkdir(parents=True)
+        shutil.copy(words, locale / "sphinx.po")
     shutil.copytree(DOCS / language / "notebooks", source / "notebooks")
     (source / "decisions").mkdir()
     for page in (DOCS / "decisions").glob("*.md"):
@@ -79,6 +86,13 @@ def write_source(language: str, source: Path) -> None:
 def parts() -> list[dict[str, object]]:
     """Return the table of contents."""
     return tomllib.loads((HERE / "structure.toml").read_text(encoding="utf-8"))["part"]
+
+
+def index_entries(page: str, language: str) -> str:
+    """Return a MyST directive for each word that readers type and for which the page comes first in a search."""
+    found = tomllib.loads((HERE / "search_words.toml").read_text(encoding="utf-8")).get(page, {})
+    words = [*found.get("en", []), *(found.get("zh", []) if language == "zh" else [])]
+    return "".join(f"```{{index}} ! {word}\n```\n\n" for word in dict.fromkeys(words))
 
 
 def _rewritten(text: str, language: str) -> str:
@@ -96,14 +110,19 @@ def _rewritten(text: str, language: str) -> str:
 
 def _write_index(language: str, source: Path) -> None:
     readme = (ROOT / ("README.md" if language == "en" else "README.zh-CN.md")).read_text(encoding="utf-8")
-    lists = []
+    (source / "groups").mkdir()
+    groups = []
     for part in parts():
-        pages = "\n".join(str(page) for page in part["pages"])
-        lists.append(f"```{{toctree}}\n:caption: {part[language]}\n:hidden:\n:maxdepth: 1\n\n{pages}\n```")
+        name = str(part["en"]).lower().replace(" ", "-")
+        pages = "\n".join(f"/{page}" for page in part["pages"])
+        text = f"# {part[language]}\n\n```{{toctree}}\n:maxdepth: 1\n\n{pages}\n```\n"
+        (source / "groups" / f"{name}.md").write_text(text, encoding="utf-8")
+        groups.append(f"groups/{name}")
+    menu = "```{toctree}\n:hidden:\n:maxdepth: 2\n\n" + "\n".join(groups) + "\n```\n"
     home = (source / "index.md").read_text(encoding="utf-8")
     shown = _front(readme)
     body = home.partition("\n")[2]
-    (source / "index.md").write_text(f"{shown}\n\n{body}\n\n" + "\n\n".join(lists) + "\n", encoding="utf-8")
+    (source / "index.md").write_text(f"{shown}\n\n{body}\n\n{menu}", encoding="utf-8")
 
 
 def _front(readme: str) -> str:

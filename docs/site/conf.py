@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
 from latex2mathml.converter import convert
+
+sys.path.insert(0, str(Path(__file__).parent))
+from site_search import HAN, SearchChinese
 
 project = "saccade"
 author = "The saccade contributors"
@@ -19,6 +25,8 @@ html_theme = "furo"
 html_title = "saccade"
 html_show_sphinx = False
 html_copy_source = False
+html_search_scorer = str(Path(__file__).parent / "search_scores.js")
+locale_dirs = ["locale"]
 html_css_files = ["site.css"]
 html_sidebars = {
     "**": [
@@ -55,6 +63,27 @@ def _block(self: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+# A line may end before and after these without a space; full-width punctuation brings its own.
+_WIDE = f"{HAN}\u3000-\u303f\uff00-\uffef\u2014\u2018-\u201d\u2026"
+_BREAK = re.compile(
+    rf"(?<=[{_WIDE}])\n(?=[{_WIDE}])|(?<=[\u3000-\u303f\uff00-\uffef])\n|\n(?=[\u3000-\u303f\uff00-\uffef])"
+)
+
+
+def _join_lines(app: Any, document: nodes.document) -> None:
+    """Remove the line breaks inside Chinese sentences, which browsers would show as spaces."""
+    if not str(app.config.language).startswith("zh"):
+        return
+    for text in list(document.findall(nodes.Text)):
+        if isinstance(text.parent, nodes.literal | nodes.literal_block | nodes.math | nodes.math_block | nodes.raw):
+            continue
+        joined = _BREAK.sub("", str(text))
+        if joined != text:
+            text.parent.replace(text, nodes.Text(joined))
+
+
 def setup(app: Any) -> None:
-    """Render mathematics as MathML, which browsers display natively."""
+    """Render mathematics as MathML, which browsers display natively; split and join Chinese text by its own rules."""
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
+    app.add_search_language(SearchChinese)
+    app.connect("doctree-read", _join_lines)
