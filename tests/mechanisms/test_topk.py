@@ -213,6 +213,9 @@ def test_chosen_keys_are_reported_and_moved() -> None:
     [
         (lambda: mechanisms.TopK(3, 2), TypeError, "scorer must be a Scorer or a function"),
         (lambda: mechanisms.TopK(BlockMeans, 2), TypeError, "scorer must be a Scorer or a function"),
+        (mechanisms.TopK, TypeError, "TopK: k must be given; got nothing"),
+        (lambda: mechanisms.TopK(BlockMeans()), TypeError, "TopK: k must be given; got nothing"),
+        (lambda: mechanisms.TopK(0), ValueError, "k must be"),
         (lambda: mechanisms.TopK(BlockMeans(), 0), ValueError, "k must be"),
         (lambda: mechanisms.TopK(BlockMeans(), 1, 0), ValueError, "block_size must be"),
         (lambda: mechanisms.TopK(BlockMeans(), 1, softmax=mechanisms.Linear()), TypeError, "softmax must be"),
@@ -237,3 +240,11 @@ def test_scores_of_another_shape_are_refused() -> None:
     index = LightningIndexer(torch.ones(1, 2, 3, 4), torch.ones(1, 1, 3, 4), torch.ones(1, 2, 3))
     with pytest.raises(ValueError, match="index tensors must hold 1 items, 12 queries and 12 keys"):
         mechanisms.TopK(index, 2)(q, k)
+
+
+def test_dot_products_select_unless_another_score_does() -> None:
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 2, 9, 4)
+    expected = mechanisms.TopK(DotProducts(), 3)(q, k, mask=masks.Causal()).to_dense()
+    for top in (mechanisms.TopK(3), mechanisms.TopK(k=3), mechanisms.TopK(None, 3)):
+        torch.testing.assert_close(top(q, k, mask=masks.Causal()).to_dense(), expected, rtol=0, atol=0)

@@ -112,6 +112,8 @@ class Report:
         lines += ["", *self._coverage()]
         return "\n".join(lines)
 
+    __repr__ = __str__
+
     def _coverage(self) -> list[str]:
         pulled = f", {min(PULLED, self.tests)} of them by gradients too" if self.shape[1] > LONG else ""
         share = "" if self.covered is None else f"; changes covered {self.covered:.0%} of the forbidden pairs"

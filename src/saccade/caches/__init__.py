@@ -1,5 +1,7 @@
 """Caches: stored keys and values (or sums of them), so that an attention layer need not recompute them."""
 
+from typing import TYPE_CHECKING
+
 from saccade.caches.attend_call import Call, MakesMatrix, Traffic
 from saccade.caches.block_select import BlockSelectCache
 from saccade.caches.cache import LayerCache
@@ -18,6 +20,10 @@ from saccade.caches.padded_positions import padded_positions
 from saccade.caches.recurrent import RecurrentCache
 from saccade.caches.ring_buffer import SegmentCache
 from saccade.caches.sink_window import SinkWindowCache
+from saccade.support.other_names import other_names
+
+if not TYPE_CHECKING:
+    __getattr__ = other_names(__name__)
 
 __all__ = [
     "LayerCache",

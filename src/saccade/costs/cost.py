@@ -131,6 +131,8 @@ class Cost:
         cache = "" if self.cache_bytes is None else f", cache {_size(self.cache_bytes)}"
         return "\n".join([*lines, f"weights {_size(self.parameter_bytes)}{cache}"])
 
+    __repr__ = __str__
+
 
 _HINTS = {
     **dict.fromkeys(("length", "tokens", "n", "max_len", "context"), "seq_len=, how many tokens"),
@@ -203,7 +205,7 @@ def cost(
     )
     if sizes.num_heads % sizes.num_kv_heads:
         raise value_error("num_kv_heads", f"divide num_heads={num_heads}", num_kv_heads)
-    length = check_int("seq_len", seq_len, 1)
+    length = check_int("seq_len", seq_len, 1, hint="it is a number of tokens, as in cost(model, ids.shape[1])")
     states = check_int("optimizer_tensors", optimizer_tensors, 0)
     case = subject_of(subject, mask, sizes, dtype, inputs)
     mode = FakeTensorMode(allow_non_fake_inputs=True)

@@ -49,6 +49,8 @@ class Seconds(NamedTuple):
             for name, time in times.items()
         )
 
+    __repr__ = __str__
+
 
 def _time(seconds: float) -> str:
     for unit, size in (("s", 1.0), ("ms", 1e-3)):

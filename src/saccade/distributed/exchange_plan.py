@@ -191,6 +191,8 @@ class Exchange:
         lines += [f"not {name}: {why}" for name, reasons in self.refused.items() for why in reasons]
         return "\n".join(lines)
 
+    __repr__ = __str__
+
     def _bytes(self, tokens: Ints, *, sends: bool) -> Ints:
         counts = self.layout.counts
         if self.strategy == "gather":

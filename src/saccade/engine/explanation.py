@@ -97,6 +97,8 @@ class Explanation:
         lines += [f"not {', '.join(kernels)}: {reason}" for reason, kernels in names.items()]
         return "\n".join(lines)
 
+    __repr__ = __str__
+
 
 def _extra_bytes(inputs: AttentionInputs, kernel: Kernel, cost: Cost, value_dim: int, *, is_reordered: bool) -> int:
     """Return the peak bytes of ``A @ value`` besides inputs and outputs, including work before and after the kernel."""

@@ -1,5 +1,7 @@
 """Mechanisms: modules that compute an attention matrix from queries and keys."""
 
+from typing import TYPE_CHECKING
+
 from saccade.mechanisms.base import Mechanism
 from saccade.mechanisms.compressive import CompressiveMemory
 from saccade.mechanisms.differential import Differential
@@ -11,6 +13,10 @@ from saccade.mechanisms.performer import Performer
 from saccade.mechanisms.s4d import S4D
 from saccade.mechanisms.softmax import Softmax
 from saccade.mechanisms.topk import TopK
+from saccade.support.other_names import other_names
+
+if not TYPE_CHECKING:
+    __getattr__ = other_names(__name__)
 
 __all__ = [
     "Mechanism",

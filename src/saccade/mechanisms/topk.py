@@ -15,10 +15,11 @@ from saccade.mechanisms.base import Mechanism
 from saccade.mechanisms.softmax import Softmax
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
+from saccade.scorers.key_scorers import DotProducts
 from saccade.scorers.scorer import Scorer, ScoreRows
 from saccade.support.errors import hidden_by_vmap, kind, type_error
 from saccade.support.torch_modes import is_mapped, is_tracing, without_autocast
-from saccade.support.validation import check_int, check_type
+from saccade.support.validation import check_int, check_type, is_integer
 
 
 class TopK(Mechanism):
@@ -40,7 +41,8 @@ class TopK(Mechanism):
     Args:
         scorer: a `saccade.scorers.Scorer`; or a function ``(query, key, rows) -> scores`` that gets all queries, all
             keys and a range of rows, and returns ``[batch, 1 | kv_heads | heads, rows, kv_len or blocks]``. It must not
-            use keys after a query.
+            use keys after a query. Dot products of query and key when None. ``TopK(256)`` is
+            ``TopK(scorers.DotProducts(), 256)``.
         k: largest number of keys, or blocks, that a query reads (more if it sees more blocks in part).
         block_size: number of keys in a block.
         softmax: the softmax over the selected keys, with its score, bias, scale, softcap, sink_logit and impl;
@@ -71,13 +73,20 @@ class TopK(Mechanism):
 
     def __init__(
         self,
-        scorer: Scorer | Callable[[Tensor, Tensor, range], Tensor],
-        k: int,
+        scorer: Scorer | Callable[[Tensor, Tensor, range], Tensor] | int | None = None,
+        k: int | None = None,
         block_size: int = 1,
         *,
         softmax: Softmax | None = None,
     ):
         super().__init__()
+        if k is None and is_integer(scorer):
+            scorer, k = None, scorer
+        if k is None:
+            raise type_error(
+                "k", "be given", "nothing", hint="TopK(256) selects by dot products, TopK(scorer, 256) by another score"
+            )
+        scorer = DotProducts() if scorer is None else scorer
         if isinstance(scorer, type) or not (isinstance(scorer, Scorer) or callable(scorer)):
             rule = "be a Scorer or a function (query, key, rows) -> scores"
             raise type_error("scorer", rule, kind(scorer), hint="saccade.scorers.BlockMeans()")

@@ -1,5 +1,7 @@
 """Neural network layers with parameters: attention, feed-forward, recurrent and pooling layers, and stacks of them."""
 
+from typing import TYPE_CHECKING
+
 from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.attention_block import AttentionBlock
 from saccade.nn.attention_pool import AttentionPool
@@ -12,6 +14,10 @@ from saccade.nn.latent_attention import LatentAttention
 from saccade.nn.recurrent_layers import Recurrence, StateSpace
 from saccade.nn.stack import DecoderStack, EncoderStack
 from saccade.nn.table_attention import ColumnAttention, RowAttention, TriangleAttention
+from saccade.support.other_names import other_names
+
+if not TYPE_CHECKING:
+    __getattr__ = other_names(__name__)
 
 __all__ = [
     "MultiHeadAttention",

@@ -10,8 +10,12 @@ from saccade.positions.token_positions import check_distances
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import check_int
 
+_TRAINED = "slopes follow from the number of heads; a trained bias is positions.T5(num_heads) or positions.Clipped"
 
-class ALiBi(Bias):
+
+class ALiBi(
+    Bias, hints=dict.fromkeys(("trainable", "learnable", "learned", "trained", "slopes", "alibi_slopes"), _TRAINED)
+):
     r"""The ALiBi bias: scores fall linearly with distance, with a fixed slope for each head.
 
     .. math:: b_h(i - j) = -m_h\, |i - j|, \qquad m_h = 2^{-8 h / H}, \quad h = 1, \dots, H
@@ -19,6 +23,8 @@ class ALiBi(Bias):
     If ``num_heads`` is not a power of two, the first heads use the slopes for the largest power of two below it, and
     the other heads every second slope for twice that power, as in the authors' code. There are no parameters or
     buffers: slopes are computed in float32 (float64 for a float64 query), regardless of the dtype of the module.
+
+    Slopes are not trained: `T5` and `Clipped` are biases of the distance that are.
 
     The paper is about causal attention; the absolute value makes the bias symmetric if a query sees later keys.
 
@@ -40,7 +46,7 @@ class ALiBi(Bias):
 
     def __init__(self, num_heads: int):
         super().__init__()
-        self.num_heads = check_int("num_heads", num_heads)
+        self.num_heads = check_int("num_heads", num_heads, hint=_TRAINED)
 
     def table(self, distances: Tensor) -> Tensor:
         return self._at(distances, torch.float32)

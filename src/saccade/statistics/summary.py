@@ -96,6 +96,8 @@ class Summary(NamedTuple):
     def __str__(self) -> str:
         return "\n".join(_table_lines(self.measures))
 
+    __repr__ = __str__
+
 
 class _RowSum(PerRow):
     """The sum of each row, for the summary: 1, less than 1 if a sink takes a share, or 0 for an empty row."""

@@ -88,14 +88,16 @@ def argument_hints(foreign_names: Mapping[str, str] | None = None, /, **hints: s
 
     def decorate(target: F) -> F:
         if isinstance(target, type):
-            setattr(target, "__init__", _with_hints(target.__dict__["__init__"], known_hints))  # noqa: B010  mypy
+            setattr(target, "__init__", _with_hints(target.__dict__["__init__"], known_hints, hints))  # noqa: B010  mypy
             return target
-        return cast("F", _with_hints(target, known_hints))
+        return cast("F", _with_hints(target, known_hints, hints))
 
     return decorate
 
 
-def _with_hints(function: Callable[..., Any], hints: Mapping[str, str]) -> Callable[..., Any]:
+def _with_hints(
+    function: Callable[..., Any], hints: Mapping[str, str], of_missing: Mapping[str, str]
+) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -103,7 +105,7 @@ def _with_hints(function: Callable[..., Any], hints: Mapping[str, str]) -> Calla
         except TypeError as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise  # from inside the function
-            refusal = _call_error(_name_of(function), inspect.signature(function), args, kwargs, hints)
+            refusal = _call_error(_name_of(function), inspect.signature(function), args, kwargs, hints, of_missing)
             if refusal is None:
                 raise
             raise refusal from None
@@ -126,16 +128,21 @@ def _name_of(function: Callable[..., Any]) -> str:
 class ArgumentHints:
     """Mixin that adds argument hints to the ``__init__`` of every subclass."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, hints: Mapping[str, str] | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "__init__" in cls.__dict__:
-            argument_hints()(cls)
+            argument_hints(**(hints or {}))(cls)
 
 
 def _call_error(
-    function: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], hints: Mapping[str, str]
+    function: str,
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    hints: Mapping[str, str],
+    of_missing: Mapping[str, str],
 ) -> TypeError | None:
-    """Return the error for the first wrong argument: an unknown name, a surplus positional value or a missing value."""
+    """Return the error for wrong arguments: an unknown name, a surplus positional value, or all missing values."""
     known = [name for name in signature.parameters if name != "self"]
     for name in kwargs:
         if name not in known:
@@ -149,12 +156,17 @@ def _call_error(
         return type_error(
             "values without a name", rule, count, hint=hint if known or "more" in hints else None, where=function
         )
-    for name in known[count:]:
-        parameter = signature.parameters[name]
-        is_named = parameter.kind in (plain, inspect.Parameter.KEYWORD_ONLY)
-        if parameter.default is parameter.empty and name not in kwargs and is_named:
-            return type_error(name, "be given", "nothing", hint=hints.get(name), where=function)
-    return None
+    missing = [name for name in known[count:] if name not in kwargs and _is_required(signature.parameters[name])]
+    if not missing:
+        return None
+    of_first = next((of_missing[name] for name in missing if name in of_missing), None)
+    names = " and ".join([", ".join(missing[:-1]), missing[-1]] if len(missing) > 1 else missing)
+    return type_error(names, "be given", "nothing", hint=of_first, where=function)
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    return parameter.default is parameter.empty and parameter.kind in kinds
 
 
 def _error_of_name(function: str, name: str, known: Sequence[str], hints: Mapping[str, str]) -> TypeError:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from saccade.support.other_names import no_attribute
+
 
 def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` for a package with lazy imports. Type checkers see ordinary imports.
@@ -17,7 +19,7 @@ def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
 
     def load(name: str) -> Any:
         if name not in home_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
+            raise no_attribute(package, name)
         home = home_of[name]
         value = getattr(import_module(f"{package}.{home}"), name) if home else import_module(f"{package}.{name}")
         setattr(sys.modules[package], name, value)  # later accesses bypass this function

@@ -34,6 +34,8 @@ class Result:
         name = f"{self.law}[{self.case}-{str(self.dtype).removeprefix('torch.')}]"
         return f"{name} {self.verdict}{f': {self.message}' if self.message else ''}"
 
+    __repr__ = __str__
+
 
 @dataclasses.dataclass(frozen=True)
 class Report:
@@ -86,6 +88,8 @@ class Report:
         lines += [f"not offered {count} times: {reason}" for reason, count in reasons.most_common()]
         lines.append(self._summary())
         return "\n".join(line.rstrip() for line in lines)
+
+    __repr__ = __str__
 
     def _with(self, verdict: Verdict) -> tuple[Result, ...]:
         return tuple(result for result in self.results if result.verdict == verdict)

@@ -131,6 +131,8 @@ class Claim:
     def __str__(self) -> str:
         return f"{self.name} ({self.verdict}): {self.statement}"
 
+    __repr__ = __str__
+
 
 @contextmanager
 def _one_thread() -> Iterator[None]:

@@ -58,6 +58,8 @@ class Measurement:
         seen = round(self.seen, 9) + 0.0 if self.agrees and abs(self.seen) < 1e-9 else self.seen  # rounding is noise
         return f"{self.what}: seen {seen:.4g}, {sign} {self.expected:.4g} ({self.why})"
 
+    __repr__ = __str__
+
 
 Measurements = Iterator[Measurement]
 """The measurements that the check of a claim yields."""

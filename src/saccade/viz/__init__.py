@@ -1,5 +1,8 @@
 """Figures of arrays and attention matrices. They need matplotlib, which is imported when the first figure is drawn."""
 
+from typing import TYPE_CHECKING
+
+from saccade.support.other_names import other_names
 from saccade.viz.bipartite import bipartite
 from saccade.viz.canvas import save
 from saccade.viz.charts import channel_weights, profile, tradeoff
@@ -10,6 +13,9 @@ from saccade.viz.mosaics import mosaic
 from saccade.viz.overlays import spatial_map
 from saccade.viz.page import live_report, report, report_widget
 from saccade.viz.patch_overlays import overlay
+
+if not TYPE_CHECKING:
+    __getattr__ = other_names(__name__)
 
 __all__ = [
     "heatmap",

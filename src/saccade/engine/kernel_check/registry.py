@@ -107,6 +107,8 @@ class FirstUse:
         told = ", ".join(f"{one.name} {one.error:.1g}" for one in self.quantities)
         return f"{self.rows} rows on {self.place} were right within {self.limit:g} of their size ({told})"
 
+    __repr__ = __str__
+
     @property
     def _kind(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')} with {self.mask}"
