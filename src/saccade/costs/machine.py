@@ -49,7 +49,8 @@ class Seconds(NamedTuple):
             for name, time in times.items()
         )
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def _time(seconds: float) -> str:

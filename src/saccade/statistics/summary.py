@@ -96,7 +96,8 @@ class Summary(NamedTuple):
     def __str__(self) -> str:
         return "\n".join(_table_lines(self.measures))
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return str(self)
 
 
 class _RowSum(PerRow):
