@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ from docutils import nodes
 from latex2mathml.converter import convert
 
 sys.path.insert(0, str(Path(__file__).parent))
-from site_search import HAN, SearchChinese
+from han_lines import joined_pieces
+from site_search import SearchChinese
 
 project = "saccade"
 author = "The saccade contributors"
@@ -63,23 +63,16 @@ def _block(self: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
-# A line may end before and after these without a space; full-width punctuation brings its own.
-_WIDE = f"{HAN}\u3000-\u303f\uff00-\uffef\u2014\u2018-\u201d\u2026"
-_BREAK = re.compile(
-    rf"(?<=[{_WIDE}])\n(?=[{_WIDE}])|(?<=[\u3000-\u303f\uff00-\uffef])\n|\n(?=[\u3000-\u303f\uff00-\uffef])"
-)
-
-
 def _join_lines(app: Any, document: nodes.document) -> None:
     """Remove the line breaks inside Chinese sentences, which browsers would show as spaces."""
     if not str(app.config.language).startswith("zh"):
         return
-    for text in list(document.findall(nodes.Text)):
-        if isinstance(text.parent, nodes.literal | nodes.literal_block | nodes.math | nodes.math_block | nodes.raw):
+    for parent in {id(text.parent): text.parent for text in document.findall(nodes.Text)}.values():
+        if isinstance(parent, nodes.literal | nodes.literal_block | nodes.math | nodes.math_block | nodes.raw):
             continue
-        joined = _BREAK.sub("", str(text))
-        if joined != text:
-            text.parent.replace(text, nodes.Text(joined))
+        for place, piece in enumerate(joined_pieces([child.astext() for child in parent])):
+            if isinstance(parent[place], nodes.Text):
+                parent[place] = nodes.Text(piece)
 
 
 def setup(app: Any) -> None:

@@ -1,6 +1,8 @@
 // Decisions, and pages that name everything once, come after pages that explain: see the scores in searchtools.js.
 var Scorer = {
-  score: ([docname, title, anchor, descr, score]) => {
+  score: (item) => {
+    const [docname, title, anchor, descr, score, filename, kind] = item;
+    if (kind === "index") item[2] = ""; // an entry leads to its page, whose text is shown below the title
     if (docname.startsWith("decisions/")) return score - 100;
     if (["bibliography", "concordance", "theory-documents"].includes(docname)) return score - 30;
     return score;

@@ -8,11 +8,15 @@ in the same way.
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 
 from sphinx.search import SearchLanguage
 from sphinx.search.en import SearchEnglish
 
-HAN = "\u3400-\u4dbf\u4e00-\u9fff"
+sys.path.insert(0, str(Path(__file__).parent))
+from han_lines import HAN
+
 _WORDS = re.compile(rf"[{HAN}]+|[a-z0-9_]+")
 
 

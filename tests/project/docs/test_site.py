@@ -4,6 +4,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from html import unescape
 from pathlib import Path
@@ -75,3 +76,62 @@ def test_the_site_is_built_without_a_warning_and_asks_no_other_host(tmp_path):
         other = {"en": "zh", "zh": "en"}.get(page.relative_to(tmp_path / "site").parts[0])
         if other:
             assert re.search(rf'href="[./]+{other}/[^"]+" lang="{other}"', text), page
+
+
+def test_words_that_readers_type_lead_to_one_page_each():
+    table = tomllib.loads((DOCS / "site" / "search_words.toml").read_text(encoding="utf-8"))
+    listed = {str(page) for part in BUILD.parts() for page in part["pages"]}
+    assert set(table) <= listed
+    typed = Counter(
+        word for words in table.values() for word in {one.lower() for both in words.values() for one in both}
+    )
+    assert [word for word, count in typed.items() if count > 1] == []
+    entries = BUILD.index_entries("vision", "zh")
+    assert "```{index} ! SE block\n```\n" in entries
+    assert "```{index} ! 通道注意力\n```\n" in entries
+    assert "通道" not in BUILD.index_entries("vision", "en")
+    assert BUILD.index_entries("index", "en") == ""
+
+
+def test_the_menu_has_at_most_seven_groups():
+    assert len(BUILD.parts()) <= 7
+
+
+def test_chinese_text_is_searched_by_pairs_of_characters():
+    pytest.importorskip("sphinx", reason="needs pip install 'saccade-attention[site]'")
+    words = script("site_search").SearchChinese({})
+    assert words.split("滑动窗口 KV缓存") == [*"滑动窗口", "滑动", "动窗", "窗口", "kv", *"缓存", "缓存"]
+    assert "ChineseStemmer" not in words.js_stemmer_code
+
+
+@pytest.mark.parametrize(
+    "text, joined",
+    [
+        ("一行\n另一行", "一行另一行"),
+        ("句子。\n下一句", "句子。下一句"),
+        ("用 `mask`，\nit is", "用 `mask`，it is"),
+        ("中文\nEnglish", "中文\nEnglish"),
+        ("English\nwords", "English\nwords"),
+    ],
+)
+def test_lines_of_chinese_sentences_are_joined(text, joined):
+    assert script("han_lines").joined(text) == joined
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ["窗口在四个键之前，", "\n", "汇点仍然是词元 0。"],
+        ["窗口在四个键之前，\n", "汇点", "仍然是词元 0。"],
+        ["窗口在四个键之前，", "汇点", "\n仍然是词元 0。"],
+    ],
+)
+def test_breaks_between_pieces_of_a_sentence_are_joined(pieces):
+    joined = script("han_lines").joined_pieces(pieces)
+    assert len(joined) == len(pieces)
+    assert "".join(joined) == "窗口在四个键之前，汇点仍然是词元 0。"
+
+
+def test_breaks_beside_latin_words_stay():
+    pieces = ["用", "\n", "mask", "\n", "and more"]
+    assert script("han_lines").joined_pieces(pieces) == pieces
