@@ -17,5 +17,5 @@ after = model(tokens, labels=tokens).loss
 print(f"loss before {before.item():.6f}, after {after.item():.6f}")
 assert torch.allclose(before, after, atol=1e-6)
 
-sc.replace_attention(model, mask=masks.Window(64, 0))  # the last 64 tokens only, in linear time
+sc.replace_attention(model, mask=masks.sliding_window(64))  # the last 64 tokens only, in linear time
 print(f"with a window of 64: {model(tokens, labels=tokens).loss.item():.6f}")

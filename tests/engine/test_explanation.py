@@ -312,3 +312,32 @@ def test_to_ask_the_compiled_kernel_costs_little(mask: masks.Mask) -> None:
     matrix = sc.AttentionMatrix(x, x, mask, impl="native")
     assert counted(matrix.explain).most < 16 * 2**20
     assert not any(isinstance(x, Tensor) for x in matrix.inputs.plan.memo.values())
+
+
+@pytest.mark.parametrize(
+    "mask, line",
+    [
+        (masks.Window(256, 0), "window   257 keys, the query's own included"),
+        (masks.sliding_window(256), "window   256 keys, the query's own included"),
+        (masks.Causal() & (masks.Window(100, 0) | masks.Global([0])), "window   101 keys, the query's own included"),
+        (
+            masks.Window(3, 3) | masks.Window(0, 0) | masks.Global([0]),
+            "window   1 and 7 keys, the query's own included",
+        ),
+        (masks.Window(0, 0), "window   1 key, the query's own included"),
+        (masks.Causal(), None),
+        (masks.Window(None, 0), None),
+    ],
+    ids=str,
+)
+def test_the_keys_of_windows_are_counted(mask: masks.Mask, line: str | None) -> None:
+    x = torch.randn(1, 1, 300, 8)
+    lines = str(sc.AttentionMatrix(x, x, mask).explain()).splitlines()
+    assert [one for one in lines if one.startswith("window")] == ([] if line is None else [line])
+
+
+def test_a_window_has_the_keys_that_its_rows_have() -> None:
+    for left, right in ((0, 0), (256, 0), (3, 5)):
+        window = masks.Window(left, right)
+        assert window.keys == int(window.to_dense(600)[0, 0, 300].sum())
+    assert masks.Window(None, 3).keys is masks.Window(3, None).keys is None

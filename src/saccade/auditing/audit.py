@@ -197,7 +197,7 @@ def _versions(model: object) -> dict[str, str]:
 def _assumed(model: object) -> Declared:
     rule = pair_from_config(model) if is_pair(model) else from_config(model)
     if rule is None:
-        hint = "use the masks of saccade.masks: audit(model, masks.Causal() & masks.Window(127, 0))"
+        hint = "use the masks of saccade.masks: audit(model, masks.sliding_window(128))"
         raise value_error("rule", "be given for a model whose configuration does not say it", None, hint=hint)
     return rule
 

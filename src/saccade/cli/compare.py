@@ -103,7 +103,7 @@ def _parsed(rules: Sequence[str]) -> list[Mask]:
     try:
         return [parse(rule) for rule in rules]
     except (TypeError, ValueError) as error:
-        refuse("compare", f"--mask: {error}")
+        refuse("compare", str(error).replace("compare: text must", "--mask must", 1))
 
 
 def _quality(task: str) -> Callable[[Mechanism | Mask], float]:

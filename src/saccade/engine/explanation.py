@@ -12,7 +12,7 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel, Request
 from saccade.engine.memory_accounting import Cost, Ledger
 from saccade.engine.positions.row_permutation import FEWEST, reordered
-from saccade.masks import Mask
+from saccade.masks import Mask, Window
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Explanation:
         shape: (batch, heads, q_len, kv_len).
         seen: result of the kernel's first-use check on this device; empty for kernels that need no check.
         mask: the mask as text, including the pattern recognised in a bool tensor.
+        window: the number of keys of each window in the mask, as text, since `Window` does not count the query's own
+            key; empty without one.
         tiles: number of boxes of ``[batch, heads, q_len, kv_len]`` that the kernel computes.
         pairs: number of query-key pairs whose scores the kernel computes, over batch and heads. It includes pairs that
             are computed together with allowed ones and then masked. For a causal mask, the fused kernel skips the
@@ -46,6 +48,7 @@ class Explanation:
     pairs: int
     operations: dict[str, int]
     extra_bytes: int
+    window: str = ""
 
     @property
     def flops(self) -> int:
@@ -75,6 +78,7 @@ class Explanation:
             cost.pairs,
             {"QKᵀ": 2 * cost.pairs * inputs.query.shape[3], "softmax": cost.pairs, "AV": 2 * cost.pairs * value_dim},
             _extra_bytes(own, kernel, cost, value_dim, is_reordered=order is not None),
+            _windows(inputs.rule),
         )
 
     def __str__(self) -> str:
@@ -85,6 +89,7 @@ class Explanation:
             f"kernel   {self.kernel}",
             f"shape    {list(self.shape)}  [batch, heads, q_len, kv_len]",
             f"mask     {self.mask}",
+            *([f"window   {self.window}"] if self.window else []),
             f"tiles    {self.tiles:,}, holding {self.pairs:,} of {total:,} pairs ({share:.3g} %)",
             f"cost     {self.flops / 1e9:.3g} GFLOP forward, {self.extra_bytes / 2**20:.3g} MiB besides tensors",
             f"steps    QKᵀ {scores:.3g} GFLOP, softmax {exponentials:.3g} G exponentials, AV {sums:.3g} GFLOP",
@@ -98,6 +103,15 @@ class Explanation:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+def _windows(mask: Mask) -> str:
+    """Return the numbers of keys of the windows in a mask; empty without one."""
+    counts = sorted({atom.keys for atom in mask.atoms() if isinstance(atom, Window) and atom.keys is not None})
+    if not counts:
+        return ""
+    keys = "key" if counts == [1] else "keys"
+    return f"{' and '.join(f'{count:,}' for count in counts)} {keys}, the query's own included"
 
 
 def _extra_bytes(inputs: AttentionInputs, kernel: Kernel, cost: Cost, value_dim: int, *, is_reordered: bool) -> int:

@@ -25,6 +25,9 @@ _UNLIMITED = 1 << POSITION_BITS  # wider than any sequence; sums of positions an
 class Window(Mask):
     """A window mask: a query sees the key at its position, ``left`` keys before it and ``right`` keys after it.
 
+    ``Window(256, 0)`` is 257 keys. `sliding_window` counts like most papers: ``sliding_window(256)`` is the last 256
+    keys, the query's own included.
+
     >>> print(Window(2, 0).picture(5))
     1 . . . .
     1 1 . . .
@@ -55,6 +58,11 @@ class Window(Mask):
             if width is not None:
                 width = check_int(name, width, 0, hint=hint)
                 object.__setattr__(self, name, None if width >= _UNLIMITED else width)
+
+    @property
+    def keys(self) -> int | None:
+        """Number of keys that a query sees, its own included; None without a limit."""
+        return None if self.left is None or self.right is None else self.left + 1 + self.right
 
     @property
     def is_causal(self) -> bool:
