@@ -72,6 +72,7 @@ def write_source(language: str, source: Path) -> None:
     if (words := HERE / "locale" / f"{LANGUAGES[language]}.po").exists():
         locale.mkdir(parents=True)
         shutil.copy(words, locale / "sphinx.po")
+    _write_recipes(language, source)
     shutil.copytree(DOCS / language / "notebooks", source / "notebooks")
     (source / "decisions").mkdir()
     for page in (DOCS / "decisions").glob("*.md"):
@@ -95,17 +96,40 @@ def index_entries(page: str, language: str) -> str:
     return "".join(f"```{{index}} ! {word}\n```\n\n" for word in dict.fromkeys(words))
 
 
-def _rewritten(text: str, language: str) -> str:
-    """Return a page with its links rewritten for neighbours in a folder below it."""
+def recipes(language: str) -> list[str]:
+    """Return the names of the recipes, in the order in which their page lists them."""
+    listed = (DOCS / language / "recipes" / "index.md").read_text(encoding="utf-8")
+    return re.findall(r"\]\(([\w-]+)\.md\)", listed)
+
+
+def _rewritten(text: str, language: str, up: str = "") -> str:
+    """Return a page with its links rewritten for a site whose root is the folder of the language.
+
+    Args:
+        text: the page.
+        language: its language.
+        up: the way from the page's folder to that of the language: "" or "../".
+    """
     numbers = iter(range(1, 100))
-    text = _DIAGRAM.sub(lambda _: f"![](images/flow-{next(numbers)}-{language}.svg)", text)
-    text = text.replace("](../../README.md)", "](index.md)").replace("](../../README.zh-CN.md)", "](index.md)")
+    text = _DIAGRAM.sub(lambda _: f"![]({up}images/flow-{next(numbers)}-{language}.svg)", text)
+    for name in ("README.md", "README.zh-CN.md"):
+        text = text.replace(f"]({up}../../{name})", f"]({up}index.md)")
     text = (
-        text.replace("](../../examples", "](examples")
-        .replace("](../images/", "](images/")
-        .replace("](../decisions/", "](decisions/")
+        text.replace(f"]({up}../../examples", f"]({up}examples")
+        .replace(f"]({up}../images/", f"]({up}images/")
+        .replace(f"]({up}../decisions/", f"]({up}decisions/")
     )
-    return re.sub(r"\]\(\.\./(?:en|zh)/", "](", text)
+    return re.sub(rf"\]\({re.escape(up)}\.\./(?:en|zh)/", f"]({up}", text)
+
+
+def _write_recipes(language: str, source: Path) -> None:
+    (source / "recipes").mkdir()
+    for page in (DOCS / language / "recipes").glob("*.md"):
+        text = _rewritten(page.read_text(encoding="utf-8"), language, "../")
+        (source / "recipes" / page.name).write_text(text, encoding="utf-8")
+    with (source / "recipes" / "index.md").open("a", encoding="utf-8") as index:
+        pages = "\n".join(recipes(language))
+        index.write(f"\n```{{toctree}}\n:hidden:\n:maxdepth: 1\n\n{pages}\n```\n")
 
 
 def _write_index(language: str, source: Path) -> None:

@@ -21,7 +21,11 @@ Marks = dict[str, list[str]]
 def marks() -> Marks:
     """Return the hashes of the current pages: ``{name: [English, Chinese]}``."""
     english = DOCS / "en"
-    names = sorted(path.relative_to(english) for kind in ("*.md", "notebooks/*.ipynb") for path in english.glob(kind))
+    names = sorted(
+        path.relative_to(english)
+        for kind in ("*.md", "recipes/*.md", "notebooks/*.ipynb")
+        for path in english.glob(kind)
+    )
     return {
         name.with_suffix("").as_posix(): [_mark(DOCS / language / name) for language in ("en", "zh")] for name in names
     }

@@ -13,7 +13,7 @@ from test_documents import ROOT, said_by
 from saccade import viz
 from saccade.theory.pictures_in_chinese import in_chinese
 
-PAGES = ("figures", "findings", "audit", "cost")
+PAGES = ("figures", "findings", "audit", "cost", "recipes/rollout-on-an-image")
 CHINESE = {
     # figures
     "Head 2 of 8,000 tokens": "8,000 个词元的第 2 个头",
@@ -35,6 +35,8 @@ CHINESE = {
     "small-decoder, layer 3: attention by distance": "small-decoder，第 3 层：注意力与距离",
     "tokens back": "往回多少个词元",
     "share of all attention": "占全部注意力的份额",
+    # recipes
+    "Attention rollout": "注意力 rollout",
     # audit
     "declared": "声明的",
     "measured by gradients": "由梯度测得的",

@@ -21,7 +21,10 @@ from saccade.cli.app import app
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 PAIRS = [(ROOT / "README.md", ROOT / "README.zh-CN.md")]
-PAIRS += [(page, ROOT / "docs" / "zh" / page.name) for page in sorted(ROOT.glob("docs/en/*.md"))]
+PAIRS += [
+    (page, ROOT / "docs" / "zh" / page.relative_to(ROOT / "docs" / "en"))
+    for page in sorted(ROOT.glob("docs/en/**/*.md"))
+]
 
 _FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>[\w-]*)$")
 _LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
@@ -160,7 +163,9 @@ def test_both_languages_have_the_same_code(english, chinese):
 
 
 def test_both_languages_have_the_same_pages():
-    english, chinese = ({page.name for page in ROOT.glob(f"docs/{language}/*.md")} for language in ("en", "zh"))
+    english, chinese = (
+        {page.relative_to(folder) for page in folder.glob("**/*.md")} for folder in (ROOT / "docs/en", ROOT / "docs/zh")
+    )
     assert english == chinese
     assert len(english) > 1
 

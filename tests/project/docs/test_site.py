@@ -27,11 +27,45 @@ BUILD, PAIRS = script("build"), script("pairs")
 
 def test_every_page_is_in_the_table_of_contents_once():
     made = ("api/index", "decisions/index")
-    listed = Counter(page for part in BUILD.parts() for page in part["pages"] if page not in made)
+    parts = [page for part in BUILD.parts() for page in part["pages"] if page not in made]
     for language in ("en", "zh"):
-        pages = {path.stem for path in (DOCS / language).glob("*.md")} - {"index"}
-        notebooks = {f"notebooks/{path.stem}" for path in (DOCS / language).glob("notebooks/*.ipynb")}
-        assert dict(listed) == dict.fromkeys(pages | notebooks, 1)
+        folder = DOCS / language
+        listed = Counter([*parts, *(f"recipes/{name}" for name in BUILD.recipes(language))])
+        paths = [*folder.glob("**/*.md"), *folder.glob("notebooks/*.ipynb")]
+        pages = {path.relative_to(folder).with_suffix("").as_posix() for path in paths} - {"index"}
+        assert dict(listed) == dict.fromkeys(pages, 1)
+
+
+def test_recipes_are_listed_in_the_same_order_in_both_languages():
+    assert BUILD.recipes("en") == BUILD.recipes("zh")
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_recipes_are_listed_under_their_titles(language):
+    folder = DOCS / language / "recipes"
+    listed = dict(re.findall(r"\[([^]]+)\]\(([\w-]+)\.md\)", (folder / "index.md").read_text(encoding="utf-8")))
+    titles = {path.read_text(encoding="utf-8").partition("\n")[0]: path.stem for path in folder.glob("*.md")}
+    assert {f"# {title}": name for title, name in listed.items()} == {
+        title: name for title, name in titles.items() if name != "index"
+    }
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("name", BUILD.recipes("en"))
+def test_a_recipe_is_a_question_with_one_block_of_code_and_links(name, language):
+    text = (DOCS / language / "recipes" / f"{name}.md").read_text(encoding="utf-8")
+    assert text.partition("\n")[0].endswith(("?", "？"))
+    assert text.count("\n```python\n") == 1
+    assert re.match(r"(?:More: |更多：).*\]\(\.\./", text.rpartition("\n\n")[2])
+    assert len(text.splitlines()) < 60
+
+
+def test_links_of_pages_in_a_folder_lead_to_the_same_places_on_the_site():
+    page = (
+        "[](../masks.md) ![](../../images/zh/a.png) [](../../../README.md) [](../../decisions/b.md) [](../../zh/c.md)"
+    )
+    wanted = "[](../masks.md) ![](../images/zh/a.png) [](../index.md) [](../decisions/b.md) [](../c.md)"
+    assert BUILD._rewritten(page, "en", "../") == wanted
 
 
 def test_no_page_has_changed_in_one_language_alone():
