@@ -13,7 +13,7 @@ from test_documents import ROOT, said_by
 from saccade import viz
 from saccade.theory.pictures_in_chinese import in_chinese
 
-PAGES = ("figures", "findings", "audit", "cost", "recipes/rollout-on-an-image")
+PAGES = ("figures", "findings", "audit", "cost", "recipes/rollout-on-an-image", "gallery")
 CHINESE = {
     # figures
     "Head 2 of 8,000 tokens": "8,000 个词元的第 2 个头",
@@ -37,6 +37,28 @@ CHINESE = {
     "share of all attention": "占全部注意力的份额",
     # recipes
     "Attention rollout": "注意力 rollout",
+    # gallery
+    "Layer 2, head 0": "第 2 层第 0 个头",
+    "A window, a sink and a stride": "窗口、汇点与步长",
+    "Attention times gradient": "注意力乘梯度",
+    "Every head of every layer": "每一层的每个头",
+    "entropy, nats": "熵，奈特",
+    "given to the first token": "给第一个词元的",
+    "Heads of each layer": "各层的头",
+    "Patches that a word attends to": "一个词关注的图块",
+    "disc": "圆盘",
+    "The same weights, resized smoothly": "同样的权重，平滑缩放",
+    "Gates of an SE block": "SE 模块的门控值",
+    "channel": "通道",
+    "Causal, 512 tokens": "因果掩码，512 个词元",
+    "median relative error": "相对误差的中位数",
+    "milliseconds": "毫秒",
+    "rough": "粗略",
+    "close": "接近",
+    "exact": "精确",
+    "Window of 256": "窗口 256",
+    "Declared and measured": "声明的与测得的",
+    "leak: hidden, but seen (140)": "泄漏：遮住了，却看得见（140）",
     # audit
     "declared": "声明的",
     "measured by gradients": "由梯度测得的",
