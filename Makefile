@@ -86,7 +86,7 @@ coverage: $(VENV)/.dev  ## run the tests and say which lines and branches none o
 examples: $(VENV)/.dev  ## train all examples on real data (two hours of one core; goes on where it was stopped)
 	$(OFFLINE) $(BIN)/python examples
 
-site: $(VENV)/.dev  ## build the site in both languages into out/site (two minutes)
+site: $(VENV)/.dev  ## build the site in both languages, with three example reports, into out/site
 	$(PIP) --editable '.[all,dev,site]'
 	$(OFFLINE) $(BIN)/python docs/site/build.py
 

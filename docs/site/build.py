@@ -43,12 +43,15 @@ PACKAGES = [
         )
     ),
 ]
+REPORT_PAGES = ROOT / "examples" / "report_pages.py"
+_REPORT = re.compile(r"\[([^]]+)\]\([./]*examples/report_pages\.py#([\w-]+)\)")
 _DIAGRAM = re.compile(r"```mermaid\n.*?```", re.DOTALL)
 
 
 def main(out: Path) -> None:
-    """Build both languages, and the page that links to them."""
+    """Build both languages, the page that links to them, and the example pages of reports."""
     shutil.rmtree(out, ignore_errors=True)
+    subprocess.run([sys.executable, str(REPORT_PAGES), "--out", str(out / "reports")], check=True)
     for language, code in LANGUAGES.items():
         source = out.with_name(f"{out.name}-source") / language
         shutil.rmtree(source, ignore_errors=True)
@@ -102,6 +105,11 @@ def recipes(language: str) -> list[str]:
     return re.findall(r"\]\(([\w-]+)\.md\)", listed)
 
 
+def _with_reports(text: str, language: str, up: str = "") -> str:
+    """Return a page with its links to an example page of a report, such as ``report_pages.py#dates``, leading there."""
+    return _REPORT.sub(rf'<a href="{up}../reports/\2.html#language={language}">\1</a>', text)
+
+
 def _rewritten(text: str, language: str, up: str = "") -> str:
     """Return a page with its links rewritten for a site whose root is the folder of the language.
 
@@ -114,6 +122,7 @@ def _rewritten(text: str, language: str, up: str = "") -> str:
     text = _DIAGRAM.sub(lambda _: f"![]({up}images/flow-{next(numbers)}-{language}.svg)", text)
     for name in ("README.md", "README.zh-CN.md"):
         text = text.replace(f"]({up}../../{name})", f"]({up}index.md)")
+    text = _with_reports(text, language, up)
     text = (
         text.replace(f"]({up}../../examples", f"]({up}examples")
         .replace(f"]({up}../images/", f"]({up}images/")
@@ -144,7 +153,7 @@ def _write_index(language: str, source: Path) -> None:
         groups.append(f"groups/{name}")
     menu = "```{toctree}\n:hidden:\n:maxdepth: 2\n\n" + "\n".join(groups) + "\n```\n"
     home = (source / "index.md").read_text(encoding="utf-8")
-    shown = _front(readme)
+    shown = _with_reports(_front(readme), language)
     body = home.partition("\n")[2]
     (source / "index.md").write_text(f"{shown}\n\n{body}\n\n{menu}", encoding="utf-8")
 
@@ -153,8 +162,7 @@ def _front(readme: str) -> str:
     """Return the part of a README before its second heading, including images."""
     front = readme.partition("\n## ")[0]
     front = re.sub(r"\]\(docs/(?:en|zh)/", "](", front).replace("](docs/images/", "](images/")
-    front = re.sub(r" · \[[^]]+\]\(README[^)]*\)", "", front)
-    return re.sub(r"\]\(examples/", "](examples/", front)
+    return re.sub(r" · \[[^]]+\]\(README[^)]*\)", "", front)
 
 
 def _write_decisions(language: str, source: Path) -> None:

@@ -60,6 +60,21 @@ def test_a_recipe_is_a_question_with_one_block_of_code_and_links(name, language)
     assert len(text.splitlines()) < 60
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_links_to_example_reports_open_the_pages_that_the_script_writes(language):
+    text = BUILD._rewritten((DOCS / language / "report.md").read_text(encoding="utf-8"), language)
+    linked = re.findall(rf'<a href="\.\./reports/([\w-]+\.html)#language={language}">', text)
+    written = re.findall(r'out / "([\w-]+\.html)"', BUILD.REPORT_PAGES.read_text(encoding="utf-8"))
+    assert sorted(linked) == sorted(written)
+    assert len(linked) == 3
+
+
+def test_a_readme_may_link_to_example_reports():
+    assert BUILD._with_reports("[a](examples/report_pages.py#dates)", "zh") == (
+        '<a href="../reports/dates.html#language=zh">a</a>'
+    )
+
+
 def test_links_of_pages_in_a_folder_lead_to_the_same_places_on_the_site():
     page = (
         "[](../masks.md) ![](../../images/zh/a.png) [](../../../README.md) [](../../decisions/b.md) [](../../zh/c.md)"
@@ -99,6 +114,11 @@ def test_the_site_is_built_without_a_warning_and_asks_no_other_host(tmp_path):
     pages = list((tmp_path / "site").rglob("*.html"))
     assert len(pages) > 2 * 100
     assert (tmp_path / "site" / "zh" / "api" / "saccade.masks.html").exists()
+    assert {path.name for path in (tmp_path / "site" / "reports").iterdir()} == {
+        "encoder.html",
+        "language-model.html",
+        "dates.html",
+    }
     for page in pages:
         text = page.read_text(encoding="utf-8")
         loaded = re.findall(
