@@ -45,11 +45,11 @@ def _ended_as_by_ctrl_c() -> Iterator[None]:
 
 def _run() -> None:
     try:
-        from saccade.cli.app import app  # noqa: PLC0415  typer and rich are optional
+        from saccade.cli.app import command_line  # noqa: PLC0415  typer and rich are optional
 
         _escape_unencodable()
         warnings.showwarning = _print_warning
-        app()
+        command_line()
     except ImportError as error:  # including those of packages that a command imports later
         package = (error.name or "").partition(".")[0]
         if package not in _NEEDED:

@@ -1,7 +1,9 @@
 """The Typer application of the command line: its commands, and their common options."""
 
+import os
+import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +15,8 @@ from saccade.cli.exits import STATUSES
 from saccade.cli.generate import generate
 from saccade.cli.look import look
 from saccade.cli.verify import verify
+from saccade.support.language import LANGUAGES, in_language, language_of, translated
+from saccade.text import visible
 
 app = typer.Typer(
     name="saccade", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -38,8 +42,52 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
+def translate_help(command: Any) -> None:
+    """Put all help texts of a command, and of the commands below it, into the current language."""
+    command.help, command.epilog = (
+        None if text is None else translated(text) for text in (command.help, command.epilog)
+    )
+    command.short_help = None if command.short_help is None else translated(command.short_help)
+    for parameter in command.params:
+        words = getattr(parameter, "help", None)
+        if words:
+            parameter.help = translated(words)
+    for below in getattr(command, "commands", {}).values():
+        translate_help(below)
+
+
+def _speak(context: typer.Context, asked: str | None) -> None:
+    """Set the language of the command; back to the one before when it ends."""
+    if context.resilient_parsing:
+        return
+    if asked is not None and asked not in LANGUAGES:
+        typer.echo(f"saccade: --lang must be {' or '.join(LANGUAGES)}; got {visible(asked)}.", err=True)
+        raise typer.Exit(2)
+    context.with_resource(in_language("zh" if asked == "zh" else "en" if asked else language_of(os.environ)))
+    translate_help(context.command)
+
+
+def command_line() -> None:
+    """Run the command line; its help is in the language of the system, unless --lang is given."""
+    command = typer.main.get_command(app)
+    if "--lang" not in sys.argv:  # --help comes before other options have a value
+        with in_language(language_of(os.environ)):
+            translate_help(command)
+    command()
+
+
 @app.callback(epilog=STATUSES)
 def _options(
+    language: Annotated[
+        str | None,
+        typer.Option(
+            "--lang",
+            metavar="en|zh",
+            help="The language: en or zh; that of LC_ALL, LC_MESSAGES or LANG when left out.",
+            callback=_speak,
+            is_eager=True,
+        ),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,

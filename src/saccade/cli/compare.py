@@ -21,6 +21,7 @@ from saccade.mechanisms import Linear, Linformer, Mechanism, Nystrom, Performer
 from saccade.mechanisms.comparison import compare as compare_tensors
 from saccade.models import Decoder, Encoder
 from saccade.nn import DecoderLayer, EncoderLayer, MultiHeadAttention
+from saccade.support.language import translated
 from saccade.text import visible
 
 _RUNS = Path("saccade-runs")
@@ -146,7 +147,8 @@ def _compare(
     comparison = compare_tensors(query, key, value, mechanisms, mask=mask, quality=quality)
     typer.echo(str(comparison))
     if out is not None:
-        title = f"Layer {layer} of {visible(shown_name(model_name))}, {length} tokens"
+        told = {"layer": layer, "model": visible(shown_name(model_name)), "length": length}
+        title = translated("Layer {layer} of {model}, {length} tokens", **told)
         put("compare", viz.tradeoff(comparison, title=title), out)
 
 

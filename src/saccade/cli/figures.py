@@ -10,6 +10,7 @@ from torch import Tensor
 from saccade import viz
 from saccade.cli.model_reading import Model, Subject
 from saccade.statistics import Head
+from saccade.support.language import translated
 from saccade.text.labels import legible
 from saccade.viz.canvas import DPI, blank, colours
 from saccade.viz.ticks import name_columns, name_rows
@@ -55,25 +56,28 @@ def figures(
         title: the title of every figure; when None, a description of each.
     """
     rows, columns = ([legible(word.text) for word in side] for side in (subject.rows, subject.columns))
-    where = f"layer {best.layer}, head {best.head}"
+    where = translated("layer {layer}, head {head}", layer=best.layer, head=best.head)
     chosen, words = weights[best.layer, best.head], max(len(rows), len(columns))
     labels: dict[str, Any] = {"x_labels": columns, "y_labels": rows}
     nonzero = weights.amax((0, 1)) > 0  # pairs with weight 0 in every head are hidden by the mask
     allowed = None if bool(nonzero.all()) else nonzero
-    told, annotate = f"What each word (row) looks at (column): {where}", words <= _ANNOTATED_AT_MOST
+    told, annotate = (
+        translated("What each word (row) looks at (column): {where}", where=where),
+        words <= _ANNOTATED_AT_MOST,
+    )
     labels |= {"x_name": "looked at", "y_name": "word"}
     heatmap = viz.heatmap(chosen, annotate=annotate, title=title or told, allowed=allowed, **labels)
-    yield "heatmap.png", heatmap, f"what each word looks at in {where}"
-    told = (
+    yield "heatmap.png", heatmap, translated("what each word looks at in {where}", where=where)
+    told = translated(
         "Every head (H) of every layer (L): what each word (row) looks at (column). "
         "Each map runs from white, nothing, to its own largest weight, sinks aside."
     )
     mosaic = viz.mosaic(weights, highlight=(best.layer, best.head), title=title or told, allowed=allowed)
-    yield "mosaic.png", mosaic, "every head of every layer"
+    yield "mosaic.png", mosaic, translated("every head of every layer")
     if subject.is_cross and words <= _LINES_AT_MOST:
         labels |= {"x_name": "read", "y_name": "written"}
-        lines = viz.bipartite(chosen, title=title or f"Between the texts: {where}", **labels)
-        yield "lines.png", lines, f"between the two texts in {where}"
+        lines = viz.bipartite(chosen, title=title or translated("Between the texts: {where}", where=where), **labels)
+        yield "lines.png", lines, translated("between the two texts in {where}", where=where)
 
 
 def whole(
@@ -107,9 +111,13 @@ def whole(
     name_columns(canvas.axes, None, "looked at (token of the text)", count, inches)
     name_rows(canvas.axes, None, "token of the text", count, inches)
     canvas.add_scale(image)
-    told = (
-        f"Layer {best.layer}, head {best.head} in the whole text: {len(subject.windows)} windows, of which the framed "
-        f"one, {subject.shown}, is shown in the other pictures. Grey: never seen; the model reads one window at a time."
+    told = translated(
+        "Layer {layer}, head {head} in the whole text: {count} windows, of which the framed one, {shown}, is shown in "
+        "the other pictures. Grey: never seen; the model reads one window at a time.",
+        layer=best.layer,
+        head=best.head,
+        count=len(subject.windows),
+        shown=subject.shown,
     )
     return canvas.finished(inches, inches, title or told)
 

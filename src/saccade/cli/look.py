@@ -30,6 +30,7 @@ from saccade.cli.model_reading import Model, Subject, load_model, subject_of
 from saccade.cli.output_files import all_or_none, folder_for, writing
 from saccade.cli.progress import progress
 from saccade.statistics import Head, rank_heads
+from saccade.support.language import translated
 from saccade.support.numerics import is_finite
 from saccade.text import Word, merge, visible
 
@@ -150,7 +151,7 @@ def look(
         files, notes = _draw(model, subject, weights, best, out, title)
     print_notes(console, notes)
     for path, what in files:
-        console.print(f"wrote {visible(str(path))}  ({what})", soft_wrap=True)
+        console.print(translated("wrote {path}  ({what})", path=visible(str(path)), what=what), soft_wrap=True)
 
 
 def _ordinary(words: Sequence[Word]) -> list[int]:
@@ -201,7 +202,8 @@ def _write_page(subject: Subject, title: str, path: Path) -> None:
     tokens = (subject.row_tokens, subject.column_tokens) if subject.is_cross else subject.column_tokens
     with folder_for("look", "--html", path.parent), writing("look", "--html", path, "file"):
         viz.report(subject.matrices, path, tokens=tokens, title=title)
-    typer.echo(f"wrote {visible(str(path))}  (every head of every layer; open it in a browser)")
+    what = translated("every head of every layer; open it in a browser")
+    typer.echo(translated("wrote {path}  ({what})", path=visible(str(path)), what=what))
 
 
 def _draw(
@@ -219,9 +221,11 @@ def _draw(
             errors = Console(stderr=True, highlight=False, markup=False, emoji=False)
             with progress(errors, "windows", count) as advance:
                 viz.save(whole(model, subject, best, advance, title), beside / "whole.png")
-            files.append((out / "whole.png", f"layer {best.layer}, head {best.head} in all {count} windows"))
+            where = translated("layer {layer}, head {head}", layer=best.layer, head=best.head)
+            files.append((out / "whole.png", translated("{where} in all {count} windows", where=where, count=count)))
         elif count > MOST_WINDOWS:
-            notes.append(f"{count:,} windows are too many for a picture of all; {MOST_WINDOWS} would be drawn")
+            said = "{count:,} windows are too many for a picture of all; {most} would be drawn"
+            notes.append(translated(said, count=count, most=MOST_WINDOWS))
     return files, [*notes, *(str(one.message) for one in caught)]
 
 

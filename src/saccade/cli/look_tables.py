@@ -20,6 +20,7 @@ from saccade.matrix import Matrix
 from saccade.statistics import Head, Parts, Summary
 from saccade.statistics.head_ranking import position_information, unexplained_information
 from saccade.statistics.mass import PARTS
+from saccade.support.language import translated
 from saccade.text import Word, shorten, visible
 from saccade.text.labels import legible
 
@@ -42,15 +43,18 @@ class Statistic(Enum):
     @property
     def label(self) -> str:
         """The name that is displayed for the statistic."""
-        return {"position": "position mutual information", "unexplained": "unexplained information"}[self.value]
+        return translated(
+            {"position": "position mutual information", "unexplained": "unexplained information"}[self.value]
+        )
 
     @property
     def meaning(self) -> str:
         """A short description of the statistic."""
-        return {
+        meanings = {
             "position": "how much the place of a word says about where it looks",
             "unexplained": "attention explained neither by distance nor by generally popular words",
-        }[self.value]
+        }
+        return translated(meanings[self.value])
 
     @property
     def function(self) -> Callable[[Tensor], Tensor]:
@@ -87,19 +91,23 @@ def print_choice(
         is_asked: whether the user specified the head.
     """
     best = ranking[0]
-    why = "asked for" if is_asked else f"the most telling of {len(ranking)}"
-    console.print(Text.assemble((f"layer {best.layer}, head {best.head}", "bold"), f" of {visible(model)}, {why}"))
-    console.print(f"{statistic.label}: {best.value:.2f} nats ({statistic.meaning})")
+    asked, ranked = (
+        "layer {layer}, head {head} of {model}, asked for",
+        "layer {layer}, head {head} of {model}, the most telling of {count}",
+    )
+    told = {"layer": best.layer, "head": best.head, "model": visible(model), "count": len(ranking)}
+    console.print(Text(translated(asked if is_asked else ranked, **told), "bold"))
+    measured = {"statistic": statistic.label, "value": best.value, "meaning": statistic.meaning}
+    console.print(translated("{statistic}: {value:.2f} nats ({meaning})", **measured))
     if len(ranking) > 1:
         second = ranking[1]
-        console.print(f"runner-up: layer {second.layer}, head {second.head} with {second.value:.2f} nats")
+        said = "runner-up: layer {layer}, head {head} with {value:.2f} nats"
+        console.print(translated(said, layer=second.layer, head=second.head, value=second.value))
     if special:
-        get = "get" if len(special) > 1 else "gets"
-        names = " and ".join(map(visible, dict.fromkeys(special)))
-        console.print(
-            f"{names} {get} {lost:.0%} of the words' attention; the statistic leaves "
-            + ("them out" if len(special) > 1 else "it out")
-        )
+        one = "{names} gets {lost:.0%} of the words' attention; the statistic leaves it out"
+        several = "{names} get {lost:.0%} of the words' attention; the statistic leaves them out"
+        names = translated(" and ").join(map(visible, dict.fromkeys(special)))
+        console.print(translated(several if len(special) > 1 else one, names=names, lost=lost))
 
 
 def print_parts(console: Console, summary: Summary, head: int) -> None:
@@ -111,13 +119,14 @@ def print_parts(console: Console, summary: Summary, head: int) -> None:
         head: the number of the head.
     """
     table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column("part")
+    table.add_column(translated("part"))
     for name in ("share", "uniform"):
-        table.add_column(name, justify="right")
-    table.add_column("what it is", style="dim")
+        table.add_column(translated(name), justify="right")
+    table.add_column(translated("what it is"), style="dim")
     for name in PARTS:
         part = summary.named(f"{name}_part")
-        table.add_row(name, *(f"{x[0, head].item():.0%}" for x in (part.values, part.uniform)), part.meaning)
+        shares = (f"{x[0, head].item():.0%}" for x in (part.values, part.uniform))
+        table.add_row(translated(name), *shares, translated(part.meaning))
     console.print(table)
 
 
@@ -135,8 +144,8 @@ def print_words(
     names = _names(words if looked_at is None else looked_at)
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("#", justify="right", style="dim")
-    table.add_column("word", style="bold")
-    table.add_column("looks at")
+    table.add_column(translated("word"), style="bold")
+    table.add_column(translated("looks at"))
     for number, (word, row) in enumerate(zip(words, weights, strict=True), start=1):
         values, keys = row.topk(min(_MOST, len(names)))
         shown = [
@@ -152,7 +161,7 @@ def print_words(
 def print_notes(console: Console, notes: Sequence[str]) -> None:
     """Print notes about the figures of ``saccade look``."""
     for note in notes:
-        console.print(Text.assemble(("note: ", "yellow"), visible(note)))
+        console.print(Text.assemble((translated("note: "), "yellow"), visible(note)))
 
 
 def print_unknown(console: Console, model: str, words: Sequence[Word], token: str) -> None:
@@ -167,15 +176,20 @@ def print_unknown(console: Console, model: str, words: Sequence[Word], token: st
     unknown = list(dict.fromkeys(_shown(word) for word in words if word.unknown))
     if not unknown:
         return
-    more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
-    them, words_look = ("them", "these words look") if len(unknown) > 1 else ("it", "this word looks")
-    console.print(
-        Text.assemble(
-            ("? unknown: ", "yellow"),
-            f"{', '.join(unknown[:_NAMED])}{more} - {visible(model)} does not know {them}, or a part of {them}; "
-            f"it read {visible(token)} there, so what {words_look} at says little",
-        )
+    named = ", ".join(unknown[:_NAMED])
+    if len(unknown) > _NAMED:
+        named = translated("{words} and {more} more", words=named, more=len(unknown) - _NAMED)
+    one = (
+        "{words} - {model} does not know it, or a part of it; it read {token} there, so what this word looks at says "
+        "little"
     )
+    several = (
+        "{words} - {model} does not know them, or a part of them; it read {token} there, so what these words look at "
+        "says little"
+    )
+    told = {"words": named, "model": visible(model), "token": visible(token)}
+    said = translated(several if len(unknown) > 1 else one, **told)
+    console.print(Text.assemble((translated("? unknown: "), "yellow"), said))
 
 
 def which_window(model: str, windows: Sequence[Window], shown: int, most: int) -> str:
@@ -183,10 +197,13 @@ def which_window(model: str, windows: Sequence[Window], shown: int, most: int) -
     if len(windows) == 1:
         return ""
     window, last = windows[shown], len(windows) - 1
-    return (
-        f"the text has {windows[-1].stop:,} tokens, {visible(model)} reads {most:,} at a time; window {shown} of "
-        f"{len(windows):,} is shown (tokens {window.start:,} to {window.stop - 1:,}), --window 0 to {last:,} chooses"
+    told = {"tokens": windows[-1].stop, "model": visible(model), "most": most, "shown": shown, "count": len(windows)}
+    told |= {"first": window.start, "last": window.stop - 1, "end": last}
+    said = (
+        "the text has {tokens:,} tokens, {model} reads {most:,} at a time; window {shown} of {count:,} is shown "
+        "(tokens {first:,} to {last:,}), --window 0 to {end:,} chooses"
     )
+    return translated(said, **told)
 
 
 def _shown(word: Word) -> str:

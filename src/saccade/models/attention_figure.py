@@ -12,6 +12,7 @@ from saccade import viz
 from saccade.matrix import Matrix
 from saccade.statistics import Head, rank_heads, unexplained_information
 from saccade.support.errors import value_error
+from saccade.support.language import translated
 from saccade.text import Word, merge
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ def figure_of(matrices: Sequence[Matrix], words: Sequence[Word], *, layer: int |
         raise value_error("text", "have at least one word", "nothing to look at")
     with torch.no_grad():
         best = _most_informative(matrices, words, layer, head)
-        title = f"What each word (row) looks at (column): layer {best.layer}, head {best.head}"
+        where = translated("layer {layer}, head {head}", layer=best.layer, head=best.head)
+        title = translated("What each word (row) looks at (column): {where}", where=where)
         shown: Matrix | Tensor = matrices[best.layer]
         if shown.shape[3] > _LONGEST:
             labels = [word.text for word in words for _ in range(word.start, word.stop)]

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from saccade.support.language import set_language
 from saccade.support.other_names import other_names
 from saccade.viz.bipartite import bipartite
 from saccade.viz.canvas import save
@@ -30,6 +31,7 @@ __all__ = [
     "report",
     "live_report",
     "report_widget",
+    "set_language",
     "save",
     "MissingGlyphsWarning",
 ]

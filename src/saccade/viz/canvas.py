@@ -9,6 +9,7 @@ import numpy as np
 
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import missing_extra, value_error
+from saccade.support.language import translated
 from saccade.viz.arrays import Array
 from saccade.viz.fonts import drawable_title
 from saccade.viz.titles import wrapped
@@ -92,7 +93,8 @@ class Canvas:
             bar.ax.yaxis.set_major_formatter(lambda x, _: f"{x:g}")
         scale.tick_params(labelsize=8, length=2, color=INK, labelcolor=INK)
         if most is not None:
-            scale.set_title(f"up to {most:.2g}", size=8, color=INK, pad=4, loc="left")
+            shown, families = drawable_title(translated("up to {most}", most=f"{most:.2g}"))
+            scale.set_title(shown, size=8, color=INK, pad=4, loc="left", family=families)
 
     def add_scale_axes(self, width: float) -> "Axes":
         """Add empty axes for a scale, ``width`` inches wide, to the right of the map and of its height."""

@@ -1,38 +1,23 @@
 """Charts: profiles (lines), bars of channel weights, and the tradeoff between error and time."""
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from saccade.mechanisms.compared import CLOSE, ROUGH, Comparison
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
-from saccade.viz.arrays import Array, as_numbers
-from saccade.viz.canvas import INKS, PLAIN, blank, dress
+from saccade.support.language import translated
+from saccade.support.validation import check_type
+from saccade.viz.arrays import Array, as_matrix, as_numbers, limits_of, max_pool
+from saccade.viz.canvas import DPI, GREY, INK, INKS, PLAIN, blank, colours, dress, whole_pixels
 from saccade.viz.fonts import drawable_title
-from saccade.viz.ticks import check_labels, name_axis, number_logarithmically
+from saccade.viz.ticks import check_labels, name_axis, name_columns, number_logarithmically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-from typing import TYPE_CHECKING
-
-from saccade.viz.arrays import as_matrix, limits_of, max_pool
-from saccade.viz.canvas import DPI, colours, whole_pixels
-from saccade.viz.ticks import name_columns
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-import math
-from typing import TYPE_CHECKING
-
-from saccade.mechanisms.compared import CLOSE, ROUGH, Comparison
-from saccade.support.validation import check_type
-from saccade.viz.canvas import GREY, INK
-
-if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PROFILE_WIDTH, _PROFILE_HEIGHT = 6.4, 2.8  # inches
@@ -89,7 +74,7 @@ def profile(
             axes.fill_between(where, least, most, color=ink, alpha=0.18, linewidth=0)
     if even is not None:
         where, most, _ = _grouped(places, even, log)
-        axes.plot(where, most, color="#6b6b76", linewidth=1.0, linestyle="--", label="uniform attention")
+        axes.plot(where, most, color="#6b6b76", linewidth=1.0, linestyle="--", label=translated("uniform attention"))
     if log:
         axes.set(xscale="log", yscale="log")
         for axis, ends in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
@@ -257,10 +242,13 @@ def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
         axes.annotate(f"{number}  {row.name}", beside, xycoords="axes fraction", size=8, **PLAIN)
     exact = comparison.exact_seconds * 1e3
     axes.axvline(exact, color=_EXACT, linestyle="--", linewidth=1)
-    axes.annotate("exact", (exact, floor), (3, 2), textcoords="offset points", size=8, color=_EXACT)
-    for limit, name in ((CLOSE, "close"), (ROUGH, "rough")):
+    said, families = drawable_title(translated("exact"))
+    near: dict[str, Any] = {"textcoords": "offset points", "size": 8, "color": _EXACT, "family": families}
+    axes.annotate(said, (exact, floor), (3, 2), **near)
+    for limit, name in ((CLOSE, translated("close")), (ROUGH, translated("rough"))):
         axes.axhline(limit, color=INK, linestyle=":", linewidth=0.8)
-        axes.annotate(name, (1.01, limit), xycoords=("axes fraction", "data"), size=8, color=GREY, va="center")
+        where: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "family": drawable_title(name)[1]}
+        axes.annotate(name, (1.01, limit), size=8, color=GREY, va="center", **where)
     ends = [*times, exact]
     axes.set(xlim=(min(ends) / 2, max(ends) * 2), ylim=(floor / 1.5, max(*errors, ROUGH) * 2))
     for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):

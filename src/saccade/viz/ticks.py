@@ -8,6 +8,7 @@ import numpy as np
 
 from saccade.plan.key_ranges import Ints
 from saccade.support.errors import type_error, value_error
+from saccade.support.language import translated
 from saccade.text.labels import display_width
 from saccade.viz.canvas import INK, PLAIN
 from saccade.viz.fonts import drawable_labels, drawable_title
@@ -61,7 +62,7 @@ def name_rows(
 
 def name_axis(axis: "Axis", name: str) -> None:
     """Write the name of a map's axis beside the axis."""
-    shown, families = drawable_title(name)
+    shown, families = drawable_title(translated(name))
     axis.set_label_text(shown, size=_SIZE, family=families, style="italic", **PLAIN)
 
 

@@ -1,0 +1,84 @@
+"""The language of figures and of the command line: English, or Chinese on request."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from saccade.support.validation import check_choice
+
+Language = Literal["en", "zh"]
+LANGUAGES: tuple[Language, ...] = ("en", "zh")
+
+_current: ContextVar[Language] = ContextVar("language", default="en")
+
+
+def set_language(language: Language) -> None:
+    """Set the language of the words that figures and the command line write themselves; English until then.
+
+    Titles and names that you pass are drawn as they are, except the default names of axes, such as "key". Errors and
+    the tables of reports stay English.
+
+    Args:
+        language: "en" or "zh".
+
+    Raises:
+        ValueError: another language.
+
+    Example:
+        >>> set_language("zh")
+        >>> translated("key")
+        '键'
+        >>> set_language("en")
+        >>> translated("key")
+        'key'
+    """
+    check_choice("language", language, LANGUAGES)
+    _current.set(language)
+
+
+@contextmanager
+def in_language(language: Language) -> Iterator[None]:
+    """Set the language within a block."""
+    before = _current.get()
+    set_language(language)
+    try:
+        yield
+    finally:
+        _current.set(before)
+
+
+def language_of(environment: Mapping[str, str]) -> Language:
+    """Return the language that environment variables ask for, by the first of LC_ALL, LC_MESSAGES and LANG that is set.
+
+    >>> language_of({"LANG": "zh_CN.UTF-8"}), language_of({"LANG": "zh_CN.UTF-8", "LC_ALL": "C"})
+    ('zh', 'en')
+    """
+    wanted = next((environment[name] for name in ("LC_ALL", "LC_MESSAGES", "LANG") if environment.get(name)), "")
+    return "zh" if wanted.lower().startswith("zh") else "en"
+
+
+def translated(words: str, /, **values: object) -> str:
+    """Return words in the current language, with ``values`` put in the places of ``{names}``.
+
+    Words without a translation are returned as they are. Line breaks count as spaces.
+    """
+    found = words if _current.get() == "en" else chinese().get(one_line(words), words)
+    return found.format(**values) if values else found
+
+
+def one_line(words: str) -> str:
+    """Return words with single spaces in place of line breaks and indentation; spaces at the ends stay."""
+    return " ".join(words.split()) if "\n" in words else words
+
+
+@cache
+def chinese() -> Mapping[str, str]:
+    """Return the Chinese of all words, by their English."""
+    tables = tomllib.loads((Path(__file__).parent / "chinese.toml").read_text(encoding="utf-8"))
+    return {english: words for table in tables.values() for english, words in table.items()}

@@ -1,0 +1,49 @@
+"""``saccade --lang zh``, and the language of the system."""
+
+import pytest
+
+from saccade.cli import main
+from saccade.support.language import translated
+
+
+@pytest.mark.parametrize("arguments, variables", [(["--lang", "zh"], {}), ([], {"LANG": "zh_CN.UTF-8"})])
+def test_the_command_line_speaks_chinese(run, encoder, monkeypatch, arguments, variables):
+    for name in ("LC_ALL", "LC_MESSAGES", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    result = run(*arguments, "look", "A lizard is not a snake.")
+    assert result.exit_code == 0, result.output
+    assert "层第" in result.output.splitlines()[0]
+    for words in ("在看", "汇点", "含义", "已写入", "得到各词注意力的"):
+        assert words in result.output
+    assert not any(words in result.output for words in ("looks at", "runner-up", "wrote", "what it is"))
+    assert translated("key") == "key"  # only while the command runs
+
+
+def test_help_is_chinese(run):
+    result = run("--lang", "zh", "look", "--help")
+    assert result.exit_code == 0
+    assert "图中不画 [CLS]、[SEP] 等特殊词元" in " ".join(result.output.split())
+    assert "显示已训练的模型" in run("--lang", "zh", "--help").output
+    assert "Show what a trained model attends to" in run("--lang", "en", "look", "--help").output
+
+
+def test_help_of_the_whole_command_is_in_the_language_of_the_system(monkeypatch, capsys):
+    for name in ("LC_ALL", "LC_MESSAGES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LANG", "zh_CN.UTF-8")
+    for arguments, words in (
+        (["--help"], "显示已训练的模型"),
+        (["--lang", "en", "--help"], "Show what a trained model"),
+    ):
+        monkeypatch.setattr("sys.argv", ["saccade", *arguments])
+        with pytest.raises(SystemExit):
+            main()
+        assert words in capsys.readouterr().out
+
+
+def test_another_language_is_refused(run):
+    result = run("--lang", "fr", "look", "text")
+    assert result.exit_code == 2
+    assert result.output.strip() == "saccade: --lang must be en or zh; got fr."
