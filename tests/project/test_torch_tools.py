@@ -61,7 +61,7 @@ def test_the_probe_answers_the_same_whatever_is_switched_on() -> None:
 def test_the_operations_keep_torch_s_rules() -> None:
     x = torch.randn(1, 2, 6, 4, requires_grad=True)
     program = [0, 0, 0, 0, 0, 0, 0, *encode((masks.Causal(), None))[0]]
-    arguments = (x, x, x, [], [torch.zeros((), dtype=torch.int64)], program, [0.5, float("nan"), 0.0], "auto")
+    arguments = (x, x, x, [torch.zeros((), dtype=torch.int64)], 0, program, [0.5, 0.0, 0.0], "auto")
     torch.library.opcheck(torch.ops.saccade.product.default, arguments)
 
 

@@ -8,7 +8,6 @@ with static or dynamic shapes.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -41,9 +40,12 @@ KERNELS = ("auto", *(kernel.name for kernel in eager.KERNELS if kernel.has_backw
 choose a different kernel for the forward pass. One of the listed kernels then computes the gradients."""
 _NO_TERM, _DENSE, _DISTANCES = range(3)
 _ARGUMENTS = (
-    "Tensor query, Tensor key, Tensor value, Tensor[] sources, Tensor[] constants, SymInt[] program, float[] numbers, "
+    "Tensor query, Tensor key, Tensor value, Tensor[] tensors, int num_sources, SymInt[] program, float[] numbers, "
     "str impl"
 )
+
+
+_NOT_TENSORS = (None,) * 4  # gradients of num_sources, program, numbers and impl
 
 
 def attend_with_lse(inputs: AttentionInputs, value: Tensor, request: Request = eager.DEFAULT) -> tuple[Tensor, Tensor]:
@@ -106,13 +108,24 @@ def reasons(inputs: AttentionInputs, impl: str | Kernel) -> tuple[str, ...]:
 
 
 class _OperatorArguments(NamedTuple):
-    """Arguments of the custom operator: the checked inputs as numbers and tensors."""
+    """Arguments of the custom operator: the checked inputs as numbers and tensors.
+
+    AOTInductor passes neither an empty list nor NaN to an operator of another library, so none is among them.
+
+    Attributes:
+        query, key, value: ``[batch, heads, len, width]``.
+        tensors: the tensors that may have gradients, then those of the mask and positions, then the seed of dropout.
+        num_sources: the number of tensors that may have gradients.
+        program: integers of the bias and the positions, then the serialised mask and score function.
+        numbers: scale, softcap (0 if there is none) and probability of dropout.
+        impl: the requested kernel.
+    """
 
     query: Tensor
     key: Tensor
     value: Tensor
-    sources: Sequence[Tensor]
-    constants: Sequence[Tensor]
+    tensors: Sequence[Tensor]
+    num_sources: int
     program: Sequence[int]
     numbers: Sequence[float]
     impl: str
@@ -135,14 +148,20 @@ class _OperatorArguments(NamedTuple):
             addresses = [x for x in (bias.q_addresses, bias.kv_addresses) if x is not None]
         wants_bias = bias is not None and wants_gradient(bias.source)
         head = [kind, lowest, first, len(addresses), int(wants_bias), *inputs.origin]
-        numbers = [inputs.scale, math.nan if inputs.softcap is None else inputs.softcap, float(request.dropout_p)]
+        numbers = [inputs.scale, inputs.softcap or 0.0, float(request.dropout_p)]
         if request.dropout_p and request.seed is None:
             drawn = torch.randint(0, 1 << 31, ())
         else:
             drawn = torch.full((), request.seed or 0, dtype=torch.int64)
         sources = [*([] if bias is None else [bias.source]), *inputs.parameters]
         constants = [*tensors, *addresses, drawn]
-        return cls(inputs.query, inputs.key, value, sources, constants, [*head, *program], numbers, str(request.impl))
+        operands = (inputs.query, inputs.key, value, [*sources, *constants])
+        return cls(*operands, len(sources), [*head, *program], numbers, str(request.impl))
+
+    @property
+    def sources(self) -> Sequence[Tensor]:
+        """The bias and the parameters of the score, which may have gradients."""
+        return self.tensors[: self.num_sources]
 
     @property
     def wants_bias(self) -> bool:
@@ -157,12 +176,12 @@ class _OperatorArguments(NamedTuple):
     @property
     def dropped(self) -> Dropped | None:
         """Dropout settings rebuilt from the operator's arguments; None without dropout."""
-        return Dropped(self.numbers[2], int(self.constants[-1])) if self.numbers[2] else None
+        return Dropped(self.numbers[2], int(self.tensors[-1])) if self.numbers[2] else None
 
     def inputs(self) -> AttentionInputs:
         """Rebuild the checked inputs from the operator's arguments."""
         kind, lowest, first, count, _, *firsts = self.program[:_HEAD]
-        sources, constants, (scale, softcap, _) = self.sources, self.constants, self.numbers
+        sources, constants, (scale, softcap, _) = self.sources, self.tensors[self.num_sources :], self.numbers
         shape = (*self.query.shape[:3], self.key.shape[2])
         rule, tile_function = decode(self.program[_HEAD:], constants[: -1 - count], shape)
         rule, origin = rule if isinstance(rule, AtOrigin) else at_origin(rule, (firsts[0], firsts[1]), shape)
@@ -179,7 +198,7 @@ class _OperatorArguments(NamedTuple):
             rule=recognise_tensors(rule, shape, origin, may_cache=False),
             origin=origin,
             scale=scale,
-            softcap=None if math.isnan(softcap) else softcap,
+            softcap=softcap if softcap > 0 else None,
             bias=bias,
             tile_function=tile_function,
             parameters=tuple(sources if kind == _NO_TERM else sources[1:]),
@@ -262,25 +281,27 @@ def _product_backward(*arguments: Any) -> list[Tensor]:
 
 @_product_backward.register_fake
 def _(*arguments: Any) -> list[Tensor]:
-    query, key, value, sources, *_ = arguments
+    query, key, value, tensors, num_sources, *_ = arguments
+    sources = tensors[:num_sources]
     return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value, *sources)]
 
 
 def _save_arguments(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, sources, constants, ctx.program, ctx.numbers, ctx.impl = inputs
-    ctx.counts = (len(sources), len(constants))
-    ctx.save_for_backward(query, key, value, *sources, *constants, *output)
+    query, key, value, tensors, *ctx.settings = inputs
+    ctx.save_for_backward(query, key, value, *tensors, *output)
 
 
 def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
-    query, key, value, *rest = ctx.saved_tensors
-    several, many = ctx.counts
-    sources, constants, (out, lse) = rest[:several], rest[several : several + many], rest[several + many :]
-    settings = (ctx.program, ctx.numbers, ctx.impl)
+    query, key, value, *tensors, out, lse = ctx.saved_tensors
     of_query, of_key, of_value, *others = _product_backward(
-        query, key, value, sources, constants, *settings, out, lse, grad_out, grad_lse
+        query, key, value, tensors, *ctx.settings, out, lse, grad_out, grad_lse
     )
-    return of_query, of_key, of_value, others, [None] * many, None, None, None
+    return of_query, of_key, of_value, _of_tensors(others, tensors), *_NOT_TENSORS
+
+
+def _of_tensors(grads: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return the gradients of all tensors, given those of the first ones; the others have none."""
+    return [*grads, *(None,) * (len(tensors) - len(grads))]
 
 
 _product.register_autograd(_backward, setup_context=_save_arguments)
@@ -291,10 +312,8 @@ def _save_backward_arguments(ctx: Any, inputs: tuple[Any, ...], output: list[Ten
 
 
 def _second_backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
-    query, key, value, *rest = ctx.saved_tensors
-    several, many = ctx.counts
-    sources, constants, (lse, grad_out, grad_lse) = rest[:several], rest[several : several + many], rest[-3:]
-    call = _OperatorArguments(query, key, value, sources, constants, ctx.program, ctx.numbers, ctx.impl)
+    query, key, value, *constants, lse, grad_out, grad_lse = ctx.saved_tensors
+    call = _OperatorArguments(query, key, value, constants, *ctx.settings)
     inputs = call.inputs()
     of = second_order.Backward(inputs, value, call.dropped, lse, grad_out, grad_lse)
     again = torch.is_grad_enabled()
@@ -305,7 +324,7 @@ def _second_backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     found = list(second_order.derivatives(of, tuple(grads), needed, create_graph=again))
     of_query, of_key, of_value, of_bias, *others, of_out, of_lse = found
     others = [of_bias, *others] if inputs.bias is not None else others
-    return of_query, of_key, of_value, others, [None] * many, None, None, None, None, None, of_out, of_lse
+    return of_query, of_key, of_value, _of_tensors(others, constants), *_NOT_TENSORS, None, None, of_out, of_lse
 
 
 _product_backward.register_autograd(_second_backward, setup_context=_save_backward_arguments)
