@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,3 +96,11 @@ def test_torchscript_is_refused_in_favour_of_export() -> None:
     layer = MultiHeadAttention(8, 2, mask=masks.Causal()).eval()
     with pytest.raises(sc.UnsupportedError, match=r"torch\.export\.export\(model, args\)"):
         torch.jit.trace(layer, (torch.randn(2, 5, 8),))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_exporter_of_torchscript_is_refused_in_favour_of_export(tmp_path: Path) -> None:
+    layer = MultiHeadAttention(8, 2, mask=masks.Causal()).eval()
+    for model in (layer, torch.nn.Sequential(layer)):
+        with pytest.raises(sc.UnsupportedError, match=r"torch\.onnx\.export\(model, args, dynamo=True\)"):
+            torch.onnx.export(model, (torch.randn(2, 5, 8),), tmp_path / "layer.onnx", dynamo=False)

@@ -6,6 +6,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import saccade as sc
 from saccade import masks, positions, scores
+from saccade.engine import dispatch
+from saccade.engine.bias.term import DenseTerm
 from saccade.models import Decoder, DecoderConfig
 
 MASK = masks.Causal() & (masks.Window(3, 0) | masks.Global([0]))
@@ -133,3 +135,21 @@ def test_a_compiled_decoder_goes_on_with_a_cache(kind: str) -> None:
     with torch.no_grad():
         parts = [compiled(tokens[:, a:b], cache=cache) for a, b in ((0, 5), (5, 6), (6, 7), (7, 10), (10, 12))]
         torch.testing.assert_close(torch.cat(parts, 1), model(tokens))
+
+
+@pytest.mark.parametrize("terms, expected", [(0.0, None), (0.5, DenseTerm), (float("nan"), DenseTerm)])
+def test_a_program_leaves_out_terms_that_are_all_zero(
+    terms: float, expected: type | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Biased(torch.nn.Module):
+        def forward(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+            return sc.attention(x, x, x, masks.Causal(), bias=bias)
+
+    x, bias, seen = torch.randn(1, 2, 5, 4), torch.zeros(1, 1, 5, 5), []
+    bias[..., -1, 0] = terms
+    program = torch.export.export(Biased(), (x, bias)).module()
+    attend = dispatch.attend
+    monkeypatch.setattr(dispatch, "attend", lambda inputs, *rest: seen.append(inputs.bias) or attend(inputs, *rest))
+    out = program(x, bias)
+    torch.testing.assert_close(out, sc.attention(x, x, x, masks.Causal(), bias=bias), equal_nan=True)
+    assert (None if seen[0] is None else type(seen[0])) is expected

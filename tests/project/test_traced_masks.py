@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, export
 
 import saccade as sc
 from saccade import masks
 from saccade.masks.convert.unread import Converted, Pairs, TensorMask, Unread
 from saccade.nn import MultiHeadAttention
+from saccade.support.torch_modes import has_values
 
 LENGTHS = (9, 12, 15, 10)
 
@@ -220,6 +222,21 @@ def test_an_exported_question_is_refused() -> None:
     with pytest.raises(sc.UnsupportedError, match=r"torch\.export cannot run these inputs") as refused:
         export(Entropy(), (torch.randn(1, 2, 4, 4),), strict=False)
     assert refused.value.reasons == ("entropy() of a matrix runs block by block, which is no operation of a graph",)
+
+
+@pytest.mark.parametrize("name", [name for name in QUESTIONS if name != "a row"])
+@pytest.mark.parametrize("mode", [FakeTensorMode, lambda: torch.device("meta")], ids=["fake", "meta"])
+def test_questions_to_a_matrix_without_values_give_shapes(name: str, mode: Callable[[], Any]) -> None:
+    def answer() -> Any:
+        x = torch.ones(2, 2, 9, 4)
+        matrix = sc.AttentionMatrix(x, x, masks.Causal() & masks.Padding([9, 4]))
+        return torch.as_tensor(QUESTIONS[name](matrix))
+
+    expected = answer()
+    with mode():
+        shape = answer()
+    assert not has_values(shape)
+    assert (shape.shape, shape.dtype) == (expected.shape, expected.dtype)
 
 
 UNREAD: dict[str, tuple[Unread, masks.Mask | Tensor]] = {

@@ -233,11 +233,18 @@ class _WithGradients:
         return found
 
 
+def _without_zeros(call: _OperatorArguments) -> AttentionInputs:
+    """Return the inputs without a bias whose terms are all 0, as a float mask has them in a traced program."""
+    inputs = call.inputs()
+    is_zero = isinstance(inputs.bias, DenseTerm) and not call.wants_bias and not bool(inputs.bias.source.any())
+    return inputs.replaced(bias=None) if is_zero else inputs
+
+
 @torch.library.custom_op("saccade::product", mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)")
 def _product(*arguments: Any) -> tuple[Tensor, Tensor]:
     call = _OperatorArguments(*arguments)
     seed = None if call.dropped is None else call.dropped.seed
-    inputs = call.inputs()
+    inputs = _without_zeros(call)
     # While sizes are symbols, the batch items and heads that a mask distinguishes are not checked.
     check_told_apart(inputs.rule, inputs.shape)
     out, lse = eager.attend(inputs, call.value, Request(call.numbers[2], call.kernel_name, seed, True))
@@ -262,7 +269,7 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor]:
 )
 def _product_backward(*arguments: Any) -> list[Tensor]:
     call, results = _OperatorArguments(*arguments[:8]), Backward(*arguments[8:])
-    inputs = call.inputs()
+    inputs = _without_zeros(call)
     if inputs.tile_function is not None and not hasattr(inputs.tile_function, "gradients"):
         inputs = inputs.replaced(tile_function=_WithGradients(inputs.tile_function))
     dropped = call.dropped
@@ -270,7 +277,7 @@ def _product_backward(*arguments: Any) -> list[Tensor]:
     wanted = (True, True, True, call.wants_bias, *(True,) * len(inputs.parameters))
     kernel = cast("KernelWithBackward", chosen)  # `reasons` refuses the reference
     grads = list(nonfinite.backward(kernel, inputs, call.value, dropped, results, wanted))
-    if inputs.bias is None:
+    if call.program[0] == _NO_TERM:
         del grads[3]
     tensors = (call.query, call.key, call.value, *call.sources)
     return [

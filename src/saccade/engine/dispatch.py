@@ -26,7 +26,7 @@ from saccade.engine.kernels.tiled import Tiled
 from saccade.engine.kernels.varlen import Varlen
 from saccade.engine.positions.row_permutation import FEWEST, reordered
 from saccade.engine.vmap import are_mapped, of_all_samples
-from saccade.support.errors import unsupported, value_error
+from saccade.support.errors import torchscript_unsupported, unsupported, value_error
 from saccade.support.torch_modes import any_autocast, has_values, is_autocast, without_autocast
 
 _COMPILERS = ("torch._dynamo", "torch._inductor", "triton")
@@ -137,8 +137,7 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -
         with without_autocast(inputs.device):
             return attend(inputs, value, request)
     if torch._C._is_tracing():
-        reason = "TorchScript records operations for one length, and attention chooses its own for each input"
-        raise unsupported("torch.jit.trace", [reason], hint="torch.export.export(model, args) has one program for all")
+        raise torchscript_unsupported()
     check_value(value, inputs.query, inputs.key, inputs.dtype)
     dropout_p, _, seed, _, _ = request
     if type(dropout_p) is not float or dropout_p != 0.0 or seed is not None:

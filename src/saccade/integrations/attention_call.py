@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from saccade.integrations.attention_arguments import ENDS, check_ends, check_supported
 from saccade.integrations.lazy_mask import LazyMask, Placed, dense_at
 from saccade.integrations.pattern_in_texts import with_pattern
-from saccade.integrations.tensor_masks import both, mask_of_tensor, traced_mask_of_tensor
+from saccade.integrations.tensor_masks import both, mask_of_tensor
 from saccade.integrations.traced_mask import CAUSAL, FULL, CallMask, TracedMask
 from saccade.masks import Causal, Full, Mask, Predicate, Window, from_key_padding_mask
 from saccade.matrix import AttentionMatrix
@@ -162,7 +162,8 @@ def _traced(query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool) ->
     if attention_mask is None:
         return (CallMask(CAUSAL, 0) if is_causal and query.shape[2] > 1 else CallMask(FULL)), None
     _check_mask(attention_mask)
-    allowed, added = traced_mask_of_tensor(attention_mask[..., : key.shape[2]])
+    allowed, added = mask_of_tensor(attention_mask[..., : key.shape[2]])
+    assert allowed is not None  # while tracing, no values tell that all pairs are allowed
     return CallMask(FULL, allowed=(allowed,)), added
 
 

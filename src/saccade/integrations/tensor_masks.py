@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from saccade.masks import Dense, Full, Mask
+from saccade.support.torch_modes import is_tracing
 from saccade.support.validation import check_holds_values
 
 
@@ -17,7 +18,8 @@ def mask_of_tensor(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
             a pair.
 
     Returns:
-        Two tensors: the bool mask (None if all pairs are allowed) and the float bias (None if nothing is added).
+        Two tensors: the bool mask (None if all pairs are allowed) and the float bias (None if nothing is added). In a
+        traced program, whose values cannot be read, a float mask gives both.
     """
     check_holds_values("attn_mask", mask)
     if mask.dtype == torch.bool:
@@ -25,17 +27,10 @@ def mask_of_tensor(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
     # The lowest number plus a score or another term is still below half of it.
     hidden = mask <= torch.finfo(mask.dtype).min / 2
     added = mask.masked_fill(hidden, 0.0)
+    if is_tracing():
+        return ~hidden, added
     has_terms = bool((added != 0).any()) or mask.requires_grad
     return (None if not bool(hidden.any()) else ~hidden), (added if has_terms else None)
-
-
-def traced_mask_of_tensor(mask: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Split a mask tensor as `mask_of_tensor` does, in a traced program, where its values cannot be read."""
-    check_holds_values("attn_mask", mask)
-    if mask.dtype == torch.bool:
-        return mask, None
-    hidden = mask <= torch.finfo(mask.dtype).min / 2
-    return ~hidden, mask.masked_fill(hidden, 0.0)
 
 
 def rule_of_tensor(mask: Tensor, kv_len: int) -> tuple[Mask, Tensor | None]:

@@ -9,7 +9,7 @@ from saccade.masks import Documents
 from saccade.masks.algebra import And
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import describe, type_error, value_error
-from saccade.support.torch_modes import is_tracing
+from saccade.support.torch_modes import has_values, is_tracing
 from saccade.support.validation import ShapeSpec
 
 
@@ -25,7 +25,8 @@ def check_tokens(argument: str, tokens: object, vocab_size: int | None = None) -
         raise type_error(argument, "be int64 or int32", tokens.dtype)
     if tokens.ndim != 2:
         raise value_error(argument, "be [batch, len]", list(tokens.shape))
-    if vocab_size is None or tokens.device.type != "cpu" or not tokens.numel() or is_tracing():
+    is_unread = tokens.device.type != "cpu" or not has_values(tokens) or is_tracing()
+    if vocab_size is None or is_unread or not tokens.numel():
         return
     least, most = map(int, tokens.aminmax())
     if least < 0 or most >= vocab_size:

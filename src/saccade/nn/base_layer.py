@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from saccade.mechanisms import Mechanism, Softmax
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.argument_hints import ArgumentHints
-from saccade.support.errors import unsupported
+from saccade.support.errors import torchscript_unsupported, unsupported
 from saccade.support.validation import check_type
 
 
@@ -25,6 +26,18 @@ class Layer(nn.Module):
     if TYPE_CHECKING:
 
         def __call__(self, *args: Any, **kwargs: Any) -> Tensor: ...
+
+    def _slow_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the layer as ``torch.jit.trace`` does.
+
+        Raises:
+            UnsupportedError: there are more arguments than the layer takes by position, as TorchScript's exporter to
+                ONNX passes all of them.
+        """
+        parameters = inspect.signature(self.forward).parameters.values()
+        if len(args) > sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters):
+            raise torchscript_unsupported()
+        return super()._slow_forward(*args, **kwargs)
 
 
 class AttentionLayer(ArgumentHints, Layer):

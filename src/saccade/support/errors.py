@@ -108,6 +108,13 @@ def hidden_by_vmap(name: str) -> UnsupportedError:
     return unsupported("vmap", [reason], hint="put the mapped axis into the batch yourself")
 
 
+def torchscript_unsupported() -> UnsupportedError:
+    """Return an `UnsupportedError` for TorchScript, which ``torch.onnx.export(dynamo=False)`` uses as well."""
+    reason = "TorchScript records operations for one length, and attention chooses its own for each input"
+    hint = "torch.export.export(model, args), or torch.onnx.export(model, args, dynamo=True)"
+    return unsupported("TorchScript (torch.jit.trace, torch.onnx.export with dynamo=False)", [reason], hint=hint)
+
+
 def missing_extra(package: str, extra: str) -> ImportError:
     """Return an ``ImportError`` that names the extra of saccade that installs a missing package."""
     hint = f"Hint: pip install 'saccade-attention[{extra}]'"

@@ -7,19 +7,22 @@ import math
 import torch
 from torch import Tensor
 
+from saccade.support.torch_modes import has_values
+
 _WITHOUT_FLOAT64 = frozenset(["mps"])  # Apple's GPUs
 
 
 def is_finite(*tensors: Tensor) -> bool:
     """Return whether all elements of the tensors are finite, neither NaN nor inf.
 
-    A sum that overflows counts as not finite, which is slower but safe.
+    A sum that overflows counts as not finite, which is slower but safe. Tensors without values count as finite.
     """
     if len(tensors) > 1 and not tensors[0].is_cpu:  # wait for the device only once
         totals = torch.stack([_sum_of_entries(x).to(torch.float32) for x in tensors])
-        return math.isfinite(totals.sum().item())
-    for x in tensors:  # noqa: SIM110  a generator costs two calls
-        if not math.isfinite(_sum_of_entries(x).item()):
+        return not has_values(totals) or math.isfinite(totals.sum().item())
+    for x in tensors:
+        total = _sum_of_entries(x)
+        if has_values(total) and not math.isfinite(total.item()):
             return False
     return True
 

@@ -18,7 +18,7 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.engine.tiles.grouped_heads import grouped, groups_of, joined, product, take
 from saccade.plan import Ranges, Tile
 from saccade.support.called_function import called_function
-from saccade.support.torch_modes import is_transformed, unobserved
+from saccade.support.torch_modes import has_values, is_transformed, unobserved
 
 ROOM_FOR_HIDDEN = 1 << 23  # entries of masked pairs that a plan may cache: 8 MB
 _NEVER = -1000.0  # its exp is 0 in every dtype, and 0 times it is 0: unlike -inf, it needs no special case
@@ -88,7 +88,7 @@ def biased(inputs: AttentionInputs, scores: Tensor, bias: Tensor | None) -> Tens
 def mask_(inputs: AttentionInputs, scores: Tensor, tile: Tile) -> Tensor:
     """Write -inf to the scores of masked pairs in place, only in column ranges that contain masked pairs."""
     start = 0
-    for strip in tile.columns:
+    for strip in tile.columns if has_values(scores) else ():
         stop = start + len(strip.keys)
         if strip.partial is not True:
             own = _cached_hidden(inputs, tile._replace(columns=(strip,)))
