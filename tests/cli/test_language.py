@@ -38,7 +38,7 @@ def test_help_of_the_whole_command_is_in_the_language_of_the_system(monkeypatch,
         (["--lang", "en", "--help"], "Show what a trained model"),
     ):
         monkeypatch.setattr("sys.argv", ["saccade", *arguments])
-        with pytest.raises(SystemExit, match="^0$"):
+        with pytest.raises(SystemExit, match=r"^0$"):
             main()
         assert words in capsys.readouterr().out
 

@@ -201,6 +201,7 @@ def channel_weights(
 
 _WIDTH, _HEIGHT = 4.4, 3.2  # inches
 _EXACT = "#7a1f5c"
+_TOUCHING = 1.12  # ratio of two times, and of two errors, whose numbers would overlap
 
 
 @argument_hints({})
@@ -236,10 +237,11 @@ def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
     times = [row.seconds * 1e3 for row in rows]
     errors = [max(row.error_median, floor) for row in rows]
     axes.scatter(times, errors, s=26, color=INK, zorder=3)
-    for number, (row, x, y) in enumerate(zip(rows, times, errors, strict=True), start=1):
-        axes.annotate(str(number), (x, y), (5, 4), textcoords="offset points", size=8, color=INK)
+    for number, row in enumerate(rows, start=1):
         beside = (1.12, 1 - number * 0.07)
         axes.annotate(f"{number}  {row.name}", beside, xycoords="axes fraction", size=8, **PLAIN)
+    for x, y, numbers in _close_together(times, errors):
+        axes.annotate(", ".join(numbers), (x, y), (5, 4), textcoords="offset points", size=8, color=INK)
     exact = comparison.exact_seconds * 1e3
     axes.axvline(exact, color=_EXACT, linestyle="--", linewidth=1)
     said, families = drawable_title(translated("exact"))
@@ -255,3 +257,16 @@ def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
         number_logarithmically(axis, *limits)
     dress(axes)
     return canvas.finished(_WIDTH, _HEIGHT, title)
+
+
+def _close_together(times: Sequence[float], errors: Sequence[float]) -> list[tuple[float, float, list[str]]]:
+    """Return the points of a tradeoff chart with their numbers, which points too close for two numbers share."""
+    groups: list[tuple[float, float, list[str]]] = []
+    for number, (x, y) in enumerate(zip(times, errors, strict=True), start=1):
+        for left, low, numbers in groups:
+            if max(x / left, left / x) < _TOUCHING and max(y / low, low / y) < _TOUCHING:
+                numbers.append(str(number))
+                break
+        else:
+            groups.append((x, y, [str(number)]))
+    return groups
