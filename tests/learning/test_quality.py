@@ -61,10 +61,3 @@ def test_wrong_arguments_are_refused():
         quality_on(seeds=0)
     with pytest.raises(TypeError, match="mechanism must be a mechanism or a mask; got 'window'"):
         quality_on()("window")
-
-
-@pytest.mark.ci
-def test_a_window_of_the_last_key_does_not_learn_what_exact_attention_learns():
-    measure = quality_on("induction", settings=Settings(steps=300, texts=2048, fresh=128))
-    assert measure(Softmax()) > 0.9
-    assert measure(Window(0, 0)) < 0.5
