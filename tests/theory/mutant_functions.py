@@ -141,8 +141,13 @@ class Softly(torch.nn.Module):
 def falling_with_distance(draw):
     """Scores that fall with distance, as under ALiBi."""
     del draw
-    bias = -0.1 * (torch.arange(65)[:, None] - torch.arange(65)).double()
-    return lambda x: sc.attention(x[:, None], x[:, None], x[:, None], masks.Causal(), bias=bias)[:, 0]
+
+    def run(x):
+        places = torch.arange(x.shape[1])
+        bias = -0.1 * (places[:, None] - places).double()
+        return sc.attention(x[:, None], x[:, None], x[:, None], masks.Causal(), bias=bias)[:, 0]
+
+    return run
 
 
 def stores_everything(query, key, value):
@@ -361,3 +366,20 @@ class Blind(torch.nn.Module):
 
 def uniform_rows(query):
     return torch.full((len(query), len(query)), 1 / len(query))
+
+
+def printed_and_transposed(query, key, value, weight):
+    """The printed layer as it was meant, for any number of keys."""
+    weights = (key @ weight.new_ones(4, 4)).bmm(query.transpose(1, 2)).softmax(1)
+    return weights.transpose(1, 2).bmm(value)
+
+
+def orthogonal_of_one_length(draw, count, width):
+    return torch.linalg.qr(draw.normal(count, width, width)).Q * width**0.5 / 2
+
+
+def told_what_follows(x, weights):
+    """Every token knows the one after it, and the last token finds its like by its letter: induction in one layer."""
+    own = x[..., :-1, :]
+    like = (x[..., -1:, :] @ own.mT * 0.05).softmax(-1) @ x[..., 1:, :]
+    return torch.cat([own, like], -2) @ weights[:, 3, None]

@@ -65,7 +65,8 @@ def singular_values(matrix: MatrixLike, k: int = 1, *, tolerance: float = 1e-4, 
     .. math:: \sigma_1 \ge 1 \text{ where rows sum to 1}, \qquad \sigma_1 \le \sqrt{\text{largest column sum}}
 
     A sink has one singular value of :math:`\sqrt n`, uniform attention has one singular value of 1, and a head that
-    attends to the previous token has n singular values of 1. Eigenvalues do not distinguish these patterns: the
+    attends to the previous token has n singular values of 1 (under a causal mask, where the first token attends to
+    itself, √2, n - 2 of 1, and 0). Eigenvalues do not distinguish these patterns: the
     eigenvalues of a causal matrix are the diagonal.
 
     A block Krylov space of :math:`A^\top A` grows with each pass over the matrix, until every residual is below the
@@ -150,8 +151,8 @@ def stable_rank(matrix: MatrixLike, *, tolerance: float = 1e-4, max_sweeps: int 
     .. math:: \frac{\|A\|_F^2}{\sigma_1^2}, \qquad 1 \le \text{stable rank} \le \text{rank}
 
     This is roughly the number of directions that matter: 1 if all rows are equal, n if each query attends to a
-    different key. Unlike other effective ranks, it falls as logits grow. It is 0 for a head whose queries attend to
-    nothing.
+    different key. A larger scale may raise it: equal rows become different ones. It is 0 for a head whose queries attend
+    to nothing.
 
     Args:
         matrix, tolerance, max_sweeps: see `singular_values`.

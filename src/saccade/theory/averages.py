@@ -25,14 +25,24 @@ def beyond_hull(outputs: Tensor, value: Tensor, allowed: Tensor, directions: Ten
     return float((outputs @ directions.T - furthest).max())
 
 
+def attention_with_sink(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Compute attention with a sink logit of 2 in every denominator: the weights of a row sum to less than 1."""
+    return attention(query, key, value, sink_logit=torch.full((query.shape[1],), 2.0, dtype=query.dtype))
+
+
 @claim(
     latex=r"o_i\in\mathrm{conv}\{v_j: j\in V(i)\}",
     source="tutorials; rows of weights are not below 0 and sum to 1",
     verdict="holds if",
-    conditions="it refers to one head before the output projection, without dropout, and over the values of the keys "
-    "that the query may attend to",
+    conditions="it refers to one head before the output projection, without dropout and without a sink logit, over the "
+    "values of the keys that the query may attend to, of which there must be one",
 )
-def convex_combination(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Measurements:
+def convex_combination(
+    draw: Draw,
+    *,
+    attention: Callable[..., Tensor] = attention,
+    with_sink: Callable[..., Tensor] = attention_with_sink,
+) -> Measurements:
     """The output lies in the convex hull of the values."""
     n = 12
     q, k, v = (draw.normal(1, 1, n, 3) for _ in range(3))
@@ -50,6 +60,9 @@ def convex_combination(draw: Draw, *, attention: Callable[..., Tensor] = attenti
     yield at_most("no mask: reach beyond the hull", reach(out, full), 0, 1e-12)
     yield apart("no mask: reach beyond the hull of earlier values", max(reach(out, causal), 0.0), 0.0, 0.01)
     projected = out @ (100 * torch.eye(3, dtype=torch.float64))
+    away = v + 10.0  # a hull that does not contain 0, towards which a sink logit draws the output
+    drawn = beyond_hull(with_sink(q, k, away)[0, 0], away[0, 0], full, directions)
+    yield apart("with a sink logit: reach beyond the hull", max(drawn, 0.0), 0.0, 0.1)
     yield apart("after an output projection by 100", max(reach(projected, full), 0), 0, 0.01)
 
 

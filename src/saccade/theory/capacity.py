@@ -57,7 +57,7 @@ def _recall_accuracy(draw: Draw, recall: Recall, pairs: int = 64, width: int = 1
 
 
 @claim(
-    latex=r"\min_S\lVert KS-V\rVert_F^2\ge n-d_k\quad\text{for}\ V^\top V=I",
+    latex=r"\min_S\lVert KS-V\rVert_F^2\ge n-d_k\quad\text{for}\ VV^\top=I",
     source="tutorials on recurrent networks; by the rank of KS; Schlag et al. 2021, arXiv:2102.11174, section 4.1",
     verdict="holds",
     conditions="the state has d_k x d_v entries and is read by a product with the key (features of the key count for "

@@ -15,6 +15,7 @@ from saccade.theory import (
     gradients,
     graphs,
     heads,
+    induction,
     information,
     masking,
     mixture,
@@ -35,7 +36,20 @@ from saccade.theory import (
 from saccade.theory.claim import Claim, Verdict
 
 _TOPICS = (
-    *(scaling, similarity, softmax, gradients, products, averages, symmetry, universality, rank, spectrum, mixture),
+    *(
+        scaling,
+        similarity,
+        softmax,
+        gradients,
+        products,
+        averages,
+        symmetry,
+        universality,
+        induction,
+        rank,
+        spectrum,
+        mixture,
+    ),
     *(information, relatives, heads, training, trained, paths, capacity, complexity, steps, decoding, graphs),
     *(features, masking),
 )

@@ -5,12 +5,20 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from saccade.theory.claim import Verdict
 from saccade.theory.claims import find
 
-_CHINESE: dict[Verdict, str] = {"holds": "成立", "holds if": "有条件成立", "refuted": "被推翻"}
+Judged = Verdict | Literal["not checked"]
+"""The verdict on a statement, or "not checked" if no measurement of this library could contradict it."""
+
+_CHINESE: dict[Judged, str] = {
+    "holds": "成立",
+    "holds if": "有条件成立",
+    "refuted": "被推翻",
+    "not checked": "未检验",
+}
 
 
 class Said(NamedTuple):
@@ -19,16 +27,20 @@ class Said(NamedTuple):
     Attributes:
         statement: the statement, paraphrased.
         chinese: the statement in Chinese.
-        claim: the name of the claim that tests the statement.
+        claim: the name of the claim that tests the statement; empty if none does.
         row: the name of the claim's measurement that could contradict the verdict.
-        verdict: the verdict on this statement, by default the claim's verdict.
+        verdict: the verdict on this statement, by default the claim's verdict; "not checked" without a claim.
+        reason: for a statement that is not checked, the reason.
+        reason_in_chinese: the reason in Chinese.
     """
 
     statement: str
     chinese: str
-    claim: str
-    row: str
-    verdict: Verdict
+    claim: str = ""
+    row: str = ""
+    verdict: Judged = "not checked"
+    reason: str = ""
+    reason_in_chinese: str = ""
 
 
 class Document(NamedTuple):
@@ -52,10 +64,14 @@ def _read() -> tuple[Document, ...]:
         Document(
             one["title"],
             one["chinese"],
-            tuple(Said(**{"verdict": find(said["claim"]).verdict} | said) for said in one["says"]),
+            tuple(_statement(said) for said in one["says"]),
         )
         for one in documents
     )
+
+
+def _statement(said: dict[str, str]) -> Said:
+    return Said(**({"verdict": find(said["claim"]).verdict} if "claim" in said else {}) | said)  # type: ignore[arg-type]
 
 
 DOCUMENTS = _read()
@@ -68,7 +84,8 @@ def listed(documents: Sequence[Document] | None = None) -> str:
     for document in DOCUMENTS if documents is None else documents:
         lines.append(document.title.upper())
         for said in document.says:
-            lines += [f"  {said.verdict:<8}  {said.statement}", f"            {said.claim}: {said.row}"]
+            told = f"{said.claim}: {said.row}" if said.claim else said.reason
+            lines += [f"  {said.verdict:<11}  {said.statement}", f"               {told}"]
     return "\n".join(lines) + "\n"
 
 
@@ -84,6 +101,11 @@ def tables(documents: Sequence[Document] | None = None, *, chinese: bool = False
         lines = [f"## {document.chinese if chinese else document.title}", "", head, "|---|---|---|---|"]
         for said in document.says:
             words = (said.chinese, _CHINESE[said.verdict]) if chinese else (said.statement, said.verdict)
-            lines.append("| " + " | ".join([*words, f"`{said.claim}`", said.row.replace("|", "\\|")]) + " |")
+            told = (
+                (f"`{said.claim}`", said.row)
+                if said.claim
+                else ("", said.reason_in_chinese if chinese else said.reason)
+            )
+            lines.append("| " + " | ".join([*words, told[0], told[1].replace("|", "\\|")]) + " |")
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)

@@ -38,6 +38,13 @@ def variance_of_trigonometric(x: Tensor, y: Tensor) -> Tensor:
     return (x + y).square().sum().exp() * (-2 * (x @ y)).exp() * (1 - apart) ** 2 / 2
 
 
+def orthogonal_directions(draw: Draw, count: int, width: int) -> Tensor:
+    """Return random orthogonal directions with the lengths of normal vectors, ``[count, width, width]``."""
+    rotation, triangle = torch.linalg.qr(draw.normal(count, width, width))
+    rotation = rotation * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None]
+    return rotation.mT * draw.normal(count, width, width).norm(dim=-1, keepdim=True)
+
+
 def _random_vector(draw: Draw, width: int, length: float) -> Tensor:
     x = draw.normal(width)
     return x * (length / x.norm())
@@ -49,13 +56,23 @@ def _random_vector(draw: Draw, width: int, length: float) -> Tensor:
     verdict="holds",
     conditions="each ω is normal; orthogonal ones with their lengths drawn anew",
 )
-def features_estimate_the_kernel(draw: Draw, *, samples: Callable[..., Tensor] = kernel_samples) -> Measurements:
+def features_estimate_the_kernel(
+    draw: Draw,
+    *,
+    samples: Callable[..., Tensor] = kernel_samples,
+    orthogonal: Callable[[Draw, int, int], Tensor] = orthogonal_directions,
+) -> Measurements:
     """Positive random features estimate the softmax kernel without bias."""
     width = 8
     x, y = _random_vector(draw, width, 0.6), _random_vector(draw, width, 0.6)
     directions = draw.normal(200_000, width)
     for kind in ("positive", "trigonometric"):
         yield estimate(f"{kind} features: mean of the estimates", samples(x, y, directions, kind), float((x @ y).exp()))
+    together = samples(x, y, orthogonal(draw, 25_000, width).flatten(0, 1)).view(-1, width).mean(-1)
+    alone = samples(x, y, directions).view(-1, width).mean(-1)
+    yield estimate("orthogonal directions: mean of the estimates", together, float((x @ y).exp()))
+    ratio = float(together.var() / alone.var())
+    yield at_most("variance of 8 orthogonal directions, over that of independent ones", ratio, 0.95)
 
 
 def divided(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -186,20 +203,21 @@ def attention_is_low_rank_by_projection(
     directions = draw.normal(rank, n) / rank**0.5
     error = project(weights, directions) @ values - weights @ values
     relative = float(error.norm() / (weights @ values).norm())
-    w = values[:, 0]
     yield apart(
         f"relative error with k = {rank}, as the theorem asks for ε = 0.5, which is claimed to be ε at most",
         relative,
         error_allowed,
         0.6,
     )
-    few = weights[:16]
-    lengths = few.norm(dim=-1) * w.norm()
-    squares = torch.stack(
-        [((project(few, draw.normal(rank, n) / rank**0.5) @ w - few @ w) / lengths).square().mean() for _ in range(200)]
+    few, size, cosine = 8, 16, 0.8
+    row, across = torch.linalg.qr(draw.normal(size, 2)).Q.mT
+    w = cosine * row + (1 - cosine**2) ** 0.5 * across
+    errors = [project(row[None], draw.normal(few, size) / few**0.5) @ w - cosine for _ in range(4000)]
+    yield estimate(
+        "additive error |error|²k/(|P_i|²|w|²), vectors of cosine 0.8, against 1 + cos²",
+        torch.cat(errors).square() * few,
+        1 + cosine**2,
     )
-    expected = 1 + float(((few @ w) / lengths).square().mean())
-    yield estimate("additive error |error|²k/(|P_i|²|w|²), against 1 + cos²", squares * rank, expected)
 
 
 def printed_projections(directions: Tensor, delta: float) -> tuple[Tensor, Tensor]:

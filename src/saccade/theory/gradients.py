@@ -83,7 +83,8 @@ def score_gradients_sum_to_zero(draw: Draw, *, backward: Callable[..., Gradients
     source="tutorials; Magnus and Neudecker 2019, chapter 9, on layouts",
     verdict="holds if",
     conditions="it is read as a product with the gradient of O, dV = Aᵀ dO; the derivative itself has "
-    "(n·d_v)·(m·d_v) entries and is A ⊗ I for rows laid out one after the other",
+    "(n·d_v)·(m·d_v) entries and is A ⊗ I for rows laid out one after the other. Likewise "
+    "the derivative by A is I ⊗ Vᵀ, and Vᵀ only as the factor of dA = dO Vᵀ",
 )
 def value_jacobian_is_transposed_weights(
     draw: Draw,

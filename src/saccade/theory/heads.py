@@ -10,6 +10,7 @@ from torch import Tensor
 
 from saccade.masks import Window
 from saccade.matrix import attention
+from saccade.nn import MultiHeadAttention
 from saccade.theory.claim import Draw, claim
 from saccade.theory.complexity import dense, flops
 from saccade.theory.measurement import Measurements, equal, same
@@ -72,10 +73,17 @@ def two_heads_do_what_one_cannot(
     conditions="matrix products are counted; softmax, and weights if they are stored, are h times as many",
 )
 def heads_cost_what_one_costs(
-    draw: Draw, *, attend: Callable[[Tensor, Tensor, Tensor], Tensor] = dense
+    draw: Draw,
+    *,
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor] = dense,
+    layer: Callable[[int, int], torch.nn.Module] = lambda width, heads: MultiHeadAttention(
+        width, heads, projection_bias=False
+    ),
 ) -> Measurements:
     """Eight heads of width 64 cost the same as one head of width 512."""
     several, one = (torch.empty(1, heads, 128, 512 // heads, device="meta") for heads in (8, 1))
     counted = [flops(partial(attend, x, x, x)) for x in (several, one)]
     yield equal("operations in matrix products, as a multiple", counted[0] / counted[1], 1.0)
+    projections = sum(one.numel() for one in layer(512, 8).parameters())
+    yield equal("W_Q, W_K, W_V and W_O, h = 8, d_k = d_v = 64: entries, against 4 d²", projections, 4 * 512**2)
     yield equal("operations of one head, against 4 n² d", counted[1], 4 * 128**2 * 512)

@@ -149,11 +149,13 @@ def without_each(attend: Callable[..., Tensor], query: Tensor, key: Tensor, valu
     latex=r"O=AV\ \Rightarrow\ A\ \text{is determined}",
     source='tutorials ("interpretable"); against it Jain and Wallace 2019, arXiv:1902.10186: other weights give '
     "the same answer; against them Wiegreffe and Pinter 2019, arXiv:1908.04626: such weights have to be "
-    "ones that the model makes",
+    "ones that the model makes; on the share of the weights that determines the output Brunner et al. 2020, "
+    "arXiv:1908.04211",
     verdict="refuted",
     conditions="with more keys than d_v + 1, other rows that sum to 1 give the same output for these values, with "
-    "most of the attention elsewhere. The weights do predict the effect of removing a value; the other weights "
-    "predict it wrongly",
+    "most of the attention elsewhere. Within one layer, weight times length of the value equals the effect of removing "
+    "it, which the other weights predict wrongly: in this sense weights show how relevant a value is. They say "
+    "nothing of what other layers do with it",
 )
 def weights_explain_the_output(
     draw: Draw,

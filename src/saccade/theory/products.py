@@ -99,6 +99,15 @@ def is_refused(widths: tuple[int, int], lengths: tuple[int, int], attend: Callab
     return False
 
 
+def layer_as_printed(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
+    """Run the attention layer that a tutorial prints, whose weights have the shape ``[batch, n, 1]``.
+
+    It multiplies these weights by the values ``[batch, n, width]`` without transposing them, so it runs for n = 1 only.
+    """
+    weights = (key @ weight.T).bmm(query.transpose(1, 2)).softmax(1)
+    return weights.bmm(value)
+
+
 @claim(
     latex=r"Q\in\mathbb{R}^{n\times d_k},\ K\in\mathbb{R}^{m\times d_k},\ V\in\mathbb{R}^{m\times d_v}",
     source="lists of common mistakes in tutorials; the shapes of the definition",
@@ -106,7 +115,9 @@ def is_refused(widths: tuple[int, int], lengths: tuple[int, int], attend: Callab
     conditions="this means the widths of queries and keys and the lengths of keys and values; n and m, d_k and d_v "
     "need not agree. If n = m, keys times queries fits as well and is wrong: a product that fits proves nothing",
 )
-def dimensions_must_agree(draw: Draw, *, attend: Callable[..., Tensor] = attention) -> Measurements:
+def dimensions_must_agree(
+    draw: Draw, *, attend: Callable[..., Tensor] = attention, printed: Callable[..., Tensor] = layer_as_printed
+) -> Measurements:
     """The dimensions of queries, keys and values must agree."""
     query, key, value = draw.normal(3, 4), draw.normal(5, 4), draw.normal(5, 2)
     weights = torch.tensor(by_hand(query.tolist(), key.tolist(), value.tolist())[0], dtype=torch.float64)
@@ -117,6 +128,17 @@ def dimensions_must_agree(draw: Draw, *, attend: Callable[..., Tensor] = attenti
     tokens = draw.normal(1, 1, 5, 4)
     turned = (tokens @ tokens.mT / 2).softmax(-2) @ tokens
     yield differ("n = m: keys times queries fits too", turned, attend(tokens, tokens, tokens), 0.01)
+
+    def runs(keys: int, width: int) -> bool:
+        x = torch.zeros(2, keys, 4)
+        try:
+            return printed(torch.zeros(2, 1, 4), x, x, torch.zeros(width, 4)).shape == (2, 1, 4)
+        except RuntimeError:
+            return False
+
+    yield equal("weights of shape [5, 1] times values of shape [5, 4], as printed: runs", runs(5, 4), False)
+    yield equal("the same with a single key: runs", runs(1, 4), True)
+    yield equal("the same with a projection from width 4 to width 3: runs", runs(1, 3), False)
 
 
 @claim(

@@ -160,12 +160,33 @@ def causal_attention_is_invertible(
 
 @claim(
     latex=r"\lVert X_L-\mathbf{1}\bar{x}_L^\top\rVert\to 0",
-    source="Dong et al. 2021, arXiv:2103.03404",
+    source="Dong et al. 2021, arXiv:2103.03404; on the sphere Geshkovski et al. 2023, arXiv:2312.10794",
     verdict="holds if",
-    conditions="there is neither a skip connection nor a feed-forward network: it is the output that collapses, not A",
+    conditions="there is neither a skip connection nor a feed-forward network, the weights stay bounded and W_v does "
+    "not expand: it is the output that collapses, not A. With W_v = 2 I and orthonormal tokens nothing collapses; "
+    "and a skip connection does not prevent it where tokens are normalised to one length",
 )
-def stacks_collapse(draw: Draw, *, skip: float = 0.0, residual: float = 1.0) -> Measurements:
+def stacks_collapse(
+    draw: Draw, *, skip: float = 0.0, residual: float = 1.0, expansion: float = 2.0, pull: float = 1.0
+) -> Measurements:
     """Layers of attention on top of one another make all tokens alike."""
+    grown = torch.eye(16, dtype=torch.float64)[None, None]
+    for _ in range(200):
+        key = 10**0.5 * grown
+        grown = attention(key, key, expansion * grown, scale=1.0)
+    yield at_least(
+        "W_v = 2 I, W_q = W_k = √10 I, orthonormal tokens: spread after 200 layers", spread_of_rows(grown), 0.9
+    )
+    sphere = nn.functional.normalize(draw.normal(1, 1, 32, 16), dim=-1)
+    for _ in range(100):
+        sphere = nn.functional.normalize(
+            residual * sphere + attention(sphere, sphere, pull * sphere, scale=1.0), dim=-1
+        )
+    yield at_least(
+        "unit tokens, skip connections: smallest inner product after 100 layers",
+        float((sphere @ sphere.mT).min()),
+        0.99,
+    )
     n, width, layers = 32, 16, 6
     plain = with_skip = draw.normal(1, 1, n, width)
     for _ in range(layers):

@@ -11,7 +11,7 @@ from saccade.matrix import attention
 from saccade.scores import Gaussian
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, equal, same
-from saccade.vision import ChannelAttention, NonLocal, SpatialAttention
+from saccade.vision import CBAM, ChannelAttention, NonLocal, SpatialAttention
 
 
 def non_local_means_of(patches: Tensor, pixels: Tensor, h: float) -> Tensor:
@@ -34,7 +34,12 @@ def kalman_update(prior: Tensor, prior_cov: Tensor, seen: Tensor, noise_cov: Ten
     "not to 1. It is a gate",
 )
 def squeeze_and_excitation_is_attention(
-    draw: Draw, *, gate: Callable[[int], torch.nn.Module] = lambda channels: ChannelAttention(channels, ratio=4)
+    draw: Draw,
+    *,
+    gate: Callable[[int], torch.nn.Module] = lambda channels: ChannelAttention(channels, ratio=4),
+    gates_of: Callable[[int], ChannelAttention] = lambda channels: ChannelAttention(
+        channels, ratio=4, projection_bias=False
+    ),
 ) -> Measurements:
     """Channel attention (squeeze-and-excitation) is attention between channels."""
     channels, size = 16, 5
@@ -46,6 +51,10 @@ def squeeze_and_excitation_is_attention(
         matrix = gates.diag()
         gated = matrix @ features[0].flatten(1)
         yield same("output against diag(gates) times the input", module(features)[0].flatten(1), gated)
+        squeeze = draw.module(lambda: gates_of(channels))
+        first, second = squeeze.reduce.weight, squeeze.expand.weight  # [4, 16] and [16, 4]
+        by_formula = (second @ torch.relu(first @ features[0].mean((1, 2)))).sigmoid()
+        yield same("gates, against σ(W₂ δ(W₁ z))", (squeeze(features) / features).mean((2, 3))[0], by_formula, 1e-9)
     yield at_most("largest gate", float(gates.max()), 1.0)
     yield at_least("smallest gate", float(gates.min()), 0.0)
     sums = matrix.sum(-1)
@@ -66,6 +75,8 @@ def spatial_attention_compares_all_positions(
     draw: Draw,
     *,
     gate: Callable[[], torch.nn.Module] = SpatialAttention,
+    whole: Callable[[int], CBAM] = lambda channels: CBAM(channels, ratio=2),
+    compressed: Callable[[Tensor], Tensor] = lambda features: features.mean(-1, keepdim=True),
     block: Callable[[int], NonLocal] = lambda channels: NonLocal(channels, subsample=1),
 ) -> Measurements:
     """Spatial attention (CBAM) weights each position by its similarity to all others."""
@@ -85,7 +96,16 @@ def spatial_attention_compares_all_positions(
         yield at_least("CBAM: its change when a position inside its reach changes", change(2), 1e-9)
         gates = (module(features) / features).mean(1)
         yield apart("CBAM: sum of all gates, which for one distribution is 1", float(gates.sum()), 1.0, 10.0)
+        cbam = draw.module(lambda: whole(channels)).eval()
+        yield same(
+            "CBAM, against its channel gate and then its spatial gate",
+            cbam(features),
+            cbam.spatial(cbam.channel(features)),
+        )
         weights = draw.module(lambda: block(channels)).matrix(features).to_dense()
+    of_places = compressed(features[0].flatten(1).T)
+    rank = int(torch.linalg.matrix_rank(of_places @ of_places.T))
+    yield equal("channels compressed to one, then dot products: rank of the scores", rank, 1)
     yield at_least("non-local block: smallest weight of one position for another", float(weights.min()), 1e-12)
     yield equal("non-local block: sum of a row", float(weights[0, 0, 0].sum()), 1.0, 1e-9)
 
@@ -95,7 +115,8 @@ def spatial_attention_compares_all_positions(
     r"=\mathrm{softmax}\!\Bigl(\tfrac{2P_i\cdot P_j-\lVert P_j\rVert^2}{h^2}\Bigr)x",
     source='Buades, Coll and Morel 2005, "A non-local algorithm for image denoising"',
     verdict="holds if",
-    conditions="scores count the norm of the key (a Gaussian score): plain dot products give other weights",
+    conditions="scores count the norm of the key (a Gaussian score), or all patches have one norm: otherwise plain dot "
+    "products give other weights",
 )
 def non_local_means_is_attention(draw: Draw, *, attend: Callable[..., Tensor] = attention) -> Measurements:
     """Non-local means denoising is attention between patches."""
@@ -111,6 +132,9 @@ def non_local_means_is_attention(draw: Draw, *, attend: Callable[..., Tensor] = 
     yield same("dot products with the norm of the key as an extra column", dot, expected)
     plain = attend(p, p, x, scale=2 / h**2)[0, 0]
     yield differ("plain dot products", plain, expected, 0.01)
+    alike = torch.nn.functional.normalize(patches, dim=-1)
+    plain = attend(*2 * (3 * alike[None, None],), x, scale=2 / h**2)[0, 0]
+    yield same("plain dot products, patches of one norm", plain, non_local_means_of(3 * alike, pixels, h))
 
 
 def precision_weighted(prior: Tensor, seen: Tensor, variances: Tensor) -> Tensor:

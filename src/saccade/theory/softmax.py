@@ -60,6 +60,10 @@ def softmax_gives_distributions(draw: Draw, *, softmax: Callable[[Tensor], Tenso
     yield same("weights after adding a constant to each row", softmax(scores + 50 * draw.normal(100, 1)), weights)
     order = (weights.argsort(-1) == scores.argsort(-1)).double().mean()
     yield equal("share of positions where the order is preserved", float(order), 1.0)
+    far = torch.tensor([0.0, *[-7.0] * 11], dtype=torch.float64)
+    yield at_most("weight of a score 7 below the largest, 12 keys", float(softmax(far)[1]), 2e-3)
+    near = torch.tensor([0.0, *[-0.2] * 11], dtype=torch.float64)
+    yield at_least("weight of a score 0.2 below the largest, 12 keys", float(softmax(near)[1]), 0.05)
     yield differ("weights after doubling the scores", softmax(2 * scores), weights, 0.01)
 
 
@@ -67,7 +71,7 @@ def softmax_gives_distributions(draw: Draw, *, softmax: Callable[[Tensor], Tenso
     latex=r"\frac{\partial A_{ij}}{\partial S_{kl}}=\delta_{ik}\,A_{ij}(\delta_{jl}-A_{il})",
     source="by differentiation",
     verdict="holds",
-    conditions="for one row diag(p) - ppᵀ: symmetric, never negative, rows that sum to 0, trace 1 - |p|²",
+    conditions="for one row diag(p) - ppᵀ: symmetric, positive semidefinite, rows that sum to 0, trace 1 - |p|²",
 )
 def softmax_jacobian(
     draw: Draw,
@@ -100,6 +104,7 @@ def softmax_jacobian_as_printed(
     draw: Draw,
     *,
     printed: Callable[[Tensor], Tensor] = jacobian_as_printed,
+    right: Callable[[Tensor], Tensor] = jacobian_of_rows,
     softmax: Callable[[Tensor], Tensor] = softmax,
 ) -> Measurements:
     """The derivative of weight ij by score kl is A_ij times the difference of δ_ik and A_kj."""
@@ -111,6 +116,21 @@ def softmax_jacobian_as_printed(
     scores = draw.normal(3, 5)
     every = torch.autograd.functional.jacobian(softmax, scores)
     yield differ("all derivatives of 3 rows of 5", every, printed(softmax(scores)), 0.05)
+    query, key, value, upstream = (
+        draw.normal(6, 4).requires_grad_(),
+        draw.normal(6, 4),
+        draw.normal(6, 3),
+        draw.normal(6, 3),
+    )
+    weights = softmax(query @ key.T / 2)
+    (automatic,) = torch.autograd.grad(weights @ value, query, upstream)
+
+    def off(formula: Callable[[Tensor], Tensor]) -> float:
+        of_scores = torch.einsum("ij,ijkl->kl", upstream @ value.T, formula(weights.detach()))
+        return float((of_scores @ key / 2 - automatic).norm() / automatic.norm())
+
+    yield equal("gradient of the query through the right Jacobian, relative error", off(right), 0.0, 1e-9)
+    yield apart("gradient of the query through the printed Jacobian, relative error", off(printed), 0.0, 0.3)
 
 
 @claim(

@@ -53,7 +53,8 @@ def largest_eigenvalue_is_one(
     source="tutorials",
     verdict="refuted",
     conditions="a sink (all weight on one key) and uniform weights have the same eigenvalues, 1 and 0; one key per "
-    "query has all 1. Entropy measures concentration; singular values distinguish a sink from uniform weights",
+    "query, all of them distinct, has all of absolute value 1. Entropy measures concentration; singular values "
+    "distinguish a sink from uniform weights",
 )
 def eigenvalues_show_concentration(draw: Draw, *, spectrum: Callable[[Tensor], Tensor] = moduli) -> Measurements:
     """Eigenvalues near 1 mean that attention is spread out, eigenvalues near 0 that it is concentrated."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from saccade.matrix import AttentionMatrix
 from saccade.mechanisms import Mechanism, Softmax, TopK
 from saccade.models import minilm, small_decoder
 from saccade.nn import MultiHeadAttention
@@ -25,12 +26,32 @@ TEXT = (
 )
 """A text for measurements on trained models, with 74 tokens of the small decoder."""
 
+TEXTS = (
+    TEXT,
+    "The list is sorted before it is returned, so that the order of the items is always the same. Each key of the "
+    "dictionary is a string, and each value is a number. If a key is not found, the default is returned. The class "
+    "keeps a count of the objects that are created, and closes the file when the last one is removed. ",
+    "The king had three sons, and the youngest was the one who went out into the wood. He met an old man who asked him "
+    "for a piece of bread, and he gave it to him. Then the old man said that he should cut down the tree, and look for "
+    "what lies under its roots. ",
+)
+"""Three texts with 74, 88 and 104 tokens of the small decoder; the last is unlike what the decoder was trained on."""
+
 
 def keys_needed(weights: Tensor, share: float = 0.9) -> Tensor:
     """Return the mean fraction of visible keys that receive ``share`` of the attention of a query, ``[heads]``."""
     strongest = weights.sort(-1, descending=True).values.cumsum(-1)
     needed = (strongest < share).sum(-1) + 1
     return (needed / (weights > 0).sum(-1)).double().mean(-1)
+
+
+def heads_on_a_long_text() -> Tensor:
+    """Return the attention weights of all heads of the small decoder on 250 tokens, ``[heads, 250, 250]``."""
+    model = small_decoder()
+    assert model.tokenizer is not None
+    tokens = torch.tensor([model.tokenizer.encode("".join(TEXTS)).ids])[:, :250]
+    with torch.no_grad():
+        return torch.cat([one.to_dense()[0] for one in model.matrices(tokens)])
 
 
 def strongest(mechanism: Softmax, keys: int) -> Mechanism:
@@ -46,6 +67,29 @@ def random_keys(mechanism: Softmax, keys: int) -> Mechanism:
         return torch.rand(query.shape[0], query.shape[1], len(rows), key.shape[2], generator=generator)
 
     return TopK(scorer, keys, softmax=mechanism)
+
+
+class ShareOfKeys(Mechanism):
+    """Sparse attention in which each query attends to a share of the keys that it sees.
+
+    Args:
+        softmax: the softmax over the chosen keys.
+        share: the share of its visible keys that a query attends to, rounded up to a whole key.
+        at_random: choose random keys instead of those with the largest weights.
+    """
+
+    def __init__(self, softmax: Softmax, share: float, at_random: bool = False):
+        super().__init__()
+        self.softmax, self.share, self.at_random = softmax, share, at_random
+
+    def forward(self, query: Tensor, key: Tensor, *, mask: object = None, **positions: Any) -> AttentionMatrix:
+        """Return the softmax over the chosen keys. Dense: for short sequences."""
+        weights = self.softmax(query, key, mask=mask, **positions).to_dense()
+        visible = weights > 0
+        rank_by = torch.rand(weights.shape, generator=torch.Generator().manual_seed(0)) if self.at_random else weights
+        place = rank_by.masked_fill(~visible, -1).argsort(-1, descending=True).argsort(-1)
+        chosen = place < (visible.sum(-1, keepdim=True) * self.share).ceil()
+        return self.softmax(query, key, mask=chosen & visible, **positions)
 
 
 def sinks_of_minilm() -> Tensor:
@@ -74,44 +118,59 @@ def decoder_loss(text: str, change: Callable[[Softmax], Mechanism] = lambda mech
     latex=r"\min\Bigl\{|S|:\textstyle\sum_{j\in S}A_{ij}\ge 0.9\Bigr\}\ll n",
     source="tutorials on sparse attention; Child et al. 2019, arXiv:1904.10509, section 4.1, by looking at layers",
     verdict="holds if",
-    conditions="it refers to some heads: those that attend to one neighbour need two keys in a hundred for 90 % of "
-    "their attention. The median head of the bundled models needs half of the keys that it sees, the "
-    "broadest four fifths",
+    conditions="the sequence is long, or the head attends to one neighbour: such heads of the encoder need two keys in "
+    "a hundred for 90 % of their attention. Of the keys that it sees, the median head of the small decoder needs 42 % "
+    "in the first 75 tokens of a text, and 20 % after 150; the broadest head needs four fifths at every length",
 )
 def trained_attention_is_sparse(
     draw: Draw,
     *,
     heads: Callable[[], dict[str, list[Tensor]]] = trained_heads,
     needed: Callable[[Tensor], Tensor] = keys_needed,
+    long: Callable[[], Tensor] = heads_on_a_long_text,
 ) -> Measurements:
     """The attention of trained models is sparse: most of it goes to a few tokens."""
     for name, layers in heads().items():
         shares = torch.cat([needed(one) for one in layers])
-        yield at_most(f"{name}: keys for 90 % of the attention, head that needs fewest", float(shares.min()), 0.25)
+        bound = 0.04 if name == "encoder" else 0.25
+        yield at_most(f"{name}: keys for 90 % of the attention, head that needs fewest", float(shares.min()), bound)
         yield at_least(f"{name}: median head", float(shares.median()), 0.3)
         yield at_least(f"{name}: head that needs most", float(shares.max()), 0.7)
+    weights = long()
+    early, late = (float(needed(weights[:, rows]).median()) for rows in (slice(75), slice(150, 250)))
+    yield at_least("decoder, a text of 250 tokens: median head, the first 75", early, 0.3)
+    yield at_most("the same, the last 100", late, 0.3)
+    yield at_most("the same, as a share of the first", late / early, 0.7)
 
 
 @claim(
     latex=r"\mathcal{L}(\text{strongest keys})\approx\mathcal{L}(\text{all keys})",
     source="tutorials on sparse attention; for language models Tang et al. 2024, arXiv:2406.10774",
     verdict="holds if",
-    conditions="the tokens are chosen for each query by its scores: a quarter of the keys is then nearly as good as "
-    "all. The same number drawn at random is not; which tokens matter differs between queries and heads",
+    conditions="the tokens are chosen for each query by its scores, and half of them remain: the small decoder then "
+    "loses 0.03 nats a token at most, on three texts of about a hundred tokens. A quarter costs it 0.2 nats, half of "
+    "the keys drawn at random 0.3 or more",
 )
 def most_tokens_matter_little(
     draw: Draw,
     *,
     loss: Callable[..., float] = decoder_loss,
-    choose: Callable[[Softmax, int], Mechanism] = strongest,
-    lot: Callable[[Softmax, int], Mechanism] = random_keys,
+    choose: Callable[[Softmax, float], Mechanism] = ShareOfKeys,
+    lot: Callable[[Softmax, float], Mechanism] = lambda softmax, share: ShareOfKeys(softmax, share, True),
 ) -> Measurements:
     """Most tokens matter little for the output, so that a few are enough."""
-    whole, keys = loss(TEXT), 18  # a quarter of 74 tokens
-    quarter = loss(TEXT, lambda softmax: choose(softmax, keys)) - whole
-    drawn = loss(TEXT, lambda softmax: lot(softmax, keys)) - whole
-    yield at_most("decoder: nats a token lost with the strongest quarter of the keys", quarter, 0.1)
-    yield at_least("decoder: nats a token lost with a random quarter of the keys", drawn, 0.25)
+    whole = torch.tensor([loss(text) for text in TEXTS])
+
+    def lost(choice: Callable[[Softmax, float], Mechanism], share: float) -> Tensor:
+        return torch.tensor([loss(text, lambda softmax: choice(softmax, share)) for text in TEXTS]) - whole
+
+    yield at_most(
+        "decoder: nats a token lost with the strongest half of a query's keys, worst of three texts",
+        float(lost(choose, 0.5).max()),
+        0.06,
+    )
+    yield at_least("the same with the strongest quarter", float(lost(choose, 0.25).max()), 0.1)
+    yield at_least("with a random half, best of three texts", float(lost(lot, 0.5).min()), 0.2)
 
 
 @claim(
@@ -140,8 +199,9 @@ def heads_learn_different_patterns(
     source="tutorials on sparse attention; Xiao et al. 2023, arXiv:2309.17453, section 3.1; that not every "
     "model has them: Gu et al. 2024, arXiv:2410.10781",
     verdict="holds if",
-    conditions="the model was trained long and is large enough: the encoder all-MiniLM-L6-v2 puts unused attention "
-    "on its first token, [CLS]; the bundled small decoder does not",
+    conditions="the model is one that has them: the encoder all-MiniLM-L6-v2 puts unused attention on its first token, "
+    "[CLS]; the bundled small decoder does not. Gu et al. find sinks in small models too, once they are trained "
+    "effectively on enough data, and none where weights need not sum to 1",
 )
 def first_tokens_are_sinks(
     draw: Draw,
@@ -237,19 +297,29 @@ def hits(sentences: list[Parsed], maps: list[Tensor], source: str, target: str) 
     return torch.stack(is_hit).double().mean(0)
 
 
+def _maps_of(attended: Maps, parsed: list[Parsed]) -> list[Tensor]:
+    """Return the attention weights of each sentence, ``[heads, words, words]``; sentences of one length run at once."""
+    weights: dict[int, Tensor] = {}
+    for length in {len(one.words) for one in parsed}:
+        places = [place for place, one in enumerate(parsed) if len(one.words) == length]
+        weights |= dict(zip(places, attended([parsed[place].words for place in places]), strict=True))
+    return [weights[place] for place in range(len(parsed))]
+
+
 @claim(
     latex=r"\arg\max_j A_{ij}=\mathrm{head}(i)",
     source="tutorials; Clark et al. 2019, arXiv:1906.04341, section 4.2, for BERT",
     verdict="holds if",
     conditions="measured on all-MiniLM-L6-v2: one head attends from the object to its verb, one from the determiner "
-    "to its noun, at any distance. None attends from the verb to a subject separated by other words, the example of "
-    "the tutorials",
+    "to its noun, at any distance, in more than nine sentences of ten. From a verb to a subject that other words "
+    "separate from it, the example of the tutorials, the best head does so in four of ten: less reliably, though in "
+    "five times as many as by chance",
 )
 def heads_follow_syntax(draw: Draw, *, maps: Callable[[], Maps] = maps_of_minilm, count: int = 60) -> Measurements:
     """Some heads follow syntax: subjects, verbs, objects."""
     attended = maps()
     chosen, others = (sentences(count, half) for half in (0, 1))  # the halves have no noun, verb or object in common
-    seen_chosen, seen_others = ([attended([one.words])[0] for one in own] for own in (chosen, others))
+    seen_chosen, seen_others = (_maps_of(attended, own) for own in (chosen, others))
     for what, source, target, least in (
         ("from the object to its verb", "thing", "verb", 0.85),
         ("from the determiner to its noun", "determiner", "thing", 0.8),
@@ -259,8 +329,23 @@ def heads_follow_syntax(draw: Draw, *, maps: Callable[[], Maps] = maps_of_minilm
         yield at_least(f"{what}: share of sentences, head chosen by other words", share, least)
         away = [getattr(one, target) - getattr(one, source) for one in others]
         yield at_most(f"{what}: the most frequent distance", max(map(away.count, away)) / count, 0.5)
-    subject = hits([*chosen, *others], [*seen_chosen, *seen_others], "verb", "subject")
-    yield at_most("from the verb to its subject: best head of all", float(subject.max()), 0.6)
+    verb = int(hits(chosen, seen_chosen, "verb", "thing").argmax())
+    reached = float(hits(others, seen_others, "verb", "thing")[verb])
+    yield at_least("from the verb to its object: share of sentences, head chosen by other words", reached, 0.8)
+
+    def apart(parsed: list[Parsed], seen: list[Tensor]) -> tuple[list[Parsed], Tensor]:
+        far = [place for place, one in enumerate(parsed) if one.verb - one.subject > 1]
+        return [parsed[place] for place in far], hits(
+            [parsed[place] for place in far], [seen[place] for place in far], "verb", "subject"
+        )
+
+    (_, first), (far, second) = apart(chosen, seen_chosen), apart(others, seen_others)
+    subject = float(second[int(first.argmax())])
+    chance = sum(1 / (len(one.words) - 1) for one in far) / len(far)
+    yield at_least(
+        "from the verb to a subject apart from it, head chosen by other words, over chance", subject / chance, 3
+    )
+    yield at_most("the same: share of sentences", subject, 0.6)
 
 
 _SYNONYMS = (

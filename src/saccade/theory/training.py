@@ -74,6 +74,14 @@ def triples() -> Task:
     return Task(draw, lambda logits: logits.amax(-3, keepdim=True), _CLASSES, length, 1)
 
 
+def both_from_one_sum(summed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return logits of two tokens, ``[..., 8]`` each, from the sum of 2/3 of the first and 1/3 of the second one-hot.
+
+    The second needs a relu layer: entries of 1/3 and 1 stand for it, an entry of 2/3 does not.
+    """
+    return summed, summed - 2 * torch.relu(summed - 1 / 3) + 4 * torch.relu(summed - 2 / 3)
+
+
 Layer = Callable[[Tensor, Tensor], Tensor]
 """A function that mixes tokens ``[seeds, examples, n, width]`` by four matrices ``[seeds, 4, width, width]``."""
 
@@ -172,19 +180,34 @@ def learned(
     source="tutorials, by experience; Vaswani et al. 2017, arXiv:1706.03762, table 3, row A, where both 1 and 32 heads "
     "are worse than 8; for thin heads Bhojanapalli et al. 2020, arXiv:2002.07028",
     verdict="holds if",
-    conditions="the needed tokens are at several positions at once: two or four heads identify two neighbours, one "
-    "head never does. To find one position among many, a wide head is better than narrow ones of the same total width",
+    conditions="the needed tokens are at several positions at once and the readout is linear: two or four heads then "
+    "identify two neighbours, one head never does. A relu layer after one head with weights 2/3 and 1/3 identifies "
+    "both. To find one position among many, a wide head is better than narrow ones of the same total width",
 )
-def several_heads_beat_one(draw: Draw, *, layer: Callable[[int], Layer] = attentive) -> Measurements:
+def several_heads_beat_one(
+    draw: Draw,
+    *,
+    layer: Callable[[int], Layer] = attentive,
+    weights: tuple[float, float] = (2 / 3, 1 / 3),
+    readout: Callable[[Tensor], tuple[Tensor, Tensor]] = both_from_one_sum,
+) -> Measurements:
     """Several heads do better than one of the same total width."""
 
     def accuracy(heads: int, task: Task, width: int, rate: float, steps: int) -> torch.Tensor:
         return learned(layer(heads), task, width=width, rate=rate, steps=steps).accuracy
 
     both = neighbours(1, 2)
-    one, four = (accuracy(heads, both, 32, 0.01, 200) for heads in (1, 4))
+    one, two, four = (accuracy(heads, both, 32, 0.01, 200) for heads in (1, 2, 4))
     yield at_most("both neighbours, one head of 32: accuracy, best of 4 seeds", float(one.max()), 0.75)
+    yield at_least("both neighbours, two heads of 16: accuracy, worst of 4 seeds", float(two.min()), 0.95)
     yield at_least("both neighbours, four heads of 8: accuracy, worst of 4 seeds", float(four.min()), 0.95)
+    first, second = torch.cartesian_prod(torch.arange(_CLASSES), torch.arange(_CLASSES)).unbind(-1)
+    letters = torch.eye(_CLASSES, dtype=torch.float64)
+    of_first, of_second = readout(weights[0] * letters[first] + weights[1] * letters[second])
+    right = (of_first.argmax(-1) == first) & (of_second.argmax(-1) == second)
+    yield equal(
+        "one head with weights 2/3 and 1/3, then a relu layer: accuracy on all pairs", float(right.double().mean()), 1.0
+    )
     wide, thin = (accuracy(heads, recall(), 16, 0.03, 400) for heads in (1, 8))
     yield at_least("one of 16 keys, one head of 16: accuracy, worst of 4 seeds", float(wide.min()), 0.95)
     yield at_most("one of 16 keys, eight heads of 2: accuracy, best of 4 seeds", float(thin.max()), 0.85)

@@ -20,7 +20,19 @@ def sequences() -> Tensor:
     return torch.tensor(list(itertools.product(range(_LETTERS), repeat=_LENGTH)))
 
 
-def built(tokens: Tensor, wanted: Tensor, attend: Callable[..., Tensor] = attention) -> Tensor:
+def relu_by_attention(x: Tensor, attend: Callable[..., Tensor] = attention) -> Tensor:
+    """Compute relu of integers by a head with two keys: a key of 0 with the value 0, and x as both key and value."""
+    value = torch.stack([torch.zeros_like(x), x], -1).flatten(0, -2)[None, :, :, None]  # [1, numbers, 2, 1]
+    query = torch.full_like(value[:, :, :1], 100.0)
+    return attend(query, value, value, scale=1.0)[0, :, 0, 0].view(x.shape)
+
+
+def built(
+    tokens: Tensor,
+    wanted: Tensor,
+    attend: Callable[..., Tensor] = attention,
+    activation: Callable[[Tensor], Tensor] = torch.relu,
+) -> Tensor:
     """Run a transformer layer built by hand that maps each sequence to arbitrary targets, ``[27, 3, width]``.
 
     Tokens are one-hot letters beside one-hot positions. Head h always attends to position h, so every position receives
@@ -35,7 +47,7 @@ def built(tokens: Tensor, wanted: Tensor, attend: Callable[..., Tensor] = attent
     heads = attend(query, key, letters[:, None].expand(count, length, length, _LETTERS), scale=1.0)
     gathered = heads.transpose(1, 2).flatten(2)  # [batch, len, heads * letters]
     matches = gathered @ letters.flatten(1).T
-    units = torch.relu(matches[:, :, None] + places[None, :, :, None] - length)  # [batch, len, place, sequence]
+    units = activation(matches[:, :, None] + places[None, :, :, None] - length)  # [batch, len, place, sequence]
     return torch.einsum("blps,spc->blc", units, wanted)
 
 
@@ -49,17 +61,22 @@ def unexplained_share(wanted: Tensor, *seen: Tensor) -> float:
 
 
 @claim(
-    latex=r"\forall f\ \exists\,\text{Transformer}:\ \lVert T(X)-f(X)\rVert\le\varepsilon\ \text{for all}\ X",
+    latex=r"\forall f\ \exists\,\text{Transformer}:\ \Bigl(\int\lVert T(X)-f(X)\rVert_p^p\,dX\Bigr)^{1/p}"
+    r"\le\varepsilon",
     source="Yun et al. 2020, arXiv:1912.10077, theorems 2 and 3, for continuous functions on compact sets",
     verdict="holds if",
     conditions="its size is not limited (here one hidden unit for each sequence and position, n mⁿ of them); there are "
-    "positions, since otherwise the function must treat permuted sequences alike, and feed-forward layers, since "
-    "attention alone stays in the hull of its values. The claim says that weights exist, not that training finds them",
+    "positions, since otherwise the function must treat permuted sequences alike; and something computes a relu: a "
+    "feed-forward layer, or heads with two keys (Huben and Morris 2023, arXiv:2309.08593). The theorem bounds an L^p "
+    "distance, not the error at every X; on finitely many sequences it is 0. It says that weights exist, not that "
+    "training finds them",
 )
 def transformers_are_universal(
     draw: Draw,
     *,
-    layer: Callable[[Tensor, Tensor], Tensor] = built,
+    layer: Callable[..., Tensor] = built,
+    by_attention: Callable[[Tensor], Tensor] = relu_by_attention,
+    identity: Callable[[Tensor], Tensor] = torch.clone,
     left: Callable[..., float] = unexplained_share,
 ) -> Measurements:
     """A transformer can approximate every function from sequences to sequences."""
@@ -72,6 +89,10 @@ def transformers_are_universal(
         error = float((layer(tokens, wanted) - wanted).abs().max())
         yield at_most(f"all 27 sequences of 3 letters, {name}: largest error", error, 1e-9)
     wanted = draw.normal(27, _LENGTH, 2)
+    error = float((layer(tokens, wanted, activation=by_attention) - wanted).abs().max())
+    yield at_most("a head with two keys in place of the relu, random numbers: largest error", error, 1e-9)
+    error = float((layer(tokens, wanted, activation=identity) - wanted).abs().max())
+    yield at_least("no relu, random numbers: largest error", error, 1.0)
     places = torch.arange(_LENGTH).expand(27, _LENGTH)
     yield at_least("without attention, whatever else: share that is left", left(wanted, tokens, places), 0.5)
     bag = torch.nn.functional.one_hot(tokens, _LETTERS).sum(1)  # the count of each letter
