@@ -151,8 +151,8 @@ def stable_rank(matrix: MatrixLike, *, tolerance: float = 1e-4, max_sweeps: int 
     .. math:: \frac{\|A\|_F^2}{\sigma_1^2}, \qquad 1 \le \text{stable rank} \le \text{rank}
 
     This is roughly the number of directions that matter: 1 if all rows are equal, n if each query attends to a
-    different key. A larger scale may raise it: equal rows become different ones. It is 0 for a head whose queries attend
-    to nothing.
+    different key. A larger scale may raise it: equal rows become different ones. It is 0 for a head whose queries
+    attend to nothing.
 
     Args:
         matrix, tolerance, max_sweeps: see `singular_values`.

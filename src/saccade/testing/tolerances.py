@@ -27,7 +27,9 @@ TOLERANCES: dict[tuple[torch.dtype, Quantity], Tolerance] = {
     (torch.float64, "lse"): Tolerance(1e-11, "as the output"),
     (torch.float64, "gradient"): Tolerance(1e-10, "a second chain of sums on top of the first"),
     (torch.float32, "output"): Tolerance(
-        1e-5, "sums of up to 1e3 terms, each rounded by 6e-8 in either direction (2e-6 together); half precision anywhere would show as 1e-3"
+        1e-5,
+        "sums of up to 1e3 terms, each rounded by 6e-8 in either direction (2e-6 together); half precision anywhere "
+        "would show as 1e-3",
     ),
     (torch.float32, "lse"): Tolerance(1e-5, "as the output"),
     (torch.float32, "gradient"): Tolerance(1e-5, "as the output: both chains of sums together stay below it"),
