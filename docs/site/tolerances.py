@@ -28,8 +28,9 @@ REASONS = {
     ),
     "as the output": "同输出",
     "a second chain of sums on top of the first": "在前一串求和之上又有一串求和",
-    "sums of up to 1e3 terms of 6e-8 each, in any order; half precision anywhere would show as 1e-3": (
-        "至多 1e3 项之和，每项误差 6e-8，次序任意；只要有一处用了半精度，误差就会达到 1e-3"
+    "sums of up to 1e3 terms, each rounded by 6e-8 in either direction (2e-6 together); half precision anywhere would "
+    "show as 1e-3": (
+        "至多 1e3 项之和，每项舍入误差 6e-8，有正有负（合计约 2e-6）；只要有一处用了半精度，误差就会达到 1e-3"
     ),
     "as the output: both chains of sums together stay below it": "同输出：两串求和合起来也不超过它",
     "rounded once at the end (2e-3), and the weights once before they meet the values (2e-3 each)": (
