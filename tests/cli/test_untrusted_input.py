@@ -66,6 +66,7 @@ def _orders(text: str) -> list[str]:
 
 
 @pytest.mark.ci
+@pytest.mark.filterwarnings("ignore::saccade.models.UntrainedLengthWarning")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_text_is_an_order_to_the_terminal(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []

@@ -67,7 +67,7 @@ def test_claims_verdicts_and_measurements_are_printed(verify):
     assert lines[2].strip() == theory.find("softmax-jacobian-as-printed").statement
     assert "derivative of weight 1 by score 2, two equal scores: seen -0.25, claimed 0.25" in result.stdout
     assert lines[-3] == "1 claim: 1 refuted."
-    assert lines[-2] == "3 measurements, 1 seed."
+    assert lines[-2] == "5 measurements, 1 seed."
     assert lines[-1] == "Every verdict stands."
 
 
