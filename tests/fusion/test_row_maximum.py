@@ -63,6 +63,9 @@ NOT_FUSED = {
     "without its axis": lambda s, qkv: s - s.amax(-1)[..., None],
     "times a number": lambda s, qkv: torch.sub(s, s.amax(-1, keepdim=True), alpha=0.5),
     "from the other side": lambda s, qkv: s.amax(-1, keepdim=True) - s,
+    "plus a number": lambda s, qkv: s - (s.amax(-1, keepdim=True) + 1),
+    "in a choice": lambda s, qkv: torch.where(HIDDEN, s, s.amax(-1, keepdim=True)),
+    "times itself": lambda s, qkv: s * s.amax(-1, keepdim=True).mul(s.amax(-1, keepdim=True)),
     "read": lambda s, qkv: s - s.amax(-1, keepdim=True) * (s.amax(-1, keepdim=True) > 0),
 }
 

@@ -125,8 +125,8 @@ def without_lse(laws):
         *trials("native", GENERAL, testing.LARGE_CASES[1::2], torch.float32, marks=[needs_native, CI]),
         *trials("native", NUMBERS, ODD, torch.bfloat16, marks=needs_half),
         *trials("fused", testing.SIZE_LAWS, BASIC, marks=CI),
-        *trials("tiled", testing.SIZE_LAWS, BASIC, marks=CI),
-        *trials("sdpa", testing.SIZE_LAWS, BASIC, marks=CI),
+        *trials("tiled", testing.SIZE_LAWS, BASIC, marks=pytest.mark.slow),
+        *trials("sdpa", testing.SIZE_LAWS, BASIC, marks=pytest.mark.slow),
         *trials("native", testing.SIZE_LAWS, BASIC, marks=[needs_native, CI]),
     ],
 )

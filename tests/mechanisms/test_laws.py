@@ -143,10 +143,13 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["saccade.matrix.block_sparse"], "_SMALLEST", 2)
 
 
+LENGTHY = ("top blocks", "top keys", "differential")  # others of their kind are quicker
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("name", "cases"),
-    [pytest.param(name, few(name), id=name) for name in MAKERS]
+    [pytest.param(name, few(name), id=name, marks=pytest.mark.slow if name in LENGTHY else ()) for name in MAKERS]
     + [pytest.param(name, BASIC, id=f"{name}, all cases", marks=pytest.mark.slow) for name in MAKERS],
 )
 def test_laws_of_every_attention_hold(name: str, cases: list[testing.Case]) -> None:

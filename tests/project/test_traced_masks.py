@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.sampled import sampled
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -58,7 +59,7 @@ MADE_INSIDE: dict[str, tuple[Callable[[int], Tensor], Callable[[Tensor], Any]]] 
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", MADE_INSIDE)
+@pytest.mark.parametrize("name", sampled(MADE_INSIDE, 4))
 def test_masks_made_inside_a_compiled_function_fit_every_length(name: str) -> None:
     torch.compiler.reset()
     tensor_of, mask_of = MADE_INSIDE[name]
@@ -88,7 +89,7 @@ OF_BATCH: dict[str, Callable[[int], masks.Mask]] = {
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", OF_BATCH)
+@pytest.mark.parametrize("name", sampled(OF_BATCH, 3))
 def test_masks_of_a_batch_are_data_of_a_compiled_function(name: str) -> None:
     torch.compiler.reset()
     layer = MultiHeadAttention(8, 2, mask=masks.Causal()).requires_grad_(False)

@@ -217,7 +217,7 @@ SENTENCES: dict[str, tuple[Callable[[], object], str]] = {
     "stream(eos_token_id=)": (lambda: models.stream(None, [[1]], 3, eos_token_id=0), "Hint: stop="),
     "beam_search(num_beams=)": (lambda: models.beam_search(None, [[1]], 3, num_beams=2), "beams=..."),
     "beam_search, how wide": (lambda: models.beam_search(None, [[1]], 3), "beams must be given"),
-    "DecoderConfig()": (lambda: models.DecoderConfig(), "vocab_size must be given"),
+    "DecoderConfig()": (lambda: models.DecoderConfig(), "vocab_size, max_len, embed_dim, num_heads"),
     "DecoderConfig(vocab=)": (lambda: models.DecoderConfig(vocab=3), "Hint: vocab_size="),
     "DecoderConfig(d_model=)": (lambda: models.DecoderConfig(d_model=3), "Hint: embed_dim="),
     "DecoderConfig(ffn_dim=)": (lambda: models.DecoderConfig(ffn_dim=3), "Hint: feed_forward_dim="),

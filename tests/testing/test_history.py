@@ -52,7 +52,7 @@ def in_blocks(query, key, value, mask):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("kernel", [torchs, attend, in_blocks])
+@pytest.mark.parametrize("kernel", [torchs, *(pytest.param(x, marks=pytest.mark.slow) for x in (attend, in_blocks))])
 def test_a_correct_kernel_is_not_accused(kernel):
     report = testing.check(kernel, sizes="models")
     assert [str(result) for result in report.broken] == []

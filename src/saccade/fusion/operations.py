@@ -345,8 +345,8 @@ def followed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     if func in _DETACH and args and isinstance(args[0], RowMaximum):
         return args[0].detached()
     follow = OPERATIONS.get(func)
-    is_first = bool(args) and isinstance(args[0], Scores)
-    if follow is None or not (is_first or (follow in _ANYWHERE and not writes(func))):
+    places = [place for place, x in enumerate(args) if isinstance(x, Scores)]
+    if follow is None or not places or (places[0] and (follow not in _ANYWHERE or writes(func))):
         return None
     try:
         return follow(*args, **kwargs)

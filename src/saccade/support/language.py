@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from saccade.support.argument_hints import argument_hints
 from saccade.support.validation import check_choice
 
 Language = Literal["en", "zh"]
@@ -18,6 +19,7 @@ LANGUAGES: tuple[Language, ...] = ("en", "zh")
 _current: ContextVar[Language] = ContextVar("language", default="en")
 
 
+@argument_hints({})
 def set_language(language: Language) -> None:
     """Set the language of the words that figures and the command line write themselves; English until then.
 
