@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from saccade.learning import QUESTIONS, Settings, quality, quality_on
+from saccade.learning import MIXERS, QUESTIONS, Settings, quality, quality_on, train
 from saccade.learning.training import Outcome
-from saccade.masks import Causal, Window
+from saccade.masks import Causal, Window, sliding_window
 from saccade.mechanisms import Linear, Nystrom, Softmax
 from saccade.nn import MultiHeadAttention
 
@@ -45,6 +45,14 @@ def test_layers_attend_by_the_mechanism_or_under_the_mask(trained):
     assert (layers[1].mask.to_dense(9) == (Window(3, 0)).to_dense(9)).all()
     assert layers[2].mask is None
     assert [mixer.sees_later for mixer, *_ in trained] == [False, False, True]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("name", "same"), [("full", Softmax()), ("window", sliding_window(8))])
+def test_it_is_the_accuracy_of_the_mixer_of_that_name(name, same):
+    settings = Settings(steps=20, texts=128, fresh=32)
+    expected = train(MIXERS[name], QUESTIONS["MQAR"], 0, settings)
+    assert quality_on("MQAR", settings=settings)(same) == expected.accuracy
 
 
 def test_a_mechanism_that_would_read_the_answers_has_no_quality(trained):

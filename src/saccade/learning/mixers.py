@@ -91,10 +91,16 @@ class LSTM(nn.Module):
         return out
 
 
-def _attention(
-    mask: Callable[[int, int], Mask], mechanism: Callable[[], Mechanism] | None = None, heads: int = 8
+def attention_mixer(
+    mask: Callable[[int, int], Mask | None], mechanism: Callable[[], Mechanism] | None = None, heads: int = 8
 ) -> Mixer:
-    """Return a mixer of tokens that is an attention layer; its mask depends on the length and the layer."""
+    """Return a mixer of tokens that is an attention layer.
+
+    Args:
+        mask: function of a length and a layer index that returns the mask.
+        mechanism: makes the mechanism of each layer; exact attention if None.
+        heads: number of heads.
+    """
 
     def make(width: int, length: int, layer: int) -> nn.Module:
         built = None if mechanism is None else mechanism()
@@ -135,16 +141,16 @@ def _linformer(width: int, length: int, layer: int) -> nn.Module:
 
 MIXERS: Mapping[str, Mixer] = MappingProxyType(
     {
-        "full": _attention(_causal),
-        "full, 1 head": _attention(_causal, heads=1),
-        "uniform": _attention(_causal, lambda: mechanisms.Softmax(scale=0.0)),
-        "window": _attention(_window),
-        "Longformer": _attention(_longformer),
-        "BigBird": _attention(_bigbird),
-        "strided": _attention(_strided),
-        "linear": _attention(_causal, mechanisms.Linear),
-        "linear, 1 head": _attention(_causal, mechanisms.Linear, heads=1),
-        "Performer": _attention(_causal, lambda: mechanisms.Performer(32)),
+        "full": attention_mixer(_causal),
+        "full, 1 head": attention_mixer(_causal, heads=1),
+        "uniform": attention_mixer(_causal, lambda: mechanisms.Softmax(scale=0.0)),
+        "window": attention_mixer(_window),
+        "Longformer": attention_mixer(_longformer),
+        "BigBird": attention_mixer(_bigbird),
+        "strided": attention_mixer(_strided),
+        "linear": attention_mixer(_causal, mechanisms.Linear),
+        "linear, 1 head": attention_mixer(_causal, mechanisms.Linear, heads=1),
+        "Performer": attention_mixer(_causal, lambda: mechanisms.Performer(32)),
         "Linformer": Mixer(_linformer, sees_later=True),
         "delta": _recurrence(mechanisms.Delta),
         "delta, 1 head": _recurrence(mechanisms.Delta, heads=1),

@@ -8,18 +8,13 @@ import math
 import statistics
 from collections.abc import Callable
 
-from torch import nn
-
-from saccade.learning.mixers import Mixer
+from saccade.learning.mixers import Mixer, attention_mixer
 from saccade.learning.task_presets import QUESTIONS, Question
 from saccade.learning.training import DEFAULT, Settings, train
 from saccade.masks import Causal, Mask
 from saccade.mechanisms import Mechanism
-from saccade.nn import MultiHeadAttention
 from saccade.support.errors import type_error, value_error
 from saccade.support.validation import check_int
-
-_HEADS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,11 +89,8 @@ def _mixer(mechanism: Mechanism | Mask) -> Mixer:
     """Return the mixer of tokens that attends by a mechanism, or exactly under a mask; causal where possible."""
     if isinstance(mechanism, Mask):
         rule = mechanism & Causal()
-        return Mixer(lambda width, length, layer: _layer(width, rule, None))
+        return attention_mixer(lambda length, layer: rule)
     sees_later = bool(mechanism.reasons(Causal()))
     mask = None if sees_later else Causal()
-    return Mixer(lambda width, length, layer: _layer(width, mask, copy.deepcopy(mechanism)), sees_later)
-
-
-def _layer(width: int, mask: Mask | None, mechanism: Mechanism | None) -> nn.Module:
-    return MultiHeadAttention(width, _HEADS, mask=mask, mechanism=mechanism, projection_bias=False)
+    mixer = attention_mixer(lambda length, layer: mask, lambda: copy.deepcopy(mechanism))
+    return mixer._replace(sees_later=sees_later)

@@ -87,7 +87,7 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("heads", "grid"), "head_grid(matrices)"),
     },
 }
-"""What names of other libraries and papers are called here, by subpackage ("" is the package itself) and name."""
+"""Our names for those of other libraries and papers, by subpackage ("" is the package itself) and name."""
 
 
 def no_attribute(package: str, name: str) -> AttributeError:
