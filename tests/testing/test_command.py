@@ -87,3 +87,11 @@ def test_it_runs_as_a_module_and_finds_what_lies_in_the_folder():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "")
     assert "isolation" in done.stdout
+
+
+@pytest.mark.parametrize("rest", [("--laws", "oracle"), ("--cases", "causal")])
+def test_sizes_choose_the_laws(rest, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["saccade:attention", "--sizes", "models", *rest])
+    assert ended.value.code == 2
+    assert "--sizes chooses the laws" in capsys.readouterr().err

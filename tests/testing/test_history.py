@@ -1,5 +1,8 @@
 """The laws find every past bug by name, and accuse no correct kernel at the sizes of models."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -67,6 +70,17 @@ def test_sizes_choose_the_laws():
     assert laws(cases=["causal"], laws=["oracle", "large_scores"])[1].name == "large_scores"
     with pytest.raises(ValueError, match=r"^check: sizes must be"):
         laws(sizes="large")
+    for other in ({"laws": ["oracle"]}, {"cases": ["causal"]}):
+        with pytest.raises(ValueError, match=r"^check: sizes must be None with laws"):
+            laws(sizes="models", **other)
+
+
+@pytest.mark.parametrize(
+    "name", ["CHANGELOG.md", "docs/en/conformance.md", "docs/zh/conformance.md"], ids=lambda name: name
+)
+def test_pages_count_the_bugs(name):
+    text = (Path(__file__).parents[2] / name).read_text("utf-8")
+    assert re.search(rf"\b{len(PAST_BUGS)} (mistakes|past bugs|种)", text)
 
 
 def test_the_command_prints_a_table(capsys, monkeypatch):

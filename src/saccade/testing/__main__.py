@@ -26,7 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0 if all laws that could be tried hold, and 1 if a law is broken or none could be tried.
     """
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.sizes and (options.laws or (options.cases and options.sizes == "models")):
+        parser.error("--sizes chooses the laws: leave out --laws, and --cases for models")
     report = check(
         options.function,
         call=options.call,

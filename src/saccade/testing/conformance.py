@@ -14,6 +14,7 @@ from saccade.testing.case import Case
 from saccade.testing.cases import CASES, LARGE_CASES
 from saccade.testing.laws import LAWS, SIZE_LAWS, Law, LawBroken
 from saccade.testing.report import Report, Result
+from saccade.testing.size_cases import SIZE_CASES
 from saccade.testing.subject import Claims, Subject
 
 _Named = TypeVar("_Named", Case, Law)
@@ -79,7 +80,7 @@ def check(
         A `Report`.
 
     Raises:
-        ValueError, TypeError: a case or law is unknown.
+        ValueError, TypeError: a case or law is unknown, or ``sizes`` comes with ``laws``, or "models" with ``cases``.
     """
     subject = Subject(
         function,
@@ -92,13 +93,16 @@ def check(
         claims=claims,
         device=device,
     )
+    if sizes is not None and (laws is not None or (cases is not None and sizes == "models")):
+        hint = "laws chooses the laws itself, and those at the sizes of models bring their own cases"
+        raise value_error("sizes", "be None with laws, or with cases unless it is small or all", repr(sizes), hint=hint)
     tier: str = ("all" if cases is None else "small") if sizes is None else sizes
     chosen = (
         _TIERS[check_choice("sizes", tier, tuple(_TIERS))]
         if laws is None
         else _named("laws", laws, (*LAWS, *SIZE_LAWS), Law)
     )
-    tried = CASES if cases is None else _named("cases", cases, (*CASES, *LARGE_CASES), Case)
+    tried = CASES if cases is None else _named("cases", cases, (*CASES, *LARGE_CASES, *SIZE_CASES), Case)
     return Report(tuple(try_law(subject, *trial) for trial in trials(chosen, tried, dtypes)), tuple(chosen))
 
 
