@@ -8,7 +8,7 @@ import saccade as sc
 from saccade import masks
 from saccade.matrix import GradientMatrix
 from saccade.recording.uniform_baselines import UniformBaselines
-from saccade.statistics import Distance, LargestLogit, LargestWeight, Received, TopK, positions_of
+from saccade.statistics import Distance, Entropy, LargestLogit, LargestWeight, Received, TopK, positions_of
 
 
 @pytest.mark.parametrize("case", [case for case in EVERY if case.q_len and case.kv_len], ids=str)
@@ -62,3 +62,15 @@ def test_few_masks_are_remembered():
 def test_what_has_no_mask_has_none():
     x = torch.randn(1, 1, 2, 4)
     assert UniformBaselines().of(GradientMatrix(x, x), [Received()]) == ((None,), None)
+
+
+@pytest.mark.parametrize("keep", ["qk", "statistics"])
+@pytest.mark.parametrize("what", ["compute", "uniform"])
+@pytest.mark.parametrize("statistic", ["entropy", Entropy])
+def test_only_instances_of_statistics_are_taken(keep, what, statistic):
+    model = sc.nn.MultiHeadAttention(16, 2)
+    with torch.no_grad(), sc.record(model, keep=keep) as recording:
+        model(torch.randn(1, 5, 16))
+    for one, name in ((recording, "Recording"), (recording[0], "Run")):
+        with pytest.raises(TypeError, match=rf"^{name}.{what}: statistics must be instances of saccade.statistics"):
+            getattr(one, what)(statistic)

@@ -20,9 +20,9 @@ from saccade.matrix.indexing import SPARSE_LIMIT, Index, part_of, sparse_of
 from saccade.matrix.operators import Operators
 from saccade.plan import Ranges
 from saccade.statistics.row_block import Block, as_slice
-from saccade.statistics.statistic import DENSE_LIMIT, MatrixInfo, Statistic, blocks_for
+from saccade.statistics.statistic import DENSE_LIMIT, MatrixInfo, Statistic, blocks_for, check_statistics
 from saccade.statistics.transposed import Transposed
-from saccade.support.errors import describe, kind, type_error, unsupported, value_error
+from saccade.support.errors import describe, type_error, unsupported, value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import without_autocast
 from saccade.support.validation import check_type, is_integer
@@ -172,10 +172,8 @@ class Matrix(Operators, ABC):
             >>> received
             tensor([[[1., 1., 1., 1.]]])
         """
+        check_statistics(statistics)
         for statistic in statistics:
-            if not isinstance(statistic, Statistic):
-                rule, hint = "be instances of saccade.statistics.Statistic", "pass an instance: compute(Entropy())"
-                raise type_error("statistics", rule, kind(statistic), hint=hint)
             if statistic.needs_distributions and not self.is_stochastic:
                 reason = f"the rows of this {type(self).__name__} do not sum to 1 (is_stochastic is False)"
                 hint = "A.topk and A.received need no distributions"

@@ -12,6 +12,7 @@ from saccade.recording.gradients import GradientsOfCalls
 from saccade.recording.merge_statistics import joined_answers, joined_summary, joined_sums
 from saccade.recording.stored_matrices import StoredMatrices
 from saccade.statistics import Entropy, LargestWeight, LogitVariance, Received, SquaredNorm, Statistic, Summary
+from saccade.statistics.statistic import check_statistics
 from saccade.statistics.summary import plain_statistics
 from saccade.support.errors import UnsupportedError, unsupported
 
@@ -180,6 +181,7 @@ class Run:
 
         Cost: none for recorded statistics; otherwise see `saccade.Matrix.compute`.
         """
+        check_statistics(statistics)
         if self._stored is not None and not (
             len(self.calls) == 1 and all(one in self._statistics for one in statistics)
         ):
@@ -198,6 +200,7 @@ class Run:
 
         Cost: none for recorded baselines; otherwise that of the statistics. See `saccade.Matrix.uniform`.
         """
+        check_statistics(statistics)
         if self._stored is not None:
             return tuple(statistic.uniform(self.matrix) for statistic in statistics)
         return tuple(self._baseline(statistic) for statistic in statistics)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from saccade.engine.kernels.native_statistics import Band
 from saccade.plan import Ranges
 from saccade.statistics.row_block import Block
+from saccade.support.errors import kind, type_error
 from saccade.support.numerics import widest_dtype
 
 _ROWS = 32  # number of rows computed for all heads before the next rows, for statistics that need all heads
@@ -217,3 +218,11 @@ def compute_from_weights(weights: Tensor, *statistics: Statistic[Any, Any]) -> t
     block = Block(slice(0, batch), slice(0, heads), range(q_len), (range(kv_len),), weights)
     info = MatrixInfo((batch, heads, q_len, kv_len), weights.dtype, weights.device)
     return tuple(statistic.finish(statistic.add(statistic.start(info), block)) for statistic in statistics)
+
+
+def check_statistics(statistics: Iterable[object]) -> None:
+    """Raise an error unless all objects are instances of statistics."""
+    for statistic in statistics:
+        if not isinstance(statistic, Statistic):
+            rule, hint = "be instances of saccade.statistics.Statistic", "pass an instance, such as Entropy()"
+            raise type_error("statistics", rule, kind(statistic), hint=hint)

@@ -63,7 +63,8 @@ def _library_frames() -> Iterator[FrameType]:
 
 def _parameters(frame: FrameType) -> tuple[str, ...]:
     code = frame.f_code
-    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    several = bool(code.co_flags & inspect.CO_VARARGS)  # the name behind the star comes last
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + several]
 
 
 def _receiver(frame: FrameType) -> type | None:
