@@ -114,8 +114,13 @@ class Scores:
     @property
     def _is_bare(self) -> bool:
         """Whether the scores are only a scaled product, without cap, biases, masks or softmax."""
-        is_shifted = self.shift or self.maximum_of is not None
-        return self.cap is None and not self.terms and not self.fills and not is_shifted and self.softmax is None
+        return self._takes_factors and not self.terms
+
+    @property
+    def _takes_factors(self) -> bool:
+        """Whether a tensor may multiply the scores: they have no cap, mask, softmax or number beside the product."""
+        is_shifted = bool(self.shift) or self.maximum_of is not None
+        return self.cap is None and not self.fills and not is_shifted and self.softmax is None
 
     # ---- shapes ------------------------------------------------------------------------------------------------
 
@@ -210,8 +215,7 @@ class Scores:
 
     def times(self, x: Tensor) -> Scores | None:
         """Return the scores times a tensor that does not vary with both query and key, or consists of 0 and 1."""
-        is_shifted = self.shift or self.maximum_of is not None
-        if self.softmax is not None or self.fills or self.cap is not None or is_shifted or not _is_real(x):
+        if not self._takes_factors or not _is_real(x):
             return None
         if not self.axes.broadcasts(x.shape):
             return None
