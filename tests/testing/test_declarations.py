@@ -14,7 +14,7 @@ STEPWISE = Stepwise()
 def verdicts(function, cases=("causal",), **said):
     """The verdict and the message of both laws on a case or more."""
     chosen = [case for case in testing.CASES if case.name in cases]
-    report = testing.check(function, cases=chosen, laws=LAWS, dtypes=[torch.float32], **said)
+    report = testing.check(function, cases=chosen, laws=LAWS, dtypes=[torch.float32], **said, seed=0)
     return {result.law: (result.verdict, result.message) for result in report.results}
 
 

@@ -31,4 +31,4 @@ def test_each_differs_from_right_attention_in_one_place():
     cases = [case for case in testing.CASES if case.name == "full"]
     laws = [law for law in testing.LAWS if law.name == "oracle"]
     right = theory.MISTAKES[4].function  # wrong in what it stores, not in what it gives
-    assert testing.check(right, gqa=False, cases=cases, laws=laws).ok
+    assert testing.check(right, gqa=False, cases=cases, laws=laws, seed=0).ok

@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         dtypes=[_DTYPES[name] for name in options.dtypes],
         claims=Claims(memory_exponent=options.memory_exponent),
         device=options.device,
+        seed=options.seed,
     )
     print(report)
     return 0 if report.ok else 1
@@ -70,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     names = [case.name for case in (*CASES, *LARGE_CASES)]
     add("--cases", nargs="+", choices=names, metavar="CASE", help="only these")
     add("--dtypes", nargs="+", choices=_DTYPES, default=["float64", "float32"], metavar="DTYPE", help="of the inputs")
+    add("--seed", type=int, help="of all values, to repeat a run; drawn anew if left out")
     add("--device", type=_usable_device, default="cpu", help="where the inputs are put")
     return parser
 

@@ -108,6 +108,15 @@ class Case:
         future = dataclasses.replace(self, rule=lambda b, h, q, kv: kv > q).allowed
         return not bool((self.allowed & future).any())
 
+    def with_seed(self, seed: int) -> Case:
+        """Return the case with its values drawn from ``seed`` in addition to its own seed; 0 changes nothing."""
+        if seed == 0:
+            return self
+        other = dataclasses.replace(self, seed=self.seed + seed)
+        known = {name: self.__dict__[name] for name in ("allowed", "is_causal") if name in self.__dict__}
+        other.__dict__.update(known)  # the pairs do not depend on the seed, and take long to list
+        return other
+
     def positions_of_item(self, b: int) -> tuple[list[int | None], list[int | None]]:
         """Return the positions of the queries and of the keys of batch item ``b``, with None for padding."""
         default = range(self.kv_len - self.q_len, self.kv_len), range(self.kv_len)
@@ -149,6 +158,7 @@ class Case:
             relative=frozen_copy(self.relative),
             q_positions=None if self.q_positions is None else torch.tensor(self.q_positions, device=device),
             kv_positions=None if self.kv_positions is None else torch.tensor(self.kv_positions, device=device),
+            seed=self.seed,
         )
 
     def _dense_mask(self) -> Tensor:

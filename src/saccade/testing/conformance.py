@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar
@@ -36,6 +38,7 @@ def check(
     dtypes: Sequence[torch.dtype] = (torch.float64, torch.float32),
     claims: Claims | None = None,
     device: torch.device | str = "cpu",
+    seed: int | None = None,
 ) -> Report:
     """Check an attention function for conformance: try every law on every case in every dtype.
 
@@ -75,6 +78,8 @@ def check(
         dtypes: the dtypes of the inputs; some laws define their own dtypes.
         claims: promises of the function beyond the laws.
         device: the device of the inputs.
+        seed: the seed of all values, and of the sizes that laws draw. None draws a new one for each run, so that no
+            function can know its inputs; the report tells it, to repeat a run.
 
     Returns:
         A `Report`.
@@ -103,17 +108,23 @@ def check(
         else _named("laws", laws, (*LAWS, *SIZE_LAWS), Law)
     )
     tried = CASES if cases is None else _named("cases", cases, (*CASES, *LARGE_CASES, *SIZE_CASES), Case)
-    return Report(tuple(try_law(subject, *trial) for trial in trials(chosen, tried, dtypes)), tuple(chosen))
+    seed = secrets.randbelow(1 << 32) if seed is None else seed
+    results = tuple(try_law(subject, *trial) for trial in trials(chosen, tried, dtypes, seed))
+    return Report(results, tuple(chosen), seed)
 
 
 def trials(
-    laws: Iterable[Law], cases: Sequence[Case], dtypes: Sequence[torch.dtype]
+    laws: Iterable[Law], cases: Sequence[Case], dtypes: Sequence[torch.dtype], seed: int = 0
 ) -> Iterator[tuple[Law, Case, torch.dtype]]:
-    """Yield every combination of law, case and dtype for `check` to try. A law may define its own cases and dtypes."""
+    """Yield every combination of law, case and dtype for `check` to try. A law may define its own cases and dtypes.
+
+    The values of the cases are drawn from their own seeds and ``seed``.
+    """
+    seeded = functools.cache(lambda case: case.with_seed(seed))
     for law in laws:
         for case in cases if law.cases is None else law.cases:
             for dtype in dtypes if law.dtypes is None else law.dtypes:
-                yield law, case, dtype
+                yield law, seeded(case), dtype
 
 
 def try_law(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Result:

@@ -34,6 +34,7 @@ class Problem:
         score: the score that compares queries and keys; None means the dot product.
         relative: a relative bias, passed as ``bias``; a tensor ``bias`` replaces it.
         q_positions, kv_positions: int64 ``[len]`` or ``[batch, len]``, or None for the default.
+        seed: the seed of everything that a law draws for the problem.
     """
 
     query: Tensor
@@ -50,6 +51,7 @@ class Problem:
     relative: Bias | None = None
     q_positions: Tensor | None = None
     kv_positions: Tensor | None = None
+    seed: int = 0
 
     @property
     def in_use(self) -> dict[str, Any]:

@@ -44,10 +44,12 @@ class Report:
     Attributes:
         results: one result per law, case and dtype.
         laws: the laws that were tried, in order.
+        seed: the seed of the run; ``check(..., seed=report.seed)`` repeats it.
     """
 
     results: tuple[Result, ...]
     laws: tuple[Law, ...]
+    seed: int = 0
 
     @property
     def kept(self) -> tuple[Result, ...]:
@@ -86,6 +88,7 @@ class Report:
         lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:4], widths[1:]), row[4]]) for row in rows]
         reasons = Counter(reason for result in self.not_offered for reason in result.message.split("; "))
         lines += [f"not offered {count} times: {reason}" for reason, count in reasons.most_common()]
+        lines.append(f"seed {self.seed}: seed={self.seed} repeats this run")
         lines.append(self._summary())
         return "\n".join(line.rstrip() for line in lines)
 

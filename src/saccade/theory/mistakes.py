@@ -54,6 +54,7 @@ class Mistake:
             laws=[dataclasses.replace(law, cases=None if law.cases is None else tuple(cases))],
             dtypes=[torch.float64],
             claims=self.claims,
+            seed=0,
         )
 
     @property

@@ -12,12 +12,11 @@ from saccade.testing.subject import Subject
 
 Through = Literal["out", "lse"]
 Gradients = dict[str, Tensor]
-_SEED = 1
 
 
-def random_like(x: Tensor) -> Tensor:
-    """Return random weights for a backward pass, in the shape and dtype of ``x``. Every call returns equal weights."""
-    generator = torch.Generator().manual_seed(_SEED)
+def random_like(x: Tensor, seed: int) -> Tensor:
+    """Return random weights for a backward pass, in the shape and dtype of ``x``, drawn from the seed of a problem."""
+    generator = torch.Generator().manual_seed(seed + 1)  # a problem's tensors are drawn from the seed itself
     return torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device, x.dtype)
 
 
@@ -64,7 +63,7 @@ def _pull_back(leaves: Problem, answer: Callable[[Problem], Tensor], rows: Tenso
     result = answer(leaves)
     holds(result.requires_grad, "the answer does not depend differentiably on the inputs")
     # Round to the dtype of the inputs, so that the definition and the subject use equal weights.
-    weights = random_like(result).to(leaves.query.dtype)
+    weights = random_like(result, leaves.seed).to(leaves.query.dtype)
     if rows is not None:
         # Select rows instead of multiplying by zero, because the other rows may be infinite.
         result, weights = result[rows], weights[rows]

@@ -56,7 +56,9 @@ def strides(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         if problem.sink_logit is not None:
             laid = laid.but(sink_logit=_sliced(problem.sink_logit))
         same(f"the output for {how} inputs", subject.output(laid), subject.output(plain), dtype)
-        upstream = layout(random_like(problem.query.new_empty(*problem.query.shape[:3], problem.value.shape[3])))
+        upstream = layout(
+            random_like(problem.query.new_empty(*problem.query.shape[:3], problem.value.shape[3]), case.seed)
+        )
         got, want = _pull_back(subject, laid, upstream), _pull_back(subject, plain, upstream.contiguous())
         for name in ("query", "key", "value"):
             same(f"the gradient of a {how} {name}", got[name], want[name], dtype, "gradient")

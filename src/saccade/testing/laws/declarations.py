@@ -36,7 +36,7 @@ class _Trial:
         if isinstance(out, Tensor) and out.requires_grad:
             leaves = (self.problem.query, self.problem.bias, *self.problem.parameters().values())
             wanted = [x for x in leaves if x is not None and x.requires_grad]
-            torch.autograd.grad(out, wanted, random_like(out), allow_unused=True)
+            torch.autograd.grad(out, wanted, random_like(out, self.problem.seed), allow_unused=True)
 
     def missing(self, subject: Subject) -> tuple[str, ...]:
         """Return a reason for each option of the trial that the subject does not offer."""

@@ -29,7 +29,7 @@ def ones(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 def linear(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """The output is linear in the value."""
     problem = case.problem(dtype, subject.device)
-    other = random_like(problem.value)
+    other = random_like(problem.value, case.seed)
     apart = 2 * subject.output(problem) - 3 * subject.output(problem.but(value=other))
     together = subject.output(problem.but(value=2 * problem.value - 3 * other))
     same("the output for 2u - 3v", together, apart, dtype)

@@ -65,7 +65,7 @@ def memory_of_calls(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     results = []
     for turn in range(3):
         for place, (name, x) in enumerate(inputs.items()):
-            x.copy_(getattr(first, name) if turn != 1 else random_like(x).roll(place))
+            x.copy_(getattr(first, name) if turn != 1 else random_like(x, first.seed).roll(place))
         out = subject.output(problem)
         for name, x in inputs.items():
             shares = out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
