@@ -100,6 +100,52 @@ def _documents(mask: masks.Documents) -> Rule:
     return allows
 
 
+def _prefix_per_document(mask: masks.PrefixPerDocument) -> Rule:
+    def allows(b: int, i: int, j: int) -> bool:
+        item, start = (b if len(mask.lengths) > 1 else 0), 0
+        for length, prefix in zip(mask.lengths[item], mask.prefixes[item], strict=True):
+            if start <= i < start + length:
+                return start <= j < start + prefix
+            start += length
+        return False
+
+    return allows
+
+
+def _image_bidirectional(mask: masks.ImageBidirectional) -> Rule:
+    def allows(b: int, i: int, j: int) -> bool:
+        images = mask.groups[b if len(mask.groups) > 1 else 0]
+        inside = 0 <= i < len(images) and 0 <= j < len(images)
+        return inside and images[i] >= 0 and images[i] == images[j]
+
+    return allows
+
+
+def _tree(mask: masks.Tree) -> Rule:
+    def allows(b: int, i: int, j: int) -> bool:
+        parents = mask.parents[b if len(mask.parents) > 1 else 0]
+        if not (0 <= i < len(parents) and 0 <= j < len(parents)):
+            return False
+        while i > j:
+            i = parents[i]
+        return i == j
+
+    return allows
+
+
+def _block_diffusion(mask: masks.BlockDiffusion) -> Rule:
+    def allows(b: int, i: int, j: int) -> bool:
+        if not (0 <= i < 2 * mask.length and 0 <= j < 2 * mask.length):
+            return False
+        (is_clean, row), (clean_key, column) = divmod(i, mask.length), divmod(j, mask.length)
+        row, column = row // mask.block, column // mask.block
+        if is_clean:
+            return bool(clean_key) and column <= row
+        return column < row if clean_key else column == row
+
+    return allows
+
+
 def _dense(mask: masks.Dense) -> Rule:
     batch, _, rows, columns = mask.allowed.shape
 
@@ -188,6 +234,10 @@ _RULES: dict[type, Callable[[Any], Rule]] = {
     masks.Padding: _padding,
     masks.PerItem: _per_item,
     masks.Documents: _documents,
+    masks.PrefixPerDocument: _prefix_per_document,
+    masks.ImageBidirectional: _image_bidirectional,
+    masks.Tree: _tree,
+    masks.BlockDiffusion: _block_diffusion,
     masks.Dense: _dense,
     KeyRanges: _key_ranges,
     masks.Predicate: _predicate,

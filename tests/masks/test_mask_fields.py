@@ -148,6 +148,27 @@ CONSTRUCTORS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[
     "Prefix": (masks.Prefix, {"length": 2}, {"length": COUNTS}),
     "Blocks": (masks.Blocks, {"layout": [[True]], "block_size": 2}, {"layout": LAYOUTS, "block_size": SIZES}),
     "Coarse": (masks.Coarse, {"rule": masks.Causal(), "block_size": 2}, {"rule": MASK, "block_size": SIZES}),
+    "BlockDiffusion": (
+        masks.BlockDiffusion,
+        {"block": 2, "length": 3},
+        {"block": SIZES, "length": SIZES - {"2**35"}},
+    ),
+    "PrefixPerDocument": (
+        masks.PrefixPerDocument,
+        {"lengths": [7], "prefixes": [2]},
+        {"lengths": {"[3]", "[np.int64]"}, "prefixes": {"[3]", "[np.int64]"}},
+    ),
+    "ImageBidirectional": (
+        masks.ImageBidirectional,
+        {"groups": [-1, 0]},
+        {"groups": INT_LISTS | {"[-1]", "[[1, 2], [3]]", "[tensor]", "int tensor, 2-D"}},
+    ),
+    "Tree": (masks.Tree, {"parents": [-1, 0]}, {"parents": {"[-1]"}}),
+    "shared_prefix": (
+        masks.shared_prefix,
+        {"lengths": [2, 3]},
+        {"lengths": INT_LISTS - {"[2**35]"} | {"[[1, 2], [3]]", "[tensor]", "int tensor, 2-D"}},
+    ),
     "Neighborhood": (
         masks.Neighborhood,
         {"height": 3, "width": 3, "radius": 1},

@@ -28,28 +28,34 @@ if TYPE_CHECKING:
         image_rows,
         longformer,
         prefix_lm,
+        shared_prefix,
         sliding_window,
         sparse_transformer,
         streaming,
     )
     from saccade.masks.rules.block_coarse import Coarse
+    from saccade.masks.rules.block_diffusion import BlockDiffusion
     from saccade.masks.rules.blocks import Blocks
     from saccade.masks.rules.causal import Causal
     from saccade.masks.rules.dense import Dense
     from saccade.masks.rules.documents import Documents
     from saccade.masks.rules.full import Full
     from saccade.masks.rules.global_tokens import Global
+    from saccade.masks.rules.image_bidirectional import ImageBidirectional
     from saccade.masks.rules.padding import Padding
     from saccade.masks.rules.per_batch_item import PerItem
     from saccade.masks.rules.predicate import Predicate
     from saccade.masks.rules.prefix import Prefix
+    from saccade.masks.rules.prefix_per_document import PrefixPerDocument
     from saccade.masks.rules.random_blocks import Random
     from saccade.masks.rules.segments import Segments
     from saccade.masks.rules.strided import Strided
+    from saccade.masks.rules.tree import Tree
     from saccade.masks.rules.window import Window
 else:
     _HOMES = {
         "algebra": "After And Not Or",
+        "rules.block_diffusion": "BlockDiffusion",
         "rules.blocks": "Blocks",
         "rules.causal": "Causal",
         "rules.block_coarse": "Coarse",
@@ -60,6 +66,7 @@ else:
         "from_position_ids from_sliding_window",
         "rules.full": "Full",
         "rules.global_tokens": "Global",
+        "rules.image_bidirectional": "ImageBidirectional",
         "grid.axial": "Axial",
         "grid.neighborhood": "Neighborhood",
         "grid.windows": "ShiftedWindows",
@@ -70,11 +77,13 @@ else:
         "receptive_field": "through_layers",
         "rules.predicate": "Predicate",
         "rules.prefix": "Prefix",
+        "rules.prefix_per_document": "PrefixPerDocument",
         "rules.random_blocks": "Random",
-        "recipes": "bigbird image_columns image_neighbors image_rows longformer prefix_lm sliding_window "
-        "sparse_transformer streaming",
+        "recipes": "bigbird image_columns image_neighbors image_rows longformer prefix_lm shared_prefix "
+        "sliding_window sparse_transformer streaming",
         "rules.segments": "Segments",
         "rules.strided": "Strided",
+        "rules.tree": "Tree",
         "rules.window": "Window",
     }
     __getattr__, __dir__ = lazily(__name__, _HOMES)
@@ -93,7 +102,11 @@ __all__ = [
     "Segments",
     "Random",
     "Prefix",
+    "PrefixPerDocument",
+    "ImageBidirectional",
+    "Tree",
     "Blocks",
+    "BlockDiffusion",
     "Coarse",
     "Neighborhood",
     "Axial",
@@ -109,6 +122,7 @@ __all__ = [
     "streaming",
     "sparse_transformer",
     "prefix_lm",
+    "shared_prefix",
     "image_rows",
     "image_columns",
     "image_neighbors",

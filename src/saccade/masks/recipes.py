@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from saccade.masks.grid.axial import Axial
 from saccade.masks.grid.neighborhood import Neighborhood, radii_of
@@ -10,13 +10,15 @@ from saccade.masks.mask import Mask
 from saccade.masks.mask_fields import POSITION_BITS, SIZE_BITS
 from saccade.masks.rules.block_coarse import Coarse
 from saccade.masks.rules.causal import Causal
+from saccade.masks.rules.documents import Documents, lengths_per_item
 from saccade.masks.rules.global_tokens import Global, global_positions
 from saccade.masks.rules.prefix import Prefix
+from saccade.masks.rules.prefix_per_document import PrefixPerDocument
 from saccade.masks.rules.random_blocks import DRAW_BITS, SEED_BITS, Random
 from saccade.masks.rules.strided import Strided
 from saccade.masks.rules.window import Window
 from saccade.support.argument_hints import argument_hints
-from saccade.support.errors import value_error
+from saccade.support.errors import shown, value_error
 from saccade.support.validation import check_int
 
 _GLOBAL_BITS = 20  # each global token is stored as a position
@@ -171,6 +173,43 @@ def prefix_lm(length: int) -> Mask:
     """
     check_int("length", length, 0, below=1 << POSITION_BITS)
     return Causal() | Prefix(length)
+
+
+@argument_hints(lengths="shared_prefix([8, 3, 4]): tokens of the prompt, then of each continuation")
+def shared_prefix(lengths: Sequence[int] | Sequence[Sequence[int]]) -> Mask:
+    """Return the mask of prompts with several continuations each: a continuation sees its prompt and itself.
+
+    The prompt is computed once for all its continuations, as in group-based reinforcement learning and for several
+    answers to a question. Every output equals that of the prompt with a single continuation, with positions that
+    go on from the prompt.
+
+    >>> print(shared_prefix([2, 2, 2]).picture(6))
+    1 . . . . .
+    1 1 . . . .
+    1 1 1 . . .
+    1 1 1 1 . .
+    1 1 . . 1 .
+    1 1 . . 1 1
+    >>> print(shared_prefix([[1, 1, 1], [1, 2]]).picture(6))
+    1 . . . . .
+    1 1 . . . .
+    1 . 1 . . .
+    . . . 1 . .
+    . . . 1 1 .
+    . . . 1 1 1
+
+    Args:
+        lengths: the tokens of a prompt and of each of its continuations; or a list of such lists, for several prompts
+            packed one after the other. All batch items share them.
+
+    Reference: Juravsky et al. 2024, arXiv:2402.05099 (Hydragen), section 3, and Liu et al. 2025, arXiv:2506.05433
+    (Prefix Grouper).
+    """
+    groups = lengths_per_item(lengths)
+    if not all(groups):
+        raise value_error("lengths", "hold the length of a prompt in each list", shown(lengths))
+    prompts = PrefixPerDocument([sum(group) for group in groups], [group[0] for group in groups])
+    return Causal() & (prompts | Documents([length for group in groups for length in group]))
 
 
 @argument_hints()

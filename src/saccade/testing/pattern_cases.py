@@ -4,19 +4,23 @@ import numpy as np
 
 from saccade.masks import (
     Axial,
+    BlockDiffusion,
     Blocks,
     Causal,
     Coarse,
     Documents,
     Full,
     Global,
+    ImageBidirectional,
     Neighborhood,
     Padding,
     Prefix,
+    PrefixPerDocument,
     Random,
     Segments,
     ShiftedWindows,
     Strided,
+    Tree,
     Window,
     bigbird,
     image_columns,
@@ -24,6 +28,7 @@ from saccade.masks import (
     image_rows,
     longformer,
     prefix_lm,
+    shared_prefix,
     sliding_window,
     streaming,
 )
@@ -115,6 +120,40 @@ _SEGMENTS = (
     ),
 )
 
+_IMAGES, _PARENTS = (-1, 0, 0, 0, -1, 1, 1), (-1, 0, 0, 1, 2, 1)
+
+_TABLES = (
+    Case(
+        "image-bidirectional",
+        Causal() | ImageBidirectional(_IMAGES),
+        lambda b, h, q, kv: kv <= q or (_IMAGES[q] >= 0 and _IMAGES[q] == _IMAGES[kv]),
+    ),
+    Case(
+        "tree",
+        Causal() & (Prefix(3) | Tree(_PARENTS).after(3)),
+        lambda b, h, q, kv: kv <= q and (kv < 3 or kv - 3 in _path(q - 3)),
+        q_len=6,
+        kv_len=9,
+    ),
+    Case(
+        "block-diffusion",
+        BlockDiffusion(2, 5),
+        lambda b, h, q, kv: q // 2 == kv // 2 if max(q, kv) < 5 else _sees_clean(q, kv),
+        q_len=10,
+        kv_len=10,
+    ),
+    Case(
+        "prefix-per-document",
+        Documents((4, 3), rule=Causal()) | PrefixPerDocument((4, 3), (2, 3)),
+        lambda b, h, q, kv: (q < 4) == (kv < 4) and (kv <= q or kv < 2 or 4 <= kv < 7),
+    ),
+    Case(
+        "recipe-shared-prefix",
+        shared_prefix((2, 2, 3)),
+        lambda b, h, q, kv: kv <= q and (kv < 2 or (q < 4) == (kv < 4)),
+    ),
+)
+
 _DRAWS = (
     Case("random", *_RANDOM),
     Case("random-longer", *_RANDOM, kv_len=12),
@@ -174,7 +213,7 @@ _RECIPES = (
     ),
 )
 
-PATTERNS: tuple[Case, ...] = (*_STRIDES, *_BLOCKS, *_SEGMENTS, *_DRAWS, *_RECIPES)
+PATTERNS: tuple[Case, ...] = (*_STRIDES, *_BLOCKS, *_SEGMENTS, *_TABLES, *_DRAWS, *_RECIPES)
 
 LARGE_PATTERNS: tuple[Case, ...] = (
     Case("large-strided", *shared_masks.strided(21), **shared_masks.LARGE),
@@ -194,6 +233,16 @@ LARGE_PATTERNS: tuple[Case, ...] = (
 def _is_near(q: int, kv: int) -> bool:
     """Return whether two tokens on a grid with width 5 are at most one row and two columns apart, for a test case."""
     return abs(q // 5 - kv // 5) <= 1 and abs(q % 5 - kv % 5) <= 2
+
+
+def _path(token: int) -> list[int]:
+    """Return a token of the tree of a test case and its ancestors."""
+    return [] if token < 0 else [token, *_path(_PARENTS[token])]
+
+
+def _sees_clean(q: int, kv: int) -> bool:
+    """Return whether a token sees a clean one, in the test case of block diffusion: 5 tokens, in blocks of 2."""
+    return kv >= 5 and ((kv - 5) // 2 < q // 2 if q < 5 else (kv - 5) // 2 <= (q - 5) // 2)
 
 
 def _share_window(q: int, kv: int) -> bool:

@@ -70,7 +70,7 @@ class Documents(Mask):
     is_fact_of_batch = True
 
     def __init__(self, lengths: Sequence[int] | Sequence[Sequence[int]] | Tensor, rule: Mask | None = None):
-        items = _lengths_per_item(lengths)
+        items = lengths_per_item(lengths)
         check_type("rule", rule, (Mask, NoneType), "be a mask or None")
         if rule is not None and rule.shape[0] not in (1, len(items)) and len(items) != 1:
             expected = f"tell apart 1 or {len(items)} batch items"
@@ -249,16 +249,19 @@ def _separates_documents(mask: Mask) -> bool:
     return isinstance(mask, Documents) or (isinstance(mask, Converted) and mask.separates_documents)
 
 
-def _lengths_per_item(lengths: object) -> tuple[tuple[int, ...], ...]:
-    """Validate the document lengths and return them per batch item, or for a single item if all items are equal."""
-    hint = "lengths in a list hold for all batch items; or one such list per item"
-    values = items_of("lengths", lengths, "be ints of at least 0", hint=hint)
+def lengths_per_item(lengths: object, name: str = "lengths") -> tuple[tuple[int, ...], ...]:
+    """Validate the lengths of documents, or numbers of that form, and return them per batch item.
+
+    A single item applies to the whole batch.
+    """
+    hint = f"{name} in a list hold for all batch items; or one such list per item"
+    values = items_of(name, lengths, "be ints of at least 0", hint=hint)
     if not values:
-        raise value_error("lengths", "be at least one", "none", hint=hint)
+        raise value_error(name, "be at least one", "none", hint=hint)
     rows = values if isinstance(values[0], Iterable) else [values]
-    items = tuple(ints_of("lengths", row, hint=hint) for row in rows)
+    items = tuple(ints_of(name, row, hint=hint) for row in rows)
     if any(sum(item) >> _TOTAL_BITS for item in items):
-        raise value_error("lengths", f"add up to less than 2**{_TOTAL_BITS}", shown(rows))
+        raise value_error(name, f"add up to less than 2**{_TOTAL_BITS}", shown(rows))
     return items
 
 

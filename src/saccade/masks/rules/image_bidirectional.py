@@ -1,0 +1,84 @@
+"""ImageBidirectional: a mask in which the tokens of an image see each other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from saccade.masks.mask_fields import POSITION_BITS, items_of
+from saccade.masks.rules.range_table import RangeTable
+from saccade.support.argument_hints import argument_hints
+from saccade.support.errors import shown, value_error
+from saccade.support.validation import is_integer
+
+_RULE = "be an int per position: the number of its image, or -1 for text"
+
+
+@argument_hints(groups="ImageBidirectional([-1, 0, 0, -1]): the number of the image of each token, or -1 for text")
+@dataclasses.dataclass(frozen=True)
+class ImageBidirectional(RangeTable):
+    """A mask in which each token of an image sees all tokens of the same image; tokens of text see nothing.
+
+    Join it with the rule of the text: ``Causal() | ImageBidirectional(groups)`` is the mask of Gemma 3's full layers,
+    ``sliding_window(n) | ImageBidirectional(groups)`` that of the others.
+
+    >>> from saccade.masks import Causal
+    >>> print((Causal() | ImageBidirectional([-1, 0, 0, 0, -1, 1, 1])).picture(7))
+    1 . . . . . .
+    1 1 1 1 . . .
+    1 1 1 1 . . .
+    1 1 1 1 . . .
+    1 1 1 1 1 . .
+    1 1 1 1 1 1 1
+    1 1 1 1 1 1 1
+
+    Args:
+        groups: for each position the number of its image, or -1 for text: ints ``[len]`` for all batch items, or
+            ``[batch, len]``. The tokens of an image are consecutive; an image cannot continue after other tokens.
+            Images side by side need different numbers.
+
+    Raises:
+        ValueError: not ints of at least -1, none, or an image in two places.
+        TypeError: not a list or tensor.
+
+    Reference: Gemma Team 2025, arXiv:2503.19786; ``token_type_ids`` in transformers marks the tokens of images.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    is_fact_of_batch = True
+
+    def __init__(self, groups: Sequence[int] | Sequence[Sequence[int]] | Tensor):
+        values = items_of("groups", groups, _RULE)
+        rows = values if values and isinstance(values[0], Iterable) else [values]
+        items = tuple(_image_numbers(row) for row in rows)
+        object.__setattr__(self, "groups", items)
+        starts, ends = zip(*map(_spans_of_images, items), strict=True)
+        self._set_ranges(starts, ends)
+
+
+def _image_numbers(row: object) -> tuple[int, ...]:
+    numbers = items_of("groups", row, _RULE)
+    if not numbers or not all(is_integer(number) and -1 <= number < 1 << POSITION_BITS for number in numbers):
+        raise value_error("groups", _RULE, shown(row))
+    return tuple(map(int, numbers))
+
+
+def _spans_of_images(numbers: tuple[int, ...]) -> tuple[Any, Any]:
+    """Return the start and the end of the image of each position, int64 ``[len, 1]``; empty for text."""
+    groups = np.asarray(numbers, dtype=np.int64)
+    edges = np.flatnonzero(np.diff(groups, prepend=-2, append=-2))
+    firsts, sizes = edges[:-1], np.diff(edges)
+    images = groups[firsts]
+    images = images[images >= 0]
+    values, counts = np.unique(images, return_counts=True)
+    if (counts > 1).any():
+        number = int(values[counts.argmax()])
+        hint = "the tokens of an image are consecutive; number another image after it differently"
+        raise value_error("groups", "hold each image in one place", f"image {number} twice", hint=hint)
+    starts = np.repeat(firsts, sizes)
+    ends = np.where(groups < 0, starts, starts + np.repeat(sizes, sizes))
+    return starts[:, None], ends[:, None]
