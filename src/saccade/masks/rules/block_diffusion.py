@@ -17,7 +17,7 @@ _LENGTH_BITS = 30  # 64 bytes for each position
 @argument_hints(length="BlockDiffusion(4, length=512): the tokens of the text; the sequence has twice as many")
 @dataclasses.dataclass(frozen=True)
 class BlockDiffusion(RangeTable):
-    """A block-diffusion training mask, over ``length`` noisy tokens followed by the same ``length`` tokens without noise.
+    """A block-diffusion training mask, over ``length`` noisy tokens followed by the same tokens without noise.
 
     A noisy token sees its own noisy block and the clean blocks before it. A clean token sees its own clean block and
     the clean blocks before it, and no noisy token. One pass then trains the denoising of all blocks. Generation, where

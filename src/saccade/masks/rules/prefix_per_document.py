@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from saccade.masks.mask_fields import ints_of
 from saccade.masks.rules.documents import lengths_per_item
 from saccade.masks.rules.range_table import RangeTable
 from saccade.support.argument_hints import argument_hints
