@@ -202,8 +202,7 @@ def shared_prefix(lengths: Sequence[int] | Sequence[Sequence[int]]) -> Mask:
         lengths: the tokens of a prompt and of each of its continuations; or a list of such lists, for several prompts
             packed one after the other. All batch items share them.
 
-    Reference: Juravsky et al. 2024, arXiv:2402.05099 (Hydragen), section 3, and Liu et al. 2025, arXiv:2506.05433
-    (Prefix Grouper).
+    Reference: Juravsky et al. 2024, arXiv:2402.05099, section 3 (Hydragen).
     """
     groups = lengths_per_item(lengths)
     if not all(groups):
