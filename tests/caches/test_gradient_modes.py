@@ -7,6 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from tests.caches import cache_kinds
+from tests.sampled import sampled
 from torch import Tensor
 
 from saccade import masks, positions
@@ -99,7 +100,10 @@ class Both(NamedTuple):
 @pytest.mark.parametrize(
     "orders", [pytest.param(FEW_ORDERS, id="few"), pytest.param(EVERY_ORDER, id="every", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("kind, what", [pair for pair in itertools.product(KINDS, BETWEEN) if pair not in REFUSED])
+@pytest.mark.parametrize(
+    "kind, what",
+    sampled([pytest.param(*pair) for pair in itertools.product(KINDS, BETWEEN) if pair not in REFUSED], 3),
+)
 def test_a_cache_goes_on_in_any_order_of_modes(kind: str, what: str, orders: list[tuple[str, str, str]]) -> None:
     for modes in orders:
         both = Both.of(kind)

@@ -54,7 +54,7 @@ def _x(batch: int = 3) -> Tensor:
     return torch.randn(batch, TOTAL, WIDTH, dtype=torch.float64)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_any_split_is_the_full_run_and_that_of_a_kv_cache(data: st.DataObject) -> None:

@@ -46,6 +46,7 @@ def test_it_is_the_definition_a_segment_at_a_time(segment: int, memory: int) -> 
     torch.testing.assert_close(Softmax()(q, k, mask=masks.Segments(segment, memory)) @ v, expected)
 
 
+@pytest.mark.ci
 @settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_any_split_is_the_dense_run(data: st.DataObject) -> None:

@@ -52,6 +52,7 @@ def _inside(
     return mha.output_projection(torch.cat(out, 2).transpose(1, 2).flatten(2))
 
 
+@pytest.mark.ci
 @settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_it_is_the_dense_run_with_a_streaming_mask(data: st.DataObject) -> None:
@@ -69,6 +70,7 @@ def test_it_is_the_dense_run_with_a_streaming_mask(data: st.DataObject) -> None:
     assert sorted(cache.kv_positions[0].tolist()) == [-1] * (sinks + window - len(expected)) + expected
 
 
+@pytest.mark.ci
 @settings(deadline=None, max_examples=30)
 @given(st.data())
 def test_positions_inside_the_cache_are_those_of_a_short_text(data: st.DataObject) -> None:

@@ -119,7 +119,7 @@ def test_any_split_is_the_full_run(data: st.DataObject) -> None:
     _close(torch.cat(out, 1), run.full[:, :start])
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_any_split_of_a_ragged_batch_is_each_item_alone(data: st.DataObject) -> None:

@@ -86,6 +86,7 @@ def test_wrong_arguments_are_refused(audit, arguments, sentence):
     assert "\x1b" not in result.output
 
 
+@pytest.mark.ci
 def test_ways_of_running_are_compared(audit, config):
     result = audit(config, "--packed", "7,9", "--padded", "--cache", "--against", "eager", "--json")
     told = {one["name"]: one["verdict"] for one in json.loads(result.stdout)["claims"]}
@@ -117,6 +118,7 @@ def test_a_right_model_has_no_script(audit, config):
     assert result.stdout.splitlines()[-1].startswith('print("output ')
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name, start", [("seen.png", b"\x89PNG"), ("seen.svg", b"<?xml")])
 def test_the_picture_is_written_as_a_figure(audit, config, tmp_path, monkeypatch, name, start):
     monkeypatch.chdir(tmp_path)
@@ -140,7 +142,7 @@ def test_figures_that_cannot_be_drawn_fail(audit, monkeypatch):
     assert "the model must have outputs with gradients to be drawn; got none" in result.output
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_strictly_what_was_not_answered_ends_with_status_1(audit):
     asked = ["small-decoder", "--packed", "5,7"]
     result = audit(*asked)

@@ -14,6 +14,7 @@ def compare(run, monkeypatch):
     return lambda *arguments: run("compare", *arguments)
 
 
+@pytest.mark.ci
 def test_it_prints_a_table_and_what_to_think_of_it(compare, encoder):
     result = compare("--landmarks", "4", "--features", "8", TEXT)
     assert result.exit_code == 0, result.output
@@ -36,6 +37,7 @@ def test_it_prints_a_table_and_what_to_think_of_it(compare, encoder):
     assert "Performer(8): too far off to be of use" in result.output
 
 
+@pytest.mark.ci
 def test_masks_are_rows(compare):
     result = compare("--landmarks", "4", "--features", "8", "--mask", "sliding(3)", "--mask", "full", TEXT)
     assert result.exit_code == 0, result.output
@@ -45,6 +47,7 @@ def test_masks_are_rows(compare):
     assert "Window(2, 0): too far off to be of use" in result.output
 
 
+@pytest.mark.ci
 def test_quality_is_that_of_trained_models(compare, monkeypatch):
     asked = []
     monkeypatch.setattr("saccade.learning.quality.train", lambda *given: asked.append(given) or Outcome(0.5, 1, 1.0, 1))
@@ -56,12 +59,14 @@ def test_quality_is_that_of_trained_models(compare, monkeypatch):
     assert {question for _, question, _, _ in asked} == {QUESTIONS["MQAR"]}
 
 
+@pytest.mark.ci
 def test_as_many_landmarks_as_tokens_are_exact(compare):
     result = compare("--landmarks", "600", "--layer", "3", TEXT)
     assert "Nystrom(600, iterations=None): close to exact attention" in result.output
     assert "Linformer: close to exact attention" in result.output
 
 
+@pytest.mark.ci
 def test_a_language_model_is_compared_with_later_tokens_hidden(compare):
     result = compare("--model", "small-decoder", "--layer", "2", "--features", "512", TEXT)
     assert result.exit_code == 0, result.output
@@ -71,12 +76,13 @@ def test_a_language_model_is_compared_with_later_tokens_hidden(compare):
     assert "Performer(512): refused" not in result.output
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_long_text_is_cut_to_what_the_model_reads(compare):
     result = compare(*["word"] * 700)
     assert "512 queries, 512 keys" in result.output
 
 
+@pytest.mark.ci
 def test_it_draws_error_against_time(compare, tmp_path):
     result = compare("--out", "tradeoff.png", TEXT)
     assert result.exit_code == 0, result.output
@@ -109,6 +115,7 @@ def test_a_mask_that_cannot_be_read(compare):
     assert result.output.startswith("saccade compare: --mask must name masks that it knows; got windw.")
 
 
+@pytest.mark.ci
 def test_a_picture_that_cannot_be_written(compare):
     result = compare("--out", "picture.xyz", TEXT)
     assert result.exit_code == 2

@@ -39,6 +39,7 @@ def test_it_trains_and_prints_a_table_and_does_so_once(run, tmp_path, workers):
     assert {path.name: path.read_bytes() for path in (tmp_path / "saccade-runs").iterdir()} == kept
 
 
+@pytest.mark.ci
 def test_everything_is_trained_unless_names_are_given(train, tmp_path):
     result = train("--markdown", "--runs", "all", "--out", "learned.png")
     assert result.exit_code == 0, result.output

@@ -71,6 +71,7 @@ def test_one_machine(cost):
     assert told.forward.peak_bytes <= 2**29 < told.training.peak_bytes
 
 
+@pytest.mark.ci
 def test_memory_is_drawn_against_length(cost, tmp_path):
     file = tmp_path / "cost.png"
     result = cost("causal", "--tokens", "512", "--heads", "2", "--head-dim", "16", "--out", str(file))
@@ -79,7 +80,7 @@ def test_memory_is_drawn_against_length(cost, tmp_path):
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_model_on_one_machine(cost):
     result = cost("--model", "small-decoder", "--tokens", "256")
     assert result.stdout.startswith("cost of Decoder at 256 tokens, batch 1, float32"), result.output

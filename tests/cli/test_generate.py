@@ -175,6 +175,7 @@ def test_a_text_is_shown_while_it_is_made(folder: str, monkeypatch: pytest.Monke
     assert seen == sorted(seen)
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore::saccade.models.UntrainedLengthWarning")  # the text is longer than the model knows
 def test_a_text_that_fails_is_printed_up_to_the_failure(folder: str) -> None:
     result = _run(PROMPT, "--model", folder, "--max-new-tokens", "300", "--seed", "1", "--top-k", "9")

@@ -6,6 +6,7 @@ from saccade.cli import main
 from saccade.support.language import translated
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("arguments, variables", [(["--lang", "zh"], {}), ([], {"LANG": "zh_CN.UTF-8"})])
 def test_the_command_line_speaks_chinese(run, encoder, monkeypatch, arguments, variables):
     for name in ("LC_ALL", "LC_MESSAGES", "LANG"):

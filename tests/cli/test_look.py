@@ -76,13 +76,13 @@ def test_percentages_are_the_models_weights(run, encoder):
     assert shown.startswith("fish 41%  cat 27%")
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_one_option_leaves_the_other_to_the_statistic(run):
     assert "layer 3, head" in run("look", SENTENCE, "--layer", "3").output
     assert re.search(r"layer \d, head 7 of .*, the most telling of 6", run("look", SENTENCE, "--head", "7").output)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_another_statistic_finds_what_words_mean_to_each_other(run):
     output = run("look", "The trophy does not fit in the suitcase because it is too big.", "--by", "unexplained").output
     assert "unexplained information: 0.2" in output
@@ -90,6 +90,7 @@ def test_another_statistic_finds_what_words_mean_to_each_other(run):
     assert re.search(r"^it +trophy \d\d%", it)
 
 
+@pytest.mark.ci
 def test_given_words_stay_whole_and_unknown_ones_are_pointed_out(run):
     result = run("look", "--model", "all-MiniLM-L6-v2", "--tokens", "小狗", "看见", "了", "一只", "猫")
     assert result.exit_code == 0, result.output
@@ -100,6 +101,7 @@ def test_given_words_stay_whole_and_unknown_ones_are_pointed_out(run):
     assert "[UNK]" in result.output
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "given, words",
     [(["小狗看见了一只猫"], [*"小狗看见了一只猫"]), (["--tokens", "小狗", "看见", "猫"], ["小狗", "看见", "猫"])],
@@ -114,6 +116,7 @@ def test_chinese_is_read_by_an_encoder_that_knows_it(run, given, words):
     assert [table[n].split()[0] for n in range(1, len(table) + 1)] == ["[CLS]", *words, "[SEP]"]
 
 
+@pytest.mark.ci
 def test_a_missing_font_is_noted_once(run, monkeypatch):
     monkeypatch.setattr("saccade.viz.fonts._known_faces", list)
     monkeypatch.setattr("saccade.viz.fonts._new_faces", list)
@@ -122,13 +125,14 @@ def test_a_missing_font_is_noted_once(run, monkeypatch):
     assert "note: no installed font has 小, 狗, 猫" in " ".join(output.split())
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_several_arguments_are_one_text(run):
     apart, together = run("look", "The", "cat", "sat."), run("look", "The cat sat.")
     assert rows(apart.output) == rows(together.output)
     assert len(rows(apart.output)) == 6
 
 
+@pytest.mark.ci
 def test_repeated_words_are_distinguished(run):
     output = run("look", "the cat and the dog", "--layer", "0", "--head", "2").output
     assert "the #2" in output
@@ -136,7 +140,7 @@ def test_repeated_words_are_distinguished(run):
     assert "cat #" not in output
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_text_is_text_and_not_markup(run):
     result = run("look", "--tokens", "[/red]", "[bold]x[/bold]", ":smile:", "[CLS]", "a\x1b[31mb")
     assert result.exit_code == 0, result.output
@@ -146,12 +150,13 @@ def test_text_is_text_and_not_markup(run):
     assert "\x1b" not in result.output
 
 
+@pytest.mark.ci
 def test_a_folder_is_named_as_it_is(run, tmp_path):
     assert "wrote [bold]x:smile:/heatmap.png" in run("look", "cat", "--out", "[bold]x:smile:").output
     assert (tmp_path / "[bold]x:smile:" / "mosaic.png").is_file()
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("width", ["20", "40", "300"])
 def test_any_width_will_do(run, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", width)

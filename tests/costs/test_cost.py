@@ -203,7 +203,7 @@ def test_seconds_are_sums_of_what_was_measured():
     assert "(667 ms to 1.5 s)" in str(seconds)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_seconds_of_other_scores_are_refused():
     told = sc.cost(sc.scores.Additive(16, 16, hidden_dim=8), 64, head_dim=16)
     with pytest.raises(sc.UnsupportedError, match="not those of a function of scores"):

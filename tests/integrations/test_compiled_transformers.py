@@ -153,6 +153,7 @@ def test_generation_with_a_static_cache_is_compiled_once(name: str, padding: str
     torch.testing.assert_close(out, _generated(model, padding))
 
 
+@pytest.mark.slow
 def test_a_pattern_follows_the_position_in_a_static_cache() -> None:
     model = _model("llama")
     model.set_attn_implementation(install("saccade-near", mask=masks.Window(2, 0) | masks.Global([0])))
@@ -202,6 +203,7 @@ def tensors_of(name: str, n: int) -> tuple[Tensor, ...]:
     return tuple(x for x in inputs.values() if isinstance(x, Tensor))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(x, marks=() if x == "llama" else pytest.mark.slow) for x in MODELS])
 def test_exported_models_run_at_other_lengths_in_a_new_process(name: str, tmp_path: Path) -> None:
     model, length = Logits(name).eval(), Dim("length", min=4, max=512)

@@ -247,6 +247,7 @@ def test_threads_generate_side_by_side(monkeypatch):
         close(run.matrix.to_dense(), dense)
 
 
+@pytest.mark.slow
 def test_keys_are_held_as_long_as_their_cache_lives():
     network, ids, held = zoo.model("mamba2"), zoo.batch()["input_ids"], []
     with torch.no_grad(), capture_all(network, lambda name, make: make()) as capture:

@@ -128,7 +128,7 @@ def over_ranks(rank):
     return [largest_difference(ours, expected) for ours in found]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_replicas_and_sharded_parameters():
     for found in on_ranks(2, over_ranks):
         assert isinstance(found, list), found

@@ -120,7 +120,7 @@ def test_torchs_fast_path_does_not_leave_the_pattern_out(fast_path):
     torch.testing.assert_close(model(x), expected)  # with gradients there is no fast path
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_model_that_was_compiled_before_gets_the_pattern():
     model, x = encoder(), inputs()
     expected = model(x, mask=hidden())

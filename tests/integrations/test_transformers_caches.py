@@ -65,6 +65,7 @@ def test_exact_caches_give_the_tokens_of_transformers_own(name: str, kind: str) 
     assert cache.length == 39
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("name", "kind"), [("Llama", "blocks"), ("Mistral", "all"), ("GPT-2", "heavy"), ("Llama", "snap")]
 )
@@ -84,6 +85,7 @@ def test_beams_are_followed(name: str, kind: str) -> None:
     assert torch.equal(_with(model, cache, prompt, num_beams=3, max_new_tokens=12), expected)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", ["blocks", "window", "turned", "heavy", "snap"])
 def test_caches_that_choose_are_those_of_our_own_models(kind: str, tmp_path: object) -> None:
     theirs, prompt = _model("Llama"), _prompt(1, 40)

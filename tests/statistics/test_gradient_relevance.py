@@ -91,7 +91,7 @@ def test_half_precision_is_summed_in_single():
     torch.testing.assert_close(found[:, 0], want[:, 5])
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Python measures no peak of memory there")
 def test_a_long_text_takes_linear_memory():
     """16,384 tokens: one matrix of one head alone would take a gigabyte."""

@@ -19,7 +19,7 @@ def broken_laws(report):
     return {result.law for result in report.broken}
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_torchs_function_in_five_lines():
     report = testing.check(
         lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True), seed=0

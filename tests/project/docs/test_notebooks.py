@@ -67,7 +67,7 @@ def runs():
     ]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("name, language", runs())
 def test_a_notebook_shows_what_is_kept_in_it(name, language):
     kept = read(name, language)

@@ -74,6 +74,7 @@ def test_fragments_of_characters_are_read(open_page, tmp_path):
     assert shown == ["Hello", " 你(1/3)", "你(2/3)", "你(3/3)", "好", "↵"]
 
 
+@pytest.mark.ci
 def test_the_policy_forbids_everything_else(open_page, browser, tmp_path):
     path = viz.report(_matrix(0), tmp_path / "page.html")
     page = browser.new_context().new_page()
@@ -95,6 +96,7 @@ def test_the_policy_forbids_everything_else(open_page, browser, tmp_path):
     assert ran is None
 
 
+@pytest.mark.ci
 def test_two_recordings(open_page, tmp_path):
     one, other = _matrix(0), _matrix(1)
     page = open_page(viz.report(one, tmp_path / "two.html", other=other, names=("before", "after")), "#head=1")
@@ -123,6 +125,7 @@ def test_two_recordings(open_page, tmp_path):
     assert page.locator(".measures th[scope=col]").all_inner_texts() == ["", "before", "after"]
 
 
+@pytest.mark.ci
 def test_recordings_of_other_shapes(open_page, tmp_path):
     given = {"other": [_matrix(0, 5, heads=3)], "given": [_matrix(0), _matrix(1)]}
     page = open_page(viz.report(given["given"], tmp_path / "unlike.html", other=given["other"]), "#layer=1&head=1")
@@ -165,6 +168,7 @@ def test_a_long_text_is_laid_out_piece_by_piece(open_page, tmp_path):
     assert not is_exact, "it is hidden, and stands in a cell with others that are not"
 
 
+@pytest.mark.ci
 def test_a_page_of_what_was_kept(open_page, tmp_path):
     layer = MultiHeadAttention(16, 2)
     with record(layer, keep="statistics") as recording:

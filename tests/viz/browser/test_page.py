@@ -148,6 +148,7 @@ def test_a_chosen_token_stays(open_page, path):
     assert page.locator(".strongest").count() == 0
 
 
+@pytest.mark.ci
 def test_text_is_found_over_tokens(open_page, path):
     page = open_page(path)
     page.keyboard.press("/")
@@ -191,6 +192,7 @@ def test_the_head_most_like_this_one(open_page, tmp_path):
     assert tiles[:2] == [1, 3]
 
 
+@pytest.mark.ci
 def test_sinks_are_hidden(open_page, tmp_path):
     torch.manual_seed(2)
     query, key = torch.randn(1, 1, COUNT, 8), torch.randn(1, 1, COUNT, 8)
@@ -223,6 +225,7 @@ def test_the_keyboard_walks_over_heads(open_page, path):
     assert not page.get_by_role("dialog").is_visible()
 
 
+@pytest.mark.ci
 def test_the_map_is_zoomed_and_panned(open_page, path):
     page = open_page(path)
     x, y = at(page, 10, 3)
@@ -248,6 +251,7 @@ def test_the_map_is_zoomed_and_panned(open_page, path):
     assert page.evaluate("[saccade.state.now.query, saccade.state.now.key]") == [5, 2]
 
 
+@pytest.mark.ci
 def test_the_address_keeps_the_view(open_page, path):
     page = open_page(path)
     page.get_by_label("Coloured by").select_option("distance")
@@ -262,7 +266,7 @@ def test_the_address_keeps_the_view(open_page, path):
     assert again.locator(".map h2").inner_text() == page.locator(".map h2").inner_text()
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fragment",
     ["#layer=99&head=7", "#view=1,2&by=none&side=3", "#query=-5&key=1e9", "#%zz&scale=<b>", "#theme=x&language=fr"],
