@@ -1,4 +1,4 @@
-"""The laws find every past bug by name, and accuse no correct kernel at the sizes of models."""
+"""The laws find every past bug and every cheat by name, and accuse no correct kernel at the sizes of models."""
 
 import re
 from pathlib import Path
@@ -9,14 +9,16 @@ from torch.nn import functional as F
 
 from saccade import testing
 from saccade.testing import history
+from saccade.testing.cheats import CHEATS
 from saccade.testing.past_bugs import PAST_BUGS
 from saccade.testing.wrong_kernels import attend
 
+EVERY = (*PAST_BUGS, *CHEATS)
 BY_WHERE = {bug.where: bug for bug in PAST_BUGS}
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("bug", PAST_BUGS, ids=lambda bug: bug.mistake)
+@pytest.mark.parametrize("bug", EVERY, ids=lambda bug: bug.mistake)
 def test_a_past_bug_is_found(bug):
     found = history.find(bug)
     assert found is not None
@@ -24,13 +26,14 @@ def test_a_past_bug_is_found(bug):
 
 
 def test_every_law_at_the_sizes_of_models_finds_a_bug():
-    assert {law.name for law in testing.SIZE_LAWS} <= {name for bug in PAST_BUGS for name in bug.laws}
+    assert {law.name for law in testing.SIZE_LAWS} <= {name for bug in EVERY for name in bug.laws}
 
 
 def test_every_bug_says_what_it_is():
-    assert all(bug.mistake.endswith(".") for bug in PAST_BUGS)
-    assert len({bug.mistake for bug in PAST_BUGS}) == len(PAST_BUGS)
-    assert all("#" in bug.where or bug.where in ("cheat", "made") for bug in PAST_BUGS)
+    assert all(bug.mistake.endswith(".") for bug in EVERY)
+    assert len({bug.mistake for bug in EVERY}) == len(EVERY)
+    assert all("#" in bug.where or bug.where == "made" for bug in PAST_BUGS)
+    assert all(bug.where == "cheat" for bug in CHEATS)
 
 
 def torchs(query, key, value, mask):
@@ -80,16 +83,18 @@ def test_sizes_choose_the_laws():
 )
 def test_pages_count_the_bugs(name):
     text = (Path(__file__).parents[2] / name).read_text("utf-8")
-    assert re.search(rf"\b{len(PAST_BUGS)} (mistakes|past bugs|种)", text)
+    assert re.search(rf"\b{len(PAST_BUGS)} (past bugs|种)", text)
+    assert re.search(rf"\b{len(CHEATS)} (cheats|种)", text)
 
 
 def test_the_command_prints_a_table(capsys, monkeypatch):
     bugs = (BY_WHERE["NVIDIA/TransformerEngine#3528"], BY_WHERE["pytorch/pytorch#103749"])
     monkeypatch.setattr(history, "PAST_BUGS", bugs)
+    monkeypatch.setattr(history, "CHEATS", ())
     assert history.main([]) == 0
     printed = capsys.readouterr().out
     assert "oracle" in printed
-    assert printed.endswith("2 bugs, 0 not found\n")
+    assert printed.endswith("2 past bugs and 0 cheats, 0 not found\n")
     right = bugs[0]._replace(make=lambda: attend)
     monkeypatch.setattr(history, "PAST_BUGS", (right,))
     assert history.main([]) == 1

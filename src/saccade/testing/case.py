@@ -113,8 +113,9 @@ class Case:
         if seed == 0:
             return self
         other = dataclasses.replace(self, seed=self.seed + seed)
-        known = {name: self.__dict__[name] for name in ("allowed", "is_causal") if name in self.__dict__}
-        other.__dict__.update(known)  # the pairs do not depend on the seed, and take long to list
+        for name in ("allowed", "is_causal"):  # the pairs do not depend on the seed, and take long to list
+            if name in self.__dict__:
+                other.__dict__[name] = self.__dict__[name]
         return other
 
     def positions_of_item(self, b: int) -> tuple[list[int | None], list[int | None]]:

@@ -15,6 +15,7 @@ from saccade.support.validation import check_choice
 from saccade.testing.case import Case
 from saccade.testing.cases import CASES, LARGE_CASES
 from saccade.testing.laws import LAWS, SIZE_LAWS, Law, LawBroken
+from saccade.testing.laws.expect import measuring
 from saccade.testing.report import Report, Result
 from saccade.testing.size_cases import SIZE_CASES
 from saccade.testing.subject import Claims, Subject
@@ -136,7 +137,8 @@ def try_law(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Resul
         lacks = () if law.needs is None else subject.lacks(case, law.needs)
         if lacks:
             return Result(law.name, case.name, dtype, "not offered", "; ".join(lacks))
-        law(subject, case, dtype)
+        with measuring() as measured:
+            law(subject, case, dtype)
     except LawBroken as broken:
         return Result(law.name, case.name, dtype, "broken", str(broken))
     except NotImplementedError as refusal:
@@ -144,7 +146,7 @@ def try_law(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Resul
         return Result(law.name, case.name, dtype, "not offered", why)
     except Exception as crash:
         return Result(law.name, case.name, dtype, "broken", f"raised {type(crash).__name__}: {_one_line(crash)}")
-    return Result(law.name, case.name, dtype, "kept")
+    return Result(law.name, case.name, dtype, "kept", roundings=max(measured, default=None))
 
 
 def _named(argument: str, given: Sequence[_Named | str], known: Sequence[_Named], sort: type[_Named]) -> list[_Named]:

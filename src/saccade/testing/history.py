@@ -1,4 +1,4 @@
-"""``python -m saccade.testing.history``: check the kernels with past bugs, and print which law finds each.
+"""``python -m saccade.testing.history``: check kernels with past bugs and cheats, and print which law finds each.
 
 A kernel that passed would be a gap in the laws.
 """
@@ -11,9 +11,11 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from saccade.testing.cases import CASES
+from saccade.testing.cheats import CHEATS
 from saccade.testing.conformance import trials, try_law
 from saccade.testing.laws import LAWS, SIZE_LAWS
-from saccade.testing.past_bugs import PAST_BUGS, PastBug
+from saccade.testing.past_bug import PastBug
+from saccade.testing.past_bugs import PAST_BUGS
 from saccade.testing.report import Result
 from saccade.testing.subject import Subject
 
@@ -36,15 +38,15 @@ def table(bugs: Sequence[PastBug]) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table of past bugs; the exit status is 1 if the laws do not find one of them."""
+    """Print the table of past bugs and cheats; the exit status is 1 if the laws do not find one of them."""
     parser = argparse.ArgumentParser(prog="python -m saccade.testing.history", description=main.__doc__)
     parser.parse_args(arguments)
     lines = []
-    for line in table(PAST_BUGS):
+    for line in table((*PAST_BUGS, *CHEATS)):
         print(line, flush=True)
         lines.append(line)
     missed = sum("NOT FOUND" in line for line in lines)
-    print(f"{len(PAST_BUGS)} bugs, {missed} not found")
+    print(f"{len(PAST_BUGS)} past bugs and {len(CHEATS)} cheats, {missed} not found")
     return 1 if missed else 0
 
 

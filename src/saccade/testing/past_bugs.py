@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
+from saccade.testing.past_bug import PastBug
+from saccade.testing.wrong_calls import (
+    by_some_entries,
+    copied_once,
+    empty_splits,
+    first_lengths,
+    kept_for,
+    reads_behind,
+    switched,
+    unwritten,
+    unwritten_gradients,
+    unwritten_rows,
+    with_backward,
+)
 from saccade.testing.wrong_kernels import (
-    Kernel,
     as_contiguous,
     attend,
     cached,
@@ -20,11 +31,9 @@ from saccade.testing.wrong_kernels import (
     given,
     gradient_times,
     interleaved,
-    is_large,
     last_block_gradient,
     last_result,
     low_maximum,
-    mean,
     no_maximum,
     scaled_in_place,
     split_sum,
@@ -35,20 +44,11 @@ from saccade.testing.wrong_kernels import (
 )
 
 
-class PastBug(NamedTuple):
-    """A mistake that a kernel made, and a kernel that makes it.
-
-    Attributes:
-        mistake: one sentence about it.
-        where: the public report; "cheat" for a way to pass weak tests; "made" for a common mistake without a report.
-        laws: names of laws that must find it.
-        make: returns the wrong kernel, as fresh as if just imported.
-    """
-
-    mistake: str
-    where: str
-    laws: tuple[str, ...]
-    make: Callable[[], Kernel]
+def _items_a_token_apart(x: Tensor) -> Tensor:
+    """Return what is read if each item of a batch begins one token after the one before."""
+    tokens = x.transpose(1, 2).flatten(0, 1)
+    items = [tokens[start : start + x.shape[2]] for start in range(len(x))]
+    return torch.stack(items).transpose(1, 2) if items else x
 
 
 _ZEROS = changed(lambda out, q, k, v, mask: out * 0.0)
@@ -228,12 +228,6 @@ PAST_BUGS = (
         ("gradients_at_sizes",),
         changed(lambda out, q, k, v, mask: gradient_times(out, 5.0) if q.shape[3] == 256 and len(q) > 1 else out),
     ),
-    PastBug(
-        "No input gets a gradient.",
-        "cheat",
-        ("gradients_of_inputs", "gradients_at_sizes"),
-        changed(lambda out, q, k, v, mask: out.detach() + 0 * (q.sum() + k.sum() + v.sum())),
-    ),
     # memory and state
     PastBug(
         "Values are read as if they were contiguous.",
@@ -259,20 +253,83 @@ PAST_BUGS = (
     ),
     PastBug("All results share one memory.", "made", ("memory_of_calls",), workspace),
     PastBug("Results differ from call to call.", "tenstorrent/tt-metal#50512", ("determinism",), every_second_call),
-    # ways to pass weak tests
-    PastBug("It returns the mean of the values.", "cheat", ("oracle", "sizes"), lambda: mean),
-    PastBug("It is right for at most 12 keys.", "cheat", ("sizes",), where(is_large, lambda: mean)),
     PastBug(
-        "It returns noise of the right size at large inputs.",
-        "cheat",
-        ("sizes",),
-        where(is_large, changed(lambda out, q, k, v, mask: torch.randn_like(out) * out.std())),
+        "The slots of a cache behind the sequence are read with weight 0.",
+        "vllm-project/vllm#47305",
+        ("layouts",),
+        lambda: reads_behind,
     ),
     PastBug(
-        "One row in each head is wrong at large inputs.",
-        "cheat",
-        ("sizes",),
-        where(is_large, changed(lambda out, q, k, v, mask: torch.cat([out[:, :, :1] * 1.5, out[:, :, 1:]], 2))),
+        "Items of a batch begin one token apart.",
+        "flashinfer-ai/flashinfer#3800",
+        ("oracle", "batch", "sizes"),
+        given(lambda q, k, v, mask: (_items_a_token_apart(q), k, v, mask)),
+    ),
+    PastBug(
+        "Inputs are made contiguous only when a shape is first seen.",
+        "Dao-AILab/flash-attention#2886",
+        ("strides", "layouts"),
+        copied_once,
+    ),
+    PastBug(
+        "Rows behind the last document are left as memory was.",
+        "Dao-AILab/flash-attention#1228",
+        ("unwritten",),
+        lambda: unwritten_rows,
+    ),
+    PastBug(
+        "Gradients of keys that no query sees are left as memory was.",
+        "pytorch/FBGEMM#5754",
+        ("unwritten",),
+        lambda: unwritten_gradients,
+    ),
+    PastBug(
+        "The result is memory that another result has just left.",
+        "ScalingIntelligence/KernelBench#82",
+        ("oracle", "unwritten"),
+        lambda: unwritten,
+    ),
+    PastBug(
+        "The gradient that flows in is read as if it were contiguous.",
+        "Dao-AILab/flash-attention#355",
+        ("strides",),
+        changed(lambda out, q, k, v, mask: with_backward(out, as_contiguous)),
+    ),
+    PastBug(
+        "A graph that was recorded for a batch keeps the number of keys.",
+        "paiml/aprender#2030",
+        ("oracle", "order_of_calls"),
+        first_lengths,
+    ),
+    PastBug(
+        "A result is kept for a fingerprint of the inputs.",
+        "flashinfer-ai/flashinfer-bench-starter-kit#21",
+        ("twins",),
+        kept_for(by_some_entries),
+    ),
+    PastBug(
+        "A result is kept for the objects that are its inputs.",
+        "gpu-mode/reference-kernels#102",
+        ("memory_of_calls", "repeats"),
+        kept_for(lambda q, k, v, mask: (id(q), id(k), id(v), q.shape, v.shape, q.dtype)),
+    ),
+    PastBug(
+        "The first ten calls are right.",
+        "karpathy/llm.c#851",
+        ("oracle", "repeats"),
+        switched(lambda q, k, v, mask: attend(q, k, v, mask) + 0.01, lambda call: call >= 10),
+    ),
+    PastBug(
+        "Two empty parts of the keys are merged to NaN.",
+        "flashinfer-ai/flashinfer#4018",
+        ("oracle", "empty_rows", "sizes"),
+        lambda: empty_splits,
+    ),
+    PastBug(
+        "NaN in a masked key reaches the result, as 0 times NaN.",
+        "pytorch/pytorch#101967",
+        ("isolation",),
+        lambda: attend,
     ),
 )
 """Each bug with a kernel that has it."""

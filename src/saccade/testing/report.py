@@ -22,6 +22,8 @@ class Result:
         dtype: the dtype of the inputs.
         verdict: "kept" only if the law was tried and holds.
         message: the counter-example, or the reason why the law was not tried; empty if kept.
+        roundings: the largest error of a tensor that the law measured by its norm, relative to the norm of the
+            reference and in units of rounding (the eps of the dtype); None if it measured none.
     """
 
     law: str
@@ -29,6 +31,7 @@ class Result:
     dtype: torch.dtype
     verdict: Verdict
     message: str = ""
+    roundings: float | None = None
 
     def __str__(self) -> str:
         name = f"{self.law}[{self.case}-{str(self.dtype).removeprefix('torch.')}]"

@@ -11,6 +11,9 @@ from saccade.testing.case import Case
 _UNEVEN = (1, 2, 30, 63, 64, 65, 3, 96, 128, 7, 53)
 """Lengths of documents, 512 tokens together."""
 
+_MANY = tuple(1 + 5 * n % 13 for n in range(100))
+"""Lengths of 100 documents of 1 to 13 tokens, 696 together."""
+
 
 def _case(
     name: str, mask: Mask | None, batch: int, heads: tuple[int, int], lengths: tuple[int, int], widths: tuple[int, int]
@@ -31,6 +34,7 @@ def _case(
 
 
 _STREAMING = Causal() & (Window(128, 0) | Global((0, 1, 2, 3)))
+_TAIL = Documents(((64, 1, 127, 3), (130,)), rule=Causal())  # the second item ends before the first
 
 SIZE_CASES = (
     _case("63", Causal(), 1, (2, 1), (63, 63), (32, 32)),
@@ -48,4 +52,16 @@ SIZE_CASES = (
     _case("decode", None, 2, (32, 4), (1, 2047), (64, 64)),
     _case("few-queries", Causal(), 2, (4, 1), (5, 704), (128, 128)),
     _case("extend", Causal(), 1, (4, 2), (65, 257), (64, 64)),
+    _case("many-documents", Documents(_MANY, rule=Causal()), 1, (2, 1), (696, 696), (32, 32)),
+    _case("packed-tail", _TAIL, 2, (2, 2), (195, 195), (64, 64)),
+    _case(
+        "left-padding", Padding((129, 64, 1), side="left", padded_len=129) & Causal(), 3, (2, 1), (129, 129), (32, 64)
+    ),
+    _case("decode-64", None, 1, (8, 1), (1, 64), (128, 128)),
+    _case("decode-65", None, 1, (8, 8), (1, 65), (32, 32)),
+    _case("decode-ragged", Padding((257, 64, 1, 129)), 4, (32, 4), (1, 257), (64, 64)),
+    _case("two-queries", Causal(), 2, (3, 1), (2, 129), (96, 64)),
 )
+
+SHORT_CASES = tuple(case for case in SIZE_CASES if case.q_len <= 257 and case.kv_len <= 257)
+"""The size cases of at most 257 tokens, for laws that call a function many times."""

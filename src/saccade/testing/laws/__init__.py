@@ -1,6 +1,16 @@
 """The laws that hold for every attention function. Each is a statement with a function that seeks a counter-example."""
 
-from saccade.testing.laws import conduct, declarations, definition, invariance, locality, sizes
+from saccade.testing.laws import (
+    buffers,
+    calls,
+    conduct,
+    declarations,
+    definition,
+    invariance,
+    locality,
+    sizes,
+    unusual_values,
+)
 from saccade.testing.laws.expect import LawBroken
 from saccade.testing.laws.law import Law
 
@@ -8,5 +18,5 @@ __all__ = ["LAWS", "SIZE_LAWS", "Law", "LawBroken"]
 
 LAWS: tuple[Law, ...] = (*definition.LAWS, *locality.LAWS, *invariance.LAWS, *conduct.LAWS, *declarations.LAWS)
 
-SIZE_LAWS: tuple[Law, ...] = sizes.LAWS
+SIZE_LAWS: tuple[Law, ...] = (*sizes.LAWS, *unusual_values.LAWS, *buffers.LAWS, *calls.LAWS)
 """Laws at the sizes of models, on cases of their own."""

@@ -1,9 +1,15 @@
 """Expectations of laws: comparisons whose error names the quantity, the index and the difference."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 from torch import Tensor
 
 from saccade.testing.tolerances import Quantity, difference, error, tolerance
+
+_MEASURED: ContextVar[list[float] | None] = ContextVar("measured", default=None)
 
 
 class LawBroken(AssertionError):  # noqa: N818 - a verdict, not a fault of the program
@@ -32,6 +38,64 @@ def same(what: str, got: Tensor, want: Tensor, dtype: torch.dtype, quantity: Qua
     _same_shape(what, got, want)
     never = got.isnan() & want.isnan()
     close(what, got.masked_fill(never, 0.0), want.masked_fill(never, 0.0), dtype, quantity)
+
+
+def near(
+    what: str,
+    got: Tensor,
+    want: Tensor,
+    dtype: torch.dtype,
+    quantity: Quantity = "output",
+    *,
+    more: float = 0.0,
+    slack: float = 0.0,
+) -> None:
+    """Raise `LawBroken` unless two tensors agree in the norm of the whole and of each row, relative to the reference.
+
+    Rows are compared with their own norm or the root mean square of all rows, if that is larger. The message counts in
+    units of rounding, the distance from 1 to the next number of the dtype.
+
+    Args:
+        what: the tensor, for the message.
+        got: the result.
+        want: the reference in float64.
+        dtype: the dtype of the inputs.
+        quantity: the column of the tolerance table.
+        more: added to the limit, for inputs whose scores are large.
+        slack: an absolute difference per entry that never counts.
+    """
+    _same_shape(what, got, want)
+    if want.numel() == 0:
+        return
+    apart, want = difference(got, want), want.detach().double()
+    apart = (apart - slack).clamp_min(0.0)
+    limit, unit = tolerance(dtype, quantity) + more, torch.finfo(dtype).eps
+    whole = float(torch.linalg.vector_norm(apart) / torch.linalg.vector_norm(want).clamp_min(1e-300))
+    measured = _MEASURED.get()
+    if measured is not None:
+        measured.append(whole / unit)
+    norms = torch.linalg.vector_norm(want, dim=-1)
+    typical = norms.square().mean().sqrt()
+    of_rows = torch.linalg.vector_norm(apart, dim=-1) / norms.clamp_min(typical).clamp_min(1e-300)
+    worst = float(of_rows.max())
+    if not whole <= limit:
+        found = f"{whole:.1e} of its norm, {whole / unit:.3g} units of rounding"
+        raise LawBroken(f"{what} is off by {found}, allowed {limit:.0e}")
+    if not worst <= 4 * limit:
+        place = [int(index) for index in torch.unravel_index(of_rows.argmax(), of_rows.shape)]
+        found = f"{worst:.1e} of its norm, {worst / unit:.3g} units of rounding"
+        raise LawBroken(f"{what} in row {place} is off by {found}, allowed {4 * limit:.0e}")
+
+
+@contextmanager
+def measuring() -> Iterator[list[float]]:
+    """Collect the errors that `near` measures inside, in units of rounding."""
+    measured: list[float] = []
+    token = _MEASURED.set(measured)
+    try:
+        yield measured
+    finally:
+        _MEASURED.reset(token)
 
 
 def identical(what: str, got: Tensor, want: Tensor) -> None:

@@ -4,24 +4,24 @@ import torch
 from torch import Tensor
 
 from saccade.testing.case import Case
-from saccade.testing.laws.backward import gradients, random_like, truth_gradients
-from saccade.testing.laws.expect import holds
+from saccade.testing.drawn_cases import DRAWN_CASES, drawn
+from saccade.testing.laws.backward import gradients, truth_gradients
+from saccade.testing.laws.expect import holds, near
 from saccade.testing.laws.law import law
 from saccade.testing.problem import Problem
-from saccade.testing.size_cases import SIZE_CASES
+from saccade.testing.size_cases import SHORT_CASES, SIZE_CASES
 from saccade.testing.subject import Subject
-from saccade.testing.tolerances import Quantity, tolerance
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 _OFFSETS = (-120.0, -6e4, 6e4)
-_SHORT = tuple(case for case in SIZE_CASES if case.q_len <= 257 and case.kv_len <= 257)
+_CHOSEN = (0, 62, 63, 64, 127, 128, -1)
 
 
 @law(cases=SIZE_CASES, dtypes=_DTYPES)
 def sizes(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """At the sizes of models, the output is that of the definition, in the norm of the tensor and of every row."""
     problem = _packed(case.problem(dtype, subject.device))
-    _near("the output", subject.output(problem), problem.truth()[0], dtype, "output")
+    near("the output", subject.output(problem), problem.truth()[0], dtype)
 
 
 @law(cases=SIZE_CASES, dtypes=_DTYPES)
@@ -30,10 +30,48 @@ def gradients_at_sizes(subject: Subject, case: Case, dtype: torch.dtype) -> None
     problem = case.problem(dtype, subject.device)
     want = truth_gradients(problem)
     for name, got in gradients(subject, problem).items():
-        _near(f"the gradient of {name}", got, want[name], dtype, "gradient")
+        near(f"the gradient of {name}", got, want[name], dtype, "gradient")
 
 
-@law(cases=_SHORT, dtypes=_DTYPES[:2])
+@law(cases=DRAWN_CASES, dtypes=(torch.float32,))
+def drawn_sizes(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """At lengths, widths, heads and masks drawn from the seed, output and gradients are those of the definition."""
+    chosen = drawn(case)
+    problem = chosen.problem(dtype, subject.device)
+    shapes = " ".join(f"{name} {list(getattr(problem, name).shape)}" for name in ("query", "key", "value"))
+    at = f"for {shapes} under {chosen.mask}"
+    near(f"the output {at}", subject.output(problem), problem.truth()[0], dtype)
+    want = truth_gradients(problem)
+    for name, got in gradients(subject, problem).items():
+        near(f"the gradient of {name} {at}", got, want[name], dtype, "gradient")
+
+
+@law(cases=SHORT_CASES, dtypes=(torch.float32,))
+def gradients_of_rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """A gradient that flows into one row alone gives the gradients of the definition, and none to other queries.
+
+    The rows are at the edges of blocks and drawn from the seed. The gradient of a sum, which has no strides, is right
+    as well.
+    """
+    problem = case.problem(dtype, subject.device)
+    names, got, want = ("query", "key", "value"), problem.leaves(), problem.leaves()
+    out, truth = subject.output(got), want.truth()[0]
+    holds(out.requires_grad, "the answer does not depend differentiably on the inputs")
+    for name, our, their in zip(names, _pull_back(out.sum(), got), _pull_back(truth.sum(), want), strict=True):
+        near(f"the gradient of {name} from a sum", our, their, dtype, "gradient", slack=32 * torch.finfo(dtype).eps)
+    generator = torch.Generator().manual_seed(case.seed)
+    random_row = int(torch.randint(case.q_len, (), generator=generator))
+    edges = [row for row in _CHOSEN if row < case.q_len]
+    for row in {random_row, edges[case.seed % len(edges)], edges[-1] % case.q_len}:
+        ours, theirs = _pull_back(out[:, :, row].sum(), got), _pull_back(truth[:, :, row].sum(), want)
+        for name, our, their in zip(names, ours, theirs, strict=True):
+            what, rounding = f"the gradient of {name} from row {row}", 32 * torch.finfo(dtype).eps
+            near(what, our, their, dtype, "gradient", slack=rounding)  # the only key of a row has a gradient of 0
+        others = torch.arange(case.q_len, device=out.device) != row % case.q_len
+        holds((ours[0][:, :, others] == 0).all(), f"the gradient from row {row} reaches another query")
+
+
+@law(cases=SHORT_CASES, dtypes=_DTYPES[:2])
 def large_scores(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """Scores near -120, -60,000 or 60,000 give the output of the definition: they differ from small ones by a constant.
 
@@ -43,58 +81,13 @@ def large_scores(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     for offset in _OFFSETS:
         moved = _with_offset(problem, offset)
         rounding = 8 * abs(offset) * torch.finfo(dtype).eps
-        _near(
-            f"the output with scores near {offset:g}",
-            subject.output(moved),
-            moved.truth()[0],
-            dtype,
-            "output",
-            rounding,
-        )
+        what = f"the output with scores near {offset:g}"
+        near(what, subject.output(moved), moved.truth()[0], dtype, more=rounding)
 
 
-@law(cases=_SHORT[:6], dtypes=(torch.float32,))
-def memory_of_calls(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A result depends on the values of this call's inputs alone: not on earlier calls, their memory or their results.
-
-    The inputs change in place between calls, and the memory of earlier results is overwritten.
-    """
-    first = case.problem(dtype, subject.device)
-    problem = first.but(query=first.query.clone(), key=first.key.clone(), value=first.value.clone())
-    inputs = {"query": problem.query, "key": problem.key, "value": problem.value}
-    results = []
-    for turn in range(3):
-        for place, (name, x) in enumerate(inputs.items()):
-            x.copy_(getattr(first, name) if turn != 1 else random_like(x, first.seed).roll(place))
-        out = subject.output(problem)
-        for name, x in inputs.items():
-            shares = out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-            holds(not shares, f"the output shares memory with the {name}")
-        _near(f"the output of call {turn + 1} on the same memory", out, problem.truth()[0], dtype, "output")
-        results.append(out)
-        kept = out.clone()
-        subject.output(first.but(value=first.value * 2))
-        holds(torch.equal(out, kept), "a later call changes the result of an earlier one")
-        if not out.requires_grad:
-            out.fill_(torch.nan)
-
-
-def _near(what: str, got: Tensor, want: Tensor, dtype: torch.dtype, quantity: Quantity, more: float = 0.0) -> None:
-    """Raise `LawBroken` unless two tensors agree in the norm of the whole and of each row, relative to the reference.
-
-    Rows are compared with their own norm or the root mean square of all rows, if that is larger.
-    """
-    holds(got.shape == want.shape, f"{what} has shape {list(got.shape)}, not {list(want.shape)}")
-    got, want = got.detach().double(), want.detach().double()
-    limit = tolerance(dtype, quantity) + more
-    whole = float(torch.linalg.vector_norm(got - want) / torch.linalg.vector_norm(want).clamp_min(1e-30))
-    holds(whole <= limit, f"{what} is off by {whole:.1e} of its norm, allowed {limit:.0e}")
-    norms = torch.linalg.vector_norm(want, dim=-1)
-    typical = norms.square().mean().sqrt()
-    apart = torch.linalg.vector_norm(got - want, dim=-1) / norms.clamp_min(typical)
-    place = [int(index) for index in torch.unravel_index(apart.argmax(), apart.shape)]
-    worst = float(apart.max())
-    holds(worst <= 4 * limit, f"{what} in row {place} is off by {worst:.1e} of its norm, allowed {4 * limit:.0e}")
+def _pull_back(total: Tensor, problem: Problem) -> tuple[Tensor, ...]:
+    inputs = (problem.query, problem.key, problem.value)
+    return torch.autograd.grad(total, inputs, retain_graph=True, allow_unused=True, materialize_grads=True)
 
 
 def _packed(problem: Problem) -> Problem:
@@ -120,4 +113,4 @@ def _with_offset(problem: Problem, offset: float) -> Problem:
     return problem.but(query=query, key=key)
 
 
-LAWS = (sizes, gradients_at_sizes, large_scores, memory_of_calls)
+LAWS = (sizes, gradients_at_sizes, drawn_sizes, gradients_of_rows, large_scores)

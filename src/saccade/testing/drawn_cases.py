@@ -1,0 +1,48 @@
+"""`DRAWN_CASES`: cases whose lengths, widths, heads and masks are drawn from a seed, so none is known before."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+from saccade.masks import Causal, Documents, Mask, Padding, Window
+from saccade.testing.case import Case
+
+DRAWN_CASES = tuple(Case(f"drawn-{number}", seed=number) for number in range(1, 9))
+"""Cases for `drawn`, which draws what they are."""
+
+_LENGTHS = (range(13, 63), range(66, 127), range(130, 330))
+
+
+def drawn(case: Case) -> Case:
+    """Return the case with mask, lengths, widths and heads drawn from its seed."""
+    rng = random.Random(case.seed)
+    batch, num_kv_heads = rng.randint(1, 3), rng.randint(1, 3)
+    q_len = rng.choice(rng.choice(_LENGTHS))
+    kv_len = q_len + rng.choice((0, 0, rng.randint(1, 90)))
+    head_dim = 8 * rng.randint(1, 17)
+    return dataclasses.replace(
+        case,
+        mask=_mask(rng, batch, kv_len),
+        batch=batch,
+        num_kv_heads=num_kv_heads,
+        num_heads=num_kv_heads * rng.choice((1, 1, 2, 3, 5)),
+        q_len=q_len,
+        kv_len=kv_len,
+        head_dim=head_dim,
+        value_dim=rng.choice((head_dim, head_dim, 8 * rng.randint(1, 17))),
+    )
+
+
+def _mask(rng: random.Random, batch: int, kv_len: int) -> Mask | None:
+    """Draw a mask: none, causal, windows, padding or documents."""
+    cut = rng.randint(1, kv_len - 1)
+    masks: tuple[Mask | None, ...] = (
+        None,
+        Causal(),
+        Causal() & Window(rng.randint(0, kv_len), 0),
+        Window(rng.randint(0, 70), rng.randint(0, 70)),
+        Padding([rng.randint(1, kv_len) for _ in range(batch)]),
+        Documents((cut, kv_len - cut), rule=Causal()),
+    )
+    return rng.choice(masks)

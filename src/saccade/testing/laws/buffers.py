@@ -1,0 +1,131 @@
+"""Laws about memory: inputs inside larger tensors, memory that nobody has written, and what a call may change."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.testing.case import Case
+from saccade.testing.laws.backward import gradients, random_like, truth_gradients
+from saccade.testing.laws.expect import holds, identical, near
+from saccade.testing.laws.law import law
+from saccade.testing.problem import Problem
+from saccade.testing.size_cases import SHORT_CASES
+from saccade.testing.subject import Subject
+
+_NAMES = ("query", "key", "value")
+_FLOAT32 = (torch.float32,)
+
+
+@law(cases=SHORT_CASES, dtypes=_FLOAT32)
+def layouts(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """Inputs that are parts of larger tensors give the output of the definition; no byte around them counts or changes.
+
+    The parts are those of caches longer than the sequence, of rows with padding behind them, of every other item, and
+    with heads behind tokens. NaN stands everywhere else.
+    """
+    problem = case.problem(dtype, subject.device)
+    want = problem.truth()[0]
+    for how, place in _PLACES.items():
+        larger, parts = zip(*(place(getattr(problem, name)) for name in _NAMES), strict=True)
+        before = [x.isnan().sum() for x in larger]
+        out = subject.output(problem.but(**dict(zip(_NAMES, parts, strict=True))))
+        near(f"the output for {how}", out, want, dtype)
+        for name, x, part, count in zip(_NAMES, larger, parts, before, strict=True):
+            identical(f"after the call on {how}, {name}", part, getattr(problem, name))
+            holds(x.isnan().sum() == count, f"a call on {how} writes beside the {name}")
+
+
+@law(cases=SHORT_CASES, dtypes=_FLOAT32)
+def unwritten(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """Results hold nothing that was in memory before: all memory that the function allocates begins as NaN."""
+    problem = case.problem(dtype, subject.device)
+    want, want_gradients = problem.truth()[0], truth_gradients(problem)
+    with _memory_of_nan(problem):
+        near("the output in memory of NaN", subject.output(problem), want, dtype)
+        for name, got in gradients(subject, problem).items():
+            near(f"the gradient of {name} in memory of NaN", got, want_gradients[name], dtype, "gradient")
+
+
+@law(cases=SHORT_CASES, dtypes=_FLOAT32)
+def untouched(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """Forward and backward change neither inputs nor mask, nor the gradient that flows in, nor the output.
+
+    A second backward pass gives the same gradients.
+    """
+    problem = case.problem(dtype, subject.device).leaves()
+    tensors = {name: getattr(problem, name) for name in (*_NAMES, "allowed")}
+    out = subject.output(problem)
+    holds(out.requires_grad, "the answer does not depend differentiably on the inputs")
+    tensors |= {"output": out, "gradient that flows in": random_like(out, case.seed)}
+    copies = {name: x.detach().clone() for name, x in tensors.items()}
+    inputs, upstream = [tensors[name] for name in _NAMES], tensors["gradient that flows in"]
+    passes = [
+        torch.autograd.grad(out, inputs, upstream, retain_graph=True, allow_unused=True, materialize_grads=True)
+        for _ in range(2)
+    ]
+    for name, x in tensors.items():
+        identical(f"after the backward pass, the {name}", x, copies[name])
+    for name, first, second in zip(_NAMES, *passes, strict=True):
+        near(f"the gradient of {name} in a second backward pass", second, first.double(), dtype, "gradient")
+
+
+def _in_cache(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a tensor of NaN with more tokens, and the part of it that holds ``x``: a cache that is not full."""
+    larger = x.new_full((x.shape[0], x.shape[1], x.shape[2] + 71, x.shape[3]), torch.nan)
+    return larger, larger[:, :, : x.shape[2]].copy_(x)
+
+
+def _in_wide_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a tensor of NaN with longer rows, and the part of it that holds ``x``, with an offset."""
+    larger = x.new_full((*x.shape[:3], x.shape[3] + 24), torch.nan)
+    return larger, larger[..., 8 : 8 + x.shape[3]].copy_(x)
+
+
+def _every_other_item(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a tensor of NaN with twice the batch items, and the odd items, which hold ``x``."""
+    larger = x.new_full((2 * x.shape[0], *x.shape[1:]), torch.nan)
+    return larger, larger[1::2].copy_(x)
+
+
+def _tokens_first(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a tensor of NaN ``[batch, len, heads, width]`` with more tokens and heads, and the part with ``x``."""
+    batch, heads, length, width = x.shape
+    larger = x.new_full((batch, length + 5, heads + 2, width), torch.nan)
+    return larger, larger[:, 3 : 3 + length, 1 : 1 + heads].transpose(1, 2).copy_(x)
+
+
+_PLACES: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+    "a cache that is not full": _in_cache,
+    "rows with padding": _in_wide_rows,
+    "every other item": _every_other_item,
+    "tokens before heads": _tokens_first,
+}
+
+
+@contextmanager
+def _memory_of_nan(problem: Problem) -> Iterator[None]:
+    """Let new tensors begin as NaN, and leave freed memory of the sizes of a problem's tensors full of NaN."""
+    filled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    memory: Any = torch.utils.deterministic  # a module that torch replaces by one with properties
+    fill = memory.fill_uninitialized_memory
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # about operations that have no deterministic form
+        try:
+            memory.fill_uninitialized_memory = True
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            shape = (*problem.query.shape[:3], problem.value.shape[3])
+            for x in (problem.query, problem.key, problem.value, problem.value.new_zeros(shape)):
+                _ = [torch.full_like(x, torch.nan) for _ in range(4)]  # freed at once, for what does not ask torch
+            yield
+        finally:
+            torch.use_deterministic_algorithms(filled, warn_only=warns)
+            memory.fill_uninitialized_memory = fill
+
+
+LAWS = (layouts, unwritten, untouched)

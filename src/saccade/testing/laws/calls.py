@@ -1,0 +1,166 @@
+"""Laws about several calls: a result depends on the values of its call, not on earlier calls or on the caller."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from saccade.testing.case import Case
+from saccade.testing.laws.backward import gradients, random_like, truth_gradients
+from saccade.testing.laws.expect import holds, identical, near
+from saccade.testing.laws.law import law
+from saccade.testing.problem import Problem
+from saccade.testing.size_cases import SHORT_CASES
+from saccade.testing.subject import Subject
+
+_NAMES = ("query", "key", "value")
+_FEW = SHORT_CASES[:6]
+_FLOAT32 = (torch.float32,)
+
+
+@law(cases=_FEW, dtypes=_FLOAT32)
+def memory_of_calls(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """A result depends on the values of this call's inputs alone: not on earlier calls, their memory or their results.
+
+    The inputs change in place between calls, and the memory of earlier results is overwritten.
+    """
+    first = case.problem(dtype, subject.device)
+    problem = _copied(first)
+    for turn in range(3):
+        for place, name in enumerate(_NAMES):
+            x = getattr(problem, name)
+            x.copy_(getattr(first, name) if turn != 1 else random_like(x, case.seed).roll(place))
+        if subject.masks == "dense" and first.sees_something.all():
+            problem.allowed.copy_(
+                first.allowed if turn != 1 else first.allowed | (first.allowed.sum(-1) < 2)[..., None]
+            )
+        out = subject.output(problem)
+        for name in _NAMES:
+            shares = out.untyped_storage().data_ptr() == getattr(problem, name).untyped_storage().data_ptr()
+            holds(not shares, f"the output shares memory with the {name}")
+        near(f"the output of call {turn + 1} on the same memory", out, problem.truth()[0], dtype)
+        kept = out.clone()
+        subject.output(first.but(value=first.value * 2))
+        holds(torch.equal(out, kept), "a later call changes the result of an earlier one")
+        if not out.requires_grad:
+            out.fill_(torch.nan)
+
+
+@law(cases=_FEW, dtypes=_FLOAT32)
+def repeats(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """A dozen equal calls on one memory, as a timer makes them, are equal bit by bit; then a changed input shows.
+
+    The input changes through another view, which torch's count of versions does not see.
+    """
+    problem = _copied(case.problem(dtype, subject.device))
+    want, first = problem.truth()[0], subject.output(problem).clone()
+    near("the output", first, want, dtype)
+    for call in range(2, 13):
+        identical(f"the output of call {call}", subject.output(problem), first)
+    for name in _NAMES:
+        x = getattr(problem, name)
+        x.data.copy_(random_like(x, case.seed))
+        what = f"the output after 12 equal calls and another {name}"
+        near(what, subject.output(problem), problem.truth()[0], dtype)
+
+
+@law(cases=_FEW, dtypes=_FLOAT32)
+def twins(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """Inputs that agree in shape, memory, sums, norms and first and last entries have results of their own."""
+    first = case.problem(dtype, subject.device)
+    problem = _copied(first)
+    for name, twin in _twins(first):
+        near("the output", subject.output(problem), first.truth()[0], dtype)
+        getattr(problem, name).data.copy_(getattr(twin, name))
+        near(f"the output for a twin of the {name}", subject.output(problem), twin.truth()[0], dtype)
+        near(f"the output for a twin of the {name} elsewhere", subject.output(twin), twin.truth()[0], dtype)
+        getattr(problem, name).data.copy_(getattr(first, name))
+
+
+@law(cases=_FEW, dtypes=_FLOAT32)
+def order_of_calls(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """The order of calls of several shapes changes no result, and a call on NaN leaves no trace in later ones."""
+    whole = case.problem(dtype, subject.device)
+    shorter = dataclasses.replace(case, q_len=case.q_len - 1, kv_len=case.kv_len - 1, mask=None)
+    other = shorter.problem(dtype, subject.device)
+    nan = whole.but(**{name: torch.full_like(getattr(whole, name), torch.nan) for name in _NAMES})
+    problems = {"whole": whole, "shorter": other, "halved": whole.but(value=whole.value / 2)}
+    truths = {name: problem.truth()[0] for name, problem in problems.items()}
+    for order in (("shorter", "whole", "halved", "nan", "whole"), ("halved", "nan", "shorter", "whole", "halved")):
+        for place, name in enumerate(order):
+            if name == "nan":
+                subject.output(nan)
+                gradients(subject, nan)
+                continue
+            before = f" after {order[place - 1]}" if place else ""
+            near(f"the output of {name}{before}", subject.output(problems[name]), truths[name], dtype)
+    want = truth_gradients(whole)
+    for name, got in gradients(subject, whole).items():
+        near(f"the gradient of {name} after a call on NaN", got, want[name], dtype, "gradient")
+
+
+@law(cases=_FEW, dtypes=_FLOAT32)
+def callers(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """The result is the same wherever a call comes from: another thread, where nothing of this kit is on the stack."""
+    problem = case.problem(dtype, subject.device)
+    want = problem.truth()[0]
+    near("the output", subject.output(problem), want, dtype)
+    near("the output in another thread", subject.output_in_thread(problem), want, dtype)
+
+
+@law(cases=_FEW, dtypes=_FLOAT32)
+def modes(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """The output is right whether gradients are recorded or not, and so is the gradient of one input alone."""
+    problem = case.problem(dtype, subject.device)
+    want, want_gradients = problem.truth()[0], truth_gradients(problem)
+    near("the output with gradients", subject.output(problem.leaves()), want, dtype)
+    with torch.no_grad():
+        near("the output without gradients", subject.output(problem.leaves()), want, dtype)
+    with torch.inference_mode():
+        near("the output in inference mode", subject.output(_copied(problem)), want, dtype)
+    for name in _NAMES:
+        leaf = getattr(problem, name).clone().requires_grad_()
+        out = subject.output(problem.but(**{name: leaf}))
+        holds(out.requires_grad, f"with a gradient for the {name} alone, the output has none")
+        near(f"the output with a gradient for the {name} alone", out, want, dtype)
+        (got,) = torch.autograd.grad(out, leaf, random_like(out, case.seed), materialize_grads=True, allow_unused=True)
+        near(f"the gradient of the {name} alone", got, want_gradients[name], dtype, "gradient")
+
+
+def _copied(problem: Problem) -> Problem:
+    """Return the problem with tensors of its own, which a law may change."""
+    return problem.but(**{name: getattr(problem, name).clone() for name in (*_NAMES, "allowed")})
+
+
+def _twins(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """Yield problems that differ from one in the order of two inner rows, or in the signs of two inner entries."""
+    for name in _NAMES:
+        x = getattr(problem, name)
+        for change in _CHANGES:
+            yield name, problem.but(**{name: change(x)})
+
+
+def _rows_exchanged(x: Tensor) -> Tensor:
+    order = torch.arange(x.shape[2], device=x.device)
+    low, high = x.shape[2] // 3, x.shape[2] // 2
+    order[low], order[high] = high, low
+    return x[:, :, order]
+
+
+def _entries_exchanged(x: Tensor) -> Tensor:
+    """Return the tensor with the two most different entries of one inner row exchanged."""
+    other, middle = x.clone(), x.shape[2] // 2
+    row = x[:, :, middle]
+    places = torch.stack([row.argmin(-1, keepdim=True), row.argmax(-1, keepdim=True)])
+    other[:, :, middle] = row.scatter(-1, places[0], row.gather(-1, places[1])).scatter(
+        -1, places[1], row.gather(-1, places[0])
+    )
+    return other
+
+
+_CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (_rows_exchanged, _entries_exchanged)
+
+LAWS = (memory_of_calls, repeats, twins, order_of_calls, callers, modes)

@@ -1,0 +1,200 @@
+"""Wrong attention kernels whose mistake lies in what they keep between calls, in memory, or in whom they answer."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.testing.wrong_kernels import Kernel, as_contiguous, attend, mean
+
+
+class _Backward(torch.autograd.Function):
+    """The identity, with a function that changes the gradient that flows back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.change = change
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.change(gradients[0]), None
+
+
+def with_backward(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the tensor; the gradient that flows back through it is changed."""
+    result: Tensor = _Backward.apply(x, change)
+    return result
+
+
+def switched(wrong: Kernel, when: Callable[[int], bool]) -> Callable[[], Kernel]:
+    """Return a maker of kernels that are wrong at some calls, counted from 0."""
+
+    def make() -> Kernel:
+        calls = itertools.count()
+
+        def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+            return wrong(q, k, v, mask) if when(next(calls)) else attend(q, k, v, mask)
+
+        return kernel
+
+    return make
+
+
+def kept_for(place: Callable[[Tensor, Tensor, Tensor, Tensor], object]) -> Callable[[], Kernel]:
+    """Return a maker of kernels that keep each result for a fingerprint of the inputs, and give it again."""
+
+    def make() -> Kernel:
+        results: dict[object, Tensor] = {}
+
+        def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+            if q.requires_grad or k.requires_grad or v.requires_grad:
+                return attend(q, k, v, mask)
+            found = place(q, k, v, mask)
+            if found not in results:
+                results[found] = attend(q, k, v, mask)
+            return results[found].clone()
+
+        return kernel
+
+    return make
+
+
+def by_address(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> object:
+    """Return where the inputs are in memory, and torch's count of their versions."""
+    places = tuple((x.data_ptr(), 0 if x.is_inference() else x._version, x.shape) for x in (q, k, v, mask))
+    return (*places, q.dtype)
+
+
+def by_some_entries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> object:
+    """Return the first and last entries of the inputs, and their shapes."""
+    ends = tuple(float(x[place]) for x in (q, k, v) if x.numel() for place in ((0, 0, 0, 0), (-1, -1, -1, -1)))
+    return (*ends, q.shape, k.shape, v.shape, q.dtype, int(mask.sum()))
+
+
+def first_lengths() -> Kernel:
+    """Return a kernel that keeps, for each number of items and heads, the number of keys of the first call."""
+    lengths: dict[tuple[int, ...], int] = {}
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        read = lengths.setdefault((len(q), q.shape[1], q.shape[3]), k.shape[2])
+        return attend(q, k[:, :, :read], v[:, :, :read], mask[..., :read])
+
+    return kernel
+
+
+def copied_once() -> Kernel:
+    """Return a kernel that makes inputs contiguous when it first sees a shape, and later takes them for contiguous."""
+    seen = set[tuple[int, ...]]()
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        shape = (*q.shape, *k.shape)
+        if shape in seen and not q.requires_grad:
+            return attend(as_contiguous(q), as_contiguous(k), v, mask)
+        seen.add(shape)
+        return attend(q, k, v, mask)
+
+    return kernel
+
+
+def previous_result() -> Kernel:
+    """Return a kernel that gives the result of the call before, if it has the same shape."""
+    last: list[Tensor] = []
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        out = attend(q, k, v, mask)
+        given = last[0] if last and last[0].shape == out.shape and last[0].dtype == out.dtype else out
+        last[:] = [out.detach()]
+        return out if out.requires_grad else given
+
+    return kernel
+
+
+def accumulating() -> Kernel:
+    """Return a kernel that begins each result with 0 times the result before."""
+    buffers: dict[torch.Size, Tensor] = {}
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        out = attend(q, k, v, mask)
+        if out.shape in buffers:
+            out = out + 0 * buffers[out.shape].to(out.dtype)
+        buffers[out.shape] = out.detach()
+        return out
+
+    return kernel
+
+
+def for_the_kit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Compute attention if a test is on the stack, and else the mean of the values."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "saccade.testing.subject":
+            return attend(q, k, v, mask)
+        frame = frame.f_back
+    return mean(q, k, v, mask)
+
+
+def _with_rows_behind(x: Tensor, count: int) -> Tensor | None:
+    """Return a tensor with the ``count`` rows that lie behind it in memory; None if its memory ends before."""
+    shape = (*x.shape[:2], x.shape[2] + count, x.shape[3])
+    last = x.storage_offset() + sum((size - 1) * step for size, step in zip(shape, x.stride(), strict=True))
+    fits = x.numel() > 0 and last < x.untyped_storage().nbytes() // x.element_size()
+    return x.as_strided(shape, x.stride(), x.storage_offset()) if fits else None
+
+
+def reads_behind(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Compute attention over whole blocks of 64 keys; those behind the last one get the weight 0."""
+    missing = -k.shape[2] % 64 or 64
+    keys, values = _with_rows_behind(k, missing), _with_rows_behind(v, missing)
+    if keys is None or values is None or q.requires_grad:
+        return attend(q, k, v, mask)
+    return attend(q, keys, values, torch.nn.functional.pad(mask, (0, missing)))
+
+
+def writes_behind(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Compute attention after clearing the row behind the last key."""
+    longer = _with_rows_behind(k.detach(), 1)
+    if longer is not None:
+        longer[:, :, k.shape[2] :] = 0.0
+    return attend(q, k, v, mask)
+
+
+def into_the_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Compute attention and write the result to the memory of the query."""
+    out = attend(q, k, v, mask)
+    return q.copy_(out) if out.shape == q.shape and not out.requires_grad else out
+
+
+def unwritten_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Compute attention; rows without a visible key are left as memory was."""
+    out = attend(q, k, v, mask)
+    return torch.where(mask.any(-1, keepdim=True), out, torch.empty_like(out.detach()))
+
+
+def unwritten_gradients(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Compute attention; the gradient of keys that no query sees is left as memory was."""
+    seen = mask.any(2).unflatten(1, (k.shape[1], -1)).any(2)[..., None] if mask.numel() else mask.new_ones(1)
+    return attend(q, with_backward(k, lambda g: torch.where(seen, g, torch.empty_like(g))), v, mask)
+
+
+def unwritten(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Return memory of the right size, in which an earlier result may still be."""
+    out = q.new_empty(*q.shape[:3], v.shape[3])
+    return out + 0 * (q.sum() + k.sum() + v.sum())
+
+
+def empty_splits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Compute attention in two halves of the keys, merged by their lse even if both are empty."""
+    half = k.shape[2] // 2
+    keys = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    scores = (q @ keys.mT * q.shape[3] ** -0.5).masked_fill(~mask, -torch.inf)
+    lse = torch.stack([scores[..., :half].logsumexp(-1), scores[..., half:].logsumexp(-1)])
+    share = (lse - lse.amax(0)).exp()
+    share = (share / share.sum(0))[..., None]
+    parts = [attend(q, k[:, :, s], v[:, :, s], mask[..., s]) for s in (slice(0, half), slice(half, None))]
+    return share[0] * parts[0] + share[1] * parts[1]
