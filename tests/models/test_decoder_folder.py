@@ -306,7 +306,6 @@ def test_a_mask_without_words_is_refused_with_a_way_out(tmp_path):
         ({"model_type": "gone"}, "model_type is None, not one of"),
         ({"model_type": ["llama"]}, r"model_type is \['llama'\], not one of"),
         ({"hidden_act": "mish"}, "hidden_act is 'mish', not one of gelu"),
-        ({"head_dim": 16}, "head_dim is 16, not hidden_size / num_attention_heads = 32 / 4"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type is 'longrope', not one of default, linear"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "change with the length"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "'llama3' lacks low_freq_factor, high_freq"),
@@ -332,10 +331,10 @@ def test_each_reason_alone_refuses(folder, changes, message):
 
 
 def test_every_reason_is_listed(folder):
-    rewrite_config(folder, hidden_act="mish", head_dim=3, rope_parameters={"rope_type": "su"}, quantization_config={})
+    rewrite_config(folder, hidden_act="mish", rope_parameters={"rope_type": "su"}, quantization_config={})
     with pytest.raises(UnsupportedError, match=r"Decoder\.from_pretrained: Decoder cannot run") as caught:
         Decoder.from_pretrained(folder)
-    assert len(caught.value.reasons) == 4
+    assert len(caught.value.reasons) == 3
 
 
 @pytest.mark.parametrize(
@@ -354,7 +353,7 @@ def test_every_reason_is_listed(folder):
         ({"layer_types": 5}, r"layer_types in config\.json must be a list of names; got 5"),
         ({"rope_parameters": {"rope_type": ["yarn"]}}, r"rope_type in rope_parameters of config\.json must be a name"),
         ({"rope_parameters": YARN | {"factor": "4"}}, r"factor in rope_parameters of config\.json must be a number"),
-        ({"rope_parameters": {"rope_theta": -1.0}}, "Rotary: base must"),
+        ({"rope_parameters": {"rope_theta": -1.0}}, "rotary_base must be a finite number above 1"),
         ({"vocab_size": "37"}, r"vocab_size in config\.json must be an int below 2\*\*31; got '37'"),
     ],
     ids=str,

@@ -117,6 +117,8 @@ def _reasons_against(layer: AttentionLayer, degree: int) -> list[str]:
         why.append(f"neither do {degree} ranks divide {kv_heads} key heads, nor these the ranks")
     if not layer.mechanism.treats_heads_alike:
         why.append(f"its {layer.mechanism} tells heads apart, of which each rank would have others")
+    if layer.qk_norm is not None and (layer.qk_norm.learned or layer.qk_norm.across == "all_heads"):
+        why.append("its norm of queries and keys joins heads, by its weights or its mean")
     if layer.mask is not None and layer.mask.shape[1] > 1:
         why.append("its mask tells heads apart, of which each rank would have others")
     return why

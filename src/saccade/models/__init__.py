@@ -10,14 +10,9 @@ from saccade.models.bundled import (
     small_decoder,
     small_decoder_card,
 )
-from saccade.models.config import (
-    DecoderConfig,
-    EncoderConfig,
-    EncoderDecoderConfig,
-    SetDecoderConfig,
-    VisionTransformerConfig,
-)
+from saccade.models.config import EncoderConfig, EncoderDecoderConfig, SetDecoderConfig, VisionTransformerConfig
 from saccade.models.decoder import Decoder
+from saccade.models.decoder_config import DecoderConfig, LayerPattern
 from saccade.models.detr_model import SetDecoder
 from saccade.models.dual_encoder import DualEncoder
 from saccade.models.encoder import Encoder
@@ -43,6 +38,7 @@ __all__ = [
     "model_folder",
     "Decoder",
     "DecoderConfig",
+    "LayerPattern",
     "EncoderDecoder",
     "EncoderDecoderConfig",
     "ConditionedDecoder",

@@ -27,7 +27,8 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "be an int below 2**31": (
         lambda value: is_integer(value) and abs(value) < 1 << 31,  # so that products of two sizes fit into 64 bits
         "vocab_size max_position_embeddings hidden_size num_attention_heads num_hidden_layers intermediate_size "
-        "type_vocab_size pad_token_id num_key_value_heads head_dim sliding_window "
+        "type_vocab_size pad_token_id num_key_value_heads head_dim sliding_window sliding_window_pattern "
+        "max_window_layers "
         "n_positions n_embd n_head n_layer n_inner original_max_position_embeddings "
         "num_channels projection_dim d_model num_queries encoder_layers decoder_layers encoder_ffn_dim decoder_ffn_dim "
         "encoder_attention_heads decoder_attention_heads "
@@ -38,18 +39,20 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "layer_norm_eps hidden_dropout_prob attention_probs_dropout_prob rms_norm_eps attention_dropout "
         "layer_norm_epsilon resid_pdrop embd_pdrop attn_pdrop norm_eps dropout_p attention_dropout_p "
         "rope_theta factor low_freq_factor high_freq_factor beta_fast beta_slow attention_factor mscale mscale_all_dim "
-        "partial_rotary_factor dropout activation_dropout",
+        "partial_rotary_factor dropout activation_dropout query_pre_attn_scalar attn_logit_softcapping "
+        "final_logit_softcapping logit_scale logit_softcap rope_local_base_freq softcap attention_scale "
+        "embedding_scale eps",
     ),
     "be true or false": (
         lambda value: isinstance(value, bool),
         "tie_word_embeddings attention_bias mlp_bias use_sliding_window is_decoder add_cross_attention "
         "scale_attn_weights scale_attn_by_inverse_layer_idx gated feed_forward_bias tied truncate "
-        "qkv_bias auxiliary_loss",
+        "qkv_bias auxiliary_loss use_bidirectional_attention norm_first part_norm parallel learned after_rotary rotary",
     ),
     "be a name": (
         lambda value: isinstance(value, str),
         "model_type hidden_act activation_function position_embedding_type position_encoding activation norm "
-        "rope_type type",
+        "rope_type type rotary_layout across",
     ),
     "be an int or a list of ints": (
         lambda value: is_integer(value) or _is_list(int)(value),
@@ -58,6 +61,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "be a list of ints": (_is_list(int), "end_tokens"),
     "be a list of names": (_is_list(str), "layer_types"),
 }
+_OBJECTS = ("sliding_attention", "full_attention", "qk_norm", "layers")  # besides those of rotary positions
 _CHECKS = {key: (fits, rule) for rule, (fits, keys) in _RULES.items() for key in keys.split()}
 
 
@@ -89,8 +93,10 @@ def check_types(config: Mapping[str, Any], name: str = "config.json") -> None:
         fits, rule = _CHECKS.get(key, (None, ""))
         if fits is not None and value is not None and not fits(value):
             raise value_error(f"{key} in {name}", rule, repr(value))
-        if name == "config.json" and key.startswith("rope_") and isinstance(value, Mapping):
-            check_types(value, f"{key} of {name}")
+        inner = value if isinstance(value, list) else [value]
+        for each in inner if key in _OBJECTS or key.startswith("rope_") else ():
+            if isinstance(each, Mapping):
+                check_types(each, f"{key} of {name}")
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from saccade.masks import Causal
 from saccade.masks.convert.patterns import window_size
-from saccade.models.config import DecoderConfig
+from saccade.models.decoder_config import DecoderConfig
 from saccade.models.rope_config import rope_words
 from saccade.nn.feed_forward import Activation
 from saccade.support.errors import value_error
@@ -28,7 +29,7 @@ ACTIVATIONS: dict[str, Activation] = {
 """Our activations by their names in published configurations."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Entry:
     """A tensor in a published checkpoint file, and the names of the tensors in our model that it contains.
 
@@ -179,6 +180,18 @@ class DecoderFormat(FileFormat):
         return {name: weight for name, weight in weights.items() if name != head}
 
 
+PLAIN: Mapping[str, object] = {
+    field.name: field.default
+    for field in dataclasses.fields(DecoderConfig)
+    if field.name
+    in (
+        *("qk_norm", "attention_scale", "softcap", "rotary_layout", "layers", "norm_first", "part_norm", "parallel"),
+        *("embedding_scale", "logit_scale", "logit_softcap"),
+    )
+}
+"""The options of decoders that GPT-2's and Llama's formats cannot express, with the values that both have."""
+
+
 def differences(config: DecoderConfig, expected: Mapping[str, object]) -> list[str]:
     """Describe each field of a config whose value a checkpoint format cannot express."""
     actual = {name: getattr(config, name) for name in expected}
@@ -191,10 +204,11 @@ def reasons_no_format_can_express(config: DecoderConfig) -> list[str]:
     An empty list means that a published format can express both.
     """
     reasons = []
-    if config.mask is not None and window_size(config.causal_mask) is None:
-        reasons.append(f"its mask is {config.mask}: a file has words for a sliding window only")
-    if rope_words(config.rotary_base, config.rotary_scaling) is None:
-        reasons.append(f"its rotary_scaling is {config.rotary_scaling}, which a file has no words for")
+    for pattern in dict.fromkeys(config.own_patterns):
+        if pattern.mask is not None and window_size(Causal() & pattern.mask) is None:
+            reasons.append(f"its mask is {pattern.mask}: a file has words for a sliding window only")
+        if rope_words(pattern.rotary_base, pattern.rotary_scaling) is None:
+            reasons.append(f"its rotary_scaling is {pattern.rotary_scaling}, which a file has no words for")
     return reasons
 
 

@@ -1,4 +1,4 @@
-"""Configs of all models. The annotation of each field states its type and range."""
+"""Configs of models, but for decoders. The annotation of each field states its type and range."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ from collections.abc import Mapping
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from saccade.masks import Causal, Mask
-from saccade.masks.algebra import And
+from saccade.masks import Mask
 from saccade.nn.feed_forward import Activation
 from saccade.nn.norms import Norm
-from saccade.positions import Scaling
 from saccade.support.argument_hints import FOREIGN_NAMES, argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_bool, check_choice, check_int, check_number, check_type
 
-Positive = Annotated[float, {"above": 0}]
-Probability = Annotated[float, {"least": 0, "below": 1}]
-Token = Annotated[int, {"least": 0}]
+Positive = Annotated[float, (("above", 0),)]
+Probability = Annotated[float, (("least", 0), ("below", 1))]
+Token = Annotated[int, (("least", 0),)]
 
 _NUMBERS: dict[Any, Any] = {bool: check_bool, int: check_int, float: check_number}
-_FOREIGN_NAMES: Mapping[str, str] = {
+MODEL_NAMES: Mapping[str, str] = {
     **FOREIGN_NAMES,
     **dict.fromkeys(("vocab", "num_tokens", "n_vocab"), "vocab_size="),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "block_size", "context_length", "seq_len"), "max_len="),
@@ -56,7 +54,7 @@ class Config:
             value = _checked(field.name, getattr(self, field.name), hints[field.name])
             object.__setattr__(self, field.name, value)
         width, heads = (getattr(self, name) for name in ("embed_dim", "num_heads"))
-        if width % heads:
+        if width % heads and getattr(self, "head_dim", None) is None:
             raise value_error("num_heads", f"divide embed_dim {width}", heads)
 
 
@@ -70,7 +68,7 @@ class TextConfig(Config):
     num_heads: int
 
 
-@argument_hints(_FOREIGN_NAMES)
+@argument_hints(MODEL_NAMES)
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig(TextConfig):
     """The config of an `Encoder`.
@@ -110,83 +108,7 @@ class EncoderConfig(TextConfig):
         check_int("pad_token", self.pad_token, 0, below=self.vocab_size, hint=hint)
 
 
-@argument_hints(_FOREIGN_NAMES)
-@dataclasses.dataclass(frozen=True)
-class DecoderConfig(TextConfig):
-    """The config of a `Decoder`. The defaults are those of Llama.
-
-    Attributes:
-        vocab_size: number of tokens in the vocabulary.
-        max_len: length of the longest sequence: a hard limit if position vectors are learned, otherwise the length that
-            the model was trained on.
-        embed_dim: width of the hidden states.
-        num_heads: query heads per layer; divides ``embed_dim``.
-        num_layers: number of layers.
-        feed_forward_dim: width inside the feed-forward networks.
-        num_kv_heads: key and value heads per layer; ``num_heads`` if None.
-        mask: which earlier tokens a token may attend to, such as ``masks.sliding_window(1024)``; all if None. Later
-            tokens are always hidden; see `causal_mask`.
-        position_encoding: ``"rotary"``, ``"alibi"``, ``"learned"`` or ``"relative"``. With ``"relative"``, each head
-            adds a vector for each distance below ``max_len`` to its keys; see `saccade.positions.ShawKeys`.
-        rotary_base, rotary_scaling: options of rotary positions; see `saccade.positions.Rotary`.
-        activation, gated, feed_forward_bias: options of the feed-forward networks; see `saccade.nn.FeedForward`.
-        attention_bias: whether the projections of the attention have a bias.
-        norm, norm_eps: see `saccade.nn.EncoderLayer`; norms precede the parts of a layer.
-        tied: whether the embedding and the projection to the vocabulary share their weights.
-        dropout_p: dropout of embeddings and of the output of each part of a layer, in training only.
-        attention_dropout_p: dropout of attention weights, in training only.
-        end_tokens: tokens that end a sequence; pass them to `generate`.
-
-    Raises:
-        ValueError: a size below 1, ``num_heads`` that does not divide ``embed_dim``, or an unknown name.
-        TypeError: a value of the wrong type.
-    """
-
-    num_layers: int
-    feed_forward_dim: int
-    num_kv_heads: int | None = None
-    mask: Mask | None = None
-    position_encoding: Literal["rotary", "alibi", "learned", "relative"] = "rotary"
-    rotary_base: float = 10000.0
-    rotary_scaling: Scaling | None = None
-    activation: Activation = "silu"
-    gated: bool = True
-    norm: Norm = "rms"
-    norm_eps: Positive = 1e-5
-    attention_bias: bool = False
-    feed_forward_bias: bool = False
-    tied: bool = True
-    dropout_p: Probability = 0.0
-    attention_dropout_p: Probability = 0.0
-    end_tokens: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        heads = self.num_heads
-        if heads % self.kv_heads:
-            raise value_error("num_kv_heads", f"divide num_heads {heads}", self.num_kv_heads)
-        if self.position_encoding != "rotary" and self.rotary_scaling is not None:
-            got = f"{self.rotary_scaling} with {self.position_encoding} positions"
-            raise value_error("rotary_scaling", "be None unless positions are rotary", got)
-        if self.position_encoding == "rotary" and self.embed_dim // heads % 2:
-            rule = "be even for rotary positions"
-            raise value_error("embed_dim / num_heads", rule, f"{self.embed_dim} / {heads}")
-
-    @property
-    def kv_heads(self) -> int:
-        """Number of key and value heads: ``num_kv_heads``, or ``num_heads`` if that is None."""
-        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
-
-    @property
-    def causal_mask(self) -> Mask:
-        """The decoder's ``mask`` combined with a causal mask, so that no token attends to later tokens."""
-        if self.mask is None:
-            return Causal()
-        parts = self.mask.parts if isinstance(self.mask, And) else (self.mask,)
-        return self.mask if Causal() in parts else Causal() & self.mask
-
-
-@argument_hints(_FOREIGN_NAMES)
+@argument_hints(MODEL_NAMES)
 @dataclasses.dataclass(frozen=True)
 class EncoderDecoderConfig(TextConfig):
     """The config of an `EncoderDecoder`. The defaults are those of the original Transformer paper.
@@ -225,7 +147,7 @@ class EncoderDecoderConfig(TextConfig):
     end_tokens: tuple[int, ...] = ()
 
 
-@argument_hints(_FOREIGN_NAMES)
+@argument_hints(MODEL_NAMES)
 @dataclasses.dataclass(frozen=True)
 class VisionTransformerConfig(Config):
     """The config of a `VisionTransformer`.
@@ -306,7 +228,7 @@ class VisionTransformerConfig(Config):
         return rows * columns + self.class_token
 
 
-@argument_hints(_FOREIGN_NAMES)
+@argument_hints(MODEL_NAMES)
 @dataclasses.dataclass(frozen=True)
 class SetDecoderConfig(Config):
     """The config of a `SetDecoder`. The defaults are those of DETR.
@@ -357,9 +279,11 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
         return None if value is None else _checked(name, value, inner[0])
     if origin is Literal:
         return check_choice(name, value, inner)
+    if origin is tuple and inner[0] is not int:
+        return tuple(_checked(name, one, inner[0]) for one in check_type(name, value, tuple, "be a tuple or None"))
     if origin is tuple:
         return tuple(check_int(name, one, None) for one in check_type(name, value, tuple, "be a tuple of ints"))
-    kind, limits = inner if origin is Annotated else (kind, {})
+    kind, limits = inner if origin is Annotated else (kind, ())
     if kind in _NUMBERS:
-        return _NUMBERS[kind](name, value, **limits)
+        return _NUMBERS[kind](name, value, **dict(limits))
     return check_type(name, value, kind, f"be a {kind.__name__} or None")

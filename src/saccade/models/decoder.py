@@ -13,8 +13,9 @@ from saccade.caches import Cache
 from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
-from saccade.models.config import DecoderConfig
+from saccade.models.decoder_config import DecoderConfig, LayerPattern
 from saccade.models.initial_weights import init_small_weights, scale_residual_weights
+from saccade.models.llama_relatives import Cohere2, Gemma2, Gemma3, Olmo2, Qwen3
 from saccade.models.model_inputs import check_tokens, positions_in_documents
 from saccade.models.pretrained import SavedText
 from saccade.models.saccade_format import SaccadeFormat
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
 class Decoder(SavedText):
     """A decoder language model: at every position, it predicts the probabilities of the next token.
 
-    `from_pretrained` reads the formats of GPT-2, Llama, Mistral and Qwen2. `save_pretrained` writes
-    the format of GPT-2, Llama or (with a sliding window) Mistral if the model fits one of them; otherwise it writes our
-    own format, which `from_pretrained` also reads.
+    `from_pretrained` reads the formats of GPT-2, Llama, Mistral, Qwen2, Qwen3, OLMo 2, Gemma 2 and 3 (text) and
+    Cohere 2. `save_pretrained` writes the format of GPT-2, Llama or (with a sliding window) Mistral if the model fits
+    one of them; otherwise it writes our own format, which `from_pretrained` also reads.
 
     Args:
         config: sizes and options of the model.
@@ -68,6 +69,11 @@ class Decoder(SavedText):
         "llama": Llama(),
         "mistral": Llama(),
         "qwen2": Qwen2(),
+        "qwen3": Qwen3(),
+        "olmo2": Olmo2(),
+        "gemma2": Gemma2(),
+        "gemma3_text": Gemma3(),
+        "cohere2": Cohere2(),
         "saccade-decoder": SaccadeFormat(),
     }
     written_types = ("llama", "gpt2", "saccade-decoder")
@@ -82,7 +88,7 @@ class Decoder(SavedText):
         self.position = Learned(config.max_len, config.embed_dim) if is_learned else None
         self.dropout = nn.Dropout(config.dropout_p)
         norm = make_norm(config.norm, config.embed_dim, config.norm_eps)
-        self.stack = DecoderStack([_layer(config) for _ in range(config.num_layers)], final_norm=norm)
+        self.stack = DecoderStack([_layer(config, pattern) for pattern in config.layer_patterns], final_norm=norm)
         self.head = None if config.tied else nn.Linear(config.embed_dim, config.vocab_size, bias=False)
         init_small_weights(self)
         scale_residual_weights(self, config.num_layers)
@@ -123,7 +129,13 @@ class Decoder(SavedText):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits ``[..., vocab_size]`` of the next token from the decoder's output ``[..., embed_dim]``."""
-        return F.linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
+        logits = F.linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
+        config = self.config
+        if config.logit_scale != 1.0:
+            logits = logits * config.logit_scale
+        if config.logit_softcap is not None:
+            logits = config.logit_softcap * torch.tanh(logits / config.logit_softcap)
+        return logits
 
     @torch.no_grad()
     def matrices(self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None) -> list[Matrix]:
@@ -154,6 +166,8 @@ class Decoder(SavedText):
         batch, length = tokens.shape
         checked = None if positions is None else Positions.of(positions, length=length, batch=batch)
         x = self.embedding(tokens)
+        if self.config.embedding_scale != 1.0:
+            x = x * self.config.embedding_scale
         if self.position is not None:
             place = cache.positions(length) if checked is None and cache is not None else checked
             place = positions_in_documents(range(length) if place is None else place, mask)
@@ -170,8 +184,9 @@ class Decoder(SavedText):
         """Warn once if tokens attend to tokens farther away than the trained length."""
         assert self._trained_len is not None
         end = (0 if cache is None else cache.length) + length
-        rule = self.config.causal_mask & mask if isinstance(mask, Mask) else self.config.causal_mask
-        if warn_beyond(self._trained_len, end, rule, cache):
+        own = dict.fromkeys(pattern.mask for pattern in self.config.layer_patterns if pattern.rotary)
+        rules = [rule & mask if isinstance(mask, Mask) else rule for rule in own if rule is not None]
+        if any(warn_beyond(self._trained_len, end, rule, cache) for rule in rules):
             self._trained_len = None
 
     @classmethod
@@ -182,12 +197,13 @@ class Decoder(SavedText):
         return model
 
 
-def _layer(config: DecoderConfig) -> DecoderLayer:
+def _layer(config: DecoderConfig, pattern: LayerPattern) -> DecoderLayer:
     rotary: Rotary | None = None
     bias: Bias | None = None
-    head_dim = config.embed_dim // config.num_heads
-    if config.position_encoding == "rotary":
-        rotary = Rotary(head_dim, base=config.rotary_base, scaling=config.rotary_scaling)
+    head_dim = config.width_of_head
+    if pattern.rotary:
+        base, scaling = pattern.rotary_base, pattern.rotary_scaling
+        rotary = Rotary(head_dim, base=base, layout=config.rotary_layout, scaling=scaling)
     elif config.position_encoding == "alibi":
         bias = ALiBi(config.num_heads)
     elif config.position_encoding == "relative":
@@ -196,9 +212,11 @@ def _layer(config: DecoderConfig) -> DecoderLayer:
         config.embed_dim,
         config.num_heads,
         num_kv_heads=config.num_kv_heads,
-        mask=config.causal_mask,
-        mechanism=Softmax(bias=bias),
+        head_dim=config.head_dim,
+        mask=pattern.mask,
+        mechanism=Softmax(bias=bias, scale=config.attention_scale, softcap=config.softcap),
         rotary=rotary,
+        qk_norm=config.qk_norm,
         dropout_p=config.attention_dropout_p,
         projection_bias=config.attention_bias,
     )
@@ -209,4 +227,9 @@ def _layer(config: DecoderConfig) -> DecoderLayer:
         gated=config.gated,
         projection_bias=config.feed_forward_bias,
     )
-    return DecoderLayer(attention, feed_forward, norm=config.norm, norm_eps=config.norm_eps, dropout_p=config.dropout_p)
+    return DecoderLayer(
+        attention,
+        feed_forward,
+        **{name: getattr(config, name) for name in ("norm", "norm_eps", "norm_first", "part_norm", "parallel")},
+        dropout_p=config.dropout_p,
+    )

@@ -11,12 +11,16 @@ from torch import Tensor
 from saccade.masks import sliding_window
 from saccade.masks.convert.patterns import window_size
 from saccade.models.checkpoint_format import DecoderFormat, FileFormat, reasons_no_format_can_express
-from saccade.models.config import DecoderConfig, EncoderDecoderConfig
+from saccade.models.config import EncoderDecoderConfig
+from saccade.models.decoder_config import DecoderConfig, LayerPattern
 from saccade.models.rope_config import rope_base, rope_reasons, rope_scaling, rope_words
+from saccade.nn.qk_norm import QKNorm
 
-_CONVERTED = ("mask", "rotary_base", "rotary_scaling", "end_tokens")
+_CONVERTED = ("mask", "rotary_base", "rotary_scaling", "end_tokens", "qk_norm", "layers")
 _FIELDS = tuple(field.name for field in dataclasses.fields(DecoderConfig) if field.name not in _CONVERTED)
-_KEYS = {*_FIELDS, "model_type", "window", "rope_parameters", "end_tokens"}
+_KEYS = {*_FIELDS, "model_type", "window", "rope_parameters", "end_tokens", "qk_norm", "layers"}
+_LAYER_KEYS = {"window", "rotary", "rope_parameters"}
+_NORM_KEYS = {field.name for field in dataclasses.fields(QKNorm)}
 _PAIR_FIELDS = dataclasses.fields(EncoderDecoderConfig)
 _PAIR_NAMES = tuple(field.name for field in _PAIR_FIELDS)
 
@@ -29,15 +33,27 @@ class SaccadeFormat(DecoderFormat):
     ignored = ()
 
     def reasons_to_read(self, config: Mapping[str, Any]) -> list[str]:
-        return _unknown_keys(config, _KEYS) + rope_reasons(config)
+        reasons = _unknown_keys(config, _KEYS) + rope_reasons(config)
+        norm = config.get("qk_norm")
+        if norm is not None and not (isinstance(norm, Mapping) and {*norm} <= _NORM_KEYS):
+            reasons.append(f"qk_norm is {norm!r}, no JSON object of {', '.join(sorted(_NORM_KEYS))}")
+        layers = config.get("layers")
+        if layers is None:
+            return reasons
+        if not isinstance(layers, list) or not all(isinstance(x, Mapping) and {*x} <= _LAYER_KEYS for x in layers):
+            return [*reasons, f"layers is no list of JSON objects of {', '.join(sorted(_LAYER_KEYS))}"]
+        return reasons + [reason for layer in layers for reason in rope_reasons(layer)]
 
     def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> DecoderConfig:
         window = config.get("window")
         fields = {name: config[name] for name in _FIELDS if name in config}
         is_rotary = fields.get("position_encoding", "rotary") == "rotary"
         lengths = {"max_position_embeddings": fields.get("max_len")}
+        norm, layers = config.get("qk_norm"), config.get("layers")
         return DecoderConfig(
             **fields,
+            qk_norm=None if norm is None else QKNorm(**norm),
+            layers=None if layers is None else tuple(_read_layer({**lengths, **layer}) for layer in layers),
             mask=None if window is None else sliding_window(window),
             rotary_base=rope_base(config),
             rotary_scaling=rope_scaling({**lengths, **config}) if is_rotary else None,
@@ -53,6 +69,8 @@ class SaccadeFormat(DecoderFormat):
             **{name: getattr(config, name) for name in _FIELDS},
             "window": window_size(config.causal_mask),
             "rope_parameters": rope_words(config.rotary_base, config.rotary_scaling),
+            "qk_norm": None if config.qk_norm is None else dataclasses.asdict(config.qk_norm),
+            "layers": None if config.layers is None else [_layer_words(pattern) for pattern in config.layers],
             "end_tokens": list(config.end_tokens),
         }
 
@@ -91,6 +109,24 @@ class EncoderDecoderFormat(FileFormat):
 
     def _published_name(self, our_name: str) -> str:
         return our_name
+
+
+def _layer_words(pattern: LayerPattern) -> dict[str, Any]:
+    """Return the JSON object of a layer's mask and positions."""
+    window = None if pattern.mask is None else window_size(pattern.mask)
+    rope = rope_words(pattern.rotary_base, pattern.rotary_scaling)
+    return {"window": window, "rotary": pattern.rotary, "rope_parameters": rope}
+
+
+def _read_layer(words: Mapping[str, Any]) -> LayerPattern:
+    """Return the mask and positions of a layer from their JSON object; see `_layer_words`."""
+    window = words.get("window")
+    return LayerPattern(
+        mask=None if window is None else sliding_window(window),
+        rotary=words.get("rotary", True),
+        rotary_base=rope_base(words),
+        rotary_scaling=rope_scaling(words),
+    )
 
 
 def _unknown_keys(config: Mapping[str, Any], known: set[str]) -> list[str]:

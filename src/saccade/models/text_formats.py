@@ -12,13 +12,15 @@ from saccade.masks import sliding_window
 from saccade.masks.convert.patterns import window_size
 from saccade.models.checkpoint_format import (
     ACTIVATIONS,
+    PLAIN,
     DecoderFormat,
     FileFormat,
     differences,
     end_tokens_of,
     reasons_no_format_can_express,
 )
-from saccade.models.config import DecoderConfig, EncoderConfig
+from saccade.models.config import EncoderConfig
+from saccade.models.decoder_config import DecoderConfig
 from saccade.models.rope_config import rope_base, rope_reasons, rope_scaling, rope_words
 
 _OPTIONAL = {
@@ -156,8 +158,8 @@ class GPT2(DecoderFormat):
 
     def reasons_to_write(self, config: DecoderConfig) -> list[str]:
         ours = {"position_encoding": "learned", "norm": "layer", "gated": False, "mask": None}
-        ours |= {"attention_bias": True, "feed_forward_bias": True, "kv_heads": config.num_heads}
-        return differences(config, ours)
+        ours |= {"attention_bias": True, "feed_forward_bias": True, "kv_heads": config.num_heads, "head_dim": None}
+        return differences(config, {**PLAIN, **ours})
 
     def write_config(self, config: DecoderConfig) -> dict[str, Any]:
         return {
@@ -206,9 +208,6 @@ class Llama(DecoderFormat):
 
     def reasons_to_read(self, config: Mapping[str, Any]) -> list[str]:
         reasons = rope_reasons(config) + self._activation_reasons(config)
-        width, heads, head_dim = (config.get(key) for key in ("hidden_size", "num_attention_heads", "head_dim"))
-        if head_dim is not None and width is not None and heads and head_dim * heads != width:
-            reasons.append(f"head_dim is {head_dim}, not hidden_size / num_attention_heads = {width} / {heads}")
         kinds = set(config.get("layer_types") or ())
         if not kinds <= {"sliding_attention" if _window(config) else "full_attention"}:
             reasons.append(f"layer_types names {' and '.join(sorted(kinds))}: layers of different masks")
@@ -220,6 +219,7 @@ class Llama(DecoderFormat):
         return DecoderConfig(
             **self._required(config),
             num_kv_heads=config.get("num_key_value_heads"),
+            head_dim=config.get("head_dim"),
             mask=sliding_window(window) if window else None,
             rotary_base=rope_base(config),
             rotary_scaling=rope_scaling(config),
@@ -234,7 +234,7 @@ class Llama(DecoderFormat):
 
     def reasons_to_write(self, config: DecoderConfig) -> list[str]:
         ours = {"position_encoding": "rotary", "norm": "rms", "gated": True, "dropout_p": 0.0}
-        reasons = differences(config, ours) + reasons_no_format_can_express(config)
+        reasons = differences(config, {**PLAIN, **ours}) + reasons_no_format_can_express(config)
         if window_size(config.causal_mask) is not None and (config.attention_bias or config.feed_forward_bias):
             reasons.append("it has a sliding window, which is Mistral's, and biases, which Mistral has not")
         return reasons
@@ -249,7 +249,7 @@ class Llama(DecoderFormat):
             "architectures": ["LlamaForCausalLM" if window is None else "MistralForCausalLM"],
             **{key: getattr(config, ours) for key, ours in self.sizes.items()},
             "num_key_value_heads": config.kv_heads,
-            "head_dim": config.embed_dim // config.num_heads,
+            "head_dim": config.width_of_head,
             "hidden_act": "gelu_pytorch_tanh" if config.activation == "gelu_tanh" else config.activation,
             "rms_norm_eps": config.norm_eps,
             "rope_parameters": rope_words(config.rotary_base, config.rotary_scaling),

@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from saccade.models.checkpoint_format import ACTIVATIONS, FileFormat, end_tokens_of
-from saccade.models.config import DecoderConfig, SetDecoderConfig, VisionTransformerConfig
+from saccade.models.config import SetDecoderConfig, VisionTransformerConfig
+from saccade.models.decoder_config import DecoderConfig
 
 # No hidden state depends on the pooler, the decoder or the token for patches that are masked in training.
 _UNUSED_WEIGHTS = ("pooler.", "embeddings.mask_token", "decoder.")

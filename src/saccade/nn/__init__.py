@@ -11,6 +11,7 @@ from saccade.nn.differential_attention import DifferentialAttention
 from saccade.nn.encoder_layer import EncoderLayer
 from saccade.nn.feed_forward import FeedForward
 from saccade.nn.latent_attention import LatentAttention
+from saccade.nn.qk_norm import QKNorm
 from saccade.nn.recurrent_layers import Recurrence, StateSpace
 from saccade.nn.stack import DecoderStack, EncoderStack
 from saccade.nn.table_attention import ColumnAttention, RowAttention, TriangleAttention
@@ -21,6 +22,7 @@ if not TYPE_CHECKING:
 
 __all__ = [
     "MultiHeadAttention",
+    "QKNorm",
     "LatentAttention",
     "DifferentialAttention",
     "RowAttention",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import NoneType
 from typing import NamedTuple, Never
 
 import torch
@@ -16,12 +17,13 @@ from saccade.mechanisms import Mechanism
 from saccade.nn import attention_checks as checks
 from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.projections import weight_of
+from saccade.nn.qk_norm import QKNorm
 from saccade.positions import Bias, Rotary
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.argument_hints import unexpected_argument
 from saccade.support.errors import unsupported, value_error
 from saccade.support.torch_modes import is_tracing
-from saccade.support.validation import check_bool
+from saccade.support.validation import check_bool, check_type
 
 
 class _Heads(NamedTuple):
@@ -51,10 +53,12 @@ class MultiHeadAttention(AttentionLayer):
         embed_dim: width of queries and of the output.
         num_heads: divides ``embed_dim``.
         num_kv_heads: key and value heads (grouped-query attention); divides ``num_heads``; ``num_heads`` if None.
+        head_dim: width of a head; ``embed_dim / num_heads`` if None.
         context_dim: width of keys and values before projection; ``embed_dim`` if None.
         mask: mask of the module; combined with the mask of each call by ``&``.
         mechanism: computes the matrix; `saccade.mechanisms.Softmax` if None.
         rotary: a `saccade.positions.Rotary` for queries and keys, or None.
+        qk_norm: the norms of queries and keys, or None.
         dropout_p: dropout of the attention weights, in training only.
         projection_bias: whether the projections have a bias.
         output_gate: whether a fifth projection, applied to the queries, gates the heads before the output projection,
@@ -81,29 +85,34 @@ class MultiHeadAttention(AttentionLayer):
         num_heads: int,
         *,
         num_kv_heads: int | None = None,
+        head_dim: int | None = None,
         context_dim: int | None = None,
         mask: Mask | None = None,
         mechanism: Mechanism | None = None,
         rotary: Rotary | None = None,
+        qk_norm: QKNorm | None = None,
         dropout_p: float = 0.0,
         projection_bias: bool = True,
         output_gate: bool = False,
     ):
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         own_dim = embed_dim if context_dim is None else context_dim
-        checks.check_sizes(embed_dim, num_heads, num_kv_heads, own_dim, dropout_p)
+        self_dim = checks.check_sizes(embed_dim, num_heads, num_kv_heads, own_dim, head_dim, dropout_p)
         check_bool("projection_bias", projection_bias)
         super().__init__(embed_dim, num_heads, mask, mechanism, dropout_p)
-        self.num_kv_heads, self.context_dim, self.head_dim = num_kv_heads, own_dim, embed_dim // num_heads
+        self.num_kv_heads, self.context_dim, self.head_dim = num_kv_heads, own_dim, self_dim
         checks.check_rotary(rotary, self.head_dim)
         self.rotary: nn.Module | None = rotary
-        kv_dim = num_kv_heads * self.head_dim
-        self.query_projection = nn.Linear(embed_dim, embed_dim, bias=projection_bias)
+        self.qk_norm = check_type("qk_norm", qk_norm, (QKNorm, NoneType), "be a saccade.nn.QKNorm or None")
+        self.query_norm = None if qk_norm is None else qk_norm.make(num_heads, self.head_dim)
+        self.key_norm = None if qk_norm is None else qk_norm.make(num_kv_heads, self.head_dim)
+        inner_dim, kv_dim = num_heads * self.head_dim, num_kv_heads * self.head_dim
+        self.query_projection = nn.Linear(embed_dim, inner_dim, bias=projection_bias)
         self.key_projection = nn.Linear(self.context_dim, kv_dim, bias=projection_bias)
         self.value_projection = nn.Linear(self.context_dim, kv_dim, bias=projection_bias)
-        self.output_projection = nn.Linear(embed_dim, embed_dim, bias=projection_bias)
+        self.output_projection = nn.Linear(inner_dim, embed_dim, bias=projection_bias)
         has_gate = check_bool("output_gate", output_gate)
-        self.gate_projection = nn.Linear(embed_dim, embed_dim, bias=projection_bias) if has_gate else None
+        self.gate_projection = nn.Linear(embed_dim, inner_dim, bias=projection_bias) if has_gate else None
         self.reset_parameters()
 
     def forward(
@@ -225,6 +234,8 @@ class MultiHeadAttention(AttentionLayer):
     ) -> _Heads:
         """Check the inputs of an attention call, project them to heads, and rotate queries and keys."""
         if cache is not None:
+            if self.qk_norm is not None:
+                self.qk_norm.check_cache(cache)
             positions_unknown = self.rotary is not None and positions is None
             checks.check_with_cache(
                 cache, query, key, value, mask, kv_positions, self.context_dim, positions_unknown=positions_unknown
@@ -254,17 +265,13 @@ class MultiHeadAttention(AttentionLayer):
             q_places = kv_places = checks.check_causal(
                 joined, cache.positions(q_len) if q_places is None else q_places.given, cache
             )
-        q = self._split(self.query_projection(query))
-        rotary = self.rotary
-        if rotary is not None:
-            q = rotary(q, (Positions.between(kv_len - q_len, kv_len) if q_places is None else q_places).given)
+        q_turns = (Positions.between(kv_len - q_len, kv_len) if q_places is None else q_places).given
+        q = self._turned(self.query_projection(query), q_turns, self.query_norm)
         if context_cached:
             return _Heads(q, q, q, joined, q_places, kv_places)
-        k = self._split(self.key_projection(key))
-        v = self._split(self.value_projection(value))
-        if rotary is not None:
-            k = rotary(k, (Positions.between(0, kv_len) if kv_places is None else kv_places).given)
-        return _Heads(q, k, v, joined, q_places, kv_places)
+        k_turns = (Positions.between(0, kv_len) if kv_places is None else kv_places).given
+        k = self._turned(self.key_projection(key), k_turns, self.key_norm)
+        return _Heads(q, k, self._split(self.value_projection(value)), joined, q_places, kv_places)
 
     def _attend_nested(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, mask: object, bias: Tensor | Bias | None
@@ -285,10 +292,10 @@ class MultiHeadAttention(AttentionLayer):
         reasons = self.mechanism.reasons(joined)
         if reasons:
             raise unsupported(type(self.mechanism).__name__, reasons)
-        q = self._split(self.query_projection(items.query))
-        k, v = self._split(self.key_projection(items.key)), self._split(self.value_projection(items.value))
-        if self.rotary is not None:
-            q, k = (self.rotary(x, table) for x, table in zip((q, k), items.own_positions(), strict=True))
+        q_turns, k_turns = (None, None) if self.rotary is None else items.own_positions()
+        q = self._turned(self.query_projection(items.query), q_turns, self.query_norm)
+        k = self._turned(self.key_projection(items.key), k_turns, self.key_norm)
+        v = self._split(self.value_projection(items.value))
         places = {name: Positions.of(table, name) for name, table in items.positions.items()}
         heads = _Heads(q, k, v, joined, places.get("q_positions"), places.get("kv_positions"))
         return items.unpacked(self._product(self._matrix(heads, bias), heads, items.query))
@@ -309,6 +316,19 @@ class MultiHeadAttention(AttentionLayer):
         if self.gate_projection is not None:
             merged = merged * torch.sigmoid(self.gate_projection(query))
         return self.output_projection(merged)
+
+    def _turned(self, projected: Tensor, turns: range | Tensor | None, norm: nn.Module | None) -> Tensor:
+        """Split projected queries or keys into heads, and apply their norm and the rotation by their positions."""
+        options = self.qk_norm
+        if norm is not None and options is not None and options.across == "all_heads":
+            projected, norm = norm(projected), None
+        heads = self._split(projected)
+        comes_last = options is not None and options.after_rotary
+        if norm is not None and not comes_last:
+            heads = norm(heads)
+        if self.rotary is not None:
+            heads = self.rotary(heads, turns)
+        return heads if norm is None or not comes_last else norm(heads)
 
     def _split(self, x: Tensor) -> Tensor:
         """Split projected tokens into attention heads; under tensor parallelism, only some heads are on this device."""

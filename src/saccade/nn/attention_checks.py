@@ -19,16 +19,20 @@ from saccade.support.torch_modes import is_transformed
 from saccade.support.validation import check_int, check_type
 
 
-def check_sizes(embed_dim: int, num_heads: int, num_kv_heads: int, context_dim: int, dropout_p: float) -> None:
-    """Raise unless an attention layer's widths and head counts are compatible."""
+def check_sizes(
+    embed_dim: int, num_heads: int, num_kv_heads: int, context_dim: int, head_dim: int | None, dropout_p: float
+) -> int:
+    """Raise unless an attention layer's widths and head counts are compatible. Return the width of a head."""
     sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "context_dim": context_dim}
     for name, size in sizes.items():
         check_int(name, size)
-    if embed_dim % num_heads:
-        raise value_error("num_heads", f"divide embed_dim {embed_dim}", num_heads)
+    if head_dim is None and embed_dim % num_heads:
+        hint = "head_dim= sets another width of a head"
+        raise value_error("num_heads", f"divide embed_dim {embed_dim}", num_heads, hint=hint)
     if num_heads % num_kv_heads:
         raise value_error("num_kv_heads", f"divide num_heads {num_heads}", num_kv_heads)
     dropout.check(dropout_p)
+    return embed_dim // num_heads if head_dim is None else check_int("head_dim", head_dim)
 
 
 def check_rotary(rotary: Rotary | None, head_dim: int) -> None:

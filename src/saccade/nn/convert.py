@@ -195,6 +195,10 @@ def _reasons_against_torch(module: AttentionLayer) -> list[str]:
         reasons.append(f"it owns the mask {module.mask}; torch's module takes masks with each call only")
     if module.rotary is not None:
         reasons.append("it turns queries and keys by their positions; torch's module does not")
+    if module.qk_norm is not None:
+        reasons.append("it has a norm of queries and keys; torch's module has none")
+    if module.head_dim * module.num_heads != module.embed_dim:
+        reasons.append(f"its heads are {module.head_dim} wide; torch's are embed_dim / num_heads")
     if module.gate_projection is not None:
         reasons.append("it has an output_gate; torch's module has none")
     mechanism = module.mechanism
@@ -347,6 +351,8 @@ def _reasons_of_layer(module: EncoderLayer | DecoderLayer) -> list[str]:
     """Return the reasons why torch has no equivalent of our encoder or decoder layer; an empty list if it has one."""
     attentions, norms = _ENCODER if isinstance(module, EncoderLayer) or module.cross_attention is None else _DECODER
     reasons = []
+    if isinstance(module, DecoderLayer) and (module.part_norm or module.parallel):
+        reasons.append("its parts have norms behind them or run side by side; those of torch's layer do not")
     if isinstance(module, DecoderLayer) and module.cross_attention is None:
         reasons.append("it has no cross-attention; torch's decoder layer always has (its encoder layer never)")
     for name in attentions:

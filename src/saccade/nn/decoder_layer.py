@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor, nn
@@ -11,10 +12,11 @@ from saccade.matrix import Matrix
 from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.encoder_layer import ResidualLayer
-from saccade.nn.norms import Norm
+from saccade.nn.norms import Norm, make_norm
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import type_error, value_error
+from saccade.support.validation import check_bool
 
 
 class DecoderLayer(ResidualLayer):
@@ -28,9 +30,14 @@ class DecoderLayer(ResidualLayer):
         feed_forward: a `FeedForward`, or any module that maps ``[batch, len, embed_dim]`` to the same shape.
         cross_attention: a `MultiHeadAttention` that attends to the context; its ``context_dim`` may differ.
         norm, norm_eps, norm_first, dropout_p: see `EncoderLayer`.
+        part_norm: whether a norm follows each part, before its output is added: besides the norm that comes first
+            (Gemma 2 and 3), or instead of the norm of the sum if ``norm_first`` is False (OLMo 2).
+        parallel: whether attention and feed-forward network read the same norm and are added together (GPT-J, Cohere),
+            instead of one after the other; for layers with ``norm_first``, and without ``cross_attention``.
 
     Attributes:
         attention_norm, cross_attention_norm, feed_forward_norm: the norms, which can be replaced by any module.
+        attention_part_norm, feed_forward_part_norm: the norms behind the parts, if there are others before them.
 
     Raises:
         TypeError: a part of the wrong kind.
@@ -61,10 +68,25 @@ class DecoderLayer(ResidualLayer):
         norm: Norm = "layer",
         norm_eps: float = 1e-5,
         norm_first: bool = True,
+        part_norm: bool = False,
+        parallel: bool = False,
         dropout_p: float = 0.0,
     ):
         attentions = {"attention": attention, "cross_attention": cross_attention}
         super().__init__(attentions, feed_forward, norm, norm_eps, norm_first, dropout_p)
+        self.part_norm, self.parallel = check_bool("part_norm", part_norm), check_bool("parallel", parallel)
+        for name, chosen in (("part_norm", part_norm), ("parallel", parallel)):
+            if chosen and cross_attention is not None:
+                raise value_error(name, "be False in a layer with cross_attention", True)
+        if parallel and (part_norm or not norm_first):
+            raise value_error("parallel", "be False unless a layer has only the norm that comes first", True)
+        is_around = part_norm and norm_first
+        width = attention.embed_dim
+        self.attention_part_norm = make_norm(norm, width, norm_eps) if is_around else None
+        self.feed_forward_part_norm = make_norm(norm, width, norm_eps) if is_around else None
+        if parallel:
+            del self.feed_forward_norm
+            self.feed_forward_norm = None  # type: ignore[assignment]
 
     def forward(
         self,
@@ -104,6 +126,12 @@ class DecoderLayer(ResidualLayer):
         if self_cache is not None and positions is None and cross is not None:
             positions = self_cache.positions(x.shape[1])
         attend = partial(self.attention, mask=mask, positions=positions, bias=bias, cache=self_cache)
+        if self.parallel:
+            tokens = self.attention_norm(x)
+            return x + self._dropped(attend(tokens) + self.feed_forward(tokens))
+        if self.part_norm:
+            x = self._add_normed(x, attend, self.attention_norm, self.attention_part_norm)
+            return self._add_normed(x, self.feed_forward, self.feed_forward_norm, self.feed_forward_part_norm)
         x = self._add(x, attend, self.attention_norm)
         if cross is not None and cross_norm is not None:
             attend_context = partial(
@@ -116,6 +144,13 @@ class DecoderLayer(ResidualLayer):
             )
             x = self._add(x, attend_context, cross_norm)
         return self._add(x, self.feed_forward, self.feed_forward_norm)
+
+    def _add_normed(
+        self, x: Tensor, part: Callable[[Tensor], Tensor], norm: nn.Module, part_norm: nn.Module | None
+    ) -> Tensor:
+        """Apply one residual branch whose output is normed; ``norm`` comes before the part if there are two norms."""
+        change = norm(part(x)) if part_norm is None else part_norm(part(norm(x)))
+        return x + self._dropped(change)
 
     def cross_matrix(
         self,

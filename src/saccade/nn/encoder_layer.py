@@ -72,11 +72,13 @@ class ResidualLayer(ArgumentHints, Layer):
 
         With pre-norm, return ``x + dropout(part(norm(x)))``; with post-norm, return ``norm(x + dropout(part(x)))``.
         """
-        change = part(norm(x) if self.norm_first else x)
-        drop = self.dropout
-        if drop.training:  # skip the call in eval mode, because its overhead matters when decoding
-            change = drop(change)
-        return x + change if self.norm_first else norm(x + change)
+        if self.norm_first:
+            return x + self._dropped(part(norm(x)))
+        return norm(x + self._dropped(part(x)))
+
+    def _dropped(self, change: Tensor) -> Tensor:
+        """Apply dropout to the output of a part; skip the call in eval mode, where its overhead matters."""
+        return self.dropout(change) if self.dropout.training else change
 
 
 class EncoderLayer(ResidualLayer):

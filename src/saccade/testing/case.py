@@ -113,7 +113,8 @@ class Case:
         if seed == 0:
             return self
         other = dataclasses.replace(self, seed=self.seed + seed)
-        for name in ("allowed", "is_causal"):  # the pairs do not depend on the seed, and take long to list
+        names: tuple[str, ...] = ("allowed", "is_causal")
+        for name in names:  # the pairs do not depend on the seed, and take long to list
             if name in self.__dict__:
                 other.__dict__[name] = self.__dict__[name]
         return other

@@ -1,0 +1,180 @@
+"""DecoderConfig: the config of decoders; and LayerPattern, the mask and positions of one of its layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import NoneType
+from typing import Literal
+
+from saccade.masks import Causal, Mask
+from saccade.masks.algebra import And
+from saccade.models.config import MODEL_NAMES, Positive, Probability, TextConfig
+from saccade.nn.feed_forward import Activation
+from saccade.nn.norms import Norm
+from saccade.nn.qk_norm import QKNorm
+from saccade.positions import Scaling
+from saccade.support.argument_hints import argument_hints
+from saccade.support.errors import shown, value_error
+from saccade.support.validation import check_bool, check_number, check_type
+
+
+@argument_hints(MODEL_NAMES)
+@dataclasses.dataclass(frozen=True)
+class LayerPattern:
+    """The mask and the rotary positions of one layer, for decoders whose layers differ.
+
+    Attributes:
+        mask: which earlier tokens a token may attend to, such as ``masks.sliding_window(1024)``; all if None.
+        rotary: whether the layer rotates queries and keys; without it, the layer knows the order of tokens only from
+            the causal mask.
+        rotary_base, rotary_scaling: see `saccade.positions.Rotary`.
+
+    Raises:
+        ValueError, TypeError: a value of the wrong type or out of range.
+    """
+
+    mask: Mask | None = None
+    rotary: bool = True
+    rotary_base: float = 10000.0
+    rotary_scaling: Scaling | None = None
+
+    def __post_init__(self) -> None:
+        check_type("mask", self.mask, (Mask, NoneType), "be a saccade mask or None")
+        check_bool("rotary", self.rotary)
+        check_number("rotary_base", self.rotary_base, above=1)
+        check_type("rotary_scaling", self.rotary_scaling, (Scaling, NoneType), "be a scaling, or None")
+
+
+@argument_hints(MODEL_NAMES)
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig(TextConfig):
+    """The config of a `Decoder`. The defaults are those of Llama.
+
+    Attributes:
+        vocab_size: number of tokens in the vocabulary.
+        max_len: length of the longest sequence: a hard limit if position vectors are learned, otherwise the length that
+            the model was trained on.
+        embed_dim: width of the hidden states.
+        num_heads: query heads per layer; divides ``embed_dim``.
+        num_layers: number of layers.
+        feed_forward_dim: width inside the feed-forward networks.
+        num_kv_heads: key and value heads per layer; ``num_heads`` if None.
+        head_dim: width of a head; ``embed_dim / num_heads`` if None.
+        qk_norm: norms of queries and keys, or None; see `saccade.nn.QKNorm`.
+        attention_scale, softcap: options of the scores; see `saccade.AttentionMatrix`.
+        mask: which earlier tokens a token may attend to, such as ``masks.sliding_window(1024)``; all if None. Later
+            tokens are always hidden; see `causal_mask`.
+        position_encoding: ``"rotary"``, ``"alibi"``, ``"learned"`` or ``"relative"``. With ``"relative"``, each head
+            adds a vector for each distance below ``max_len`` to its keys; see `saccade.positions.ShawKeys`.
+        rotary_base, rotary_scaling, rotary_layout: options of rotary positions; see `saccade.positions.Rotary`.
+        layers: the masks and rotary positions of layers that differ, repeated in this order up to ``num_layers``; then
+            ``mask`` and ``rotary_scaling`` are None. All layers are alike if None.
+        activation, gated, feed_forward_bias: options of the feed-forward networks; see `saccade.nn.FeedForward`.
+        attention_bias: whether the projections of the attention have a bias.
+        norm, norm_eps: see `saccade.nn.EncoderLayer`.
+        norm_first, part_norm, parallel: see `saccade.nn.DecoderLayer`.
+        embedding_scale: factor of the embeddings, before the first layer.
+        logit_scale, logit_softcap: factor of the logits, and the value that a tanh limits them to, if not None.
+        tied: whether the embedding and the projection to the vocabulary share their weights.
+        dropout_p: dropout of embeddings and of the output of each part of a layer, in training only.
+        attention_dropout_p: dropout of attention weights, in training only.
+        end_tokens: tokens that end a sequence; pass them to `generate`.
+
+    Raises:
+        ValueError: a size below 1, ``num_heads`` that does not divide ``embed_dim``, or an unknown name.
+        TypeError: a value of the wrong type.
+    """
+
+    num_layers: int
+    feed_forward_dim: int
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    qk_norm: QKNorm | None = None
+    attention_scale: Positive | None = None
+    softcap: Positive | None = None
+    mask: Mask | None = None
+    position_encoding: Literal["rotary", "alibi", "learned", "relative"] = "rotary"
+    rotary_base: float = 10000.0
+    rotary_scaling: Scaling | None = None
+    rotary_layout: Literal["half", "interleaved"] = "half"
+    layers: tuple[LayerPattern, ...] | None = None
+    activation: Activation = "silu"
+    gated: bool = True
+    norm: Norm = "rms"
+    norm_eps: Positive = 1e-5
+    norm_first: bool = True
+    part_norm: bool = False
+    parallel: bool = False
+    embedding_scale: Positive = 1.0
+    logit_scale: Positive = 1.0
+    logit_softcap: Positive | None = None
+    attention_bias: bool = False
+    feed_forward_bias: bool = False
+    tied: bool = True
+    dropout_p: Probability = 0.0
+    attention_dropout_p: Probability = 0.0
+    end_tokens: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        heads = self.num_heads
+        if self.head_dim == self.embed_dim / heads:  # the same model, written in two ways
+            object.__setattr__(self, "head_dim", None)
+        if heads % self.kv_heads:
+            raise value_error("num_kv_heads", f"divide num_heads {heads}", self.num_kv_heads)
+        if self.position_encoding != "rotary" and self.rotary_scaling is not None:
+            got = f"{self.rotary_scaling} with {self.position_encoding} positions"
+            raise value_error("rotary_scaling", "be None unless positions are rotary", got)
+        if self.position_encoding == "rotary" and self.width_of_head % 2:
+            rule = "be even for rotary positions"
+            raise value_error("embed_dim / num_heads", rule, f"{self.embed_dim} / {heads}")
+        if self.layers == ():
+            raise value_error("layers", "hold at least one LayerPattern, or be None", self.layers)
+        if self.layers is not None and (self.mask, self.rotary_scaling, self.position_encoding) != (
+            None,
+            None,
+            "rotary",
+        ):
+            hint = "each LayerPattern has a mask and a rotary_scaling of its own"
+            rule = "be None with mask, with rotary_scaling, and unless positions are rotary"
+            raise value_error("layers", rule, shown(self.layers), hint=hint)
+        if self.parallel and (self.part_norm or not self.norm_first):
+            raise value_error("parallel", "be False unless a layer has only the norm that comes first", True)
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of key and value heads: ``num_kv_heads``, or ``num_heads`` if that is None."""
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def width_of_head(self) -> int:
+        """Width of a head: ``head_dim``, or ``embed_dim / num_heads`` if that is None."""
+        return self.embed_dim // self.num_heads if self.head_dim is None else self.head_dim
+
+    @property
+    def causal_mask(self) -> Mask:
+        """The decoder's ``mask`` combined with a causal mask, so that no token attends to later tokens."""
+        return _causal(self.mask)
+
+    @property
+    def layer_patterns(self) -> tuple[LayerPattern, ...]:
+        """Mask and rotary positions of every layer; the masks are causal."""
+        patterns = self.own_patterns
+        each = [patterns[index % len(patterns)] for index in range(self.num_layers)]
+        return tuple(dataclasses.replace(pattern, mask=_causal(pattern.mask)) for pattern in each)
+
+    @property
+    def own_patterns(self) -> tuple[LayerPattern, ...]:
+        """The patterns as the config states them: ``layers``, or a single one that all layers share."""
+        if self.layers is not None:
+            return self.layers
+        is_rotary = self.position_encoding == "rotary"
+        return (LayerPattern(self.mask, is_rotary, self.rotary_base, self.rotary_scaling),)
+
+
+def _causal(mask: Mask | None) -> Mask:
+    """Combine a decoder's mask with a causal mask, unless that is a part of it."""
+    if mask is None:
+        return Causal()
+    parts = mask.parts if isinstance(mask, And) else (mask,)
+    return mask if Causal() in parts else Causal() & mask

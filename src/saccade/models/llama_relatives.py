@@ -1,0 +1,196 @@
+"""File formats of models that change Llama's layers: Qwen3, OLMo 2, Gemma 2 and 3, and Cohere 2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from saccade.masks import sliding_window
+from saccade.models.checkpoint_format import ACTIVATIONS, end_tokens_of
+from saccade.models.decoder_config import DecoderConfig, LayerPattern
+from saccade.models.rope_config import rope_base, rope_reasons, rope_scaling
+from saccade.models.text_formats import Llama
+from saccade.nn.qk_norm import QKNorm
+
+_KINDS = ("sliding_attention", "full_attention")
+_ATTENTION_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
+
+
+class LlamaRelative(Llama):
+    """The format of a family that differs from Llama in some options of `DecoderConfig`.
+
+    Attributes:
+        full_every: if config.json does not list the kinds of layers, every layer of this number has no window; None if
+            windows come from other keys.
+        turns_full_layers: whether the layers without a window rotate queries and keys.
+    """
+
+    full_every: ClassVar[int | None] = None
+    turns_full_layers: ClassVar[bool] = True
+
+    def reasons_to_read(self, config: Mapping[str, Any]) -> list[str]:
+        reasons = self._activation_reasons(config)
+        kinds = self._layer_kinds(config)
+        unknown = sorted(set(kinds) - {*_KINDS})
+        if unknown:
+            reasons.append(f"layer_types names {', '.join(unknown)}, not only {' and '.join(_KINDS)}")
+        for kind in dict.fromkeys(kinds):
+            reasons += [reason for reason in rope_reasons(self._rope(config, kind)) if reason not in reasons]
+        if config.get("use_bidirectional_attention"):
+            reasons.append("use_bidirectional_attention is true: this is not a decoder")
+        if "sliding_attention" in kinds and not config.get("sliding_window"):
+            reasons.append("layer_types names sliding_attention, and there is no sliding_window")
+        return reasons
+
+    def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> DecoderConfig:
+        options = {
+            "num_kv_heads": config.get("num_key_value_heads"),
+            "head_dim": config.get("head_dim"),
+            "activation": ACTIVATIONS[self._activation(config)],
+            "norm_eps": config.get("rms_norm_eps", 1e-6),
+            "attention_bias": config.get("attention_bias", False),
+            "tied": config.get("tie_word_embeddings", False),
+            "attention_dropout_p": config.get("attention_dropout") or 0.0,
+            "end_tokens": end_tokens_of(config),
+        }
+        patterns = tuple(self._pattern(config, kind) for kind in self._layer_kinds(config))
+        if len(set(patterns)) == 1 and patterns[0].rotary:
+            own = patterns[0]
+            options |= {name: getattr(own, name) for name in ("mask", "rotary_base", "rotary_scaling")}
+        else:
+            options["layers"] = patterns
+        return DecoderConfig(**self._required(config) | options | self.changes(config))
+
+    def changes(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of `DecoderConfig` that this family sets differently from Llama."""
+        return {}
+
+    def _layer_kinds(self, config: Mapping[str, Any]) -> list[str]:
+        """Return the kind of each layer, as ``layer_types`` in config.json names it."""
+        count, window = config.get("num_hidden_layers") or 0, config.get("sliding_window")
+        if config.get("layer_types") is not None:
+            return list(config["layer_types"])
+        if self.full_every is None:
+            first = config.get("max_window_layers", 0) if config.get("use_sliding_window", False) and window else count
+            return ["sliding_attention" if layer >= first else "full_attention" for layer in range(count)]
+        every = config.get("sliding_window_pattern") or self.full_every
+        return ["full_attention" if (layer + 1) % every == 0 else "sliding_attention" for layer in range(count)]
+
+    def _rope(self, config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+        """Return a config.json with the rotary settings of one kind of layer."""
+        return config
+
+    def _pattern(self, config: Mapping[str, Any], kind: str) -> LayerPattern:
+        is_full, rope = kind == "full_attention", self._rope(config, kind)
+        return LayerPattern(
+            mask=None if is_full else sliding_window(config["sliding_window"]),
+            rotary=self.turns_full_layers or not is_full,
+            rotary_base=rope_base(rope),
+            rotary_scaling=rope_scaling(rope),
+        )
+
+
+class Qwen3(LlamaRelative):
+    """Qwen3's format: heads of any width, and a norm of each query and key; Yang et al. 2025, arXiv:2505.09388."""
+
+    names = {**Llama.names, **_ATTENTION_NORMS}
+
+    def changes(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        return {"head_dim": config.get("head_dim", 128), "qk_norm": QKNorm(eps=config.get("rms_norm_eps", 1e-6))}
+
+
+class Olmo2(LlamaRelative):
+    """OLMo 2's format: norms follow the parts of a layer, and join all heads; Team OLMo 2025, arXiv:2501.00656."""
+
+    names = {
+        **Llama.names,
+        **_ATTENTION_NORMS,
+        "attention_norm": "post_attention_layernorm",
+        "feed_forward_norm": "post_feedforward_layernorm",
+    }
+
+    def changes(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        eps = config.get("rms_norm_eps", 1e-5)
+        return {"norm_first": False, "part_norm": True, "norm_eps": eps, "qk_norm": QKNorm("all_heads", eps)}
+
+
+class Gemma2(LlamaRelative):
+    """Gemma 2's format: norms before and after the parts, layers with and without a window.
+
+    The file holds the weights of norms minus one.
+
+    Reference: Gemma Team 2024, arXiv:2408.00118.
+    """
+
+    names = {
+        **Llama.names,
+        "attention_part_norm": "post_attention_layernorm",
+        "feed_forward_norm": "pre_feedforward_layernorm",
+        "feed_forward_part_norm": "post_feedforward_layernorm",
+    }
+    activation_key, activation = "hidden_activation", "gelu_pytorch_tanh"
+    full_every = 2
+    caps: ClassVar[tuple[float | None, float | None]] = (50.0, 30.0)
+
+    def changes(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        softcap, logit_softcap = self.caps
+        return {
+            "part_norm": True,
+            "head_dim": config.get("head_dim", 256),
+            "attention_scale": config.get("query_pre_attn_scalar", 256) ** -0.5,
+            "softcap": config.get("attn_logit_softcapping", softcap),
+            "logit_softcap": config.get("final_logit_softcapping", logit_softcap),
+            "embedding_scale": config["hidden_size"] ** 0.5,
+            "tied": config.get("tie_word_embeddings", True),
+        }
+
+    def clean_weights(self, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+        cleaned = super().clean_weights(weights, config)
+        return {name: 1.0 + x.float() if name.endswith("norm.weight") else x for name, x in cleaned.items()}
+
+
+class Gemma3(Gemma2):
+    """Gemma 3's format: Gemma 2's, with norms of queries and keys and another rotary base for layers with a window.
+
+    Reference: Gemma Team 2025, arXiv:2503.19786.
+    """
+
+    names = {**Gemma2.names, **_ATTENTION_NORMS}
+    full_every = 6
+    caps = (None, None)
+
+    def changes(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        return super().changes(config) | {"qk_norm": QKNorm(eps=config.get("rms_norm_eps", 1e-6))}
+
+    def _rope(self, config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+        settings = config.get("rope_parameters") or {}
+        if not isinstance(settings, Mapping):
+            return config
+        if kind in settings:
+            return {**config, "rope_parameters": settings[kind]}
+        if kind == "sliding_attention":  # older files scale the other layers only
+            return {"rope_theta": config.get("rope_local_base_freq", 10_000.0)}
+        return {**config, "rope_theta": config.get("rope_theta", 1_000_000.0)}
+
+
+class Cohere2(LlamaRelative):
+    """Cohere 2's format: parallel parts, and no positions in layers without a window.
+
+    Reference: Team Cohere 2025, arXiv:2504.00698.
+    """
+
+    names = {name: theirs for name, theirs in Llama.names.items() if name != "feed_forward_norm"}
+    full_every = 4
+    turns_full_layers = False
+
+    def changes(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "norm": "layer_without_bias",
+            "norm_eps": config.get("layer_norm_eps", 1e-5),
+            "parallel": True,
+            "rotary_layout": "interleaved",
+            "logit_scale": config.get("logit_scale", 0.0625),
+            "tied": config.get("tie_word_embeddings", True),
+        }

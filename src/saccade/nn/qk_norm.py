@@ -1,0 +1,61 @@
+"""QKNorm: the norm of queries and keys before their product."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from torch import nn
+
+from saccade.support.argument_hints import argument_hints
+from saccade.support.errors import unsupported
+from saccade.support.validation import check_bool, check_choice, check_number
+
+
+@argument_hints()
+@dataclasses.dataclass(frozen=True)
+class QKNorm:
+    """Options of root-mean-square norms for queries and keys, which keep scores from growing in training.
+
+    Args:
+        across: ``"head"``: each head has its own norm over its channels, with weights that all heads share (Qwen3,
+            Gemma 3); ``"all_heads"``: one norm over the channels of all heads (OLMo 2).
+        eps: added to the mean square.
+        learned: whether the norms have weights. Without weights, a head's norm makes scores multiples of cosines.
+        after_rotary: whether keys and queries are normed after the rotary rotation instead of before it (Hunyuan).
+            The two differ only if the norms have weights.
+
+    Raises:
+        ValueError: an argument does not meet the conditions above, or ``after_rotary`` with ``"all_heads"``.
+        TypeError: ``learned`` or ``after_rotary`` is not a bool.
+
+    Reference: Henry et al. 2020, arXiv:2010.04245; Dehghani et al. 2023, arXiv:2302.05442, section 3.1.
+    """
+
+    across: Literal["head", "all_heads"] = "head"
+    eps: float = 1e-6
+    learned: bool = True
+    after_rotary: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("across", self.across, ("head", "all_heads"))
+        check_number("eps", self.eps, above=0)
+        check_bool("learned", self.learned)
+        check_bool("after_rotary", self.after_rotary)
+        if self.after_rotary:
+            check_choice("across", self.across, ("head",), hint="after the rotation, heads are normed one by one")
+
+    def make(self, num_heads: int, head_dim: int) -> nn.RMSNorm:
+        """Return the norm of ``num_heads`` heads of queries or keys."""
+        width = head_dim if self.across == "head" else num_heads * head_dim
+        return nn.RMSNorm(width, self.eps, elementwise_affine=self.learned)
+
+    def check_cache(self, cache: object) -> None:
+        """Raise if a cache rotates the keys that it stores again, and a learned norm comes after the rotation.
+
+        Raises:
+            UnsupportedError: the rotation cannot be undone.
+        """
+        if self.after_rotary and self.learned and getattr(cache, "rotary", None) is not None:
+            reason = "it rotates stored keys again, and these were normed after their rotation, with learned weights"
+            raise unsupported(type(cache).__name__, [reason], hint="a cache without rotary=, such as KVCache()")
