@@ -22,7 +22,10 @@ IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Audit every language model of the installed transformers, small and random, and write the results."""
+    """Audit every language model of the installed transformers, small and random, and write the results.
+
+    A survey that was ended continues with the models that it has not measured, if the versions are the same.
+    """
     parser = argparse.ArgumentParser(prog=COMMAND, description=main.__doc__)
     parser.add_argument("name", nargs="*", help="kinds of models, such as llama; all when none")
     parser.add_argument("--by", nargs="*", choices=IMPLEMENTATIONS, default=IMPLEMENTATIONS, help="implementations")
@@ -31,8 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of parallel processes")
     options = parser.parse_args(arguments)
     if options.page is None:
-        survey = _survey(options.name, options.by, options.jobs)
+        unfinished = options.results.with_suffix(".unfinished")
+        survey = _survey(options.name, options.by, options.jobs, unfinished)
         write_whole(options.results, memoryview((json.dumps(survey, indent=0, ensure_ascii=False) + "\n").encode()))
+        unfinished.unlink()
         return
     results = json.loads(options.results.read_text("utf-8"))
     for page in options.page:
@@ -40,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         page.write_text(with_generated(text, COMMAND, written(results, page.parent.name)), "utf-8")
 
 
-def _survey(names: Sequence[str], implementations: Sequence[str], jobs: int) -> dict[str, Any]:
+def _survey(names: Sequence[str], implementations: Sequence[str], jobs: int, unfinished: Path) -> dict[str, Any]:
     import torch  # noqa: PLC0415
 
     try:
@@ -49,6 +54,7 @@ def _survey(names: Sequence[str], implementations: Sequence[str], jobs: int) -> 
         raise missing_extra("transformers", "transformers") from None
 
     from benchmarks.survey.architectures import architectures  # noqa: PLC0415
+    from benchmarks.survey.progress import Progress  # noqa: PLC0415
     from benchmarks.survey.result import Cell, measure  # noqa: PLC0415
     from benchmarks.survey.subprocess_pool import each_alone  # noqa: PLC0415
 
@@ -61,14 +67,15 @@ def _survey(names: Sequence[str], implementations: Sequence[str], jobs: int) -> 
     chosen = [one for one in architectures() if not names or one.name in names]
     measure(chosen[0], "eager")  # imports the packages before the processes fork
     cells = [(one, implementation) for one in chosen for implementation in implementations]
-    results: dict[str, dict[str, Any]] = {one.key: {} for one in chosen}
-    for done, (place, answer) in enumerate(each_alone([partial(uncompiled, *cell) for cell in cells], jobs=jobs), 1):
-        one, implementation = cells[place]
-        results[one.key][implementation] = answer if isinstance(answer, str) else dataclasses.asdict(answer)
-        sys.stderr.write(f"\r{done} of {len(cells)}  {one.key:40}")
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    ordered = {key: {name: by[name] for name in implementations} for key, by in results.items()}
-    return {"versions": versions, "cells": ordered}
+    progress = Progress(unfinished, versions)
+    left = [(one, name) for one, name in cells if (one.key, name) not in progress.done]
+    for place, answer in each_alone([partial(uncompiled, *cell) for cell in left], jobs=jobs):
+        one, implementation = left[place]
+        progress.add(one.key, implementation, answer if isinstance(answer, str) else dataclasses.asdict(answer))
+        sys.stderr.write(f"\r{len(progress.done)} of {len(cells)}  {one.key:40}")
+    results = {one.key: {name: progress.done[one.key, name] for name in implementations} for one in chosen}
+    return {"versions": versions, "cells": results}
 
 
 if __name__ == "__main__":

@@ -58,6 +58,14 @@ class Dilated(Convolution):
 NEAR = {"convolution": Convolution, "shift": Shift, "gated": Gated, "dilated": Dilated}
 
 
+MEASURED = {
+    "convolution": "window(2, 0)",
+    "shift": "window(1, 0)",
+    "gated": "window(2, 0)",
+    "dilated": "within window(4, 0)",
+}
+
+
 def beside(mixer, attention=None):
     """A model in whose second layer something else mixes than attention, and after whose first something does."""
     first = Layer(WIDTH, attention or Mixer(WIDTH, CAUSAL), feed=mixer())
@@ -68,7 +76,9 @@ def beside(mixer, attention=None):
 def test_other_mixers_may_reach_less(name):
     report = audit(beside(NEAR[name]), CAUSAL, inputs=tokens())
     assert [claim.verdict for claim in report.claims] == ["held"] * 3, str(report)
-    assert report["by layer"].why.endswith("reach less than the rule, as they may: layers.0.feed, layers.1.attention")
+    assert report["by layer"].why.endswith("the rule of the whole model: layers.0.feed, layers.1.attention")
+    assert {report.reaches[one] for one in ("layers.0.feed", "layers.1.attention")} == {MEASURED[name]}
+    assert report.reaches["layers.0.attention"] == report.reaches["layers.2.attention"] == "causal"
 
 
 def test_other_mixers_may_not_reach_more():

@@ -7,6 +7,7 @@ import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 
 from saccade.auditing.bug_script import script_of
 from saccade.auditing.by_layer import ByLayer, mixers
+from saccade.auditing.composition import Composition
 from saccade.auditing.compiled_model import CompiledModelUnderTest, is_compiled, run_eagerly, uncompiled
-from saccade.auditing.declared_rules import Declared, from_config, rules_of
+from saccade.auditing.declared_rules import Declared, from_config, rules_of, with_rules
 from saccade.auditing.encoder_decoder import EncoderDecoderUnderTest, is_pair, joint_rules, pair_from_config
 from saccade.auditing.end_to_end import EndToEnd
 from saccade.auditing.equivalence import sameness
@@ -128,13 +130,16 @@ def audit(
         judged = rows_to_judge(padding, subject.shape)
         mask = parse(rule) if isinstance(rule, str) else rule
         declared, is_assumed = (mask, False) if mask is not None else (_assumed(looked_at), True)
-        mixed = mixers(subject.as_written)
+        layered = ByLayer(subject.as_written, mixers(subject.as_written), judged).measure()
         if is_assumed and isinstance(declared, list):  # a layer may have several modules that mix tokens, or none
             layers = layers or len(declared)
-        rules, words = _rules(declared, subject, list(mixed), layers)
-        reach = Reach(rules, batch=subject.shape[0], length=subject.shape[1])
-        probes = EndToEnd(subject, reach, judged, noise=lambda: _noise(subject), tests=tests, seed=seed).run()
-        claims = [*_end_to_end(subject, reach, probes), _by_layer(subject.as_written, reach, mixed, judged)]
+        ruled = with_rules(declared, layered, layers, is_pair=isinstance(subject, EncoderDecoderUnderTest))
+        rules, words = _rules(declared, subject, ruled, layers)
+        composed = Composition(subject.as_written, rules, ruled, layered)
+        reach = composed.reach
+        noise = partial(_noise, subject)
+        probes = EndToEnd(subject, reach, judged, noise=noise, tests=tests, seed=seed, required=composed.declared).run()
+        claims = [*_end_to_end(subject, reach, probes), _by_layer(subject.as_written, composed, layered)]
         if packed is not None or padded or cache or against:
             ways = {"packed": packed, "padded": padded, "cache": cache, "against": against}
             with run_eagerly():
@@ -157,6 +162,7 @@ def audit(
             if isinstance(subject, EncoderDecoderUnderTest)
             else script_of(model, given, subject.as_written.tokens, claims, packed or (), seed),
             *pictured,
+            {} if isinstance(subject, EncoderDecoderUnderTest) else layered.rules(composed.declared.components()[0]),
         )
 
 
@@ -239,21 +245,17 @@ def _located(subject: ModelUnderTest, reach: Reach, probes: EndToEnd, leak: Coun
     return dataclasses.replace(leak, module=module)
 
 
-def _by_layer(subject: ModelUnderTest, reach: Reach, mixed: dict[str, Tensor], judged: Tensor) -> ClaimResult:
-    if not mixed:
+def _by_layer(subject: ModelUnderTest, composed: Composition, layered: ByLayer) -> ClaimResult:
+    if not layered.mixed:
         return ClaimResult(
             "by layer", "not answered", why="no module was seen to mix tokens: a function, or one that hooks miss"
         )
-    layers = len(reach.rules)
-    in_order = len(mixed) == layers and not isinstance(subject, EncoderDecoderUnderTest)
-    places = {name: place if in_order else subject.layer_of(name, layers) for place, name in enumerate(mixed)}
-    probes = ByLayer(subject, {name: reach.own(place) for name, place in places.items()}, mixed, judged).run()
-    found, missed = probes.findings, sorted(set(mixed) - probes.looked_at)
+    probes = layered.run(composed.allowed, composed.required)
+    found, missed = probes.findings, sorted(set(layered.mixed) - probes.looked_at)
     through = f"no gradient passes through {', '.join(missed)}" if missed else ""
-    near = (
-        f"without attention, and reach less than the rule, as they may: {', '.join(probes.near)}" if probes.near else ""
-    )
-    why = "; ".join(part for part in (through, probes.zero_gradients.describe(subject), near) if part)
+    others = f"without attention, held against the rule of the whole model: {', '.join(composed.others)}"
+    parts = (through, probes.zero_gradients.describe(subject), others if composed.others else "")
+    why = "; ".join(part for part in parts if part)
     if not found and (missed or probes.zero_gradients.unsure):
         return ClaimResult("by layer", "not answered", why=why)
     leaks = [one for one in found if one.kind == "leak"]

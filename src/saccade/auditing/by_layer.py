@@ -9,27 +9,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, NamedTuple
-
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
 from saccade.auditing.finding import CounterExample, Kind
 from saccade.auditing.is_attention import attends, reaching_others
 from saccade.auditing.model_under_test import ModelUnderTest
-from saccade.auditing.multi_process import broadcast_first, shared
+from saccade.auditing.measured_rules import SeenRow, measured_rule
+from saccade.auditing.multi_process import broadcast_first
 from saccade.auditing.probe_sets import LONG
+from saccade.auditing.replay import replaying
 from saccade.auditing.rounding_noise import row_differences
-from saccade.auditing.token_axes import tensors_of
 from saccade.auditing.zero_gradients import Probe, ZeroGradient, ZeroGradientReport, recheck
 
-# A second run must not find the keys that the first one stored.
-_CACHES = ("past_key_values", "past_key_value", "cache", "cache_params")
 _ROUNDING = 64  # units; experts may sum in a different order without mixing, so gradients check smaller changes
 _NO_ROWS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_HIDDEN = ("hidden_states", "x", "query", "inputs")  # names of keyword arguments that hold the rows that modules mix
 
 
 def mixers(subject: ModelUnderTest) -> dict[str, Tensor]:
@@ -68,7 +63,7 @@ def mixers(subject: ModelUnderTest) -> dict[str, Tensor]:
 
     # Linear layers do not mix. A convolution has channels where others have rows, so its parent module is tested.
     modules = {name: own for name, own in subject.modules.items() if type(own) not in _NO_ROWS}
-    with torch.no_grad(), _again(subject, modules, look):
+    with torch.no_grad(), replaying(subject, modules, look):
         subject.run()
     names = trained or list(found)  # a module without parameters, such as RWKV's token shift, is only a part of a layer
     return {name: found[name] for name in names if not any(other.startswith(f"{name}.") for other in names)}
@@ -90,44 +85,111 @@ class ByLayer:
 
     Args:
         subject: the model and its input.
-        allowed: the pairs that the layer of each module allows, bool ``[batch, length, length]``, by module name.
         mixed: the tokens that each module mixes, as `mixers` returns them. A module need not see other tokens.
         judged: the rows to check, bool ``[batch, length]``.
         rows: number of rows of each module to test; only three for more than 512 tokens.
         least: largest gradient that does not count as a leak, as a share of the largest gradient of the row.
 
     Attributes:
+        mixed: the same, and modules that mix more than the mixing modules inside explain, in running order.
         findings: the first leak and the first blind pair of each module.
         looked_at: names of the modules that were checked because their outputs have gradients.
         attending: names of the modules that weight tokens by content. A module that mixes in other ways, such as a
             convolution, may see less than its layer allows.
-        near: names of the modules that see less for this reason. Each token that a row of such a module does not see
-            influences a different row, or lies at a distance where no row sees a token.
         zero_gradients: the report on gradients that are 0 but should not be 0.
     """
 
     def __init__(
         self,
         subject: ModelUnderTest,
-        allowed: Mapping[str, Tensor],
         mixed: Mapping[str, Tensor],
         judged: Tensor,
         *,
         rows: int = 9,
         least: float = 1e-30,
     ):
-        self.subject, self.allowed, self.mixed, self.judged = subject, allowed, mixed, judged
+        self.subject, self.mixed, self.judged = subject, dict(mixed), judged
         self.rows, self.least = rows, least
         self.findings: list[CounterExample] = []
         self.looked_at: set[str] = set()
         self.attending: set[str] = set()
-        self.near: list[str] = []
         self.zero_gradients = ZeroGradientReport([], [], [])
+        self._sizes: dict[Probe, Tensor] = {}
 
-    def run(self) -> ByLayer:
-        """Run all mixing modules again during one forward pass, and then rerun those that seem blind to a token."""
-        sizes = self._pulled(self.subject, False, self._probes)
-        zeros = [one for probe, size in sizes.items() for one in self._judge(probe, size)]
+    def measure(self) -> ByLayer:
+        """Run all mixing modules again during one forward pass, and measure what some rows of each depend on.
+
+        A module around mixing modules that do not attend is measured too: it may attend between them, as a layer does
+        that convolves its keys by a module and attends in plain functions.
+        """
+        around = {outer for name in self.mixed for outer in _around(name) if outer in self.subject.modules}
+        calls = list[str]()
+        self._sizes = self._pulled(self.subject, False, self._probes, [*self.mixed, *around - set(self.mixed)], calls)
+        for name in [one for one in dict.fromkeys(calls) if one not in self.mixed]:
+            inner = [self.distances(one) for one in self.mixed if one.startswith(f"{name}.")]
+            if all(bool((~one.seen | _composed(inner)[one.row[1]]).all()) for one in self.seen(name)):
+                self._sizes = {probe: size for probe, size in self._sizes.items() if probe.module != name}
+                self.attending.discard(name), self.looked_at.discard(name)
+            else:
+                tokens = [own for one, own in self.mixed.items() if one.startswith(f"{name}.")]
+                self.mixed[name] = torch.stack(tokens).any(0)
+        self.mixed = {name: self.mixed[name] for name in (*calls, *self.mixed) if name in self.mixed}
+        return self
+
+    def measure_rows(self, places: Collection[int]) -> None:
+        """Measure more rows of each module, such as the first row of each document."""
+        more = sorted(places)
+
+        def probes(name: str, call: int) -> list[Probe]:
+            own = self.subject.part_of(name)
+            found = [Probe(name, call, place) for place in more if own.start <= place < own.stop]
+            return [probe for probe in found if probe not in self._sizes]
+
+        if more:
+            self._sizes |= self._pulled(self.subject, False, probes, list(self.mixed))
+
+    def seen(self, name: str) -> list[SeenRow]:
+        """Return the measured rows of a module: the tokens with nonzero gradients, for each judged row."""
+        found = [(probe.place, size) for probe, size in self._sizes.items() if probe.module == name]
+        return [
+            SeenRow((item, place), size[item] > self.least * size[item].max())
+            for place, size in found
+            for item in range(len(size))
+            if self.judged[item, place]
+        ]
+
+    def rules(self, documents: Tensor) -> dict[str, str]:
+        """Return what each module was measured to reach, as text, by its name.
+
+        Args:
+            documents: the document of each token, int ``[batch, length]``.
+        """
+        return {name: measured_rule(rows, documents) for name in self.mixed if (rows := self.seen(name))}
+
+    def distances(self, name: str) -> Tensor:
+        """Return the pairs at distances at which some measured row sees a token, bool ``[length, length]``."""
+        length = self.subject.shape[1]
+        used = torch.zeros(2 * length, dtype=torch.bool)
+        used[0] = True
+        for one in self.seen(name):
+            used[one.row[1] - one.seen.nonzero().flatten()] = True  # a negative index means a later token
+        at = torch.arange(length)
+        return used[at[:, None] - at]
+
+    def run(
+        self, allowed: Callable[[str, int], Tensor], required: Callable[[str, int], Tensor] | None = None
+    ) -> ByLayer:
+        """Judge all measured rows, and rerun those that seem blind to a token.
+
+        Args:
+            allowed: a function that returns the tokens that a row of a module may see, bool ``[batch, length]``.
+            required: a function that returns the tokens that the row has to see; the same when None.
+        """
+        sizes = self._sizes
+        zeros = list[ZeroGradient]()
+        for probe, size in sizes.items():
+            may = allowed(probe.module, probe.place)
+            zeros += self._judge(probe, size, may, required(probe.module, probe.place) if required else may)
         self.zero_gradients = self._without_near(recheck(self.subject, zeros, sizes, self._pull_again), sizes)
         for one in self.zero_gradients.blind:
             keys = one.keys & ~_seen_beside(one.probe, sizes)
@@ -151,7 +213,7 @@ class ByLayer:
             reaching[name] = reaching.get(name, False) | found
 
         if names:
-            with _again(self.subject, {name: self.subject.modules[name] for name in names}, look):
+            with replaying(self.subject, {name: self.subject.modules[name] for name in names}, look):
                 self.subject.run()
 
         def narrowed(zeros: list[ZeroGradient]) -> list[ZeroGradient]:
@@ -164,24 +226,32 @@ class ByLayer:
             left = [one._replace(keys=one.keys & ~own) for one, own in zip(zeros, near, strict=True)]
             return [one for one in left if bool(one.keys.any())]
 
-        left = report._replace(blind=narrowed(report.blind), unsure=narrowed(report.unsure))
-        self.near = sorted(names - {one.probe.module for one in (*left.blind, *left.unsure)})
-        return left
+        return report._replace(blind=narrowed(report.blind), unsure=narrowed(report.unsure))
 
     def _pull_again(self, subject: ModelUnderTest, changed: bool, probes: Collection[Probe]) -> dict[Probe, Tensor]:
-        return self._pulled(subject, changed, lambda *of: [probe for probe in sorted(probes) if probe[:2] == of])
+        chosen = [*dict.fromkeys(probe.module for probe in sorted(probes))]
+        return self._pulled(subject, changed, lambda *of: [one for one in sorted(probes) if one[:2] == of], chosen)
 
     def _pulled(
-        self, subject: ModelUnderTest, changed: bool, probes: Callable[[str, int], list[Probe]]
+        self,
+        subject: ModelUnderTest,
+        changed: bool,
+        probes: Callable[[str, int], list[Probe]],
+        names: Sequence[str],
+        order: list[str] | None = None,
     ) -> dict[Probe, Tensor]:
         """Return gradient sizes of the probed rows of modules, float64 ``[batch, length]``, by probe.
 
-        With ``changed``, the modules run on different hidden states.
+        With ``changed``, the modules run on different hidden states. Names are added to ``order`` as the modules end.
         """
         found: dict[Probe, Tensor] = {}
         calls = Counter[str]()
 
         def look(name: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
+            if name not in self.mixed and any(one.startswith(f"{name}.") for one in self.attending):
+                return
+            if order is not None:
+                order.append(name)
             chosen = probes(name, calls[name])
             calls[name] += 1
             draw = torch.Generator().manual_seed(0)
@@ -203,8 +273,8 @@ class ByLayer:
                     (size,) = torch.autograd.grad(one, leaf, weights, retain_graph=True)
                     found[probe] = size.abs().flatten(2).amax(-1).cpu().double()
 
-        modules = {name: module for name, module in subject.modules.items() if name in self.allowed}
-        with _again(subject, modules, look):
+        modules = {name: subject.modules[name] for name in names}
+        with replaying(subject, modules, look):
             subject.run()
         return found
 
@@ -217,10 +287,9 @@ class ByLayer:
             places = [own.start + length // 3, own.start + 2 * length // 3, own.stop - 1]
         return [Probe(name, call, place) for place in sorted({*places, *self.subject.borders})]
 
-    def _judge(self, probe: Probe, size: Tensor) -> Iterator[ZeroGradient]:
-        """Record leaks of a module's row, and yield the allowed tokens for which the row's gradient is 0."""
+    def _judge(self, probe: Probe, size: Tensor, allowed: Tensor, required: Tensor) -> Iterator[ZeroGradient]:
+        """Record leaks of a module's row, and yield the required tokens for which the row's gradient is 0."""
         name, _, place = probe
-        allowed = self.allowed[name][:, place]
         itself = torch.arange(size.shape[1]) == place  # a row always depends on its own token, through the query
         for item in range(len(size)):
             if not self.judged[item, place]:
@@ -230,7 +299,7 @@ class ByLayer:
                 share = float(size[item][leaks].max() / size[item].max())
                 self._note("leak", name, (item, place), (item, int(leaks.nonzero()[0])), share)
             shown = torch.zeros_like(self.judged)
-            shown[item] = allowed[item] & self.judged[item] & self.mixed[name] & ~itself
+            shown[item] = required[item] & self.judged[item] & self.mixed[name] & ~itself
             if bool((shown & (size == 0)).any()):
                 yield ZeroGradient(probe, (item, place), shown, shown & (size == 0))
 
@@ -261,120 +330,16 @@ def _layer(name: str) -> str:
     return re.split(r"(?<=\d)(?!\d)", name, maxsplit=1)[0]
 
 
-@contextmanager
-def _again(
-    subject: ModelUnderTest,
-    modules: Mapping[str, nn.Module],
-    look: Callable[[str, Callable[[Tensor], Tensor], Tensor, Tensor], None],
-) -> Iterator[None]:
-    """Call ``look`` after each module that takes rows, with a function that runs the module again.
-
-    This applies to calls within the block. Inputs and outputs are ``[batch, length, ...]`` with a row for each token,
-    which is 0 for tokens that the module does not get.
-    """
-    running = False
-
-    def hook(name: str) -> Any:
-        def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-            nonlocal running
-            own, found = subject.part_of(name), tensors_of(out)
-            places = {} if running else _hidden(subject, name, args, kwargs)
-            if not places or not found or found[0].dim() < 3:  # a tensor of two dimensions may hold pooled rows
-                return
-            rows = subject.as_rows(name, found[0])
-            if rows is None:
-                return
-            uncached = {name: None if name in _CACHES else value for name, value in kwargs.items()}
-
-            def again(other: Tensor) -> Tensor:
-                other = shared(other, subject.group)
-                # Keep identical arguments identical, because modules test whether the query is the key.
-                parts = {one.key: one.with_rows(other) for one in places.values()}
-                changed = {place: parts[one.key] for place, one in places.items()}
-                positional = [changed.get(place, one) for place, one in enumerate(args)]
-                named = {name: changed.get(name, one) for name, one in uncached.items()}
-                result = tensors_of(module(*positional, **named))[0]
-                return _spread([(result.transpose(0, 1) if rows[1] else result, own)], subject.shape[1])
-
-            running = True
-            try:
-                look(
-                    name,
-                    again,
-                    _spread([(one.rows, one.part) for one in places.values()], subject.shape[1]),
-                    _spread([(rows[0], own)], subject.shape[1]),
-                )
-            finally:
-                running = False
-
-        return note
-
-    handles = [module.register_forward_hook(hook(name), with_kwargs=True) for name, module in modules.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _around(name: str) -> list[str]:
+    """Return the names of the modules around a module that are inside of its layer, innermost first."""
+    parts = name.split(".")
+    outer = [".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1)]
+    return [one for one in outer if any(part.isdigit() for part in one.split(".")) or not any(map(str.isdigit, parts))]
 
 
-class _Argument(NamedTuple):
-    """A module's argument that holds rows of tokens.
-
-    Args:
-        rows: ``[batch, length, ...]``.
-        part: the range of tokens that the rows belong to.
-        is_turned: whether the module takes the rows as ``[length, batch, ...]``.
-    """
-
-    rows: Tensor
-    part: slice
-    is_turned: bool = False
-
-    @property
-    def key(self) -> tuple[int, int, bool]:
-        """A dictionary key for the argument, equal for arguments that were the same tensor."""
-        return self.part.start, self.part.stop, self.is_turned
-
-    def with_rows(self, other: Tensor) -> Tensor:
-        """Return a new value for this argument, in its layout: the rows of its tokens, from the rows of all tokens."""
-        own = other[:, self.part]
-        return (own.transpose(0, 1) if self.is_turned else own).contiguous()
-
-
-def _hidden(
-    subject: ModelUnderTest, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[int | str, _Argument]:
-    """Return the arguments of a module that hold rows of its text, or rows of another text that it attends to.
-
-    The first such argument holds the module's rows, as do all arguments equal to it, as in ``attention(x, x, x)``.
-    """
-    own, found = subject.part_of(name), dict[int | str, _Argument]()
-    first: Tensor | None = None
-    given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-    for place, one in given:
-        if not isinstance(one, Tensor) or not one.is_floating_point() or one.dim() < 3:
-            continue
-        if (other := subject.read_from(one)) is not None and other != own:
-            found[place] = _Argument(one, other)
-        elif first is None and (isinstance(place, int) or place in _HIDDEN):
-            if (rows := subject.as_rows(name, one)) is not None:
-                found[place], first, known = _Argument(rows[0], own, rows[1]), one, place
-        elif first is not None and _is_same(one, first):
-            found[place] = found[known]
-    return {} if first is None else found
-
-
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    return one is other or (one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other))
-
-
-def _spread(rows: Iterable[tuple[Tensor, slice]], length: int) -> Tensor:
-    """Combine a module's rows for ranges of tokens into one tensor with a row for each token, 0 for missing rows."""
-    rows = list(rows)
-    first, part = rows[0]
-    if len(rows) == 1 and part == slice(0, length):
-        return first
-    out = first.new_zeros(len(first), length, *first.shape[2:])
-    for one, part in rows:
-        out[:, part] = one
-    return out
+def _composed(pairs: Sequence[Tensor]) -> Tensor:
+    """Return the pairs that modules in sequence let through, each beside a residual connection."""
+    whole = torch.eye(len(pairs[0]), dtype=torch.bool)
+    for one in pairs:
+        whole = (one | torch.eye(len(one), dtype=torch.bool)).float() @ whole.float() > 0
+    return whole

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from saccade import masks
 from saccade.masks import Mask
 from saccade.models import DecoderConfig, EncoderConfig
 from saccade.support.errors import type_error, value_error
+
+if TYPE_CHECKING:
+    from saccade.auditing.by_layer import ByLayer
 
 Declared = Mask | Sequence[Mask] | Mapping[str, Mask | Sequence[Mask]]
 """One rule for all layers, a rule for each layer, or a mapping from patterns of module names ("*.layers.0.*") to rules.
@@ -43,6 +46,19 @@ def rules_of(declared: Declared, mixers: Sequence[str], layers: int | None) -> l
     if wrong:
         raise type_error("rule", "be masks", ", ".join(wrong))
     return [rule for rule in found if isinstance(rule, Mask)]
+
+
+def with_rules(declared: Declared, layered: ByLayer, layers: int | None, *, is_pair: bool) -> list[str]:
+    """Return the names of the modules that the declared rules are about, in running order.
+
+    These are the modules that attend. All modules that mix tokens have a rule if none attends, if patterns of names or
+    a list as long as all of them give each its rule, or if the model reads two texts. So has a module whose gradients
+    say nothing.
+    """
+    names = list(layered.mixed)
+    attending = [name for name in names if name in layered.attending or name not in layered.looked_at]
+    is_each = isinstance(declared, Sequence) and layers is None and len(declared) == len(names)
+    return names if is_pair or is_each or isinstance(declared, Mapping) or not attending else attending
 
 
 def _by_pattern(declared: Mapping[str, Mask | Sequence[Mask]], name: str) -> Mask | Sequence[Mask]:

@@ -32,6 +32,7 @@ class EndToEnd:
             that must not change.
         tests: number of sets of rows to test.
         seed: seed of the changes and of the selection of rows.
+        required: what outputs have to depend on; the declared rules when None.
 
     Attributes:
         findings: the first leak and the first blind pair.
@@ -52,7 +53,9 @@ class EndToEnd:
         noise: Callable[[], float],
         tests: int,
         seed: int,
+        required: Reach | None = None,
     ):
+        self.required = required or reach
         self.subject, self.reach, self.judged, self._noise = subject, reach, judged, noise
         self.findings: list[CounterExample] = []
         self.largest, self.covered = 0.0, None if reach.shape[1] > LONG else 0.0
@@ -155,7 +158,7 @@ class EndToEnd:
     def _zero_gradients(self, probe: Probe, own: Rows, zero: Tensor) -> Iterator[ZeroGradient]:
         """Yield the zero gradients of each row of a set. The rows must have no source in common."""
         for item, place in own.rows.nonzero().tolist() if bool(zero.any()) else ():
-            shown = self.reach.sources(self.reach.one(item, place))
+            shown = self.required.sources(self.required.one(item, place))
             if bool((zero & shown).any()):
                 yield ZeroGradient(probe, (item, place), shown, zero & shown)
 

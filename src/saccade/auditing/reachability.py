@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ class Reach:
         rules: the masks of the layers, first to last.
         batch: number of batch items, which do not influence each other.
         length: number of tokens of each item.
+        beside: by layer, pairs that other modules of the layer let through before or after it, bool
+            ``[batch, length, length]``.
 
     Raises:
         TypeError, ValueError: a rule is not a mask, there are no layers, a size is below 1, or there are more than
@@ -45,7 +47,14 @@ class Reach:
         tensor([[0, 0, 1, 1, 1]], dtype=torch.int32)
     """
 
-    def __init__(self, rules: Sequence[Mask], *, batch: int, length: int):
+    def __init__(
+        self,
+        rules: Sequence[Mask],
+        *,
+        batch: int,
+        length: int,
+        beside: Mapping[int, Sequence[Tensor]] | None = None,
+    ):
         wrong = [type(rule).__name__ for rule in rules if not isinstance(rule, Mask)]
         if wrong or not rules:
             raise type_error("rules", "be masks, one for each layer", wrong or "none")
@@ -54,11 +63,15 @@ class Reach:
             raise value_error("length", f"be at most {_LONGEST:,}, since each pair takes a byte", length)
         self.rules, self.shape = tuple(rules), (batch, length)
         known = {rule: _written(rule, batch, length) for rule in dict.fromkeys(rules)}
-        self._layers = [known[rule] for rule in rules]
+        self._own = [known[rule] for rule in rules]
+        self._layers = [_between(own, (beside or {}).get(layer, ())) for layer, own in enumerate(self._own)]
+        for layer in range(1, len(rules)):  # equal layers are one object, which stops a set from growing further
+            if self._layers[layer] is not self._own[layer] and torch.equal(*self._layers[layer - 1 : layer + 1]):
+                self._layers[layer] = self._layers[layer - 1]
 
     def own(self, layer: int) -> Tensor:
-        """Return the pairs that one layer allows, bool ``[batch, length, length]``."""
-        return self._layers[layer]
+        """Return the pairs that the rule of one layer allows, bool ``[batch, length, length]``."""
+        return self._own[layer]
 
     def through(self, keys: Tensor, layers: int | None = None) -> Tensor:
         """Return the rows that the tokens ``keys`` may influence through the first layers, bool ``[batch, length]``.
@@ -110,6 +123,16 @@ def _written(rule: Mask, batch: int, length: int) -> Tensor:
         part = rule.to_dense(len(rows), length, batch=items, heads=heads, q_positions=rows)
         allowed[:, start : start + _BLOCK] = part.any(1)
     return allowed.expand(batch, -1, -1)
+
+
+def _between(rule: Tensor, beside: Sequence[Tensor]) -> Tensor:
+    """Return the pairs that a layer lets through whose other modules let pairs through before or after its rule."""
+    itself = torch.eye(rule.shape[-1], dtype=torch.bool)
+    whole = rule
+    for pairs in beside:
+        near = (pairs | itself).float()
+        whole = near @ (whole | itself).float() @ near > 0
+    return whole
 
 
 def _grown(tokens: Tensor, layers: Iterable[Tensor], step: Callable[[_Bools, _Bools], _Bools]) -> Tensor:

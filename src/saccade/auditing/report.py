@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from saccade.auditing.finding import ClaimResult, CounterExample
+from saccade.auditing.measured_rules import grouped
 from saccade.auditing.probe_sets import LONG, PULLED
 from saccade.support.errors import value_error
 from saccade.text import visible
@@ -53,6 +55,7 @@ class Report:
             is broken or a script cannot show it.
         declared, measured: the pairs that may influence each other and the pairs that do, for the first batch item,
             bool ``[length, length]``; None if the input is too long.
+        reaches: by module that mixes tokens, the rule that it was measured to follow, as text.
     """
 
     model: str
@@ -68,6 +71,7 @@ class Report:
     script: str = ""
     declared: Tensor | None = None
     measured: Tensor | None = None
+    reaches: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -101,7 +105,8 @@ class Report:
         rows = [_HEADS, *(_row(claim) for claim in self.claims)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
         lines = [f"{visible(self.model)}, {self.shape[0]} x {self.shape[1]} tokens, {self.dtype}, seed {self.seed}"]
-        lines += [f"rule     {visible(self.rule)}", ""]
+        lines += [f"rule     {visible(self.rule)}"]
+        lines += [f"measured {visible(line)}" for line in grouped(self.reaches)] + [""]
         lines += [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
         ]
@@ -181,6 +186,7 @@ class Report:
             "miss": {"share": 3 / max(self.tests, 1), "confidence": 0.95},
             "versions": self.versions,
             "claims": [claim.to_json() for claim in self.claims],
+            "reaches": dict(self.reaches),
             "script": self.script,
         }
 

@@ -1,0 +1,122 @@
+"""Compose the declared rules of a model's layers with what was measured of modules that mix without attention.
+
+The rules of layers are about attention. A convolution, a token shift or a norm over time beside it has no rule: it may
+reach whatever the whole model may, and what it was measured to reach is part of what the outputs may depend on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from saccade.auditing.by_layer import ByLayer
+from saccade.auditing.model_under_test import ModelUnderTest
+from saccade.auditing.reachability import Reach
+from saccade.masks import Mask
+
+
+class Composition:
+    """The declared rules and the measured modules of one model, composed.
+
+    Args:
+        subject: the model and its input.
+        rules: the rule of each layer, first to last.
+        ruled: names of the modules that the rules are about, in running order.
+        by_layer: the measured modules.
+
+    Attributes:
+        declared: the composition of the declared rules alone.
+        reach: the composition of the declared rules and the measured modules that are within `declared`.
+    """
+
+    def __init__(self, subject: ModelUnderTest, rules: Sequence[Mask], ruled: Sequence[str], by_layer: ByLayer):
+        self.subject, self.ruled, self._by_layer = subject, list(ruled), by_layer
+        batch, length = subject.shape
+        self.declared = Reach(rules, batch=batch, length=length)
+        self._whole = dict[int, Tensor]()
+        by_layer.measure_rows(self._beginnings())
+        self._layers = self._places(len(rules))
+        beside: dict[int, list[Tensor]] = {}
+        for name in self.others:
+            pairs = self._within(name)
+            if pairs is not None:
+                beside.setdefault(self._layers[name], []).append(pairs)
+        self._beside = beside
+        self.reach = Reach(rules, batch=batch, length=length, beside=beside) if beside else self.declared
+
+    @property
+    def others(self) -> list[str]:
+        """Names of the modules that mix tokens without attention, and have no rule."""
+        return [name for name in self._by_layer.mixed if name not in self.ruled]
+
+    def required(self, name: str, place: int) -> Tensor:
+        """Return the tokens that a row of a module has to see, bool ``[batch, length]``.
+
+        A module without a rule has to see a token only if no other row takes it in; see `ByLayer`.
+        """
+        return self.declared.own(self._layers[name])[:, place] if name in self.ruled else self._through_all(place)
+
+    def allowed(self, name: str, place: int) -> Tensor:
+        """Return the tokens that a row of a module may see, bool ``[batch, length]``.
+
+        A module with a rule may see what the rule of its layer allows, extended by the measured modules inside of it.
+        """
+        own = self.required(name, place)
+        if name not in self.ruled:
+            return own
+        inner = [self._within(other) for other in self.others if other.startswith(f"{name}.")]
+        for pairs in inner:
+            if pairs is not None:
+                own = own | _step(own, pairs)
+                near = torch.zeros_like(own)
+                near[:, place] = True
+                for item, row in enumerate(_step(near, pairs)):
+                    own[item] |= self.declared.own(self._layers[name])[item, row].any(0)
+                own = own | _step(own, pairs)
+        return own
+
+    def _through_all(self, place: int) -> Tensor:
+        if place not in self._whole:
+            batch = self.subject.shape[0]
+            rows = [self.declared.sources(self.declared.one(item, place))[item] for item in range(batch)]
+            self._whole[place] = torch.stack(rows)
+        return self._whole[place]
+
+    def _within(self, name: str) -> Tensor | None:
+        """Return the pairs that a module without a rule reaches, bool ``[batch, length, length]``; None if it leaks.
+
+        The pairs are extended from the measured rows to all rows by distance, without pairs across documents, and
+        without later tokens if the whole model is causal.
+        """
+        for one in self._by_layer.seen(name):
+            item, place = one.row
+            if bool((one.seen & ~self._through_all(place)[item]).any()):
+                return None
+        label, _ = self.declared.components()
+        pairs = self._by_layer.distances(name) & (label[:, :, None] == label[:, None])
+        is_causal = all(not bool(self.declared.own(layer).triu(1).any()) for layer in range(len(self.declared.rules)))
+        return pairs.tril() if is_causal else pairs
+
+    def _beginnings(self) -> set[int]:
+        """Return the first and the last row of each document but the first and the last, at most eight borders."""
+        label, _ = self.declared.components()
+        borders = (label[:, 1:] != label[:, :-1]).any(0).nonzero().flatten().tolist()[:8]
+        return {row for border in borders for row in (border, border + 1)}
+
+    def _places(self, layers: int) -> dict[str, int]:
+        """Return the layer of each module: in running order if each layer has one module with a rule, else by name."""
+        names = list(self._by_layer.mixed)
+        if len(self.ruled) != layers or len(self.subject.parts) > 1:
+            return {name: self.subject.layer_of(name, layers) for name in names}
+        found, place = dict[str, int](), 0
+        for name in names:
+            found[name] = min(place, layers - 1)
+            place += name in self.ruled
+        return found
+
+
+def _step(tokens: Tensor, pairs: Tensor) -> Tensor:
+    """Return the tokens that any of the rows ``tokens`` reaches by ``pairs``, bool ``[batch, length]``."""
+    return torch.stack([own[rows].any(0) for own, rows in zip(pairs, tokens, strict=True)])
