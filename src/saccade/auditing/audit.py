@@ -15,8 +15,11 @@ from torch import Tensor, nn
 
 from saccade.auditing.bug_script import script_of
 from saccade.auditing.by_layer import ByLayer, mixers
-from saccade.auditing.composition import Composition
+from saccade.auditing.claims import checked, further
+from saccade.auditing.claims.asked import Asked
+from saccade.auditing.claims.compared import claim_of
 from saccade.auditing.compiled_model import CompiledModelUnderTest, is_compiled, run_eagerly, uncompiled
+from saccade.auditing.composition import Composition
 from saccade.auditing.declared_rules import Declared, from_config, rules_of, with_rules
 from saccade.auditing.encoder_decoder import EncoderDecoderUnderTest, is_pair, joint_rules, pair_from_config
 from saccade.auditing.end_to_end import EndToEnd
@@ -56,6 +59,7 @@ def audit(
     padded: bool = False,
     cache: bool = False,
     against: Sequence[str] = (),
+    claims: Sequence[str] = (),
     tests: int = 12,
     seed: int = 0,
     group: ProcessGroup | None = None,
@@ -93,6 +97,8 @@ def audit(
         cache: whether to check that running a text in chunks through a cache gives the same as running it at once, for
             several splits.
         against: names of attention implementations ("eager", "sdpa") that must give the same outputs.
+        claims: names of further claims to check: "states", "positions", "window", "sinks", "training",
+            "compiled", "batch", "loss", or "all" of them.
         tests: number of sets of rows to test.
         seed: seed of the random text and of all changes.
         group: processes that run the model together, as with context parallelism. Every process must call this function
@@ -119,6 +125,7 @@ def audit(
     check_int("length", length, 2)
     check_int("tests", tests, 1)
     check_int("seed", seed, 0)
+    names = checked(claims)
     run = replicated(model)
     model = uncompiled(run)
     form = InputFormat.of(model, tokens, batch_first, module)
@@ -139,18 +146,22 @@ def audit(
         reach = composed.reach
         noise = partial(_noise, subject)
         probes = EndToEnd(subject, reach, judged, noise=noise, tests=tests, seed=seed, required=composed.declared).run()
-        claims = [*_end_to_end(subject, reach, probes), _by_layer(subject.as_written, composed, layered)]
+        found = [*_end_to_end(subject, reach, probes), _by_layer(subject.as_written, composed, layered)]
         if packed is not None or padded or cache or against:
             ways = {"packed": packed, "padded": padded, "cache": cache, "against": against}
             with run_eagerly():
-                claims += _same(model, subject.as_written, ways, outputs, seed)
+                found += _same(model, subject.as_written, ways, outputs, seed)
+        asked = Asked(model, subject.as_written, composed, layered, judged, given, outputs, packed or (), noise, seed)
+        with run_eagerly() if isinstance(subject, CompiledModelUnderTest) else nullcontext():
+            known = {one.name for one in found}
+            found += [one for one in further(asked, names) if one.name not in known]
         if isinstance(subject, CompiledModelUnderTest):
-            claims = claims[:2] + [dataclasses.replace(one, why=_as_written(one.why)) for one in claims[2:]]
+            found = found[:2] + [dataclasses.replace(one, why=_as_written(one.why)) for one in found[2:]]
         pictured = _pictured(subject, reach)
         return Report(
             _name(model) + (", compiled" if isinstance(subject, CompiledModelUnderTest) else ""),
             ("assumed: " if is_assumed else "") + words,
-            tuple(_in_own_texts(claim, subject) for claim in claims),
+            tuple(_in_own_texts(claim, subject) for claim in found),
             subject.shape,
             str(subject.vectors.dtype).removeprefix("torch."),
             seed,
@@ -160,7 +171,7 @@ def audit(
             _versions(model),
             ""
             if isinstance(subject, EncoderDecoderUnderTest)
-            else script_of(model, given, subject.as_written.tokens, claims, packed or (), seed),
+            else script_of(model, given, subject.as_written.tokens, found, packed or (), seed),
             *pictured,
             {} if isinstance(subject, EncoderDecoderUnderTest) else layered.rules(composed.declared.components()[0]),
         )
@@ -281,16 +292,8 @@ def _same(
     if not isinstance(model, nn.Module) or refused:
         rule = "be left out for a function, vectors, a group, batch_first=False and a model that reads two texts"
         raise value_error("packed, padded, cache, against", rule, "given", hint="they run modules on token ids")
-    judged = []
-    for pair in sameness(model, subject.tokens, outputs=outputs, seed=seed, **ways):
-        answered = pair.verdict != "not answered"
-        found = None
-        if pair.verdict == "broken" and pair.where is not None:
-            found = CounterExample("differs", pair.where, None, pair.difference, "", pair.name, subject.passes)
-        kept = f"saccade's kernel holds it: {pair.remedy}" if pair.remedy else ""
-        numbers = (pair.difference, pair.allowed) if answered else (0.0, 0.0)
-        judged.append(ClaimResult(pair.name, pair.verdict, *numbers, found, kept if answered else pair.why))
-    return judged
+    pairs = sameness(model, subject.tokens, outputs=outputs, seed=seed, **ways)
+    return [claim_of(pair, subject.passes) for pair in pairs]
 
 
 def _pictured(subject: ModelUnderTest, reach: Reach) -> tuple[Tensor | None, Tensor | None]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
 import torch
 from torch import Tensor, nn
 
 from saccade.auditing.finding import CounterExample, Kind
 from saccade.auditing.is_attention import attends, reaching_others
-from saccade.auditing.model_under_test import ModelUnderTest
 from saccade.auditing.measured_rules import SeenRow, measured_rule
+from saccade.auditing.model_under_test import ModelUnderTest
 from saccade.auditing.multi_process import broadcast_first
 from saccade.auditing.probe_sets import LONG
 from saccade.auditing.replay import replaying
@@ -136,8 +137,8 @@ class ByLayer:
         self.mixed = {name: self.mixed[name] for name in (*calls, *self.mixed) if name in self.mixed}
         return self
 
-    def measure_rows(self, places: Collection[int]) -> None:
-        """Measure more rows of each module, such as the first row of each document."""
+    def measure_rows(self, places: Collection[int], names: Sequence[str]) -> None:
+        """Measure more rows of some modules, such as the first row of each document."""
         more = sorted(places)
 
         def probes(name: str, call: int) -> list[Probe]:
@@ -145,8 +146,8 @@ class ByLayer:
             found = [Probe(name, call, place) for place in more if own.start <= place < own.stop]
             return [probe for probe in found if probe not in self._sizes]
 
-        if more:
-            self._sizes |= self._pulled(self.subject, False, probes, list(self.mixed))
+        if more and names:
+            self._sizes |= self._pulled(self.subject, False, probes, names)
 
     def seen(self, name: str) -> list[SeenRow]:
         """Return the measured rows of a module: the tokens with nonzero gradients, for each judged row."""

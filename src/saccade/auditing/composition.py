@@ -36,7 +36,7 @@ class Composition:
         batch, length = subject.shape
         self.declared = Reach(rules, batch=batch, length=length)
         self._whole = dict[int, Tensor]()
-        by_layer.measure_rows(self._beginnings())
+        by_layer.measure_rows(self._beginnings(), self.others)
         self._layers = self._places(len(rules))
         beside: dict[int, list[Tensor]] = {}
         for name in self.others:

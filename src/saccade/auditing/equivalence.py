@@ -126,6 +126,24 @@ def sameness(
         return [*pairs, *_dtypes(own, wide, reason)]
 
 
+def compared_ways(
+    runner: Runner, ids: Tensor, claims: Sequence[tuple[str, RunPair]], *, factor: float = FACTOR, seed: int = 0
+) -> list[Pair]:
+    """Compare chosen pairs of ways to run a model, as `sameness` does for its own.
+
+    Args:
+        runner: the runner of the model.
+        ids: int ``[batch, len]``, without padding.
+        claims: the name of each claim, and its pair of ways.
+        factor: the allowed difference, as a multiple of the effect of one rounding.
+        seed: seed of the rounding.
+    """
+    with restoring_state(runner.model), torch.no_grad():
+        runner.model.eval()
+        own, wide, _ = _in_both_dtypes(runner, ids, factor, seed)
+        return [_judged(name, way, [wide, own] if wide else [own]) for name, way in claims]
+
+
 def _in_both_dtypes(
     runner: Runner, ids: Tensor, factor: float, seed: int
 ) -> tuple[_ModelInDtype, _ModelInDtype | None, str]:

@@ -74,20 +74,25 @@ def _alone(runner: Runner, ids: Tensor, lengths: Sequence[int]) -> Tensor:
 
 def _steps(ids: Tensor, window: int | None) -> list[tuple[str, RunPair]]:
     n = ids.shape[1]
-    splits: dict[str, Sequence[int]] = {
-        "one token first": [1],
-        "one token last": [n - 1],
-        "two halves": [n // 2],
-        "one by one": range(1, n),
-        "pieces of 5": range(5, n, 5),
-    }
-    for cut in (window - 1, window, window + 1) if window else ():
-        splits |= {f"cut at {cut}, window {window}": [cut]} if 0 < cut < n else {}
+    splits: dict[str, Sequence[int]] = {"one token first": [1], "one token last": [n - 1], "two halves": [n // 2]}
+    found = [_split(ids, name, cuts) for name, cuts in splits.items()]
+    found += [one_by_one(ids), _split(ids, "pieces of 5", range(5, n, 5))]
+    return found + (steps_at_window(ids, window) if window else [])
 
-    def way(split: Sequence[int]) -> RunPair:
-        return lambda own: (own.runner.steps(ids, split), own.whole)
 
-    return [(f"steps: {name}", way(split)) for name, split in splits.items()]
+def one_by_one(ids: Tensor) -> tuple[str, RunPair]:
+    """Return the claim that single steps through a cache equal the run on all ids, and its pair of ways."""
+    return _split(ids, "one by one", range(1, ids.shape[1]))
+
+
+def steps_at_window(ids: Tensor, window: int) -> list[tuple[str, RunPair]]:
+    """Return the claims that two steps equal the run on all ids if they are cut around the width of a window."""
+    cuts = [cut for cut in (window - 1, window, window + 1) if 0 < cut < ids.shape[1]]
+    return [_split(ids, f"cut at {cut}, window {window}", [cut]) for cut in cuts]
+
+
+def _split(ids: Tensor, name: str, cuts: Sequence[int]) -> tuple[str, RunPair]:
+    return f"steps: {name}", lambda own: (own.runner.steps(ids, cuts), own.whole)
 
 
 def _cached(ids: Tensor) -> list[tuple[str, RunPair]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -50,6 +51,39 @@ def first_module(subject: ModelUnderTest, reach: Reach, key: tuple[int, int], ve
         if bool((clean & unmoved & moved).any()):
             return name.partition("#")[0]
     return ""
+
+
+class SavedRuns:
+    """Checksums of two runs, of one model or of two with equal names of modules, to find where they part.
+
+    Args:
+        subject: the model and its input, which say how rows lie in tensors.
+    """
+
+    def __init__(self, subject: ModelUnderTest):
+        self.subject, self._found = subject, list[dict[str, Sums]]()
+
+    def run(self, modules: Mapping[str, nn.Module] | None = None, run: Callable[[], object] | None = None) -> None:
+        """Run the model, or another one that takes rows of the same texts, and save the checksums of all rows."""
+        recorder, named = _Sums(self.subject), self.subject.modules if modules is None else modules
+        handles = [own.register_forward_hook(recorder.hook(name), with_kwargs=True) for name, own in named.items()]
+        try:
+            (run or self.subject.run)()
+        finally:
+            for handle in handles:
+                handle.remove()
+        self._found.append(recorder.found)
+
+    def first_unlike(self) -> str:
+        """Return the name of the first module that gave other rows for equal rows in the second run; "" if none did."""
+        first, second = self._found
+        for name, (into, out) in second.items():
+            other_into, other_out = first.get(name, ([], []))
+            if into and len(into) == len(other_into) and len(out) == len(other_out):
+                is_unlike = not all(map(torch.equal, out, other_out))
+                if is_unlike and all(map(torch.equal, into, other_into)):
+                    return name.partition("#")[0]
+        return ""
 
 
 class _Sums:

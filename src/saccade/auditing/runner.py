@@ -76,6 +76,10 @@ class Runner:
         """
         raise Unanswered("the model takes no lengths of texts")
 
+    def packed_inputs(self, ids: Tensor, lengths: Sequence[int]) -> tuple[dict[str, Any], str]:
+        """Return the model's arguments for packed texts, with all it can be told of them, and the arguments' names."""
+        raise Unanswered("the model takes no lengths of texts; give packed inputs and a rule with documents")
+
     def start(self) -> Any:
         """Return the initial state for `more`, such as an empty cache."""
         raise Unanswered("the model has no cache")
@@ -114,6 +118,27 @@ class Runner:
         for part in other.modules():
             without_dropout(part)
         return self.on(other)
+
+    def checkpointed(self) -> Self:
+        """Return the runner of a copy of the model that recomputes activations in the backward pass."""
+        raise Unanswered("the model has no gradient_checkpointing_enable")
+
+    def compiled(self) -> Self:
+        """Return the runner of a compiled copy of the model."""
+        other = copy.deepcopy(self.model)
+        return self.on(torch.compile(other, backend="aot_eager"))  # type: ignore[arg-type]  # called like a module
+
+    def filling_cache(self, ids: Tensor) -> Tensor:
+        """Run the model on all ids at once, while it fills a cache."""
+        raise Unanswered("the model has no cache")
+
+    def stretched(self, ids: Tensor, by: int, axis: int | None = None) -> Tensor:
+        """Run the model with every position multiplied by ``by``, on one axis of several or on all."""
+        raise Unanswered("the model takes no positions")
+
+    def on_axes(self, ids: Tensor) -> Tensor:
+        """Run the model with the positions of text on each axis of a model with several."""
+        raise Unanswered("its positions have one axis")
 
     def steps(self, ids: Tensor, split: Sequence[int]) -> Tensor:
         """Run the model through a cache, on chunks of the ids that are cut at the positions ``split``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, Self
 
@@ -71,6 +72,22 @@ class TransformersRunner(Runner):
         mask = torch.ones_like(ids) if beside == "a mask of ones" else self._four_dimensions(lengths).to(ids.device)
         return self._run(ids, position_ids=places, attention_mask=mask)
 
+    def packed_inputs(self, ids: Tensor, lengths: Sequence[int]) -> tuple[dict[str, Any], str]:
+        self._need("position_ids")
+        places = self._placed(ids, torch.cat([torch.arange(length) for length in lengths])[None])
+        inputs = {"input_ids": ids, "position_ids": places} | ({"use_cache": False} if can_cache(self.model) else {})
+        label = torch.arange(len(lengths), dtype=torch.int32).repeat_interleave(torch.tensor(lengths))[None]
+        ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        facts: dict[str, Any] = {"seq_idx": label.to(ids.device)}
+        facts |= dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), ends.to(ids.device))
+        facts |= dict.fromkeys(("max_length_q", "max_length_k"), max(lengths))
+        try:  # what collators of transformers tell a model; some models refuse it
+            with torch.no_grad():
+                self.model(**inputs, **facts)
+        except Exception:  # a model may raise any error
+            return inputs, "position_ids"
+        return inputs | facts, "position_ids, seq_idx and cu_seq_lens"
+
     def start(self) -> Any:
         if self.cache is None:
             raise Unanswered("its forward takes no cache")
@@ -103,6 +120,45 @@ class TransformersRunner(Runner):
         for config in (other._config, other._text_config):
             without_dropout(config)
         return other
+
+    def checkpointed(self) -> Self:
+        other = self.trained()
+        if not getattr(other._model, "supports_gradient_checkpointing", False):
+            raise Unanswered("it does not support gradient checkpointing")
+        other._model.gradient_checkpointing_enable({"use_reentrant": False})
+        return other
+
+    def filling_cache(self, ids: Tensor) -> Tensor:
+        if not can_cache(self.model):
+            raise Unanswered("its forward takes no use_cache")
+        return self._run(ids, cached=True)
+
+    def stretched(self, ids: Tensor, by: int, axis: int | None = None) -> Tensor:
+        self._need("position_ids")
+        places = self._placed(ids, torch.arange(ids.shape[1]))
+        if axis is None:
+            return self._run(ids, position_ids=(places * by).expand(ids.shape))
+        axes = places.expand(self._axes, *ids.shape).clone()
+        axes[axis] *= by
+        return self._run(ids, position_ids=axes)
+
+    def on_axes(self, ids: Tensor) -> Tensor:
+        self._need("position_ids")
+        places = self._placed(ids, torch.arange(ids.shape[1]))
+        return self._run(ids, position_ids=places.expand(self._axes, *ids.shape))
+
+    @property
+    def _axes(self) -> int:
+        sections = (getattr(self._text_config, "rope_parameters", None) or {}).get("mrope_section")
+        if not sections:
+            raise Unanswered("its positions have one axis")
+        return len(sections)
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether the model has a module of positions, or a configuration of rotations."""
+        named = any(re.search(r"rot|rope|pos|wpe", name.lower()) for name, _ in self.model.named_modules())
+        return named or bool(getattr(self._text_config, "rope_parameters", None))
 
     def implemented(self, name: str) -> Self:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: PLC0415  # transformers is an extra

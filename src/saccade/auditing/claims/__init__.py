@@ -1,0 +1,57 @@
+"""Claims that are checked only if asked for, such as those about states, windows, sinks, training and the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from saccade.auditing.claims.asked import Asked
+from saccade.auditing.claims.batch import batch
+from saccade.auditing.claims.compiled import compiled
+from saccade.auditing.claims.loss import loss
+from saccade.auditing.claims.positions import positions
+from saccade.auditing.claims.sinks import sinks
+from saccade.auditing.claims.states import states
+from saccade.auditing.claims.training import training
+from saccade.auditing.claims.window import window
+from saccade.auditing.finding import ClaimResult
+from saccade.auditing.float64 import describe_error
+from saccade.auditing.runner import Unanswered, WrongArgument
+from saccade.support.errors import shown, value_error
+
+CLAIMS: Mapping[str, Callable[[Asked], Sequence[ClaimResult]]] = {
+    "states": states,
+    "positions": positions,
+    "window": window,
+    "sinks": sinks,
+    "training": training,
+    "compiled": compiled,
+    "batch": batch,
+    "loss": loss,
+}
+"""The claims by the name by which they are asked for."""
+
+
+def checked(claims: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of claims that were asked for; "all" stands for every name.
+
+    Raises:
+        ValueError: a name is not that of a claim.
+    """
+    names = (claims,) if isinstance(claims, str) else tuple(claims)
+    for name in names:
+        if name not in (*CLAIMS, "all"):
+            raise value_error("claims", f"be among {', '.join(CLAIMS)}, all", shown(name))
+    return tuple(name for name in CLAIMS if name in names or "all" in names)
+
+
+def further(asked: Asked, names: Sequence[str]) -> Iterator[ClaimResult]:
+    """Check claims by their names; an error of the model becomes a claim that was not answered."""
+    for name in names:
+        try:
+            yield from CLAIMS[name](asked)
+        except WrongArgument:
+            raise
+        except Unanswered as answer:
+            yield ClaimResult(name, "not answered", why=str(answer))
+        except Exception as error:  # a model may raise any error, which does not prove it wrong
+            yield ClaimResult(name, "not answered", why=describe_error(error))

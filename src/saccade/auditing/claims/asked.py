@@ -1,0 +1,93 @@
+"""The class `Asked`: the model of an audit, and what the audit has already measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from saccade.auditing.by_layer import ByLayer
+from saccade.auditing.composition import Composition
+from saccade.auditing.equivalence import runner_of
+from saccade.auditing.finding import ClaimResult, CounterExample
+from saccade.auditing.model_under_test import ModelUnderTest
+from saccade.auditing.runner import Runner, Unanswered
+
+
+class Asked(NamedTuple):
+    """The model of an audit, and what the audit has already measured of it.
+
+    Attributes:
+        model: the model as it was given, not compiled.
+        subject: the model and its input.
+        composed: the declared rules, composed.
+        layered: the measured modules that mix tokens.
+        judged: the rows to check, bool ``[batch, length]``.
+        inputs: the inputs of the model.
+        outputs: a function that extracts rows from the model's result.
+        lengths: lengths of packed texts; empty if they were not given.
+        noise: a function that measures how much rounding changes the outputs.
+        seed: seed of all changes.
+    """
+
+    model: Callable[..., Any]
+    subject: ModelUnderTest
+    composed: Composition
+    layered: ByLayer
+    judged: Tensor
+    inputs: Tensor | Mapping[str, Any]
+    outputs: Callable[[Any], Tensor]
+    lengths: Sequence[int]
+    noise: Callable[[], float]
+    seed: int
+
+    @property
+    def documents(self) -> Tensor:
+        """The document of each token, int ``[batch, length]``."""
+        return self.composed.declared.components()[0]
+
+    @property
+    def ids(self) -> Tensor:
+        """The token ids ``[batch, length]``.
+
+        Raises:
+            Unanswered: the model takes vectors, or reads two texts.
+        """
+        tokens = self.subject.tokens
+        if tokens.is_floating_point() or len(self.subject.parts) > 1 or not self.subject.form.batch_first:
+            raise Unanswered("it is asked of models of one text of token ids, batch first")
+        return tokens
+
+    @property
+    def texts(self) -> list[int]:
+        """Lengths of texts to pack into one row: those that were given, or three of nearly equal length."""
+        if self.lengths:
+            return list(self.lengths)
+        length = self.subject.shape[1]
+        if length < 6:
+            raise Unanswered("it needs six tokens, for three texts")
+        return [length - 2 * (length // 3) + 1, length // 3, length // 3 - 1]
+
+    def runner(self) -> Runner:
+        """Return the runner that runs the model in other ways.
+
+        Raises:
+            Unanswered: the model is a function.
+        """
+        if not isinstance(self.model, nn.Module):
+            raise Unanswered("it is asked of modules, not of functions")
+        return runner_of(self.model, self.outputs)
+
+
+def result(name: str, finding: CounterExample | None, why: str = "", allowed: float = 0.0) -> ClaimResult:
+    """Return a claim that is broken if there is a counter-example."""
+    verdict = "held" if finding is None else "broken"
+    return ClaimResult(name, verdict, 0.0 if finding is None else finding.size, allowed, finding, why)  # type: ignore[arg-type]
+
+
+def first_of(mask: Tensor) -> tuple[int, int]:
+    """Return the batch item and the position of the first True of ``mask``, bool ``[batch, length]``."""
+    item, place = torch.nonzero(mask)[0].tolist()
+    return item, place

@@ -1,0 +1,99 @@
+"""The claim that no item of a batch depends on another one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.auditing.claims.asked import Asked, first_of, result
+from saccade.auditing.finding import ClaimResult, CounterExample
+from saccade.auditing.model_under_test import ModelUnderTest, NoGradientError
+from saccade.auditing.rounding_noise import row_differences
+from saccade.auditing.token_axes import tensors_of
+
+_ITEMS = 4  # items whose influence is measured
+
+
+def batch(asked: Asked) -> list[ClaimResult]:
+    """Check by changes and by gradients that no item depends on another one, and name the first module where it does.
+
+    Gradients show what cancels but for rounding, such as a maximum over the batch that is subtracted and added again.
+    """
+    subject = asked.subject
+    if subject.shape[0] < 2:
+        return [ClaimResult("batch", "not answered", why="it needs a batch of two items")]
+    found = _by_gradients(asked) or _by_changes(asked)
+    return [result("batch", found)]
+
+
+def _by_changes(asked: Asked) -> CounterExample | None:
+    subject, draw = asked.subject, torch.Generator().manual_seed(asked.seed)
+    for item in range(min(_ITEMS, subject.shape[0])):
+        vectors = subject.vectors.clone()
+        other = torch.randn(vectors[item].shape, generator=draw, dtype=torch.float64).to(vectors)
+        vectors[item] = other * 4 * vectors.std()
+        moved = row_differences(subject.run(vectors), subject.rows).cpu().masked_fill(~asked.judged, 0)
+        moved[item] = 0
+        size = float(moved.max())
+        if size and size > asked.noise():
+            row = first_of(moved == moved.max())
+            module = _first_module(subject, item)
+            return CounterExample("leak", row, (item, 0), size, module, "change", subject.passes)
+    return None
+
+
+def _by_gradients(asked: Asked) -> CounterExample | None:
+    subject = asked.subject
+    try:
+        leaf, out = subject.graph()
+    except NoGradientError:
+        return None
+    draw = torch.Generator().manual_seed(asked.seed)
+    for item in range(min(_ITEMS, subject.shape[0])):
+        weights = torch.randn(out.shape, generator=draw, dtype=torch.float64).to(out)
+        weights *= asked.judged.to(out).view(*asked.judged.shape, *[1] * (out.dim() - 2))
+        weights[item] = 0
+        (size,) = torch.autograd.grad(out, leaf, weights, retain_graph=True)
+        if bool((own := size[item].flatten(1).abs().amax(-1)).any()):
+            key = (item, int(own.argmax()))
+            row = (int(item == 0), 0)
+            share = float(own.max() / size.abs().max())
+            module = _first_module(subject, item)
+            return CounterExample("leak", row, key, share, module, "gradient", subject.passes)
+    return None
+
+
+def _first_module(subject: ModelUnderTest, item: int) -> str:
+    """Return the name of the first module that mixes ``item`` into rows of other items, or "" if none is seen to.
+
+    Its outputs at other items have gradients by the vectors of ``item``, and its inputs have none.
+    """
+    calls: list[tuple[str, list[Tensor], list[Tensor]]] = []
+
+    def rows(name: str, value: object) -> list[Tensor]:
+        found = [subject.as_rows(name, one) for one in tensors_of(value) if one.dim() > 1 and one.requires_grad]
+        return [one[0] for one in found if one is not None]
+
+    def hook(name: str) -> Any:
+        def note(module: object, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+            calls.append((name, rows(name, args) + rows(name, kwargs), rows(name, out)))
+
+        return note
+
+    handles = [own.register_forward_hook(hook(name), with_kwargs=True) for name, own in subject.modules.items()]
+    try:
+        leaf, _ = subject.graph()
+    finally:
+        for handle in handles:
+            handle.remove()
+
+    def depends(of: Tensor) -> bool:
+        weights = torch.randn(of.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(of)
+        weights[item] = 0
+        (size,) = torch.autograd.grad(of, leaf, weights, retain_graph=True, allow_unused=True)
+        return size is not None and bool(size[item].any())
+
+    mixing = (name for name, into, out in calls if any(map(depends, out)) and not any(map(depends, into)))
+    return next(mixing, "")

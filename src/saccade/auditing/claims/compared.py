@@ -1,0 +1,29 @@
+"""Compare equivalent ways to run the model of an audit, in float64 where it can run so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+from saccade.auditing.claims.asked import Asked
+from saccade.auditing.equivalence import Pair, compared_ways
+from saccade.auditing.equivalence_pairs import RunPair
+from saccade.auditing.finding import ClaimResult, CounterExample
+
+
+def compared(asked: Asked, pairs: Mapping[str, RunPair], optional: Collection[str] = ()) -> list[ClaimResult]:
+    """Return one claim for each pair of ways to run the model; optional ones are left out if they have no answer."""
+    found = compared_ways(asked.runner(), asked.ids, list(pairs.items()), seed=asked.seed)
+    kept = [one for one in found if one.verdict != "not answered" or one.name not in optional]
+    return [claim_of(one, asked.subject.passes) for one in kept]
+
+
+def claim_of(pair: Pair, passes: int) -> ClaimResult:
+    """Return the claim of a comparison, with the first row that differs as its counter-example."""
+    answered = pair.verdict != "not answered"
+    found = None
+    if pair.verdict == "broken" and pair.where is not None:
+        found = CounterExample("differs", pair.where, None, pair.difference, "", pair.name, passes)
+    kept = f"saccade's kernel holds it: {pair.remedy}" if pair.remedy else ""
+    numbers = (pair.difference, pair.allowed) if answered and not math.isnan(pair.difference) else (0.0, 0.0)
+    return ClaimResult(pair.name, pair.verdict, *numbers, found, kept if answered else pair.why)

@@ -1,0 +1,95 @@
+"""The claim that the loss reads the right labels: the next token's, none of padding, none of a document's first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade.auditing.claims.asked import Asked, first_of, result
+from saccade.auditing.finding import ClaimResult, CounterExample, Kind
+from saccade.auditing.runner import Unanswered
+
+_IGNORED = -100
+_NOUNS = ("the loss at output", "the label of token")
+_CLOSE = 1e-4  # of the loss: one mean over labels or another differ by more
+
+
+def loss(asked: Asked) -> list[ClaimResult]:
+    """Check which labels the loss reads, by its gradient at each row of logits.
+
+    The gradient of a cross-entropy at a row of logits is the softmax less 1 at the label. So it is 0 at rows whose
+    label is ignored, and its least element is the label at all others.
+
+    If the inputs have no ``labels``, labels are the ids, except those of padding and of the first token of each
+    document, which are -100.
+    """
+    labels = _labels(asked)
+    logits, total = _run(asked, labels)
+    (grad,) = torch.autograd.grad(total, logits, allow_unused=True)
+    if grad is None:
+        raise Unanswered("its loss does not depend on the logits that it returns")
+    with torch.no_grad():
+        return [result("loss", found, why) for found, why in [_judged(labels, logits, grad, total)]]
+
+
+def _labels(asked: Asked) -> Tensor:
+    ids, documents = asked.ids, asked.documents
+    given = asked.inputs.get("labels") if isinstance(asked.inputs, Mapping) else None
+    if isinstance(given, Tensor):
+        return given
+    if not bool((documents[:, 1:] != documents[:, :-1]).any()):
+        documents = torch.arange(3).repeat_interleave(torch.tensor(asked.texts)).expand(ids.shape)
+    first = torch.cat([torch.ones(len(ids), 1, dtype=torch.bool), documents[:, 1:] != documents[:, :-1]], 1)
+    ignored = first | ~asked.judged
+    ignored[-1, -2:] = True  # as if padded
+    return ids.masked_fill(ignored.to(ids.device), _IGNORED)
+
+
+def _run(asked: Asked, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logits and the loss of a run with labels."""
+    given: Any = asked.inputs
+    with torch.enable_grad():
+        try:
+            named = dict(given) | {"labels": labels} if isinstance(given, Mapping) else {}
+            out: Any = asked.model(**named) if named else asked.model(given, labels=labels)
+        except TypeError as error:
+            raise Unanswered("the model takes no labels") from error
+    total = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
+    logits = asked.outputs(out)
+    if not isinstance(total, Tensor) or not total.requires_grad:
+        raise Unanswered("the model returns no loss")
+    return logits, total
+
+
+def _judged(labels: Tensor, logits: Tensor, grad: Tensor, total: Tensor) -> tuple[CounterExample | None, str]:
+    """Compare the labels that the loss reads, by its gradient, with those that it should read."""
+    following = F.pad(labels[:, 1:], (0, 1), value=_IGNORED)
+    read = grad.flatten(2).abs().amax(-1) > 0
+    wanted = following != _IGNORED
+    if bool((bad := read & ~wanted).any()):
+        size = float(grad[bad].norm() / grad.norm())
+        return _found("leak", bad, size), "rows whose label is ignored have a gradient"
+    if bool((bad := wanted & ~read).any()):
+        return _found("blind", bad, 0.0), "rows with a label have no gradient"
+    taken = grad.argmin(-1)
+    if bool((bad := wanted & (taken != following)).any()):
+        return _found("blind", bad, 1.0), "rows learn another label than that of the next token"
+    mean = F.cross_entropy(logits[wanted].float(), following[wanted])
+    apart = abs(float(total / mean) - 1)
+    if apart > _CLOSE and not _has_other_terms(total, mean):
+        return _found("blind", wanted, apart), f"the loss is {float(total / mean):.3g} times its mean over the labels"
+    return None, ""
+
+
+def _has_other_terms(total: Tensor, mean: Tensor) -> bool:
+    """Return whether a loss may hold other terms, such as one that balances experts: it is larger than the mean."""
+    return bool(total > mean) and bool(total < 2 * mean)
+
+
+def _found(kind: Kind, bad: Tensor, size: float) -> CounterExample:
+    row = first_of(bad)
+    return CounterExample(kind, row, (row[0], row[1] + 1), size, "", "gradient", 0, _NOUNS)

@@ -1,0 +1,50 @@
+"""The claim that positions mean what they should: shifted, in several axes, and used if they are passed."""
+
+from __future__ import annotations
+
+from saccade.auditing.claims.asked import Asked, result
+from saccade.auditing.claims.compared import compared
+from saccade.auditing.equivalence_pairs import RunPair
+from saccade.auditing.finding import ClaimResult, CounterExample
+from saccade.auditing.rounding_noise import row_differences
+from saccade.auditing.runner import Unanswered
+
+_SHIFT, _STRETCH = 13, 3
+
+
+def positions(asked: Asked) -> list[ClaimResult]:
+    """Check that shifted positions change nothing in a relative model, and that positions which are passed are used."""
+    ids = asked.ids
+    pairs: dict[str, RunPair] = {
+        "positions shifted": lambda own: (own.runner.shifted(ids, _SHIFT), own.whole),
+        "positions in several axes": lambda own: (own.runner.on_axes(ids), own.whole),
+    }
+    found = compared(asked, pairs, optional=("positions in several axes",))
+    return [*found, _used(asked, None, "positions are used"), *_each_axis(asked)]
+
+
+def _each_axis(asked: Asked) -> list[ClaimResult]:
+    try:
+        axes = getattr(asked.runner(), "_axes", 0)
+    except Unanswered:
+        return []
+    return [_used(asked, axis, f"positions are used: axis {axis}") for axis in range(axes)]
+
+
+def _used(asked: Asked, axis: int | None, name: str) -> ClaimResult:
+    """Check that positions three times as far apart change the outputs of a model that has positions."""
+    runner = asked.runner()
+    try:
+        moved = row_differences(runner.stretched(asked.ids, _STRETCH, axis), runner.whole(asked.ids))
+    except Unanswered as answer:
+        return ClaimResult(name, "not answered", why=str(answer))
+    if bool((moved > 0).any()):
+        return result(name, None)
+    if not getattr(runner, "has_positions", True):
+        return ClaimResult(name, "not answered", why="no module of positions was found")
+    row = (0, asked.subject.shape[1] - 1)
+    why = "the model takes positions, and no output depends on them"
+    found = CounterExample(
+        "blind", row, row, 0.0, "", "change", asked.subject.passes, ("output", "the position of token")
+    )
+    return result(name, found, why)

@@ -1,0 +1,81 @@
+"""The claim that a learned sink acts as one: each head's sink takes weight from every key, and gives no value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from saccade.auditing.claims.asked import Asked, first_of, result
+from saccade.auditing.finding import ClaimResult, CounterExample
+from saccade.auditing.replay import replaying
+from saccade.auditing.rounding_noise import row_differences
+
+_LARGE, _SMALL = 80.0, -80.0  # logits beyond which a sink takes all weight, or none, in float32 and bfloat16
+
+_EQUAL = 1e-2  # rows that differ by less, relative to all rows, are equal but for rounding
+
+
+def sinks(asked: Asked) -> list[ClaimResult]:
+    """Check each learned sink: a module's parameter with "sink" in its name, one logit for each head.
+
+    - A larger logit takes weight from all keys: at 80, every row of the module is what it is without keys.
+    - Each head's logit has a gradient, so an implementation that drops it is detected.
+    """
+    owners = _owners(asked)
+    if not owners:
+        return [ClaimResult("sinks", "not answered", why="no parameter of a sink was found")]
+    found = [one for name, own in owners.items() if (one := _judged(asked, name, own)) is not None]
+    heads = sum(own.numel() for own in owners.values())
+    return [result("sinks", found[0] if found else None, f"{heads} sinks in {len(owners)} modules")]
+
+
+def _owners(asked: Asked) -> dict[str, nn.Parameter]:
+    """Return the sink parameter of each module that mixes tokens, or of a module inside of it."""
+    found = dict[str, nn.Parameter]()
+    for name in asked.layered.mixed:
+        for inner, own in asked.subject.modules[name].named_parameters():
+            if "sink" in inner.rpartition(".")[2].lower() and own.numel():
+                found.setdefault(name, own)
+    return found
+
+
+def _judged(asked: Asked, name: str, sink: nn.Parameter) -> CounterExample | None:
+    """Return a counter-example for a module whose sink does not act as a sink, or None."""
+    found: list[CounterExample] = []
+    subject, module = asked.subject, asked.subject.modules[name]
+
+    def look(_: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
+        if found:
+            return
+        row = (0, out.shape[1] - 1)
+        with torch.enable_grad():
+            rows = again(hidden)
+            grads = (
+                torch.autograd.grad(rows.float().square().sum(), sink, allow_unused=True)
+                if rows.requires_grad
+                else [None]
+            )
+        if grads[0] is None or not bool((grads[0] != 0).all()):
+            found.append(_blind(row, name, subject.passes))
+            return
+        kept = sink.detach().clone()
+        try:
+            sink.data.fill_(_LARGE)
+            large = again(hidden)
+        finally:
+            sink.data.copy_(kept)
+        apart = row_differences(large - large[:, :1] + out, out)  # without keys, all rows are the same constant
+        if float(apart.max()) > _EQUAL:
+            at = first_of(apart == apart.max())
+            nouns = ("output", "the sink, though it takes all weight, at token")
+            found.append(CounterExample("leak", at, at, float(apart.max()), name, "sink", subject.passes, nouns))
+
+    with torch.no_grad(), replaying(subject, {name: module}, look):
+        subject.run()
+    return found[0] if found else None
+
+
+def _blind(row: tuple[int, int], name: str, passes: int) -> CounterExample:
+    return CounterExample("blind", row, row, 0.0, name, "sink", passes, ("output", "some head's sink at token"))

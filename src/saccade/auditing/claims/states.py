@@ -1,0 +1,114 @@
+"""The claim that states start anew with each document: recurrent, convolutional and of attention, module by module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from saccade.auditing.by_layer import ByLayer, mixers
+from saccade.auditing.claims.asked import Asked, first_of, result
+from saccade.auditing.finding import ClaimResult, CounterExample
+from saccade.auditing.leak_location import SavedRuns
+from saccade.auditing.measured_rules import grouped
+from saccade.auditing.model_under_test import ModelUnderTest
+from saccade.auditing.replay import replaying
+from saccade.auditing.rounding_noise import FACTOR, row_differences
+from saccade.auditing.runner import Unanswered
+
+_ROUNDING = 64  # units; a smaller change is one of rounding, and the gradients decide
+
+
+def states(asked: Asked) -> list[ClaimResult]:
+    """Check each module that mixes tokens on packed documents, and the whole model on one text after another."""
+    return [_packed(asked), _between_calls(asked)]
+
+
+def _packed(asked: Asked) -> ClaimResult:
+    """Check that no module carries a document's tokens to another one's rows, in one packed run."""
+    try:
+        subject, documents, told = _in_documents(asked)
+    except Unanswered as answer:
+        return ClaimResult("states", "not answered", why=str(answer))
+    mixed = mixers(subject)
+    if not mixed:
+        return ClaimResult("states", "not answered", why="no module was seen to mix tokens")
+    layered = ByLayer(subject, mixed, torch.ones(subject.shape, dtype=torch.bool)).measure()
+    borders = (documents[:, 1:] != documents[:, :-1]).any(0).nonzero().flatten()
+    layered.measure_rows({row for border in borders.tolist() for row in (border, border + 1)}, list(layered.mixed))
+    leaks = _by_gradients(layered, documents) | _by_changes(layered, documents)
+    first = next((leaks[name] for name in layered.mixed if name in leaks), None)
+    others = "; ".join(grouped(dict.fromkeys((name for name in layered.mixed if name in leaks), "across documents")))
+    return result("states", first, "; ".join(part for part in (told, others) if part))
+
+
+def _in_documents(asked: Asked) -> tuple[ModelUnderTest, Tensor, str]:
+    """Return the model on packed documents, the document of each token, and how the model is told of documents."""
+    documents = asked.documents
+    if bool((documents[:, 1:] != documents[:, :-1]).any()):
+        return asked.subject, documents, ""
+    ids, runner, lengths = asked.ids[:1], asked.runner(), asked.texts
+    inputs, told = runner.packed_inputs(ids, lengths)
+    subject = ModelUnderTest(asked.model, inputs, asked.outputs, asked.subject.group)
+    label = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))[None]
+    return subject, label, f"documents of {', '.join(map(str, lengths))} tokens by {told}"
+
+
+def _by_gradients(layered: ByLayer, documents: Tensor) -> dict[str, CounterExample]:
+    found = dict[str, CounterExample]()
+    for name in layered.mixed:
+        for one in layered.seen(name):
+            item, place = one.row
+            across = one.seen & (documents[item] != documents[item, place])
+            if bool(across.any()) and name not in found:
+                key = (item, int(across.nonzero()[-1]))
+                found[name] = CounterExample("leak", one.row, key, 1.0, name, "replay", layered.subject.passes)
+    return found
+
+
+def _by_changes(layered: ByLayer, documents: Tensor) -> dict[str, CounterExample]:
+    """Change every other document in each module's rows: the rows of the others must stay, whatever has no gradient."""
+    found, subject = dict[str, CounterExample](), layered.subject
+
+    def look(name: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
+        draw = torch.Generator().manual_seed(0)
+        other = torch.randn(hidden.shape, generator=draw, dtype=torch.float64).to(hidden) * hidden.std()
+        for odd in (0, 1):
+            chosen = (documents % 2 == odd).to(hidden.device).expand(len(hidden), -1)
+            moved = row_differences(again(torch.where(chosen[..., None], other, hidden)), out).masked_fill(chosen, 0)
+            if name not in found and float(moved.max()) > _ROUNDING * torch.finfo(out.dtype).eps:
+                row = first_of(moved == moved.max())
+                key = (row[0], int(chosen[row[0]].nonzero()[0]))
+                found[name] = CounterExample(
+                    "leak", row, key, float(moved.max()), name, "change", layered.subject.passes
+                )
+
+    with torch.no_grad(), replaying(subject, {name: subject.modules[name] for name in layered.mixed}, look):
+        subject.run()
+    return found
+
+
+def _between_calls(asked: Asked) -> ClaimResult:
+    """Check that a text gives the same rows after the model has read another text."""
+    subject, name = asked.subject, "states between calls"
+    draw = torch.Generator().manual_seed(asked.seed)
+    other = torch.randn(subject.vectors.shape, generator=draw, dtype=torch.float64).to(subject.vectors)
+    other *= subject.vectors.std()
+
+    subject.run()
+    first, second = subject.run(), subject.run()
+    subject.run(other)
+    moved = row_differences(subject.run(), second).cpu().masked_fill(~asked.judged, 0)
+    size, allowed = float(moved.max()), FACTOR * float(row_differences(first, second).max())
+    if size <= allowed:
+        return result(name, None)
+    # Two runs after each other: the first follows the same text, the second the other one.
+    subject.run()
+    recorder = SavedRuns(subject)
+    recorder.run()
+    subject.run(other)
+    recorder.run()
+    row = first_of(moved > allowed)
+    found = CounterExample("differs", row, None, size, recorder.first_unlike(), "change", subject.passes)
+    return result(name, found, allowed=allowed)

@@ -1,0 +1,97 @@
+"""The claim that training computes the same as inference: in train mode, recomputed, under autocast, with a cache."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+
+from saccade.auditing.claims.asked import Asked, first_of, result
+from saccade.auditing.claims.compared import compared
+from saccade.auditing.equivalence_pairs import FullRun, RunPair
+from saccade.auditing.finding import ClaimResult, CounterExample
+from saccade.auditing.leak_location import SavedRuns, first_module
+from saccade.auditing.probe_sets import combs, separating
+from saccade.auditing.rounding_noise import row_differences
+from saccade.auditing.runner import Runner
+
+_SETS = 6
+
+
+def training(asked: Asked) -> list[ClaimResult]:
+    """Check that the ways in which a model is trained give the rows and the gradients of a plain run."""
+    ids = asked.ids
+    pairs: dict[str, RunPair] = {
+        "in training, without dropout": lambda own: (own.runner.trained().whole(ids), own.whole),
+        "recomputed in the backward pass": _checkpointed(ids, gradients=False),
+        "gradients, recomputed": _checkpointed(ids, gradients=True),
+        "while it fills a cache": lambda own: (own.runner.filling_cache(ids), own.whole),
+    }
+    claims = [_located(asked, claim) for claim in compared(asked, pairs)]
+    return [*claims, _under_autocast(asked)]
+
+
+def _located(asked: Asked, claim: ClaimResult) -> ClaimResult:
+    """Return a broken claim with the first module that gives other rows in training."""
+    makers = {"in training, without dropout": "trained", "recomputed in the backward pass": "checkpointed"}
+    if claim.finding is None or claim.name not in makers:
+        return claim
+    runner, saved = asked.runner(), SavedRuns(asked.subject)
+    other = getattr(runner, makers[claim.name])()
+    saved.run(run=lambda: runner.whole(asked.ids))
+    with torch.enable_grad():
+        saved.run({name: own for name, own in other.model.named_modules() if name}, lambda: other.whole(asked.ids))
+    return dataclasses.replace(claim, finding=dataclasses.replace(claim.finding, module=saved.first_unlike()))
+
+
+def _checkpointed(ids: Tensor, *, gradients: bool) -> RunPair:
+    def way(own: FullRun) -> tuple[Tensor, Tensor]:
+        recomputed = own.runner.checkpointed()
+        plain = own.runner.trained()
+        if gradients:
+            return _gradient(recomputed, ids), _gradient(plain, ids)
+        with torch.enable_grad():
+            return recomputed.whole(ids).detach(), own.whole
+
+    return way
+
+
+def _gradient(runner: Runner, ids: Tensor) -> Tensor:
+    """Return the gradient of a random sum of the rows by the embedding of each token, ``[batch, len, width]``."""
+    table = next(own for own in runner.model.modules() if isinstance(own, nn.Embedding))
+    with torch.enable_grad():
+        rows = runner.whole(ids)
+        weights = torch.randn(rows.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(rows)
+        (grad,) = torch.autograd.grad(rows, table.weight, weights)
+    return grad[ids]
+
+
+def _under_autocast(asked: Asked) -> ClaimResult:
+    """Check that forbidden tokens change no row under autocast to bfloat16, and that all rows are finite.
+
+    Equal rows would say little, since one rounding of bfloat16 moves outputs by percents.
+    """
+    name, subject = "under autocast", asked.subject
+    reach = asked.composed.reach
+    other = torch.randn(subject.vectors.shape, generator=torch.Generator().manual_seed(asked.seed + 1))
+    vectors = subject.vectors + other.to(subject.vectors) * subject.vectors.std()
+    sets = [*separating(reach), *(~one.sources for one in combs(reach, asked.judged, _SETS, asked.seed))]
+    with torch.autocast(subject.vectors.device.type, torch.bfloat16):
+        plain = subject.run()
+        floor = 4 * float(row_differences(subject.run(), plain).max())
+        if not bool(plain.isfinite().all()):
+            row = first_of(~plain.isfinite().flatten(2).all(-1))
+            return result(name, CounterExample("differs", row, None, float("inf"), "", "autocast", subject.passes))
+        for keys in sets:
+            clean = asked.judged & ~reach.through(keys)
+            if not bool(clean.any()) or not bool(keys.any()):
+                continue
+            changed = torch.where(keys.to(vectors.device)[..., None], vectors, subject.vectors)
+            moved = row_differences(subject.run(changed), plain).cpu().masked_fill(~clean, 0)
+            if float(moved.max()) > floor:
+                row, key = first_of(moved > floor), first_of(keys)
+                module = first_module(subject, reach, key, changed)
+                size = float(moved.max())
+                return result(name, CounterExample("leak", row, key, size, module, "autocast", subject.passes))
+    return result(name, None)
