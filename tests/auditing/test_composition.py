@@ -84,6 +84,17 @@ class Stem(Small):
         return self.head(x)
 
 
+class Block(Mixer):
+    """A convolution of its own before attention, which is a module inside."""
+
+    def __init__(self, rule):
+        super().__init__(WIDTH, rule)
+        self.attention, self.conv = Mixer(WIDTH, rule), nn.Conv1d(WIDTH, WIDTH, 3)
+
+    def forward(self, x):
+        return self.attention(x + self.conv(F.pad(x.mT, (2, 0))).mT)
+
+
 def with_feed(feed, rule=NEAR, layers=3):
     torch.manual_seed(0)
     return small(rule, lambda: {1: Layer(WIDTH, Mixer(WIDTH, rule), feed=feed)}, layers=layers)
@@ -110,6 +121,11 @@ RIGHT = {
         NEAR,
         "window(2, 0)",
     ),
+    "a convolution around attention": (
+        lambda: small(NEAR, lambda: {1: Layer(WIDTH, Block(NEAR))}, layers=3),
+        NEAR,
+        "window(5, 0)",
+    ),
 }
 
 
@@ -131,6 +147,11 @@ WRONG = {
         lambda: small(CAUSAL, lambda: {1: Layer(WIDTH, Canon(CAUSAL, 1, 1))}, layers=3),
         CAUSAL,
         "layers.1.attention.short",
+    ),
+    "a convolution over documents around attention": (
+        lambda: small(DOCUMENTS, lambda: {1: Layer(WIDTH, Block(DOCUMENTS))}, layers=3),
+        DOCUMENTS,
+        "layers.1.attention",
     ),
     "attention around a convolution": (
         lambda: small(CAUSAL, lambda: {1: Layer(WIDTH, Canon(masks.Full()))}, layers=3),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,8 @@ from saccade.auditing.rounding_noise import row_differences
 from saccade.auditing.zero_gradients import Probe, ZeroGradient, ZeroGradientReport, recheck
 
 _ROUNDING = 64  # units; experts may sum in a different order without mixing, so gradients check smaller changes
-_NO_ROWS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_NO_ROWS = (nn.Linear, *_CONVOLUTIONS)
 
 
 def mixers(subject: ModelUnderTest) -> dict[str, Tensor]:
@@ -117,23 +119,26 @@ class ByLayer:
         self.zero_gradients = ZeroGradientReport([], [], [])
         self._sizes: dict[Probe, Tensor] = {}
 
-    def measure(self) -> ByLayer:
+    def measure(self, places: Collection[int] = ()) -> ByLayer:
         """Run all mixing modules again during one forward pass, and measure what some rows of each depend on.
 
-        A module around mixing modules that do not attend is measured too: it may attend between them, as a layer does
-        that convolves its keys by a module and attends in plain functions.
+        Besides rows at even distances, these are the rows ``places``. Modules around mixing modules are measured too:
+        such a module mixes by itself if it reaches more than the modules inside explain, as a layer does that
+        convolves its keys by a module and attends in plain functions.
         """
-        around = {outer for name in self.mixed for outer in _around(name) if outer in self.subject.modules}
-        calls = list[str]()
-        self._sizes = self._pulled(self.subject, False, self._probes, [*self.mixed, *around - set(self.mixed)], calls)
+        around, calls = {outer for name in self.mixed for outer in self._around(name)}, list[str]()
+        names = [*self.mixed, *around - set(self.mixed)]
+        self._sizes = self._pulled(self.subject, False, partial(self._probes, places=places), names, calls)
         for name in [one for one in dict.fromkeys(calls) if one not in self.mixed]:
-            inner = [self.distances(one) for one in self.mixed if one.startswith(f"{name}.")]
+            inner = [self._pairs(one) for one in self.mixed if one.startswith(f"{name}.")]
             if all(bool((~one.seen | _composed(inner)[one.row[1]]).all()) for one in self.seen(name)):
                 self._sizes = {probe: size for probe, size in self._sizes.items() if probe.module != name}
                 self.attending.discard(name), self.looked_at.discard(name)
             else:
-                tokens = [own for one, own in self.mixed.items() if one.startswith(f"{name}.")]
-                self.mixed[name] = torch.stack(tokens).any(0)
+                tokens = {one: own for one, own in self.mixed.items() if one.startswith(f"{name}.")}
+                self.mixed[name] = torch.stack([*tokens.values()]).any(0)
+                if self.attending & tokens.keys():  # its attention has a module of its own
+                    self.attending.discard(name)
         self.mixed = {name: self.mixed[name] for name in (*calls, *self.mixed) if name in self.mixed}
         return self
 
@@ -148,6 +153,19 @@ class ByLayer:
 
         if more and names:
             self._sizes |= self._pulled(self.subject, False, probes, names)
+
+    def _around(self, name: str) -> Iterator[str]:
+        """Yield the names of the modules around a module that may mix tokens by themselves, inside of its layer.
+
+        A whole layer mixes only if it has a convolution of its own.
+        """
+        parts, modules = name.split("."), self.subject.modules
+        for count in range(len(parts) - 1, 0, -1):
+            outer = ".".join(parts[:count])
+            convolves = any(isinstance(own, _CONVOLUTIONS) for own in modules[outer].children())
+            is_inside = not any(map(str.isdigit, parts)) or any(map(str.isdigit, parts[:count]))
+            if is_inside and (convolves or not any(map(str.isdigit, parts[count - 1 :]))):
+                yield outer
 
     def seen(self, name: str) -> list[SeenRow]:
         """Return the measured rows of a module: the tokens with nonzero gradients, for each judged row."""
@@ -176,6 +194,13 @@ class ByLayer:
             used[one.row[1] - one.seen.nonzero().flatten()] = True  # a negative index means a later token
         at = torch.arange(length)
         return used[at[:, None] - at]
+
+    def _pairs(self, name: str) -> Tensor:
+        """Return the pairs of a module, bool ``[length, length]``: measured rows, and by distance for the others."""
+        pairs, rows = self.distances(name), self.seen(name)
+        for place in {one.row[1] for one in rows}:
+            pairs[place] = torch.stack([one.seen for one in rows if one.row[1] == place]).any(0)
+        return pairs
 
     def run(
         self, allowed: Callable[[str, int], Tensor], required: Callable[[str, int], Tensor] | None = None
@@ -249,8 +274,6 @@ class ByLayer:
         calls = Counter[str]()
 
         def look(name: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
-            if name not in self.mixed and any(one.startswith(f"{name}.") for one in self.attending):
-                return
             if order is not None:
                 order.append(name)
             chosen = probes(name, calls[name])
@@ -266,7 +289,7 @@ class ByLayer:
                 if not rows.requires_grad:
                     return
                 self.looked_at.add(name)
-                if attends(rows, leaf):
+                if order is not None and attends(rows, leaf):
                     self.attending.add(name)
                 for probe in chosen:
                     one = rows[:, probe.place]
@@ -279,14 +302,14 @@ class ByLayer:
             subject.run()
         return found
 
-    def _probes(self, name: str, call: int) -> list[Probe]:
+    def _probes(self, name: str, call: int, places: Collection[int] = ()) -> list[Probe]:
         own = self.subject.part_of(name)
         length = own.stop - own.start
         step = max(1, length // self.rows)
-        places = [*range(own.start + step // 2, own.stop, step), own.stop - 1, own.start]
+        even = [*range(own.start + step // 2, own.stop, step), own.stop - 1, own.start]
         if length > LONG:
-            places = [own.start + length // 3, own.start + 2 * length // 3, own.stop - 1]
-        return [Probe(name, call, place) for place in sorted({*places, *self.subject.borders})]
+            even = [own.start + length // 3, own.start + 2 * length // 3, own.stop - 1]
+        return [Probe(name, call, place) for place in sorted({*even, *places, *self.subject.borders})]
 
     def _judge(self, probe: Probe, size: Tensor, allowed: Tensor, required: Tensor) -> Iterator[ZeroGradient]:
         """Record leaks of a module's row, and yield the required tokens for which the row's gradient is 0."""
@@ -329,13 +352,6 @@ def _seen_beside(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
 def _layer(name: str) -> str:
     """Return the name of a module's layer, which is the module name up to the first number."""
     return re.split(r"(?<=\d)(?!\d)", name, maxsplit=1)[0]
-
-
-def _around(name: str) -> list[str]:
-    """Return the names of the modules around a module that are inside of its layer, innermost first."""
-    parts = name.split(".")
-    outer = [".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1)]
-    return [one for one in outer if any(part.isdigit() for part in one.split(".")) or not any(map(str.isdigit, parts))]
 
 
 def _composed(pairs: Sequence[Tensor]) -> Tensor:

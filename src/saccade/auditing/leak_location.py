@@ -40,7 +40,7 @@ def first_module(subject: ModelUnderTest, reach: Reach, key: tuple[int, int], ve
             for handle in handles:
                 handle.remove()
     one, layers = reach.one(*key), len(reach.rules)
-    depths = [~reach.through(one, depth) for depth in range(layers + 1)]
+    depths, second = [~reach.through(one, depth) for depth in range(layers + 1)], ""
     for name, (into, out) in after.found.items():
         first_into, first_out = before.found.get(name, ([], []))
         if not into or not out or len(into) != len(first_into) or len(out) != len(first_out):
@@ -49,8 +49,10 @@ def first_module(subject: ModelUnderTest, reach: Reach, key: tuple[int, int], ve
         unmoved = torch.stack([a == b for a, b in zip(into, first_into, strict=True)]).all(0)
         moved = torch.stack([a != b for a, b in zip(out, first_out, strict=True)]).any(0)
         if bool((clean & unmoved & moved).any()):
-            return name.partition("#")[0]
-    return ""
+            if not bool((clean & ~unmoved).any()):
+                return name.partition("#")[0]
+            second = second or name.partition("#")[0]  # it may only spread what a module around it has let in
+    return second
 
 
 class SavedRuns:

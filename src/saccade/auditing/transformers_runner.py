@@ -78,15 +78,17 @@ class TransformersRunner(Runner):
         inputs = {"input_ids": ids, "position_ids": places} | ({"use_cache": False} if can_cache(self.model) else {})
         label = torch.arange(len(lengths), dtype=torch.int32).repeat_interleave(torch.tensor(lengths))[None]
         ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        facts: dict[str, Any] = {"seq_idx": label.to(ids.device)}
-        facts |= dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), ends.to(ids.device))
+        facts: dict[str, Any] = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), ends.to(ids.device))
         facts |= dict.fromkeys(("max_length_q", "max_length_k"), max(lengths))
-        try:  # what collators of transformers tell a model; some models refuse it
-            with torch.no_grad():
-                self.model(**inputs, **facts)
-        except Exception:  # a model may raise any error
-            return inputs, "position_ids"
-        return inputs | facts, "position_ids, seq_idx and cu_seq_lens"
+        told = {"seq_idx, cu_seq_lens": facts | {"seq_idx": label.to(ids.device)}, "cu_seq_lens": facts}
+        for names, more in told.items():  # what collators of transformers tell a model; some models refuse it
+            try:
+                with torch.no_grad():
+                    self.model(**inputs, **more)
+            except Exception:  # a model may raise any error
+                continue
+            return inputs | more, f"position_ids, {names}"
+        return inputs, "position_ids"
 
     def start(self) -> Any:
         if self.cache is None:

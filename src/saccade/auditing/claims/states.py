@@ -34,9 +34,9 @@ def _packed(asked: Asked) -> ClaimResult:
     mixed = mixers(subject)
     if not mixed:
         return ClaimResult("states", "not answered", why="no module was seen to mix tokens")
-    layered = ByLayer(subject, mixed, torch.ones(subject.shape, dtype=torch.bool)).measure()
-    borders = (documents[:, 1:] != documents[:, :-1]).any(0).nonzero().flatten()
-    layered.measure_rows({row for border in borders.tolist() for row in (border, border + 1)}, list(layered.mixed))
+    borders = (documents[:, 1:] != documents[:, :-1]).any(0).nonzero().flatten().tolist()
+    layered = ByLayer(subject, mixed, torch.ones(subject.shape, dtype=torch.bool))
+    layered.measure({row for border in borders for row in (border, border + 1)})
     leaks = _by_gradients(layered, documents) | _by_changes(layered, documents)
     first = next((leaks[name] for name in layered.mixed if name in leaks), None)
     others = "; ".join(grouped(dict.fromkeys((name for name in layered.mixed if name in leaks), "across documents")))
