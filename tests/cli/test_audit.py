@@ -38,6 +38,25 @@ def test_a_configuration_is_enough(audit, config):
     assert "no leak" not in result.stdout
 
 
+def test_further_claims_are_checked_by_name(audit, config):
+    result = audit(config, "--length", "20", "--claim", "states", "--claim", "batch", "--tests", "2")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"^states  +held", result.stdout, re.MULTILINE)
+    assert re.search(r"^batch  +held", result.stdout, re.MULTILINE)
+    result = audit(config, "--claim", "stats")
+    assert result.exit_code == 2
+    assert "claims must be among states, " in result.stderr
+
+
+def test_the_budget_is_printed_without_a_model(audit):
+    result = audit("--budget", "--tests", "30", "--length", "512")
+    assert result.exit_code == 0
+    assert "a fault in 10% of the rows or more is missed in at most 1 of 20 audits" in result.stdout
+    result = audit()
+    assert result.exit_code == 2
+    assert "MODEL must be given, except with --budget" in result.stderr
+
+
 def test_an_encoder_decoder_is_made_whole(audit, tmp_path):
     sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
     BartConfig(vocab_size=64, d_model=16, encoder_ffn_dim=24, decoder_ffn_dim=24, **sizes).save_pretrained(tmp_path)

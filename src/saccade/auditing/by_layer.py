@@ -133,7 +133,8 @@ class ByLayer:
             inner = [self._pairs(one) for one in self.mixed if one.startswith(f"{name}.")]
             if all(bool((~one.seen | _composed(inner)[one.row[1]]).all()) for one in self.seen(name)):
                 self._sizes = {probe: size for probe, size in self._sizes.items() if probe.module != name}
-                self.attending.discard(name), self.looked_at.discard(name)
+                self.attending.discard(name)
+                self.looked_at.discard(name)
             else:
                 tokens = {one: own for one, own in self.mixed.items() if one.startswith(f"{name}.")}
                 self.mixed[name] = torch.stack([*tokens.values()]).any(0)

@@ -9,6 +9,8 @@ from torch import nn
 
 from saccade.auditing import Report
 from saccade.auditing import audit as run
+from saccade.auditing.budget import Budget
+from saccade.auditing.claims import CLAIMS
 from saccade.auditing.float64 import describe_error
 from saccade.auditing.loading import model_of
 from saccade.auditing.report import DRAWN
@@ -18,7 +20,7 @@ from saccade.cli.output_files import put
 from saccade.masks import Mask, parse
 
 _Model = Annotated[
-    str,
+    str | None,
     typer.Argument(metavar="MODEL", help=f"A folder, a config.json (random weights), or {', '.join(NAMED)}."),
 ]
 _Rule = Annotated[
@@ -37,6 +39,10 @@ _Against = Annotated[
     list[str] | None,
     typer.Option("--against", metavar="NAME", help="An implementation that must give the same: eager, sdpa."),
 ]
+_Claim = Annotated[
+    list[str] | None,
+    typer.Option("--claim", metavar="NAME", help=f"A further claim to check: {', '.join(CLAIMS)}, all."),
+]
 _Length = Annotated[int, typer.Option(min=2, help="Tokens of the two random texts.")]
 _Tests = Annotated[int, typer.Option(min=1, help="Sets of rows to test.")]
 _Seed = Annotated[int, typer.Option(min=0, help="Seed of random weights, texts and changes.")]
@@ -46,17 +52,19 @@ _Out = Annotated[
 ]
 _Strict = Annotated[bool, typer.Option("--strict", help="End with status 1 also if a claim was not answered.")]
 _Script = Annotated[bool, typer.Option("--script", help="Print lines that show a broken claim without this library.")]
+_Budget = Annotated[bool, typer.Option("--budget", help="Print what such an audit costs and will miss; run nothing.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 
 def audit(
     context: typer.Context,
-    model: _Model,
+    model: _Model = None,
     rule: _Rule = None,
     packed: _Packed = None,
     padded: _Padded = False,
     cache: _Cache = False,
     against: _Against = None,
+    claim: _Claim = None,
     length: _Length = 48,
     tests: _Tests = 12,
     seed: _Seed = 0,
@@ -65,12 +73,18 @@ def audit(
     script: _Script = False,
     as_json: _Json = False,
     strict: _Strict = False,
+    budget: _Budget = False,
 ) -> None:
     """Check which tokens influence which outputs of a model against a rule, end to end and layer by layer.
 
     The model runs unchanged; changed tokens and gradients show which outputs depend on them. The exit status is 1 if a
     claim is broken; with --strict, also if one was not answered.
     """
+    if budget:
+        typer.echo(Budget(tests, length))
+        return
+    if model is None:
+        refuse("audit", "MODEL must be given, except with --budget")
     if as_json:
         refuse_beside(context, "--json", ("--picture", "--out", "--script"), "prints all as one object")
     if packed is not None:
@@ -89,6 +103,7 @@ def audit(
             padded=padded,
             cache=cache,
             against=against or (),
+            claims=claim or (),
             tests=tests,
             seed=seed,
         )

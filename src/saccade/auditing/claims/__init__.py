@@ -11,7 +11,7 @@ from saccade.auditing.claims.loss import loss
 from saccade.auditing.claims.positions import positions
 from saccade.auditing.claims.sinks import sinks
 from saccade.auditing.claims.states import states
-from saccade.auditing.claims.training import training
+from saccade.auditing.claims.training_runs import training
 from saccade.auditing.claims.window import window
 from saccade.auditing.finding import ClaimResult
 from saccade.auditing.float64 import describe_error

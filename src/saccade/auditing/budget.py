@@ -1,0 +1,54 @@
+"""The class `Budget`: what an audit with some number of tests costs, and what it will miss."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from saccade.auditing.probe_sets import LONG, PULLED
+
+
+class Budget(NamedTuple):
+    """The cost of an audit, and the faults that it misses.
+
+    Args:
+        tests: number of sets of rows to test.
+        length: number of tokens of the input.
+
+    Example:
+        >>> round(Budget(tests=12, length=48).missed(1 / 48), 2)
+        0.78
+    """
+
+    tests: int
+    length: int
+
+    @property
+    def forward(self) -> int:
+        """Number of forward passes if nothing is broken and the rule has one document."""
+        return self.tests + 10
+
+    @property
+    def backward(self) -> int:
+        """Number of backward passes from end to end."""
+        return 2 * (self.tests if self.length <= LONG else min(self.tests, PULLED))
+
+    def missed(self, share: float) -> float:
+        """Return the probability that a fault is missed which shows in this share of random rows."""
+        return (1 - share) ** self.tests
+
+    def __str__(self) -> str:
+        surely = 1 - 0.05 ** (1 / self.tests)
+        one = self.missed(1 / self.length)
+        less = "" if self.length <= LONG else f" (of {PULLED} sets only, above {LONG} tokens)"
+        lines = [
+            f"{self.tests} sets of rows of {self.length} tokens",
+            f"cost: about {self.forward} forward passes and {self.backward} backward passes{less}",
+            f"a fault in {surely:.0%} of the rows or more is missed in at most 1 of 20 audits",
+            f"a fault in one row of {self.length} is missed in {one:.0%} of audits, "
+            f"unless a module shows it: {min(11, self.length)} rows of each are tested",
+            f"to miss that in at most 1 of 20 audits, --tests {math.ceil(3 * self.length)}",
+            "never tested: what a model computes from token ids, rows of padding, and claims not asked for",
+            "always tested: every pair of two documents or two items of the batch",
+        ]
+        return "\n".join(lines)
