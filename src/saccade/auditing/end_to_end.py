@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.auditing.finding import CounterExample
 from saccade.auditing.model_under_test import ModelUnderTest, NoGradientError
-from saccade.auditing.probe_sets import LONG, PULLED, Rows, combs, separating
+from saccade.auditing.probe_sets import LONG, PULLED, Rows, combs, halved, separating
 from saccade.auditing.reachability import Reach
 from saccade.auditing.rounding_noise import row_differences
 from saccade.auditing.zero_gradients import Probe, ZeroGradient, ZeroGradientReport, recheck
@@ -102,7 +102,7 @@ class EndToEnd:
         if not self.largest or not bool((hit := clean & (size > self.floor)).any()):
             return
         item, place = hit.nonzero()[0].tolist()
-        key = _halved(keys, lambda half: bool(self.effect(half)[item, place] > self.floor))
+        key = halved(keys, lambda half: bool(self.effect(half)[item, place] > self.floor))
         leak = CounterExample("leak", (item, place), key, float(size[item, place]), "", "change", self.subject.passes)
         self.findings.append(leak)
 
@@ -150,7 +150,7 @@ class EndToEnd:
         if not bool(bad.any()):
             return
         item, place = bad.nonzero()[0].tolist()
-        row = _halved(clean, lambda half: bool(pull(half)[item, place] > 0))
+        row = halved(clean, lambda half: bool(pull(half)[item, place] > 0))
         typical = size[own.sources].median() if bool(own.sources.any()) else size.new_tensor(1.0)
         relative = float(size[item, place] / typical) if float(typical) else math.inf
         self.findings.append(CounterExample("leak", row, (item, place), relative, "", "gradient", self.subject.passes))
@@ -174,13 +174,3 @@ class EndToEnd:
         ).view_as(seen)
         hidden &= self.judged[:, :, None, None]
         self.covered = float((seen & hidden).sum() / hidden.sum().clamp_min(1))
-
-
-def _halved(tokens: Tensor, shows: Callable[[Tensor], bool]) -> tuple[int, int]:
-    """Find one token for which ``shows`` holds by bisecting a set of tokens, with log2 of the set's size calls."""
-    while int(tokens.sum()) > 1:
-        places = tokens.flatten().nonzero()[: (int(tokens.sum()) + 1) // 2, 0]
-        half = torch.zeros_like(tokens).flatten().index_fill(0, places, True).view_as(tokens)
-        tokens = half if shows(half) else tokens & ~half
-    item, place = tokens.nonzero()[0].tolist()
-    return item, place

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -92,3 +92,13 @@ def _comb(reach: Reach, judged: Tensor, item: int, first: int) -> Rows:
             rows[other, place] = True
             taken = taken | own
     return Rows(rows, taken)
+
+
+def halved(tokens: Tensor, shows: Callable[[Tensor], bool]) -> tuple[int, int]:
+    """Find one token for which ``shows`` holds by bisecting a set of tokens, with log2 of the set's size calls."""
+    while int(tokens.sum()) > 1:
+        places = tokens.flatten().nonzero()[: (int(tokens.sum()) + 1) // 2, 0]
+        half = torch.zeros_like(tokens).flatten().index_fill(0, places, True).view_as(tokens)
+        tokens = half if shows(half) else tokens & ~half
+    item, place = tokens.nonzero()[0].tolist()
+    return item, place

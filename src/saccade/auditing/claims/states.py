@@ -13,6 +13,7 @@ from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.leak_location import SavedRuns
 from saccade.auditing.measured_rules import grouped
 from saccade.auditing.model_under_test import ModelUnderTest
+from saccade.auditing.probe_sets import halved
 from saccade.auditing.replay import replaying
 from saccade.auditing.rounding_noise import FACTOR, row_differences
 from saccade.auditing.runner import Unanswered
@@ -37,7 +38,7 @@ def _packed(asked: Asked) -> ClaimResult:
     borders = (documents[:, 1:] != documents[:, :-1]).any(0).nonzero().flatten().tolist()
     layered = ByLayer(subject, mixed, torch.ones(subject.shape, dtype=torch.bool))
     layered.measure({row for border in borders for row in (border, border + 1)})
-    leaks = _by_gradients(layered, documents) | _by_changes(layered, documents)
+    leaks = _by_changes(layered, documents) | _by_gradients(layered, documents)
     first = next((leaks[name] for name in layered.mixed if name in leaks), None)
     others = "; ".join(grouped(dict.fromkeys((name for name in layered.mixed if name in leaks), "across documents")))
     return result("states", first, "; ".join(part for part in (told, others) if part))
@@ -75,18 +76,29 @@ def _by_changes(layered: ByLayer, documents: Tensor) -> dict[str, CounterExample
         draw = torch.Generator().manual_seed(0)
         other = torch.randn(hidden.shape, generator=draw, dtype=torch.float64).to(hidden) * hidden.std()
         for odd in (0, 1):
-            chosen = (documents % 2 == odd).to(hidden.device).expand(len(hidden), -1)
-            moved = row_differences(again(torch.where(chosen[..., None], other, hidden)), out).masked_fill(chosen, 0)
-            if name not in found and float(moved.max()) > _ROUNDING * torch.finfo(out.dtype).eps:
-                row = first_of(moved == moved.max())
-                key = (row[0], int(chosen[row[0]].nonzero()[0]))
-                found[name] = CounterExample(
-                    "leak", row, key, float(moved.max()), name, "change", layered.subject.passes
-                )
+            chosen = (documents % 2 == odd).expand(len(hidden), -1)
+            if name not in found and (one := _moved(again, hidden, other, out, chosen)) is not None:
+                found[name] = CounterExample("leak", *one, name, "change", subject.passes)
 
     with torch.no_grad(), replaying(subject, {name: subject.modules[name] for name in layered.mixed}, look):
         subject.run()
     return found
+
+
+def _moved(
+    again: Callable[[Tensor], Tensor], hidden: Tensor, other: Tensor, out: Tensor, chosen: Tensor
+) -> tuple[tuple[int, int], tuple[int, int], float] | None:
+    """Return a row that moves with a chosen token of another document, that token, and the size; None if none does."""
+
+    def sizes(keys: Tensor) -> Tensor:
+        changed = torch.where(keys.to(hidden.device)[..., None], other, hidden)
+        return row_differences(again(changed), out).cpu().masked_fill(chosen, 0)
+
+    size, least = sizes(chosen), _ROUNDING * torch.finfo(out.dtype).eps
+    if float(size.max()) <= least:
+        return None
+    row = first_of(size == size.max())
+    return row, halved(chosen, lambda keys: bool(sizes(keys)[row] > least)), float(size.max())
 
 
 def _between_calls(asked: Asked) -> ClaimResult:
