@@ -94,7 +94,13 @@ class Decoder(SavedText):
         scale_residual_weights(self, config.num_layers)
 
     def forward(
-        self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None
+        self,
+        tokens: Tensor,
+        *,
+        mask: object = None,
+        positions: GivenPositions = None,
+        rotary_positions: GivenPositions = None,
+        cache: Cache | None = None,
     ) -> Tensor:
         """Return the decoder's logits of the next token at every position.
 
@@ -104,6 +110,8 @@ class Decoder(SavedText):
                 sequences, masks and position vectors restart in each document.
             positions: positions of the tokens: a range, or int64 ``[len]`` or ``[batch, len]``; -1 marks padding,
                 regardless of the token. By default positions start at 0, or at the end of the cache.
+            rotary_positions: positions of the tokens for the rotation alone, where they differ from those that masks
+                count; see `saccade.nn.MultiHeadAttention.forward`.
             cache: the cache of earlier calls, from `new_cache`; new tokens are added to it.
 
         Returns:
@@ -114,10 +122,17 @@ class Decoder(SavedText):
             ValueError: a wrong shape, a token outside the vocabulary, or with learned positions a sequence beyond
                 ``max_len``.
         """
-        return self.logits(self.hidden(tokens, mask=mask, positions=positions, cache=cache))
+        places = {"positions": positions, "rotary_positions": rotary_positions}
+        return self.logits(self.hidden(tokens, mask=mask, cache=cache, **places))
 
     def hidden(
-        self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None
+        self,
+        tokens: Tensor,
+        *,
+        mask: object = None,
+        positions: GivenPositions = None,
+        rotary_positions: GivenPositions = None,
+        cache: Cache | None = None,
     ) -> Tensor:
         """Return the last decoder layer's output, ``[batch, len, embed_dim]``; arguments as in `forward`.
 
@@ -125,7 +140,7 @@ class Decoder(SavedText):
         ``logits(hidden(tokens, cache=cache)[:, -1:])``.
         """
         x, positions = self._embedded(tokens, mask, positions, cache)
-        return self.stack(x, mask=mask, positions=positions, cache=cache)
+        return self.stack(x, mask=mask, positions=positions, rotary_positions=rotary_positions, cache=cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits ``[..., vocab_size]`` of the next token from the decoder's output ``[..., embed_dim]``."""
@@ -138,7 +153,14 @@ class Decoder(SavedText):
         return logits
 
     @torch.no_grad()
-    def matrices(self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None) -> list[Matrix]:
+    def matrices(
+        self,
+        tokens: Tensor,
+        *,
+        mask: object = None,
+        positions: GivenPositions = None,
+        rotary_positions: GivenPositions = None,
+    ) -> list[Matrix]:
         """Return the attention matrices that `forward` uses in the decoder's layers.
 
         Returns:
@@ -148,7 +170,7 @@ class Decoder(SavedText):
         Cost: a forward pass without gradients; memory linear in len.
         """
         x, positions = self._embedded(tokens, mask, positions, None)
-        return self.stack.matrices(x, mask=mask, positions=positions)
+        return self.stack.matrices(x, mask=mask, positions=positions, rotary_positions=rotary_positions)
 
     def new_cache(self, max_len: int | None = None) -> Cache:
         """Return an empty cache for this decoder, to pass to `forward`.

@@ -298,12 +298,14 @@ class _SpatialLayer(ResidualLayer):
         place: Tensor | None = None,
         mask: object = None,
         positions: GivenPositions = None,
+        rotary_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
         """Return the lazy self-attention matrix of a detector layer, ``[batch, num_heads, len, len]``."""
         tokens = self.attention_norm(x) if self.norm_first else x
         tokens = tokens if place is None else tokens + place
-        return self.attention.matrix(tokens, mask=mask, positions=positions, bias=bias)
+        turns = rotary_positions
+        return self.attention.matrix(tokens, mask=mask, positions=positions, rotary_positions=turns, bias=bias)
 
     def cross_matrix(
         self, x: Tensor, place: Tensor, context: Tensor, context_place: Tensor, *, context_mask: object = None

@@ -124,6 +124,7 @@ class MultiHeadAttention(AttentionLayer):
         mask: object = None,
         positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
+        rotary_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
         cache: LayerCache | None = None,
         **unknown: Never,
@@ -141,6 +142,9 @@ class MultiHeadAttention(AttentionLayer):
                 ``[batch, len]`` (a tensor or a list); -1 marks padding. By default key j is at position j and query i
                 at ``kv_len - q_len + i``.
             kv_positions: positions of the keys in cross-attention.
+            rotary_positions: positions of the tokens for the rotation alone, in self-attention, where they differ from
+                those that masks count: the depths in a `saccade.masks.Tree`, or ``[batch | 1, axes, len]`` for a
+                `Rotary` with sections.
             bias: added to the scores of this call, as in `saccade.attention`; with a cache it must be a bias
                 on positions, not a tensor.
             cache: the cache of earlier calls of this layer. With a `saccade.caches.KVCache`, the query contains
@@ -153,14 +157,14 @@ class MultiHeadAttention(AttentionLayer):
         if unknown:
             raise unexpected_argument(unknown, self.forward)
         if is_nested(query, key, value):
-            checks.check_nested_call(mask, bias, positions, kv_positions, cache)
+            checks.check_nested_call(mask, bias, positions, kv_positions, rotary_positions, cache)
             return self._attend_nested(query, key, value, mask, bias)
         if cache is not None and is_tracing():
             outside = torch.compiler.disable(self.forward)  # caches cannot be part of a compiled graph
-            facts = {"mask": mask, "positions": positions, "kv_positions": kv_positions, "bias": bias, "cache": cache}
-            return outside(query, key, value, **facts)
+            places = {"positions": positions, "kv_positions": kv_positions, "rotary_positions": rotary_positions}
+            return outside(query, key, value, mask=mask, bias=bias, cache=cache, **places)
         is_new = not (isinstance(cache, CrossCache) and cache.is_filled)
-        heads = self._heads(query, key, value, mask, positions, kv_positions, cache)
+        heads = self._heads(query, key, value, mask, positions, kv_positions, cache, rotary_positions)
         if cache is None:
             return self._product(self._matrix(heads, bias), heads, query)
         mechanism = self.mechanism
@@ -184,10 +188,12 @@ class MultiHeadAttention(AttentionLayer):
         mask: object = None,
         positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
+        rotary_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
         """Return the lazy matrix of multi-head attention, ``[batch, num_heads, q_len, kv_len]``; see `forward`."""
-        return self._matrix(self._heads(query, key, None, mask, positions, kv_positions, None), bias)
+        heads = self._heads(query, key, None, mask, positions, kv_positions, None, rotary_positions)
+        return self._matrix(heads, bias)
 
     def with_weights(
         self,
@@ -231,6 +237,7 @@ class MultiHeadAttention(AttentionLayer):
         positions: GivenPositions,
         kv_positions: GivenPositions,
         cache: LayerCache | None,
+        rotary_positions: GivenPositions = None,
     ) -> _Heads:
         """Check the inputs of an attention call, project them to heads, and rotate queries and keys."""
         if cache is not None:
@@ -265,11 +272,14 @@ class MultiHeadAttention(AttentionLayer):
             q_places = kv_places = checks.check_causal(
                 joined, cache.positions(q_len) if q_places is None else q_places.given, cache
             )
+        turns = checks.check_turns(rotary_positions, self.rotary, key is query, cache)
         q_turns = (Positions.between(kv_len - q_len, kv_len) if q_places is None else q_places).given
+        q_turns = q_turns if turns is None else turns
         q = self._turned(self.query_projection(query), q_turns, self.query_norm)
         if context_cached:
             return _Heads(q, q, q, joined, q_places, kv_places)
         k_turns = (Positions.between(0, kv_len) if kv_places is None else kv_places).given
+        k_turns = k_turns if turns is None else turns
         k = self._turned(self.key_projection(key), k_turns, self.key_norm)
         return _Heads(q, k, self._split(self.value_projection(value)), joined, q_places, kv_places)
 

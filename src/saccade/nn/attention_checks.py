@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from saccade.caches import CrossCache, LayerCache
 from saccade.engine import dropout
@@ -13,7 +13,7 @@ from saccade.engine.nested import check_dense, check_nested
 from saccade.masks import Documents, Mask
 from saccade.masks.causality import sees_later
 from saccade.positions import Bias, Rotary
-from saccade.positions.token_positions import Positions, can_be_read
+from saccade.positions.token_positions import GivenPositions, Positions, can_be_read
 from saccade.support.errors import describe, value_error
 from saccade.support.torch_modes import is_transformed
 from saccade.support.validation import check_int, check_type
@@ -79,14 +79,36 @@ def _misfit(tensors: dict[str, tuple[Tensor, int]], argument: str, rule: str, go
     raise value_error(argument, rule, got, facts=facts)
 
 
+def check_turns(
+    rotary_positions: GivenPositions, rotary: nn.Module | None, is_self: bool, cache: LayerCache | None
+) -> range | Tensor | None:
+    """Return the positions of an attention layer's rotation, or None; raise if nothing would use them as they are."""
+    if rotary_positions is None:
+        return None
+    if rotary is None:
+        raise value_error("rotary_positions", "be None in a layer without rotary", "positions")
+    if not is_self:
+        hint = "positions= and kv_positions= rotate the queries and keys of cross-attention"
+        raise value_error("rotary_positions", "be None in cross-attention", "positions", hint=hint)
+    if getattr(cache, "rotary", None) is not None:
+        raise value_error("rotary_positions", f"be None with a {type(cache).__name__} that rotates keys", "positions")
+    return Positions.of(rotary_positions, "rotary_positions").given
+
+
 def check_nested_call(
-    mask: object, bias: object, positions: object, kv_positions: object, cache: LayerCache | None
+    mask: object,
+    bias: object,
+    positions: object,
+    kv_positions: object,
+    rotary_positions: object,
+    cache: LayerCache | None,
 ) -> None:
     """Raise unless an attention call supports nested tensors.
 
     Its mask and bias must be defined on positions, and it must have no positions and no cache.
     """
-    check_nested(mask, bias, None, positions=positions, kv_positions=kv_positions, cache=cache)
+    places = {"positions": positions, "kv_positions": kv_positions, "rotary_positions": rotary_positions}
+    check_nested(mask, bias, None, **places, cache=cache)
 
 
 def check_with_cache(

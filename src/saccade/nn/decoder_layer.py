@@ -97,6 +97,7 @@ class DecoderLayer(ResidualLayer):
         context_mask: object = None,
         positions: GivenPositions = None,
         context_positions: GivenPositions = None,
+        rotary_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
         cache: LayerCache | Cache | None = None,
     ) -> Tensor:
@@ -110,6 +111,7 @@ class DecoderLayer(ResidualLayer):
                 the end of the cache.
             positions: positions of the tokens of x; see `MultiHeadAttention.forward`.
             context_positions: positions of the tokens of ``context``.
+            rotary_positions: positions of the tokens of x for the rotation alone; see `MultiHeadAttention.forward`.
             bias: added to the scores of the self-attention, as in `saccade.attention`; with a cache it must be a
                 bias on positions.
             cache: the cache of earlier calls, from `new_cache`; new tokens are added to it. With cross-attention,
@@ -125,7 +127,8 @@ class DecoderLayer(ResidualLayer):
             self._check_context(context, context_cached)
         if self_cache is not None and positions is None and cross is not None:
             positions = self_cache.positions(x.shape[1])
-        attend = partial(self.attention, mask=mask, positions=positions, bias=bias, cache=self_cache)
+        turns = {} if rotary_positions is None else {"rotary_positions": rotary_positions}
+        attend = partial(self.attention, mask=mask, positions=positions, bias=bias, cache=self_cache, **turns)
         if self.parallel:
             tokens = self.attention_norm(x)
             return x + self._dropped(attend(tokens) + self.feed_forward(tokens))

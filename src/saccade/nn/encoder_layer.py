@@ -58,11 +58,13 @@ class ResidualLayer(ArgumentHints, Layer):
         *,
         mask: object = None,
         positions: GivenPositions = None,
+        rotary_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
         """Return the lazy self-attention matrix of `forward`: ``[batch, num_heads, len, len]``."""
         tokens = self.attention_norm(x) if self.norm_first else x
-        return self.attention.matrix(tokens, mask=mask, positions=positions, bias=bias)
+        turns = {} if rotary_positions is None else {"rotary_positions": rotary_positions}
+        return self.attention.matrix(tokens, mask=mask, positions=positions, bias=bias, **turns)
 
     def extra_repr(self) -> str:
         return f"norm_first={self.norm_first}"
@@ -134,6 +136,7 @@ class EncoderLayer(ResidualLayer):
         *,
         mask: object = None,
         positions: GivenPositions = None,
+        rotary_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Tensor:
         """Return the encoder layer's output.
@@ -141,13 +144,14 @@ class EncoderLayer(ResidualLayer):
         Args:
             x: ``[batch, len, embed_dim]``.
             mask: the mask of this batch; combined with the attention's by ``&``.
-            positions: positions of the tokens; see `MultiHeadAttention.forward`.
+            positions, rotary_positions: positions of the tokens; see `MultiHeadAttention.forward`.
             bias: added to the scores of this call, as in `saccade.attention`.
 
         Returns:
             ``[batch, len, embed_dim]``.
         """
-        attend = partial(self.attention, mask=mask, positions=positions, bias=bias)
+        turns = {} if rotary_positions is None else {"rotary_positions": rotary_positions}
+        attend = partial(self.attention, mask=mask, positions=positions, bias=bias, **turns)
         x = self._add(x, attend, self.attention_norm)
         return self._add(x, self.feed_forward, self.feed_forward_norm)
 

@@ -27,6 +27,7 @@ class _CallOptions(TypedDict, total=False):
     context_mask: object
     positions: GivenPositions
     context_positions: GivenPositions
+    rotary_positions: GivenPositions
     bias: Tensor | Bias | None
 
 
@@ -60,11 +61,12 @@ class EncoderStack(ArgumentHints, Layer):
         *,
         mask: object = None,
         positions: GivenPositions = None,
+        rotary_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Tensor:
         """Return the encoder stack's output, ``[batch, len, embed_dim]``; arguments as in `EncoderLayer.forward`."""
-        for layer in self.layers:
-            x = layer(x, mask=mask, positions=positions, bias=bias)
+        for layer, turns in zip(self.layers, turns_of(self.layers, rotary_positions), strict=True):
+            x = layer(x, mask=mask, positions=positions, bias=bias, **turns)
         return x if self.final_norm is None else self.final_norm(x)
 
     def matrices(
@@ -73,11 +75,14 @@ class EncoderStack(ArgumentHints, Layer):
         *,
         mask: object = None,
         positions: GivenPositions = None,
+        rotary_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> list[Matrix]:
         """Return the lazy attention matrices of all layers in the encoder stack; arguments as in `forward`."""
         options = {"mask": mask, "positions": positions, "bias": bias}
-        return [layer.matrix(x, **options) for layer, x in with_inputs(self.layers, x, **options)]
+        inputs = with_inputs(self.layers, x, rotary_positions=rotary_positions, **options)
+        turns = turns_of(self.layers, rotary_positions)
+        return [layer.matrix(x, **options, **own) for (layer, x), own in zip(inputs, turns, strict=True)]
 
 
 class DecoderStack(ArgumentHints, Layer):
@@ -118,26 +123,30 @@ class DecoderStack(ArgumentHints, Layer):
         context_mask: object = None,
         positions: GivenPositions = None,
         context_positions: GivenPositions = None,
+        rotary_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
         """Return the output of the decoder stack, ``[batch, len, embed_dim]``.
 
         Args:
-            x, context, mask, context_mask, positions, context_positions, bias: as in `DecoderLayer.forward`,
-                shared by all layers.
+            x, context, mask, context_mask, positions, context_positions, rotary_positions, bias: as in
+                `DecoderLayer.forward`, shared by all layers. Layers without rotary ignore ``rotary_positions``.
             cache: the cache of earlier calls, from `new_cache`.
         """
         options = {"mask": mask, "positions": positions, "bias": bias}
         options |= {"context_mask": context_mask, "context_positions": context_positions}
-        for layer, layer_cache in zip(self.layers, self._caches(cache), strict=True):
-            x = layer(x, context, cache=layer_cache, **options)
+        turns = turns_of(self.layers, rotary_positions)
+        for layer, layer_cache, own in zip(self.layers, self._caches(cache), turns, strict=True):
+            x = layer(x, context, cache=layer_cache, **options, **own)
         return x if self.final_norm is None else self.final_norm(x)
 
     def matrices(self, x: Tensor, context: Tensor | None = None, **kwargs: Unpack[_CallOptions]) -> list[Matrix]:
         """Return the lazy self-attention matrices of all layers in the decoder stack; arguments as in `forward`."""
         options = {name: kwargs.get(name) for name in ("mask", "positions", "bias")}
-        return [layer.matrix(x, **options) for layer, x in with_inputs(self.layers, x, context, **kwargs)]
+        inputs = with_inputs(self.layers, x, context, **kwargs)
+        turns = turns_of(self.layers, kwargs.get("rotary_positions"))
+        return [layer.matrix(x, **options, **own) for (layer, x), own in zip(inputs, turns, strict=True)]
 
     def cross_matrices(self, x: Tensor, context: Tensor, **kwargs: Unpack[_CallOptions]) -> list[Matrix]:
         """Return the lazy cross-attention matrices of all layers in the decoder stack; arguments as in `forward`."""
@@ -163,11 +172,27 @@ class DecoderStack(ArgumentHints, Layer):
         return cache
 
 
-def with_inputs(layers: nn.ModuleList, x: Tensor, *others: Any, **options: Any) -> Iterator[tuple[Any, Tensor]]:
+def turns_of(layers: nn.ModuleList, rotary_positions: GivenPositions) -> list[dict[str, Any]]:
+    """Return the argument ``rotary_positions`` of each layer of a stack, which only layers with rotary take.
+
+    Raises:
+        ValueError: no layer would use them.
+    """
+    if rotary_positions is None:
+        return [{} for _ in layers]
+    turning = [getattr(layer.attention, "rotary", None) is not None for layer in layers]
+    if not any(turning):
+        raise value_error("rotary_positions", "be None in a stack without rotary", "positions")
+    return [{"rotary_positions": rotary_positions} if turns else {} for turns in turning]
+
+
+def with_inputs(
+    layers: nn.ModuleList, x: Tensor, *others: Any, rotary_positions: GivenPositions = None, **options: Any
+) -> Iterator[tuple[Any, Tensor]]:
     """Yield each layer of a stack together with the layer's input; the first layer's input is ``x``."""
-    for layer in layers:
+    for layer, turns in zip(layers, turns_of(layers, rotary_positions), strict=True):
         yield layer, x
-        x = layer(x, *others, **options)
+        x = layer(x, *others, **options, **turns)
 
 
 def _checked(layers: Iterable[nn.Module], kind: type[nn.Module], final_norm: nn.Module | None) -> nn.ModuleList:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from types import NoneType
 from typing import Literal, NamedTuple
@@ -12,13 +13,15 @@ from torch import Tensor, nn
 from saccade.positions.rotary_scaling import Scaling, plain_frequencies
 from saccade.positions.token_positions import as_positions
 from saccade.support.argument_hints import ArgumentHints
-from saccade.support.errors import describe, type_error, unsupported, value_error
+from saccade.support.errors import describe, shown, type_error, unsupported, value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import is_plain
-from saccade.support.validation import check_choice, check_int, check_number, check_type
+from saccade.support.validation import check_bool, check_choice, check_int, check_number, check_type
 
 _KEPT = 1 << 13  # maximum number of positions with cached angles: 8 MB for heads of width 128
-_Turning = tuple[float, int, str, Scaling | None, torch.dtype, torch.device]  # the attributes that determine the angles
+_Axes = tuple[int, ...]
+# The attributes that determine the angles.
+_Turning = tuple[float, int, str, Scaling | None, _Axes | None, torch.dtype, torch.device]
 _BLOCK = 64  # for a single position, angles are computed for an aligned block of this many positions
 
 
@@ -52,6 +55,11 @@ class Rotary(ArgumentHints, nn.Module):
             (GPT-NeoX, Llama), ``"interleaved"`` pairs neighbours (the paper, GPT-J). Weights trained with one layout do
             not work with the other.
         scaling: changed frequencies for sequences longer than in training; unscaled when None.
+        sections: numbers of channel pairs that turn by each axis of positions such as (time, height, width), summing
+            to half of ``rotary_dim``; None for positions with a single axis. Text has equal positions on all axes, so
+            positions without axes give the rotation without sections.
+        interleaved_sections: whether pairs take the axes in turn (Qwen3-VL), instead of section after section
+            (Qwen2-VL); pairs that are left over turn by the first axis.
 
     Raises:
         ValueError: sizes do not fit; on use, a shape is wrong or a position is below -1.
@@ -69,7 +77,8 @@ class Rotary(ArgumentHints, nn.Module):
                 [ 0.5403,  0.8415],
                 [-0.4161,  0.9093]])
 
-    Reference: Su et al. 2021, arXiv:2104.09864, section 3.2; partial rotation: Black et al. 2022, arXiv:2204.06745.
+    Reference: Su et al. 2021, arXiv:2104.09864, section 3.2; partial rotation: Black et al. 2022, arXiv:2204.06745;
+    sections: Wang et al. 2024, arXiv:2409.12191, section 2.1.
     """
 
     def __init__(
@@ -80,6 +89,8 @@ class Rotary(ArgumentHints, nn.Module):
         rotary_dim: int | None = None,
         layout: Literal["half", "interleaved"] = "half",
         scaling: Scaling | None = None,
+        sections: Sequence[int] | None = None,
+        interleaved_sections: bool = False,
     ):
         super().__init__()
         self.head_dim = check_int("head_dim", head_dim)
@@ -92,6 +103,9 @@ class Rotary(ArgumentHints, nn.Module):
             raise value_error("rotary_dim", "be even", rotary_dim, hint="channels are turned in pairs")
         if rotary_dim > head_dim:
             raise value_error("rotary_dim", f"be at most head_dim {head_dim}", rotary_dim)
+        self.sections = None if sections is None else tuple(check_int("sections", size, 0) for size in sections)
+        self.interleaved_sections = check_bool("interleaved_sections", interleaved_sections)
+        self._axes = None if self.sections is None else _axis_of_pairs(self.sections, interleaved_sections, rotary_dim)
         reasons = () if scaling is None else scaling.reasons(base, rotary_dim)
         if reasons:
             raise unsupported(type(scaling).__name__, reasons)
@@ -101,7 +115,8 @@ class Rotary(ArgumentHints, nn.Module):
 
         Args:
             x: queries or keys, ``[batch, heads, len, head_dim]``.
-            positions: a range, or int64 ``[len]`` or ``[batch, len]``; -1 (no token) is treated as 0.
+            positions: a range, or int64 ``[len]`` or ``[batch, len]``; with ``sections`` also ``[batch | 1, axes,
+                len]``. -1 (no token) is treated as 0.
 
         Returns:
             The rotated tensor, with the shape and dtype of x.
@@ -131,7 +146,7 @@ class Rotary(ArgumentHints, nn.Module):
         """Return the cosines and sines of the rotary angles, times the magnitude of the scaling.
 
         Args:
-            positions: a range, or int64 ``[len]`` or ``[batch, len]``; -1 (no token) is treated as 0.
+            positions: as in `forward`.
             dtype: float32 or float64, for the computation of the angles.
             device: device of the tables; the device of the positions when None.
 
@@ -144,12 +159,12 @@ class Rotary(ArgumentHints, nn.Module):
         pairs, step = self.rotary_dim // 2, 2 if self.layout == "interleaved" else 1
         # The second channel of each pair adds its partner, the first subtracts it.
         cos, sin = (x[..., pairs:] if step == 1 else x[..., 1::2] for x in (cos, sin))
-        return Tables(cos, sin) if place.dim() == 2 else Tables(cos[0], sin[0])
+        return Tables(cos[0], sin[0]) if place.dim() == 1 else Tables(cos, sin)
 
     def extra_repr(self) -> str:
         return (
             f"{self.head_dim}, base={self.base:g}, rotary_dim={self.rotary_dim}, layout={self.layout!r}, "
-            f"scaling={self.scaling}"
+            f"scaling={self.scaling}" + ("" if self.sections is None else f", sections={self.sections}")
         )
 
     def _cos_and_sin(self, x: Tensor, positions: range | Tensor) -> tuple[Tensor, Tensor]:
@@ -161,14 +176,27 @@ class Rotary(ArgumentHints, nn.Module):
             raise value_error("x", f"have shape [batch, heads, len, {self.head_dim}]", list(x.shape))
         batch, _, length, _ = x.shape
         shape = (len(positions),) if isinstance(positions, range) else getattr(positions, "shape", None)
-        if shape is not None and shape not in ((length,), (1, length), (batch, length)):
-            rule = f"have shape [{length}] or [{batch}, {length}]"
+        allowed: list[tuple[int, ...]] = [(length,), (1, length), (batch, length)]
+        rule = f"have shape [{length}] or [{batch}, {length}]"
+        if self.sections is not None:
+            axes = len(self.sections)
+            allowed += [(1, axes, length), (batch, axes, length)]
+            rule += f", or [{batch}, {axes}, {length}] with an axis for each section"
+        if shape is not None and tuple(shape) not in allowed:
             raise value_error("positions", rule, list(shape), facts=[describe("x", x)])
         return self._read(positions, x)
 
     def _read(self, positions: range | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rotary factors at validated positions, on the device and in the widened dtype of ``like``."""
-        turning = (self.base, self.rotary_dim, self.layout, self.scaling, wide_dtype(like.dtype), like.device)
+        turning = (
+            self.base,
+            self.rotary_dim,
+            self.layout,
+            self.scaling,
+            self._axes,
+            wide_dtype(like.dtype),
+            like.device,
+        )
         if isinstance(positions, range) and is_plain(like):
             # Tensors created in inference mode must not be used with autograd.
             inference, length = torch.is_inference_mode_enabled(), len(positions)
@@ -193,13 +221,29 @@ class Rotary(ArgumentHints, nn.Module):
 
 def _factors(positions: range | Tensor, turning: _Turning) -> tuple[Tensor, Tensor]:
     """Compute the rotary factors of each channel and of its partner. The rotation adds the two products."""
-    base, rotary_dim, layout, scaling, dtype, device = turning
+    base, rotary_dim, layout, scaling, axes, dtype, device = turning
     make = plain_frequencies if scaling is None else scaling.frequencies
-    place = torch.atleast_2d(as_positions(positions, device)).clamp(min=0)
-    angles = place.to(dtype)[:, None, :, None] * make(base, rotary_dim, dtype, device)
+    place = torch.atleast_2d(as_positions(positions, device)).clamp(min=0).to(dtype)
+    # Each pair of channels has the position on its own axis: [batch | 1, len, pairs].
+    by_pair = place[..., None] if place.dim() == 2 else place[:, list(axes or ())].mT
+    angles = by_pair[:, None] * make(base, rotary_dim, dtype, device)
     magnitude = 1.0 if scaling is None else scaling.magnitude
     cos, sin = (x if magnitude == 1.0 else x * magnitude for x in (angles.cos(), angles.sin()))
     return paired(cos, sin, layout)
+
+
+def _axis_of_pairs(sections: tuple[int, ...], interleaved: bool, rotary_dim: int) -> _Axes:
+    """Return the axis of positions by which each pair of channels turns."""
+    pairs, axes = rotary_dim // 2, len(sections)
+    if sum(sections) != pairs or not sections:
+        raise value_error("sections", f"sum to {pairs}, half of rotary_dim", shown(sections))
+    if not interleaved:
+        return tuple(axis for axis, size in enumerate(sections) for _ in range(size))
+    turns = [pair % axes if pair < sections[pair % axes] * axes else 0 for pair in range(pairs)]
+    if [turns.count(axis) for axis in range(axes)] != list(sections):
+        hint = "the first axis takes the pairs that are left over, so its section must be the largest"
+        raise value_error("sections", "leave room for the axes in turn", shown(sections), hint=hint)
+    return tuple(turns)
 
 
 def paired(cos: Tensor, sin: Tensor, layout: str) -> tuple[Tensor, Tensor]:
