@@ -58,7 +58,7 @@ def test_no_element_is_off_by_more_than_was_said(dtype: torch.dtype) -> None:
     k[:, :, :SIZE, 2] *= 1000.0
     cache = Int8Cache(SIZE)
     cache.attend(Softmax(), *[k] * 3)
-    held = cache._rounded("key").read(k[:, :, :0], slice(None)).unflatten(0, (2, KV_HEADS))
+    held = cache._store("key", k).read(k[:, :, :0], slice(None)).unflatten(0, (2, KV_HEADS))
     blocks = k.double().unflatten(2, (4, SIZE))
     bound = (blocks.amax(3, keepdim=True) - blocks.amin(3, keepdim=True)) / 508
     eps = torch.finfo(dtype).eps * k.double().abs()
@@ -67,7 +67,7 @@ def test_no_element_is_off_by_more_than_was_said(dtype: torch.dtype) -> None:
     assert float(off.max()) > 0
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     steps = (bound * 2)[:, :, :, 0].to(wide)
-    torch.testing.assert_close(cache._rounded("key").steps, steps, atol=0, rtol=1e-5)
+    torch.testing.assert_close(cache._store("key", k).steps, steps, atol=0, rtol=1e-5)
     assert bool((held[:, :, :SIZE, 1] == 0).all())
 
 
@@ -82,7 +82,7 @@ def test_a_mean_far_from_0_costs_no_precision(offset: float) -> None:
     for keys in (k, shifted):
         cache = Int8Cache(32)
         cache.attend(Softmax(), q, keys, v, mask=CAUSAL)
-        held.append(cache._rounded("key").read(keys[:, :, :0], slice(None)) - keys[0])
+        held.append(cache._store("key", keys).read(keys[:, :, :0], slice(None)) - keys[0])
     assert float(held[0].abs().max()) < 0.02
     assert float(held[1].abs().max()) < 1.1 * float(held[0].abs().max()) + 1e-6 * abs(offset)
 
@@ -92,7 +92,7 @@ def test_numbers_near_both_ends_of_a_dtype_are_held() -> None:
     x = torch.tensor([-largest, 0.0, largest, 1.0, largest / 2, -largest / 2, -1.0, 2.0]).view(1, 1, 8, 1)
     cache = Int8Cache(8)
     cache.attend(Softmax(scale=0.0), 0 * x, x, 0 * x)
-    held = cache._rounded("key").read(x[:, :, :0], slice(None)).view(-1)
+    held = cache._store("key", x).read(x[:, :, :0], slice(None)).view(-1)
     assert bool(held.isfinite().all())
     assert bool(((held - x.view(-1)).abs() <= largest / 250).all())
 
@@ -113,7 +113,7 @@ def test_a_file_of_the_old_format_is_read_as_it_was_meant(tmp_path: Path) -> Non
     (tmp_path / "old").write_bytes(encoded(old, about))
     loaded = load_cache(tmp_path / "old")
     assert isinstance(loaded, Int8Cache)
-    held = loaded._rounded("key").read(k[:, :, :0], slice(None)).unflatten(0, (2, KV_HEADS))[:, :, :16]
+    held = loaded._store("key", k).read(k[:, :, :0], slice(None)).unflatten(0, (2, KV_HEADS))[:, :, :16]
     steps = tensors["key.steps"].repeat_interleave(SIZE, 2)
     torch.testing.assert_close(held, tensors["key.codes"] * steps, atol=0, rtol=0)
     loaded.attend(Softmax(), q, k, v, mask=CAUSAL)
@@ -123,9 +123,9 @@ def test_scores_are_off_by_no_more_than_was_said() -> None:
     q, k, _ = _qkv(4 * SIZE)
     cache = Int8Cache(SIZE)
     cache.attend(Softmax(), *[k] * 3)
-    held = cache._rounded("key").read(k[:, :, :0], slice(None)).unflatten(0, (2, KV_HEADS)).repeat_interleave(2, 1)
+    held = cache._store("key", k).read(k[:, :, :0], slice(None)).unflatten(0, (2, KV_HEADS)).repeat_interleave(2, 1)
     off = (q @ (held - k.repeat_interleave(2, 1)).mT).abs() / 2
-    steps = cache._rounded("key").steps.repeat_interleave(2, 1)
+    steps = cache._store("key", k).steps.repeat_interleave(2, 1)
     bound = (q.abs() @ steps.mT).repeat_interleave(SIZE, 3) / 2 / 2
     assert bool((off <= bound * (1 + 1e-9)).all())
 
@@ -176,7 +176,7 @@ def test_heads_that_are_read_a_few_at_a_time_are_those_read_together(monkeypatch
 
     # Bytes of keys: all, three of four heads, one.
     for limit, heads in ((1 << 21, [4]), (3 * 20 * DIM * 8, [3, 1]), (1, [1, 1, 1, 1])):
-        monkeypatch.setattr("saccade.caches.int8_cache._AT_ONCE", limit)
+        monkeypatch.setattr("saccade.caches.rounded_cache._AT_ONCE", limit)
         cache = Int8Cache(SIZE)
         cache.attend(Softmax(), *(x[:, :, :19] for x in parts), mask=CAUSAL, positions=positions)
         read.clear()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from answers.caches import caches_run, sizes_of_caches
@@ -11,14 +13,19 @@ from answers.words import EQUALS, WORDS, in_language, parted
 from saccade import caches
 from saccade.testing import tolerance
 
-_ROUNDED = 1e-2  # errors below it are those of rounded keys; others mean another matrix
+_ROUNDED = 1e-2  # larger errors mean another matrix, unless the cache holds rounded keys
+
+
+def _most_wrong(name: str) -> float:
+    """Return the largest error of a cache that runs a mechanism."""
+    return math.inf if "rounded" in getattr(caches, name).equivalent_run else _ROUNDED
 
 
 def _caches_by_mechanism(language: str) -> str:
     head = {"en": ("cache", "supports"), "zh": ("缓存", "支持")}[language]
     rows = []
     for name, row in caches_run().items():
-        runs = [one for one, said in row.items() if not isinstance(said, str) and said < _ROUNDED]
+        runs = [one for one, said in row.items() if not isinstance(said, str) and said < _most_wrong(name)]
         told = all_but(runs, list(row), language)
         rows.append((code(CACHES[name]), told.replace("`TopK of index keys`", WORDS[language]["index"])))
     return table(head, *rows)
@@ -46,9 +53,9 @@ def _dense_runs(language: str) -> str:
     head = {"en": ("cache", "equals", "measured"), "zh": ("缓存", "等于", "实测")}[language]
     limit, words, rows = tolerance(torch.float64, "output"), WORDS[language], []
     for name, row in caches_run().items():
-        errors = {one: said for one, said in row.items() if not isinstance(said, str)}
-        worst = max(wrong for wrong in errors.values() if wrong < _ROUNDED)
-        others = [one for one, wrong in errors.items() if wrong >= _ROUNDED]
+        errors, most = {one: said for one, said in row.items() if not isinstance(said, str)}, _most_wrong(name)
+        worst = max(wrong for wrong in errors.values() if wrong < most)
+        others = [one for one, wrong in errors.items() if wrong >= most]
         told = words["yes"] if worst <= limit else words["off"].format(f"{worst:.0e}")
         told += words["not with"].format(joined(others, language)) if others else ""
         equals = getattr(caches, name).equivalent_run

@@ -77,6 +77,7 @@ CACHES = {
     "SnapKVCache": "SnapKVCache(32)",
     "EvictingCache": "ShortKeys(32)",
     "Int8Cache": "Int8Cache(4)",
+    "QuantizedCache": "QuantizedCache(4, 4)",
     "RecurrentCache": "RecurrentCache()",
     "CompressiveCache": "CompressiveCache()",
     "CrossCache": "CrossCache()",

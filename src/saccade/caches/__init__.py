@@ -17,6 +17,7 @@ from saccade.caches.kv_cache import KVCache
 from saccade.caches.latent_cache import LatentCache
 from saccade.caches.model_cache import Cache
 from saccade.caches.padded_positions import padded_positions
+from saccade.caches.quantized_cache import QuantizedCache
 from saccade.caches.recurrent import RecurrentCache
 from saccade.caches.ring_buffer import SegmentCache
 from saccade.caches.sink_window import SinkWindowCache
@@ -40,6 +41,7 @@ __all__ = [
     "HeavyHitterCache",
     "SnapKVCache",
     "Int8Cache",
+    "QuantizedCache",
     "RecurrentCache",
     "CompressiveCache",
     "CrossCache",

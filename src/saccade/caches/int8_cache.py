@@ -7,17 +7,11 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.caches.attend_call import Call, Traffic
-from saccade.caches.cache import LayerCache
 from saccade.caches.files.file_contents import Contents, Leaf
-from saccade.caches.per_head import attend_by_head
-from saccade.positions.token_positions import Positions
-from saccade.support.errors import value_error
-from saccade.support.numerics import is_finite, not_finite, wide_dtype
-from saccade.support.validation import check_int
+from saccade.caches.rounded_cache import RoundedCache
+from saccade.support.numerics import wide_dtype
 
 _MOST = 127  # the largest code; the smallest is -127
-_AT_ONCE = 1 << 21  # bytes of keys that are converted at once, small enough to stay in a core's cache
 
 
 class Rounded(NamedTuple):
@@ -29,23 +23,30 @@ class Rounded(NamedTuple):
             and channel.
         zeros: the number that code 0 represents, with the shape of ``steps``.
         rest: unrounded columns of the unfinished block, ``[batch, kv_heads, fewer than block_size, width]``.
+        size: block_size.
     """
 
     codes: Tensor
     steps: Tensor
     zeros: Tensor
     rest: Tensor
+    size: int
 
     @classmethod
-    def empty(cls, like: Tensor) -> Rounded:
+    def empty(cls, like: Tensor, size: int) -> Rounded:
         """Return an empty int8 store for tensors of this shape, dtype and device."""
         batch, heads, _, width = like.shape
         none = like.new_empty(batch, heads, 0, width)
         numbers = none.to(wide_dtype(like.dtype))
-        return cls(none.to(torch.int8), numbers, numbers, none)
+        return cls(none.to(torch.int8), numbers, numbers, none, size)
 
-    def extended(self, new: Tensor, size: int) -> Rounded:
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of the int8 store by the names of the cache's leaves."""
+        return {"codes": self.codes, "steps": self.steps, "zeros": self.zeros, "rest": self.rest}
+
+    def extended(self, new: Tensor) -> Rounded:
         """Return this int8 store with new columns. Blocks that are now full are rounded to int8."""
+        size = self.size
         rest = torch.cat([self.rest, new], 2)
         full = rest.shape[2] // size
         if not full:
@@ -61,18 +62,19 @@ class Rounded(NamedTuple):
             torch.cat([self.steps, steps], 2),
             torch.cat([self.zeros, zeros], 2),
             rest[:, :, full * size :].clone(),
+            size,
         )
 
     def read(self, new: Tensor, rows: slice) -> Tensor:
         """Return the stored columns of some key heads as floats, then new columns, ``[rows, columns, width]``."""
-        codes, steps, zeros, rest = (x.flatten(0, 1)[rows] for x in self)
+        codes, steps, zeros, rest = (x.flatten(0, 1)[rows] for x in self[:4])
         blocks = steps.shape[1]
         wide = codes.view(len(codes), blocks, codes.shape[1] // max(1, blocks), codes.shape[2]) * steps[:, :, None]
         wide += zeros[:, :, None]
         return torch.cat([wide.flatten(1, 2).to(new.dtype), rest, new.flatten(0, 1)[rows]], 1)
 
 
-class Int8Cache(LayerCache):
+class Int8Cache(RoundedCache):
     r"""Keys and values of all tokens in about a quarter of the memory of float32, or half that of bfloat16.
 
     A finished block is rounded once, separately for each channel, to 255 levels that are evenly spaced from the
@@ -116,55 +118,15 @@ class Int8Cache(LayerCache):
             Leaf(f"{name}.zeros", f"batch kv_heads blocks {width}", "wide", is_optional=True),  # in files
         )
     )
-    numbers = ("length",)
-    equivalent_run = "the run with a KVCache that holds rounded keys and values"
-    keeps_order = exposes_all_keys = True
-
-    _tokens: Positions
 
     def __init__(self, block_size: int = 64):
-        super().__init__()
-        self.block_size = check_int("block_size", block_size)
+        super().__init__(block_size)
 
-    def advance(self, call: Call) -> Tensor:
-        new = {"key": call.key, "value": call.value}
-        stored = {name: self._rounded(name) if self._state else Rounded.empty(x) for name, x in new.items()}
-
-        def read(rows: slice) -> tuple[Tensor, Tensor]:
-            return stored["key"].read(call.key, rows), stored["value"].read(call.value, rows)
-
-        batch, kv_heads, q_len, width = call.key.shape
-        each = max(1, _AT_ONCE // max(1, (self.length + q_len) * width * call.key.element_size()))
-        portions = [slice(start, start + each) for start in range(0, batch * kv_heads, each)]
-        (out,) = attend_by_head(call, kv_heads, read, None, call.product, portions=portions)
-        moved = call.key.nbytes + call.value.nbytes
-        self._traffic = Traffic(sum(x.nbytes for x in self._state.values()) + moved, moved)
-        for name, x in new.items() if q_len else ():
-            parts = stored[name].extended(x.detach(), self.block_size)._asdict()
-            self._state |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
-        return out
-
-    def _rounded(self, name: str) -> Rounded:
-        """Return the int8 store of keys or values, as named."""
-        return Rounded(*(self._state[f"{name}.{part}"] for part in Rounded._fields))
-
-    def _check_new(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        super()._check_new(query, key, value)
-        for name, x in (("key", key), ("value", value)):
-            if not is_finite(x) and bool(not_finite(x).any()):
-                hint = "rounded beside others, a NaN or inf would spoil its whole block; KVCache() holds it"
-                raise value_error(name, "be finite", "NaN or inf", hint=hint)
-
-    def _why_not_cropped(self, length: int) -> str | None:
-        rounded = self._state["key.codes"].shape[2]
-        if length >= rounded:
-            return None
-        return f"the first {rounded} columns are rounded in blocks, which cannot be opened again"
-
-    def _crop(self, length: int) -> None:
-        for name in ("key.rest", "value.rest"):
-            self._state[name] = self._state[name][:, :, : length % self.block_size].clone()
-        self._tokens = self._tokens.cropped(length)
+    def _store(self, name: str, like: Tensor) -> Rounded:
+        if not self._state:
+            return Rounded.empty(like, self.block_size)
+        codes, steps, zeros, rest = (self._state[f"{name}.{part}"] for part in ("codes", "steps", "zeros", "rest"))
+        return Rounded(codes, steps, zeros, rest, self.block_size)
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         for name in ("key", "value"):  # in files of version 0.1, code 0 represents 0

@@ -70,7 +70,7 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("H2O", "H2OCache"), "HeavyHitterCache"),
         "SnapKV": "SnapKVCache",
         **dict.fromkeys(("DynamicCache", "StaticCache"), "KVCache for a layer, Cache for a model"),
-        **dict.fromkeys(("QuantizedCache", "QuantoQuantizedCache"), "Int8Cache"),
+        **dict.fromkeys(("QuantoQuantizedCache", "HQQQuantizedCache", "KIVICache"), "QuantizedCache(bits)"),
         "Quest": "BlockSelectCache",
     },
     "models": {

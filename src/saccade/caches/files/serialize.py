@@ -22,6 +22,7 @@ from saccade.caches.int8_cache import Int8Cache
 from saccade.caches.kv_cache import KVCache
 from saccade.caches.latent_cache import LatentCache
 from saccade.caches.model_cache import Cache
+from saccade.caches.quantized_cache import QuantizedCache
 from saccade.caches.recurrent import RecurrentCache
 from saccade.caches.ring_buffer import SegmentCache
 from saccade.caches.sink_window import SinkWindowCache
@@ -42,6 +43,7 @@ _KINDS = {
         HeavyHitterCache,
         SnapKVCache,
         Int8Cache,
+        QuantizedCache,
         CompressiveCache,
         RecurrentCache,
         CrossCache,

@@ -1,0 +1,94 @@
+"""RoundedCache: base class of caches that store finished blocks of keys and values with few bits."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Protocol, Self
+
+from torch import Tensor
+
+from saccade.caches.attend_call import Call, Traffic
+from saccade.caches.cache import LayerCache
+from saccade.caches.per_head import attend_by_head
+from saccade.positions.token_positions import Positions
+from saccade.support.errors import value_error
+from saccade.support.numerics import is_finite, not_finite
+from saccade.support.validation import check_int
+
+_AT_ONCE = 1 << 21  # bytes of keys that are converted at once, small enough to stay in a core's cache
+
+
+class Store(Protocol):
+    """Keys or values in few bits: finished blocks are rounded, the columns of the unfinished block are not."""
+
+    def extended(self, new: Tensor) -> Self:
+        """Return this store with new columns ``[batch, kv_heads, len, width]``. Blocks that are full are rounded."""
+        ...
+
+    def read(self, new: Tensor, rows: slice) -> Tensor:
+        """Return the stored columns of some key heads as floats, then new columns, ``[rows, columns, width]``."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of the store by the names of the cache's leaves."""
+        ...
+
+
+class RoundedCache(LayerCache):
+    """Base class of caches that hold all tokens, rounded block by block.
+
+    A subclass returns its stores, and has the leaves ``key.rest`` and ``value.rest`` for the unfinished block.
+
+    Args:
+        block_size: number of tokens that are rounded together.
+    """
+
+    numbers = ("length",)
+    equivalent_run = "the run with a KVCache that holds rounded keys and values"
+    keeps_order = exposes_all_keys = True
+
+    _tokens: Positions
+
+    def __init__(self, block_size: int):
+        super().__init__()
+        self.block_size = check_int("block_size", block_size)
+
+    @abstractmethod
+    def _store(self, name: str, like: Tensor) -> Store:
+        """Return the store named ``"key"`` or ``"value"``: before the first call, an empty one for ``like``."""
+
+    def advance(self, call: Call) -> Tensor:
+        new = {"key": call.key, "value": call.value}
+        stored = {name: self._store(name, x) for name, x in new.items()}
+
+        def read(rows: slice) -> tuple[Tensor, Tensor]:
+            return stored["key"].read(call.key, rows), stored["value"].read(call.value, rows)
+
+        batch, kv_heads, q_len, width = call.key.shape
+        each = max(1, _AT_ONCE // max(1, (self.length + q_len) * width * call.key.element_size()))
+        portions = [slice(start, start + each) for start in range(0, batch * kv_heads, each)]
+        (out,) = attend_by_head(call, kv_heads, read, None, call.product, portions=portions)
+        moved = call.key.nbytes + call.value.nbytes
+        self._traffic = Traffic(sum(x.nbytes for x in self._state.values()) + moved, moved)
+        for name, x in new.items() if q_len else ():
+            tensors = stored[name].extended(x.detach()).tensors()
+            self._state |= {f"{name}.{part}": tensor for part, tensor in tensors.items()}
+        return out
+
+    def _check_new(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        super()._check_new(query, key, value)
+        for name, x in (("key", key), ("value", value)):
+            if not is_finite(x) and bool(not_finite(x).any()):
+                hint = "rounded beside others, a NaN or inf would spoil its whole block; KVCache() holds it"
+                raise value_error(name, "be finite", "NaN or inf", hint=hint)
+
+    def _why_not_cropped(self, length: int) -> str | None:
+        rounded = self.length // self.block_size * self.block_size
+        if length >= rounded:
+            return None
+        return f"the first {rounded} columns are rounded in blocks, which cannot be opened again"
+
+    def _crop(self, length: int) -> None:
+        for name in ("key.rest", "value.rest"):
+            self._state[name] = self._state[name][:, :, : length % self.block_size].clone()
+        self._tokens = self._tokens.cropped(length)
