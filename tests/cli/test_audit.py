@@ -48,13 +48,46 @@ def test_further_claims_are_checked_by_name(audit, config):
     assert "claims must be among states, " in result.stderr
 
 
+SETUP = """
+import torch, transformers
+
+def make():
+    sizes = dict(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+    texts = [{"input_ids": torch.randint(3, 64, (length,)).tolist()} for length in (9, 6)]
+    return model, transformers.DataCollatorWithFlattening(return_tensors="pt"), texts
+
+def wrong():
+    return 3
+"""
+
+
+def test_a_training_setup_is_made_by_a_function_of_a_file(audit, tmp_path):
+    path = tmp_path / "my_setup.py"
+    path.write_text(SETUP)
+    result = audit("--trainer", f"{path}:make", "--tests", "2")
+    assert result.exit_code == 0, result.output
+    assert "LlamaForCausalLM, as it is trained, 1 x 15 tokens" in result.stdout
+    assert re.search(r"^collator: labels  +held", result.stdout, re.MULTILINE)
+    assert re.search(r"^loss  +held", result.stdout, re.MULTILINE)
+    for arguments, sentence in (
+        ((f"{path}:mak",), "--trainer must name a function of "),
+        ((f"{path}",), "--trainer must name a file and its function, as in my_setup.py:make"),
+        ((f"{path}:wrong",), "--trainer must return a model, a collator and a list of texts; got int"),
+        ((f"{path}:make", "--padded"), "--padded must be left out where --trainer is given"),
+    ):
+        refused = audit("--trainer", *arguments)
+        assert refused.exit_code == 2
+        assert sentence in " ".join(refused.stderr.split())
+
+
 def test_the_budget_is_printed_without_a_model(audit):
     result = audit("--budget", "--tests", "30", "--length", "512")
     assert result.exit_code == 0
     assert "a fault in 10% of the rows or more is missed in at most 1 of 20 audits" in result.stdout
     result = audit()
     assert result.exit_code == 2
-    assert "MODEL must be given, except with --budget" in result.stderr
+    assert "MODEL must be given, or else --trainer or --budget" in result.stderr
 
 
 def test_an_encoder_decoder_is_made_whole(audit, tmp_path):

@@ -7,6 +7,7 @@ from saccade.auditing.float64 import TrueFloat64
 from saccade.auditing.reachability import Reach
 from saccade.auditing.report import Report
 from saccade.auditing.runner import Runner, Unanswered
+from saccade.auditing.training_setup import audit_setup
 
 __all__ = [
     "CounterExample",
@@ -18,5 +19,6 @@ __all__ = [
     "TrueFloat64",
     "Unanswered",
     "audit",
+    "audit_setup",
     "sameness",
 ]

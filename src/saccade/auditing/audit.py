@@ -136,7 +136,7 @@ def audit(
         subject = _subject(run, given, outputs, group, form)
         judged = rows_to_judge(padding, subject.shape)
         mask = parse(rule) if isinstance(rule, str) else rule
-        declared, is_assumed = (mask, False) if mask is not None else (_assumed(looked_at), True)
+        declared, is_assumed = (mask, False) if mask is not None else (assumed_rule(looked_at), True)
         layered = ByLayer(subject.as_written, mixers(subject.as_written), judged).measure()
         if is_assumed and isinstance(declared, list):  # a layer may have several modules that mix tokens, or none
             layers = layers or len(declared)
@@ -211,7 +211,8 @@ def _versions(model: object) -> dict[str, str]:
     return {name: str(version) for name, version in versions.items() if version} | {"python": platform.python_version()}
 
 
-def _assumed(model: object) -> Declared:
+def assumed_rule(model: object) -> Declared:
+    """Return the rule that the configuration of a model declares; an error if it declares none."""
     rule = pair_from_config(model) if is_pair(model) else from_config(model)
     if rule is None:
         hint = "use the masks of saccade.masks: audit(model, masks.sliding_window(128))"

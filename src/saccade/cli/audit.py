@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from torch import nn
 
-from saccade.auditing import Report
+from saccade.auditing import Report, audit_setup
 from saccade.auditing import audit as run
 from saccade.auditing.budget import Budget
 from saccade.auditing.claims import CLAIMS
@@ -17,6 +17,7 @@ from saccade.auditing.report import DRAWN
 from saccade.cli.exits import fail, loaded, refuse, refuse_beside
 from saccade.cli.loading import NAMED, load
 from saccade.cli.output_files import put
+from saccade.cli.setup_file import made_by
 from saccade.masks import Mask, parse
 
 _Model = Annotated[
@@ -42,6 +43,13 @@ _Against = Annotated[
 _Claim = Annotated[
     list[str] | None,
     typer.Option("--claim", metavar="NAME", help=f"A further claim to check: {', '.join(CLAIMS)}, all."),
+]
+_Trainer = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE.py:FUNCTION",
+        help="A function that returns a model, a collator and a list of token ids; instead of MODEL.",
+    ),
 ]
 _Length = Annotated[int, typer.Option(min=2, help="Tokens of the two random texts.")]
 _Tests = Annotated[int, typer.Option(min=1, help="Sets of rows to test.")]
@@ -73,6 +81,7 @@ def audit(
     script: _Script = False,
     as_json: _Json = False,
     strict: _Strict = False,
+    trainer: _Trainer = None,
     budget: _Budget = False,
 ) -> None:
     """Check which tokens influence which outputs of a model against a rule, end to end and layer by layer.
@@ -83,8 +92,8 @@ def audit(
     if budget:
         typer.echo(Budget(tests, length))
         return
-    if model is None:
-        refuse("audit", "MODEL must be given, except with --budget")
+    if (model is None) == (trainer is None):
+        refuse("audit", "MODEL must be given, or else --trainer or --budget")
     if as_json:
         refuse_beside(context, "--json", ("--picture", "--out", "--script"), "prints all as one object")
     if packed is not None:
@@ -93,22 +102,28 @@ def audit(
     length = length if lengths is None else sum(lengths)
     if (picture or out) and length > DRAWN:
         refuse("audit", f"{'--picture' if picture else '--out'} must have at most {DRAWN} tokens; got {length}")
-    subject = _loaded(model, seed)
+    if trainer is not None:
+        others = ("--length", "--packed", "--padded", "--cache", "--against")
+        refuse_beside(context, "--trainer", others, "takes the texts that the function returns")
     try:
-        report = run(
-            subject,
-            declared,
-            length=length,
-            packed=lengths,
-            padded=padded,
-            cache=cache,
-            against=against or (),
-            claims=claim or (),
-            tests=tests,
-            seed=seed,
-        )
+        if trainer is not None:
+            further = {} if claim is None else {"claims": claim}
+            report = audit_setup(*made_by(trainer), declared, tests=tests, seed=seed, **further)
+        else:
+            report = run(
+                _loaded(str(model), seed),
+                declared,
+                length=length,
+                packed=lengths,
+                padded=padded,
+                cache=cache,
+                against=against or (),
+                claims=claim or (),
+                tests=tests,
+                seed=seed,
+            )
     except (TypeError, ValueError) as error:
-        refuse("audit", str(error).removeprefix("audit: "))
+        refuse("audit", str(error).removeprefix("audit: ").removeprefix("audit_setup: "))
     except (RuntimeError, NotImplementedError, IndexError) as error:
         fail("audit", f"the model must run on {length} tokens; it raised {describe_error(error)}")
     typer.echo(json.dumps(report.to_json(), indent=2, allow_nan=False) if as_json else str(report))

@@ -30,13 +30,14 @@ def _packed(asked: Asked) -> ClaimResult:
     """Check that no module carries a document's tokens to another one's rows, in one packed run."""
     try:
         subject, documents, told = _in_documents(asked)
+        judged = asked.judged if subject is asked.subject else torch.ones(subject.shape, dtype=torch.bool)
     except Unanswered as answer:
         return ClaimResult("states", "not answered", why=str(answer))
     mixed = mixers(subject)
     if not mixed:
         return ClaimResult("states", "not answered", why="no module was seen to mix tokens")
     borders = (documents[:, 1:] != documents[:, :-1]).any(0).nonzero().flatten().tolist()
-    layered = ByLayer(subject, mixed, torch.ones(subject.shape, dtype=torch.bool))
+    layered = ByLayer(subject, mixed, judged)
     layered.measure({row for border in borders for row in (border, border + 1)})
     leaks = _by_changes(layered, documents) | _by_gradients(layered, documents)
     first = next((leaks[name] for name in layered.mixed if name in leaks), None)
@@ -77,7 +78,7 @@ def _by_changes(layered: ByLayer, documents: Tensor) -> dict[str, CounterExample
         other = torch.randn(hidden.shape, generator=draw, dtype=torch.float64).to(hidden) * hidden.std()
         for odd in (0, 1):
             chosen = (documents % 2 == odd).expand(len(hidden), -1)
-            if name not in found and (one := _moved(again, hidden, other, out, chosen)) is not None:
+            if name not in found and (one := _moved(again, hidden, other, out, chosen, layered.judged)) is not None:
                 found[name] = CounterExample("leak", *one, name, "change", subject.passes)
 
     with torch.no_grad(), replaying(subject, {name: subject.modules[name] for name in layered.mixed}, look):
@@ -86,13 +87,13 @@ def _by_changes(layered: ByLayer, documents: Tensor) -> dict[str, CounterExample
 
 
 def _moved(
-    again: Callable[[Tensor], Tensor], hidden: Tensor, other: Tensor, out: Tensor, chosen: Tensor
+    again: Callable[[Tensor], Tensor], hidden: Tensor, other: Tensor, out: Tensor, chosen: Tensor, judged: Tensor
 ) -> tuple[tuple[int, int], tuple[int, int], float] | None:
-    """Return a row that moves with a chosen token of another document, that token, and the size; None if none does."""
+    """Return a judged row that moves with a chosen token of another document, the token and the size; None if none."""
 
     def sizes(keys: Tensor) -> Tensor:
         changed = torch.where(keys.to(hidden.device)[..., None], other, hidden)
-        return row_differences(again(changed), out).cpu().masked_fill(chosen, 0)
+        return row_differences(again(changed), out).cpu().masked_fill(chosen | ~judged, 0)
 
     size, least = sizes(chosen), _ROUNDING * torch.finfo(out.dtype).eps
     if float(size.max()) <= least:

@@ -1,0 +1,187 @@
+"""Find the texts in a batch that a collator made, and check its mask, positions and labels against them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.auditing.finding import ClaimResult, CounterExample, Kind
+from saccade.support.errors import kind, type_error, value_error
+
+_IGNORED = -100
+_TELLING = ("position_ids", "seq_idx", "cu_seq_lens_q", "cu_seqlens", "document_ids")
+
+
+class Place(NamedTuple):
+    """The place of a text in a batch: its row, and the range of its tokens."""
+
+    item: int
+    tokens: slice
+
+
+class SetupBatch:
+    """A batch that a collator made of texts, and where it put each text.
+
+    Args:
+        batch: what the collator returned: a mapping with ``input_ids`` ``[batch, length]``, or the ids.
+        texts: token ids of the texts, in the order in which the collator got them.
+
+    Attributes:
+        places: the place of each text; None for a text that is not in the batch as it is.
+        documents: the number of each token's text, int ``[batch, length]``; -1 at padding.
+    """
+
+    def __init__(self, batch: object, texts: Sequence[Tensor]):
+        self.inputs: dict[str, Any] = {"input_ids": batch} if isinstance(batch, Tensor) else _mapping(batch)
+        ids = self.inputs.get("input_ids")
+        if not isinstance(ids, Tensor) or ids.dim() != 2:
+            raise value_error("collator", "return input_ids [batch, length]", sorted(self.inputs))
+        self.ids, self.texts = ids, texts
+        self.documents = torch.full(ids.shape, -1, dtype=torch.long)
+        self.places: list[Place | None] = []
+        for number, text in enumerate(texts):
+            place = self._find(text)
+            self.places.append(place)
+            if place is not None:
+                self.documents[place.item, place.tokens] = number
+        if not any(self.places):
+            hint = "texts= are the mappings with input_ids that the collator takes"
+            raise value_error(
+                "collator", "keep some text as it is", f"none of {len(texts)} texts in the batch", hint=hint
+            )
+
+    def _find(self, text: Tensor) -> Place | None:
+        for item, row in enumerate(self.ids.cpu()):
+            for start in range(len(row) - len(text) + 1):
+                part = slice(start, start + len(text))
+                if torch.equal(row[part], text) and bool((self.documents[item, part] == -1).all()):
+                    return Place(item, part)
+        return None
+
+    @property
+    def lengths(self) -> list[list[int]]:
+        """Lengths of texts and of runs of padding in each row, in order."""
+        return [torch.unique_consecutive(own, return_counts=True)[1].tolist() for own in self.documents]
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether some row holds several texts."""
+        return any(len(own[own >= 0].unique()) > 1 for own in self.documents)
+
+    def claims(self) -> Iterator[ClaimResult]:
+        """Check what the collator made: texts, mask, positions and labels."""
+        yield self._whole_texts()
+        yield self._mask()
+        yield self._positions()
+        yield self._labels()
+
+    def _whole_texts(self) -> ClaimResult:
+        missing = [number for number, place in enumerate(self.places) if place is None]
+        if not missing:
+            return ClaimResult("collator: texts", "held")
+        why = f"text {missing[0]} of {len(self.texts)} is not in the batch as it is: cut, changed or left out"
+        return ClaimResult("collator: texts", "broken", why=why)
+
+    def _mask(self) -> ClaimResult:
+        name, mask, real = "collator: attention_mask", self.inputs.get("attention_mask"), self.documents >= 0
+        if isinstance(mask, Tensor) and mask.dim() != 2:
+            return ClaimResult(name, "not answered", why=f"its shape is {list(mask.shape)}")
+        if mask is None:
+            return self._broken(name, ~real, "leak", "padding is not marked") if not bool(real.all()) else _held(name)
+        seen = mask.bool().cpu()
+        wrong = self._broken(name, seen & ~real, "leak", "padding is marked as tokens")
+        return (
+            self._broken(name, real & ~seen, "blind", "tokens are marked as padding")
+            if wrong.verdict == "held"
+            else wrong
+        )
+
+    def _positions(self) -> ClaimResult:
+        name, places = "collator: positions", self.inputs.get("position_ids")
+        if places is None:
+            told = any(one in self.inputs for one in _TELLING)
+            mask = self.inputs.get("attention_mask")
+            if self.is_packed and not told and not (isinstance(mask, Tensor) and mask.dim() > 2):
+                begins = torch.zeros_like(self.documents, dtype=torch.bool)
+                begins[:, 1:] = (self.documents[:, 1:] != self.documents[:, :-1]) & (self.documents[:, 1:] >= 0)
+                return self._broken(name, begins, "leak", "nothing says where a text of a packed row begins")
+            return ClaimResult(name, "not answered", why="the collator returns none")
+        if not isinstance(places, Tensor) or places.dim() != 2:
+            return ClaimResult(name, "not answered", why="they are not [batch, length]")
+        first = next(place for place in self.places if place is not None)
+        begin = int(places[first.item, first.tokens.start])
+        wrong = torch.zeros_like(self.documents, dtype=torch.bool)
+        for place in filter(None, self.places):
+            own = places[place.item, place.tokens].cpu()
+            wrong[place.item, place.tokens] = own != torch.arange(begin, begin + len(own))
+        return self._broken(name, wrong, "leak", f"positions of a text do not count from {begin}")
+
+    def _labels(self) -> ClaimResult:
+        name, labels = "collator: labels", self.inputs.get("labels")
+        if not isinstance(labels, Tensor):
+            return ClaimResult(name, "not answered", why="the collator returns none")
+        if labels.shape != self.ids.shape:
+            return ClaimResult(name, "not answered", why=f"their shape is {list(labels.shape)}")
+        labels, ids, real = labels.cpu(), self.ids.cpu(), self.documents >= 0
+        begins = torch.zeros_like(real)  # the first token of a row is nothing's next token
+        begins[:, 1:] = (self.documents[:, 1:] != self.documents[:, :-1]) & real[:, 1:] & real[:, :-1]
+        learned = labels != _IGNORED
+        learned[:, 0] = False
+        cases = {
+            "padding has labels": (learned & ~real, "leak"),
+            "the first token of a text is the label of another text's last row": (learned & begins, "leak"),
+            "labels differ from the token ids": (learned & real & (labels != ids), "blind"),
+        }
+        for why, (wrong, seen) in cases.items():
+            if bool(wrong.any()):
+                return self._broken(name, wrong, seen, why)  # type: ignore[arg-type]  # a kind
+        return _held(name)
+
+    def _broken(self, name: str, wrong: Tensor, seen: Kind, why: str) -> ClaimResult:
+        """Return a claim that is broken at the first True of ``wrong``, or held if there is none."""
+        if not bool(wrong.any()):
+            return _held(name)
+        item, place = wrong.nonzero()[0].tolist()
+        nouns = ("output", "the label of token" if name.endswith("labels") else "token")
+        row = (item, max(place - 1, 0)) if name.endswith("labels") else (item, place)
+        found = CounterExample(seen, row, (item, place), float(wrong.float().mean()), "", "collator", 0, nouns)
+        return ClaimResult(name, "broken", found.size, 0.0, found, why)
+
+
+def _held(name: str) -> ClaimResult:
+    return ClaimResult(name, "held")
+
+
+def _mapping(batch: object) -> dict[str, Any]:
+    if not isinstance(batch, Mapping):
+        raise type_error("collator", "return a mapping of the model's arguments, or token ids", kind(batch))
+    return dict(batch)
+
+
+def ids_of(texts: Sequence[Any]) -> list[Tensor]:
+    """Return the token ids of texts: mappings with ``input_ids``, lists of ids, or tensors ``[length]``.
+
+    Raises:
+        TypeError, ValueError: there are no texts, or a text is not token ids.
+    """
+    found = [
+        torch.as_tensor(text["input_ids"] if isinstance(text, Mapping) else text) if not isinstance(text, str) else None
+        for text in texts
+    ]
+    wrong = [one for one in found if one is None or one.dim() != 1 or one.is_floating_point() or not len(one)]
+    if wrong or not found:
+        hint = "tokenise before: texts=[dict(input_ids=tokenizer(text).input_ids) for text in texts]"
+        raise type_error(
+            "texts",
+            "be token ids, as mappings with input_ids or as lists",
+            kind(texts[0]) if len(texts) else "none",
+            hint=hint,
+        )
+    return [one for one in found if one is not None]
+
+
+Collator = Callable[[list[Any]], Any]
+"""A function from a list of texts to the batch that a model trains on."""

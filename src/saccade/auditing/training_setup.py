@@ -1,0 +1,124 @@
+"""The function `audit_setup`: audit a whole training set-up, a model together with the collator of its batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from saccade import masks
+from saccade.auditing.audit import assumed_rule, audit
+from saccade.auditing.declared_rules import Declared
+from saccade.auditing.finding import ClaimResult, CounterExample
+from saccade.auditing.model_under_test import can_cache, rows_of
+from saccade.auditing.report import Report
+from saccade.auditing.rounding_noise import FACTOR, jitter, restoring_state, row_differences
+from saccade.auditing.setup_batch import Collator, SetupBatch, ids_of
+from saccade.masks import Mask, parse
+from saccade.support.validation import check_int, check_type
+
+_CLAIMS = ("states", "batch", "loss")
+
+
+def audit_setup(
+    model: nn.Module,
+    collator: Collator,
+    texts: Sequence[Any],
+    rule: Declared | str | None = None,
+    *,
+    claims: Sequence[str] = _CLAIMS,
+    tests: int = 12,
+    seed: int = 0,
+) -> Report:
+    """Audit a training set-up: what the collator makes of texts, and what the model makes of that batch.
+
+    - The collator keeps each text whole, marks padding, counts positions from the start of each text, and gives no
+      labels to padding or to the first token of a text.
+    - On that batch, the model keeps its rule within each text (`audit`), and gives the rows of each text alone.
+    - The loss reads the labels that it should.
+
+    Args:
+        model: a language model with ``input_ids``, and for the loss with ``labels``. It runs in eval mode.
+        collator: the function from a list of texts to a batch that the trainer or data loader uses.
+        texts: token ids of texts: mappings with ``input_ids``, lists or tensors.
+        rule: the mask within one text, for all layers or for each; read from ``model.config`` when None.
+        claims: names of further claims of `audit`.
+        tests: number of sets of rows to test.
+        seed: seed of all changes.
+
+    Returns:
+        A `Report`, whose first claims are about the collator.
+
+    Raises:
+        TypeError, ValueError: the texts are not token ids, the collator returns no batch of them, or as for `audit`.
+
+    Cost: an `audit` of the batch, a run for each text, and three to measure noise.
+
+    Example:
+        >>> import torch, saccade as sc
+        >>> model = sc.models.small_decoder()
+        >>> texts = [torch.arange(3, 20), torch.arange(5, 22)]
+        >>> audit_setup(model, torch.stack, texts, claims=()).ok
+        True
+    """
+    check_type("model", model, nn.Module, "be a torch.nn.Module")
+    check_int("tests", tests, 1)
+    given = list(texts)
+    ids = ids_of(given)
+    batch = SetupBatch(collator(given), ids)
+    with restoring_state(model):
+        model.eval()
+        within = parse(rule) if isinstance(rule, str) else assumed_rule(model) if rule is None else rule
+        inputs = _device(batch.inputs, model)
+        whole = inputs if set(inputs) != {"input_ids"} else inputs["input_ids"]
+        report = audit(
+            model,
+            _in_texts(within, batch.lengths),
+            inputs=whole,
+            padding=batch.documents >= 0,
+            claims=claims,
+            tests=tests,
+            seed=seed,
+        )
+        alone = _alone(model, batch, inputs)
+    found = (*batch.claims(), *report.claims, alone)
+    words = ("assumed: " if rule is None else "") + report.rule
+    return dataclasses.replace(report, model=f"{report.model}, as it is trained", rule=words, claims=found)
+
+
+def _device(inputs: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    device = next((own.device for own in model.parameters()), torch.device("cpu"))
+    return {name: one.to(device) if isinstance(one, Tensor) else one for name, one in inputs.items()}
+
+
+def _in_texts(rule: Declared, lengths: Sequence[Sequence[int]]) -> Declared:
+    """Return a rule that holds within each text, for all layers, for each layer or by patterns of names."""
+    if isinstance(rule, Mask):
+        return masks.Documents(lengths, rule=rule)
+    if isinstance(rule, Mapping):
+        return {name: _in_texts(one, lengths) for name, one in rule.items()}  # type: ignore[misc]  # masks or lists
+    return [masks.Documents(lengths, rule=one) for one in rule]
+
+
+def _alone(model: nn.Module, batch: SetupBatch, inputs: Mapping[str, Any]) -> ClaimResult:
+    """Check that each text gives the same rows in the batch as alone."""
+    name, more = "texts in the batch = alone", {"use_cache": False} if can_cache(model) else {}
+
+    def run(**given: Any) -> Tensor:
+        return rows_of(model(given.pop("input_ids"), **given | more))
+
+    with torch.no_grad():
+        rows = run(**inputs)
+        allowed = FACTOR * max(jitter(model, lambda: run(**inputs), base=rows), torch.finfo(rows.dtype).eps)
+        largest, found = 0.0, None
+        for place in filter(None, batch.places):
+            own = rows[place.item, place.tokens][None]
+            apart = row_differences(own, run(input_ids=inputs["input_ids"][place.item, place.tokens][None]))[0]
+            largest = max(largest, float(apart.max()))
+            if found is None and bool((apart > allowed).any()):
+                first = int((apart > allowed).nonzero()[0]) + place.tokens.start
+                found = CounterExample("differs", (place.item, first), None, float(apart.max()), "", name)
+    return ClaimResult(name, "broken" if found else "held", largest, allowed, found)
