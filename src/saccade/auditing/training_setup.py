@@ -20,7 +20,8 @@ from saccade.auditing.setup_batch import Collator, SetupBatch, ids_of
 from saccade.masks import Mask, parse
 from saccade.support.validation import check_int, check_type
 
-_CLAIMS = ("states", "batch", "loss")
+SETUP_CLAIMS = ("states", "batch", "loss")
+"""Further claims that are checked of a training set-up unless others are named."""
 
 
 def audit_setup(
@@ -29,7 +30,7 @@ def audit_setup(
     texts: Sequence[Any],
     rule: Declared | str | None = None,
     *,
-    claims: Sequence[str] = _CLAIMS,
+    claims: Sequence[str] = SETUP_CLAIMS,
     tests: int = 12,
     seed: int = 0,
 ) -> Report:

@@ -14,6 +14,7 @@ from saccade.auditing.claims import CLAIMS
 from saccade.auditing.float64 import describe_error
 from saccade.auditing.loading import model_of
 from saccade.auditing.report import DRAWN
+from saccade.auditing.training_setup import SETUP_CLAIMS
 from saccade.cli.exits import fail, loaded, refuse, refuse_beside
 from saccade.cli.loading import NAMED, load
 from saccade.cli.output_files import put
@@ -105,13 +106,14 @@ def audit(
     if trainer is not None:
         others = ("--length", "--packed", "--padded", "--cache", "--against")
         refuse_beside(context, "--trainer", others, "takes the texts that the function returns")
+    subject = None if model is None else _loaded(model, seed)
     try:
-        if trainer is not None:
-            further = {} if claim is None else {"claims": claim}
-            report = audit_setup(*made_by(trainer), declared, tests=tests, seed=seed, **further)
+        if subject is None:
+            names = SETUP_CLAIMS if claim is None else claim
+            report = audit_setup(*made_by(str(trainer)), declared, claims=names, tests=tests, seed=seed)
         else:
             report = run(
-                _loaded(str(model), seed),
+                subject,
                 declared,
                 length=length,
                 packed=lengths,
