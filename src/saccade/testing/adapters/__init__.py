@@ -1,0 +1,43 @@
+"""Adapters: kernels of other calling conventions, as `saccade.testing.check` and ``saccade judge`` take them.
+
+Each function takes a kernel of one form and returns a `Form`: a function of ``(query, key, value, mask)`` that calls
+the kernel, with the options that it takes and the reasons why it cannot run some inputs.
+"""
+
+from saccade.testing.adapters.block_sparse import block_sparse
+from saccade.testing.adapters.c_functions import c_function
+from saccade.testing.adapters.form import Form
+from saccade.testing.adapters.layouts import layout
+from saccade.testing.adapters.operators import operator
+from saccade.testing.adapters.paged import paged
+from saccade.testing.adapters.recurrent import recurrent
+from saccade.testing.adapters.score_mods import score_mod
+from saccade.testing.adapters.triton_functions import triton_function
+from saccade.testing.adapters.varlen import varlen
+
+FORMS = {
+    "layout": layout,
+    "varlen": varlen,
+    "paged": paged,
+    "recurrent": recurrent,
+    "block_sparse": block_sparse,
+    "score_mod": score_mod,
+    "operator": operator,
+    "triton": triton_function,
+    "c": c_function,
+}
+"""The adapters by the name of their form in a declaration."""
+
+__all__ = [
+    "FORMS",
+    "Form",
+    "block_sparse",
+    "c_function",
+    "layout",
+    "operator",
+    "paged",
+    "recurrent",
+    "score_mod",
+    "triton_function",
+    "varlen",
+]

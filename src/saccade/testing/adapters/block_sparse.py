@@ -1,0 +1,113 @@
+"""Kernels that compute chosen blocks of keys for each block of queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade.masks import Predicate
+from saccade.support.validation import check_int
+from saccade.testing.adapters.form import Form, check_kernel_callable
+from saccade.testing.case import Case
+
+
+def block_sparse(
+    kernel: Callable[..., Any],
+    block_size: int = 16,
+    *,
+    indices: bool = True,
+    names: Mapping[str, str] | None = None,
+    offers: Collection[str] = (),
+    gqa: bool = True,
+    output: int | None = None,
+) -> Form:
+    """Adapt a kernel of block-sparse attention, with the arguments of FlexAttention's ``BlockMask``.
+
+    The call is ``kernel(q, k, v, kv_num_blocks=, kv_indices=)`` with tensors ``[batch, heads, len, dim]``; for each
+    block of queries, int32 ``kv_num_blocks [batch, heads, query blocks]`` counts the blocks of keys, and ``kv_indices
+    [batch, heads, query blocks, key blocks]`` lists them, the chosen ones first. The last blocks may be incomplete.
+
+    Args:
+        kernel: the kernel.
+        block_size: queries and keys in a block.
+        indices: False passes ``block_mask=``, bool ``[batch, heads, query blocks, key blocks]``, instead.
+        names: the kernel's names of options and of the keywords above.
+        offers: the options that the kernel takes.
+        gqa: whether the kernel takes fewer key heads than query heads.
+        output: which entry of the result is the output; None if the kernel returns one tensor.
+    """
+    check_int("block_size", block_size)
+    settings = {"block_size": block_size, "indices": indices, "names": dict(names or {}), "output": output}
+    cases = _cases(block_size)
+    return Form(
+        check_kernel_callable(kernel), run, _why, settings, tuple(offers), gqa, (blocks_of_mask,), cases=cases
+    )
+
+
+def run(
+    kernel: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    *,
+    block_size: int,
+    indices: bool,
+    names: Mapping[str, str],
+    output: int | None,
+    **options: Any,
+) -> Tensor:
+    """Call a kernel with the blocks that a mask shows."""
+    blocks = blocks_of_mask(mask, block_size)
+    assert blocks is not None  # the reasons have excluded it
+    keywords: dict[str, Any] = {"block_mask": blocks}
+    if indices:
+        first = blocks.to(torch.int8).argsort(-1, descending=True, stable=True)
+        keywords = {"kv_num_blocks": blocks.sum(-1, dtype=torch.int32), "kv_indices": first.to(torch.int32)}
+    keywords = {names.get(name, name): option for name, option in (keywords | options).items()}
+    result = kernel(query, key, value, **keywords)
+    out: Tensor = result if output is None else result[output]
+    return out
+
+
+def blocks_of_mask(mask: Tensor, size: int) -> Tensor | None:
+    """Return the blocks that a mask shows, bool ``[batch, heads, query blocks, key blocks]``; None for other masks."""
+    q_len, kv_len = mask.shape[2:]
+    fill = (0, -kv_len % size, 0, -q_len % size)
+    tiles = [F.pad(mask, fill, value=edge).unflatten(3, (-1, size)).unflatten(2, (-1, size)) for edge in (True, False)]
+    sure, some = tiles[0].all(5).all(3), tiles[1].any(5).any(3)
+    return some if torch.equal(sure, some) else None
+
+
+def _why(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, block_size: int, **settings: object
+) -> tuple[str, ...]:
+    """Return why blocks cannot express the mask."""
+    if 0 in mask.shape:
+        return ("takes no empty inputs",)
+    whole = blocks_of_mask(mask, block_size) is not None
+    return () if whole else (f"takes masks of whole blocks of {block_size} alone",)
+
+
+def _cases(size: int) -> tuple[Case, ...]:
+    """Return cases with masks of whole blocks, of complete and incomplete ones."""
+
+    def causal(b: int, h: int, q: int, kv: int) -> bool:
+        return kv // size <= q // size
+
+    def striped(b: int, h: int, q: int, kv: int) -> bool:
+        return (q // size + kv // size + h + b) % 3 == 0
+
+    def case(name: str, rule: Callable[[int, int, int, int], bool], length: int) -> Case:
+        return Case(name, Predicate(rule), rule, q_len=length, kv_len=length)
+
+    return (
+        case("blocks-causal", causal, 3 * size),
+        case("blocks-causal-incomplete", causal, 2 * size + 1),
+        case("blocks-of-heads", striped, 3 * size),
+        case("blocks-of-heads-incomplete", striped, 4 * size - 1),
+    )

@@ -1,0 +1,108 @@
+"""Functions of a shared library, called through ``ctypes`` with pointers and sizes."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.support.errors import type_error
+from saccade.support.validation import check_choice
+from saccade.testing.adapters.form import Form
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def c_function(kernel: Any, dtype: str = "float32", *, backward: Any = None) -> Form:
+    """Adapt a function of C or C++ (``extern "C"``), as ``ctypes.CDLL("./mine.so").attention`` gives it.
+
+    It is called with pointers to contiguous arrays ``[batch, heads, len, dim]`` and with sizes, and returns 0::
+
+        int attention(const float *query, const float *key, const float *value, const uint8_t *mask, float *out,
+                      const int64_t *sizes, double scale);
+
+    The mask is ``[batch, heads, q_len, kv_len]``, 1 = may attend; ``out`` is full of NaN. The sizes are batch, heads,
+    kv_heads, q_len, kv_len, head_dim and value_dim. Another return value is an error. The backward function has the
+    same arguments with ``const float *out, const float *grad_out, float *grad_query, float *grad_key, float
+    *grad_value`` in place of ``out``.
+
+    Args:
+        kernel: the function, or its address in a ``ctypes`` library.
+        dtype: "float32" for ``float``, "float64" for ``double``.
+        backward: the function of the backward pass; None if there is none.
+    """
+    check_choice("dtype", dtype, tuple(_DTYPES))
+    for name, function in (("kernel", kernel), ("backward", backward)):
+        if function is not None and not hasattr(function, "restype"):
+            raise type_error(name, "be a function of a ctypes library", type(function).__name__)
+    settings = {"dtype": dtype, "backward": backward}
+    return Form(kernel, run, _why, settings, ("scale",), parts=(CCall, call_c))
+
+
+def run(
+    kernel: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    *,
+    dtype: str,
+    backward: Any,
+    scale: float | None = None,
+) -> Tensor:
+    """Call a C function on contiguous copies of the inputs, and return its output."""
+    factor = query.shape[3] ** -0.5 if scale is None else scale
+    inputs = [x.contiguous() for x in (query, key, value, mask.to(torch.uint8))]
+    out: Tensor = CCall.apply(kernel, backward, *inputs, factor)
+    return out
+
+
+def call_c(kernel: Any, inputs: list[Tensor], outputs: list[Tensor], scale: float) -> None:
+    """Call a C function with pointers to inputs and outputs, sizes and the scale; raise unless it returns 0."""
+    query, key, value = inputs[:3]
+    batch, heads, q_len, head_dim = query.shape
+    counts = (batch, heads, key.shape[1], q_len, key.shape[2], head_dim, value.shape[3])
+    sizes = (ctypes.c_int64 * len(counts))(*counts)
+    kernel.restype = ctypes.c_int
+    pointers = [ctypes.c_void_p(x.data_ptr()) for x in (*inputs, *outputs)]
+    status = kernel(*pointers, sizes, ctypes.c_double(scale))
+    if status:
+        raise RuntimeError(f"the C function returned {status}")
+
+
+class CCall(torch.autograd.Function):
+    """A call of a C function, with the backward pass of another C function."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kernel: Any, backward: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float
+    ) -> Tensor:
+        """Call the function of the forward pass."""
+        out = torch.full((*query.shape[:3], value.shape[3]), torch.nan, dtype=query.dtype)
+        call_c(kernel, [query, key, value, mask], [out], scale)
+        ctx.save_for_backward(query, key, value, mask, out)
+        ctx.backward_function, ctx.scale = backward, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Call the function of the backward pass."""
+        query, key, value, mask, out = ctx.saved_tensors
+        changes = [torch.full_like(x, torch.nan) for x in (query, key, value)]
+        call_c(ctx.backward_function, [query, key, value, mask, out, grads[0].contiguous()], changes, ctx.scale)
+        return None, None, *changes, None, None
+
+
+def _why(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, dtype: str, backward: object
+) -> tuple[str, ...]:
+    """Return why a C function cannot take the inputs."""
+    reasons = []
+    tensors = (query, key, value)
+    if any(x.dtype != _DTYPES[dtype] or x.device.type != "cpu" for x in tensors):
+        reasons.append(f"takes {dtype} on the CPU alone")
+    if backward is None and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        reasons.append("has no gradients")
+    return tuple(reasons)

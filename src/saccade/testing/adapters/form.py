@@ -1,0 +1,103 @@
+"""The `Form` class: a kernel of another calling convention, as `saccade.testing.check` takes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from saccade.support.errors import type_error, unsupported
+from saccade.testing.case import Case
+from saccade.testing.conformance import check
+from saccade.testing.defined_case import Definition, judged_by
+from saccade.testing.laws import LAWS, SIZE_LAWS, Law
+from saccade.testing.report import Report
+
+_Target = TypeVar("_Target")
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """A kernel of another calling convention, with a function that converts inputs and outputs.
+
+    Calling it with ``(query, key, value, mask, **options)`` in the layout ``[batch, heads, len, head_dim]`` runs the
+    kernel, or raises `UnsupportedError` with every reason.
+
+    Attributes:
+        kernel: the kernel as it is.
+        run: ``run(kernel, query, key, value, mask, **settings, **options)``. It uses torch alone, so that a script can
+            hold its source.
+        settings: how the kernel is called, by name.
+        why: ``why(query, key, value, mask, **settings)`` returns the reasons why the form cannot express the inputs.
+        offers: names of the options that the kernel takes.
+        gqa: whether it takes fewer key heads than query heads.
+        parts: functions and classes that ``run`` uses, for scripts.
+        definition: the truth, if it is not softmax attention.
+        left_out: names of laws that do not hold for the definition.
+        laws: laws of this form besides those of every attention function.
+        cases: cases of this form besides those of every attention function.
+    """
+
+    kernel: Callable[..., Any]
+    run: Callable[..., Any]
+    why: Callable[..., tuple[str, ...]]
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    offers: tuple[str, ...] = ()
+    gqa: bool = True
+    parts: tuple[Callable[..., Any], ...] = ()
+    definition: Definition | None = None
+    left_out: tuple[str, ...] = ()
+    laws: tuple[Law, ...] = ()
+    cases: tuple[Case, ...] = ()
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Any:
+        """Run the kernel; the output is ``[batch, heads, q_len, value_dim]``."""
+        reasons = (
+            *(f"takes no {name}" for name in options if name not in self.offers),
+            *self.reasons(query, key, value, mask, **options),
+        )
+        if reasons:
+            raise unsupported(self.name, reasons)
+        return self.run(self.kernel, query, key, value, mask, **self.settings, **options)
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return getattr(self.kernel, "__name__", type(self.kernel).__name__)
+
+    def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: object) -> tuple[str, ...]:
+        """Return why the form cannot express the inputs; empty if it can."""
+        return self.why(query, key, value, mask, **self.settings)
+
+    def check(self, **options: Any) -> Report:
+        """Check the kernel with `saccade.testing.check`, whose other arguments ``options`` are."""
+        given = options.pop("laws", None)
+        laws = [law for law in (*LAWS, *SIZE_LAWS) if law.name not in self.left_out] if given is None else given
+        laws = [self.judged(law) for law in (*laws, *(self.laws if given is None else ()))]
+        if options.get("cases") is not None or self.definition is not None or self.cases:
+            options["cases"] = self.judged_cases(options.get("cases"))
+        return check(self, offers=self.offers, reasons=self.reasons, gqa=self.gqa, laws=laws, **options)
+
+    def judged(self, law: Law | str) -> Law | str:
+        """Return the law with the definition of this form as the truth of its own cases."""
+        if self.definition is None or isinstance(law, str) or law.cases is None:
+            return law
+        return dataclasses.replace(law, cases=tuple(judged_by(case, self.definition) for case in law.cases))
+
+    def judged_cases(self, cases: tuple[Case | str, ...] | None = None) -> list[Case]:
+        """Return cases, all by default, with those of this form, and with its definition as their truth."""
+        from saccade.testing.cases import CASES  # noqa: PLC0415  cases import every mask and score
+
+        by_name = {case.name: case for case in (*CASES, *self.cases)}
+        chosen = (*CASES, *self.cases) if cases is None else tuple(by_name[x] if isinstance(x, str) else x for x in cases)
+        definition = self.definition
+        return list(chosen) if definition is None else [judged_by(case, definition) for case in chosen]
+
+
+def check_kernel_callable(kernel: _Target) -> _Target:
+    """Return a kernel, or raise if it is not callable."""
+    if not callable(kernel):
+        raise type_error("kernel", "be callable", type(kernel).__name__)
+    return kernel

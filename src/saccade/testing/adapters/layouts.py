@@ -1,0 +1,137 @@
+"""Kernels of ``(q, k, v)`` with axes in any order, and masks as bools, floats or flags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from itertools import permutations
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from saccade.support.validation import check_choice
+from saccade.testing.adapters.form import Form, check_kernel_callable
+from saccade.testing.adapters.patterns import band_of, distances, in_band, one_mask
+
+MaskForm = Literal["bool", "additive", "causal", "window", "none"]
+_ORDERS = tuple("".join(axes) for axes in (*permutations("bhld"), *permutations("hld")))
+
+
+def layout(
+    kernel: Callable[..., Any],
+    order: str = "bhld",
+    *,
+    masks: MaskForm = "bool",
+    mask_name: str | None = None,
+    names: Mapping[str, str] | None = None,
+    offers: Collection[str] = (),
+    gqa: bool = True,
+    output: int | None = None,
+) -> Form:
+    """Adapt a kernel ``kernel(q, k, v, ...)`` whose tensors have another order of axes.
+
+    Example:
+        >>> import torch.nn.functional as F
+        >>> from saccade.testing import adapters
+        >>> def mine(q, k, v, *, causal):  # [len, batch, heads, dim]
+        ...     q, k, v = (x.permute(1, 2, 0, 3) for x in (q, k, v))
+        ...     return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True).permute(2, 0, 1, 3)
+        >>> form = adapters.layout(mine, "lbhd", masks="causal")
+        >>> report = form.check(cases=["causal", "causal-decode"], laws=["oracle"], dtypes=[torch.float32])
+        >>> print(report.broken[0])
+        oracle[causal-decode-float32] broken: the output at [0, 1, 0, 0] is -0.559579, not -0.14347; error 1.6e+00, allowed 1e-05
+
+    Args:
+        kernel: the kernel.
+        order: a permutation of the letters b (batch), h (heads), l (len) and d (dim); without b, the kernel is called
+            once for each batch item.
+        masks: "bool" passes a mask ``[batch, heads, q_len, kv_len]``, True = may attend; "additive" a float mask of 0
+            and -inf; "causal" a keyword ``causal=``, for these masks alone; "window" also ``window_size=(left,
+            right)``, -1 for no limit, as FlashAttention does; "none" passes nothing and takes no masks. Flags mean that
+            the last query is at the last key.
+        mask_name: the keyword of the mask, or of ``causal``; None passes a mask as fourth argument.
+        names: the kernel's names of options, such as ``{"scale": "softmax_scale"}``.
+        offers: the options that the kernel takes.
+        gqa: whether the kernel takes fewer key heads than query heads.
+        output: which entry of the result is the output; None if the kernel returns one tensor.
+
+    Raises:
+        ValueError, TypeError: an unknown order, or a kernel that is not callable.
+    """
+    check_choice("order", order, _ORDERS)
+    check_choice("masks", masks, ("bool", "additive", "causal", "window", "none"))
+    settings = {"order": order, "masks": masks, "mask_name": mask_name, "names": dict(names or {}), "output": output}
+    parts = (distances, in_band, band_of, one_mask, _mask_arguments)
+    return Form(check_kernel_callable(kernel), run, _why, settings, tuple(offers), gqa, parts)
+
+
+def run(
+    kernel: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    *,
+    order: str,
+    masks: str,
+    mask_name: str | None,
+    names: Mapping[str, str],
+    output: int | None,
+    **options: Any,
+) -> Tensor:
+    """Call a kernel in its own order of axes, and return the output as ``[batch, heads, q_len, value_dim]``."""
+    if "b" not in order:  # one item a call
+        settings = {"order": f"b{order}", "masks": masks, "mask_name": mask_name, "names": names, "output": output}
+        outs = []
+        for b in range(query.shape[0]):
+
+            def one(q: Tensor, k: Tensor, v: Tensor, *more: Tensor, **keywords: Any) -> Any:
+                result = kernel(q[0], k[0], v[0], *(x[0] for x in more), **keywords)
+                return (result if output is None else result[output])[None]
+
+            item = slice(b, b + 1)
+            bias = {} if "bias" not in options else {"bias": options["bias"][item] if len(options["bias"]) > 1 else options["bias"]}
+            settings["output"] = None
+            outs.append(run(one, query[item], key[item], value[item], mask[item], **settings, **options | bias))
+        return torch.cat(outs) if outs else value.new_empty(0, *query.shape[1:3], value.shape[3])
+    axes = ["bhld".index(axis) for axis in order]
+    back = [order.index(axis) for axis in "bhld"]
+    tensors = [x.permute(axes) for x in (query, key, value)]
+    place, keywords = _mask_arguments(mask, masks, mask_name, query.dtype)
+    renamed = {names.get(name, name): option for name, option in options.items()}
+    result = kernel(*tensors, *place, **keywords, **renamed)
+    out: Tensor = result if output is None else result[output]
+    return out.permute(back)
+
+
+def _mask_arguments(
+    mask: Tensor, masks: str, mask_name: str | None, dtype: torch.dtype
+) -> tuple[list[Tensor], dict[str, Any]]:
+    """Return the positional and keyword arguments that say the mask to a kernel."""
+    if masks in ("bool", "additive"):
+        zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+        passed = mask if masks == "bool" else zeros.masked_fill(~mask, -torch.inf)
+        return ([passed], {}) if mask_name is None else ([], {mask_name: passed})
+    if masks == "none":
+        return [], {}
+    whole = one_mask(mask)
+    left, right = (-1, -1) if whole is None else band_of(whole) or (-1, -1)
+    keywords: dict[str, Any] = {mask_name or "causal": right == 0}
+    return [], keywords | ({"window_size": (left, right)} if masks == "window" else {})
+
+
+def _why(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, order: str, masks: str, **settings: object
+) -> tuple[str, ...]:
+    """Return why the arguments of the kernel cannot express the mask."""
+    if masks in ("bool", "additive"):
+        return ()
+    whole = one_mask(mask)
+    band = None if whole is None else band_of(whole)
+    known = {"none": ((-1, -1),), "causal": ((-1, -1), (-1, 0))}.get(masks)
+    if masks == "none" and bool(mask.all()):
+        return ()
+    if band is None or (known is not None and band not in known):
+        words = {"none": "no mask", "causal": "causal masks alone, or none", "window": "causal masks and windows alone"}
+        return (f"takes {words[masks]}",)
+    return ()

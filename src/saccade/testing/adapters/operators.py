@@ -1,0 +1,66 @@
+"""Operations of ``torch.library``, with a law about their registration."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from saccade.support.errors import value_error
+from saccade.testing.adapters.form import Form
+from saccade.testing.adapters.layouts import layout
+from saccade.testing.case import Case
+from saccade.testing.laws import Law
+from saccade.testing.laws.expect import LawBroken
+from saccade.testing.laws.law import law
+from saccade.testing.subject import OPTIONS, Subject
+
+
+def operator(name: str, order: str = "bhld", **options: Any) -> Form:
+    """Adapt an operation of ``torch.library`` by its name, such as "mylib::attention".
+
+    The options that it takes are the names of its arguments, unless ``offers=`` lists them. Besides all other laws,
+    `torch.library.opcheck` tests its schema, its fake implementation, and its registration for gradients and
+    compilation.
+
+    Args:
+        name: namespace and name.
+        order, options: as for `layout`.
+
+    Raises:
+        ValueError: no such operation is registered.
+    """
+    namespace, separator, short = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), short, None) if separator else None
+    if packet is None:
+        raise value_error("name", "be that of a registered operation, namespace::name", repr(name))
+    taken = {argument.name for argument in packet.default._schema.arguments}
+    options.setdefault("offers", tuple(option for option in OPTIONS if option in taken))
+    form = layout(packet.default, order, **options)
+    return dataclasses.replace(form, laws=(_opcheck(form),))
+
+
+def _opcheck(form: Form) -> Law:
+    """Return the law that an operation passes the checks of torch.library, called as a form calls it."""
+
+    @law(cases=(Case("opcheck"), Case("opcheck-one-head", num_heads=1, num_kv_heads=1)), dtypes=(torch.float32,))
+    def opcheck(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+        """The schema, fake implementation and registrations of an operation are those that torch.library requires."""
+        problem = case.problem(dtype, subject.device)
+        problem = (problem if form.gqa else problem.ungrouped()).leaves()
+        calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+        def remember(*arguments: Any, **keywords: Any) -> Any:
+            calls.append((arguments, keywords))
+            return form.kernel(*arguments, **keywords)
+
+        form.run(remember, problem.query, problem.key, problem.value, problem.allowed, **form.settings)
+        for arguments, keywords in calls:
+            try:
+                torch.library.opcheck(form.kernel, arguments, keywords)  # type: ignore[arg-type]  # an OpOverload
+            except Exception as error:  # it raises errors of many classes
+                lines = [line for line in str(error).splitlines() if line.strip()]
+                raise LawBroken(f"torch.library.opcheck: {' '.join(lines[:2])[:300]}") from None
+
+    return opcheck

@@ -1,0 +1,186 @@
+"""Kernels of recurrences: delta rules, gated linear attention and state spaces, judged by their definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade.support.validation import check_choice
+from saccade.testing.adapters.form import Form, check_kernel_callable
+from saccade.testing.problem import Problem
+
+Rule = Literal["linear", "gla", "delta", "gated_delta", "ssd"]
+RULES: tuple[Rule, ...] = ("linear", "gla", "delta", "gated_delta", "ssd")
+_NOT_OF_RECURRENCES = ("gradcheck", "half_precision", "ones", "key_order", "large_scores", "gqa", "zero_lengths")
+
+
+def recurrent(
+    kernel: Callable[..., Any],
+    rule: Rule,
+    *,
+    head_first: bool = False,
+    returns_state: bool = True,
+    names: Mapping[str, str] | None = None,
+    offers: tuple[str, ...] = (),
+) -> Form:
+    r"""Adapt a kernel of a recurrence, and judge it by the recurrence's definition, token by token in float64.
+
+    The call is ``kernel(q, k, v, beta=, g=, initial_state=, output_final_state=)`` with tensors ``[batch, len, heads,
+    dim]``, as in flash-linear-attention, and with the arguments that the rule has:
+
+    - "linear": :math:`S_t = S_{t-1} + k_t v_t^T`;
+    - "gla": ``g [batch, len, heads, head_dim]``, :math:`S_t = \mathrm{diag}(e^{g_t}) S_{t-1} + k_t v_t^T`;
+    - "delta": ``beta [batch, len, heads]``, :math:`S_t = S_{t-1} + \beta_t k_t (v_t - S_{t-1}^T k_t)^T`;
+    - "gated_delta": ``g`` and ``beta``, ``[batch, len, heads]``, with :math:`e^{g_t} S_{t-1}` in place of
+      :math:`S_{t-1}`;
+    - "ssd": ``kernel(x, dt, A, B, C, initial_states=, return_final_states=)``, as Mamba-2's, where C is the query, B
+      the key, x the value, ``dt [batch, len, heads]`` and ``A [heads]``: :math:`S_t = e^{dt_t A} S_{t-1} + dt_t B_t
+      x_t^T`.
+
+    The output is :math:`s S_t^T q_t`, with :math:`s` = ``head_dim ** -0.5``, and 1 for "ssd". Gates are functions of
+    the keys, and keys of delta rules have length 1. Earlier keys reach the kernel as a state, which must be what the
+    kernel itself returned for them.
+
+    Args:
+        kernel: the kernel.
+        rule: the recurrence.
+        head_first: whether tensors are ``[batch, heads, len, dim]``.
+        returns_state: whether the kernel returns ``(out, state)`` and takes states; if not, there are no earlier keys.
+        names: the kernel's names of arguments, such as ``{"g": "gk"}``.
+        offers: "scale", if the kernel takes one.
+    """
+    check_choice("rule", rule, RULES)
+    settings = {
+        "rule": rule,
+        "head_first": head_first,
+        "returns_state": returns_state,
+        "names": dict(names or {}),
+    }
+
+    def definition(problem: Problem) -> Tensor:
+        p = problem.ungrouped()
+        out = recurrence(p.query.double(), p.key.double(), p.value.double(), rule=rule, scale=p.scale)
+        return torch.where(p.allowed.any(-1, keepdim=True), out, 0.0)
+
+    return Form(
+        check_kernel_callable(kernel),
+        run,
+        _why,
+        settings,
+        offers,
+        gqa=False,
+        parts=(gates, recurrence, _call),
+        definition=definition,
+        left_out=_NOT_OF_RECURRENCES,
+    )
+
+
+def gates(key: Tensor, rule: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Return keys, write strengths ``[batch, heads, len]`` and log decays ``[batch, heads, len, 1 or head_dim]``."""
+    write = key.mean(-1)
+    fade = -F.softplus(key if rule == "gla" else key[..., :1])
+    if rule in ("delta", "gated_delta"):
+        key = F.normalize(key, dim=-1)
+    if rule == "ssd":  # the rate of head h is h + 1
+        step = F.softplus(write)
+        rates = torch.arange(1, key.shape[1] + 1, device=key.device, dtype=key.dtype)
+        return key, step, -(step * rates[:, None])[..., None]
+    beta = write.sigmoid() if rule in ("delta", "gated_delta") else torch.ones_like(write)
+    return key, beta, fade if rule in ("gla", "gated_delta") else torch.zeros_like(fade)
+
+
+def recurrence(query: Tensor, key: Tensor, value: Tensor, *, rule: str, scale: float | None = None) -> Tensor:
+    """Compute a recurrence token by token; the queries are those of the last tokens, ``[batch, heads, len, dim]``."""
+    key, beta, decay = gates(key, rule)
+    if scale is None:
+        scale = 1.0 if rule == "ssd" else query.shape[3] ** -0.5
+    state = value.new_zeros(*key.shape[:2], key.shape[3], value.shape[3])
+    before, rows = key.shape[2] - query.shape[2], []
+    for i in range(key.shape[2]):
+        k, v = key[:, :, i, :, None], value[:, :, i, None]
+        state = state * decay[:, :, i, :, None].exp()
+        if rule in ("delta", "gated_delta"):
+            v = v - (k * state).sum(-2, keepdim=True)
+        state = state + beta[:, :, i, None, None] * k * v
+        if i >= before:
+            rows.append(scale * (query[:, :, i - before, :, None] * state).sum(-2))
+    return torch.stack(rows, 2) if rows else value.new_zeros(*query.shape[:3], value.shape[3])
+
+
+def run(
+    kernel: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    *,
+    rule: str,
+    head_first: bool,
+    returns_state: bool,
+    names: Mapping[str, str],
+    **options: Any,
+) -> Tensor:
+    """Call a kernel on earlier keys for a state, then on the tokens of the queries from that state."""
+    heads = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(heads, 1) for x in (key, value))
+    before, settings = key.shape[2] - query.shape[2], (rule, head_first, returns_state, names)
+    written, beta, decay = gates(key, rule)
+    tensors = (written, value, beta, decay)
+    state = None
+    if before:
+        early = [x[:, :, :before] for x in tensors]
+        _, state = _call(kernel, torch.zeros_like(early[0]), *early, None, *settings, options)
+    return _call(kernel, query, *(x[:, :, before:] for x in tensors), state, *settings, options)[0]
+
+
+def _call(
+    kernel: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor,
+    decay: Tensor,
+    state: Any,
+    rule: str,
+    head_first: bool,
+    returns_state: bool,
+    names: Mapping[str, str],
+    options: dict[str, Any],
+) -> tuple[Tensor, Any]:
+    """Call a kernel with the arguments of its rule; the output is ``[batch, heads, len, value_dim]``."""
+
+    def put(x: Tensor) -> Tensor:
+        return x if head_first else x.transpose(1, 2)
+
+    q, k, v = put(query), put(key), put(value)
+    if rule == "ssd":
+        rates = -torch.arange(1, query.shape[1] + 1, device=key.device, dtype=key.dtype)
+        more = {"initial_states": state, "return_final_states": True} if returns_state else {}
+        result = kernel(v, put(beta), rates, k, q, **{names.get(x, x): more[x] for x in more})
+    else:
+        more = {} if rule in ("linear", "gla") else {"beta": put(beta)}
+        if rule in ("gla", "gated_delta"):
+            more["g"] = put(decay) if rule == "gla" else put(decay[..., 0])
+        if returns_state:
+            more |= {"initial_state": state, "output_final_state": True}
+        more |= options
+        result = kernel(q, k, v, **{names.get(x, x): more[x] for x in more})
+    out, final = result if returns_state else (result, None)
+    return put(out), final
+
+
+def _why(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, returns_state: bool, **settings: object
+) -> tuple[str, ...]:
+    """Return why a recurrence cannot express the inputs."""
+    q_len, kv_len = mask.shape[2:]
+    if 0 in mask.shape or q_len > kv_len:
+        return ("takes no empty inputs, and no more queries than keys",)
+    causal = torch.ones(q_len, kv_len, dtype=torch.bool, device=mask.device).tril(kv_len - q_len)
+    if not bool((mask == causal).all()):
+        return ("takes causal masks alone",)
+    return () if returns_state or q_len == kv_len else ("takes no state, so no earlier keys",)

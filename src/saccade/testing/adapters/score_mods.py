@@ -1,0 +1,80 @@
+"""Kernels that take functions of scores and of pairs, as FlexAttention does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.testing.adapters.form import Form, check_kernel_callable
+
+
+def score_mod(
+    kernel: Callable[..., Any],
+    *,
+    block_mask: Callable[..., Any] | None = None,
+    names: Mapping[str, str] | None = None,
+    offers: tuple[str, ...] = ("bias", "softcap", "scale"),
+    gqa: bool = True,
+    output: int | None = None,
+) -> Form:
+    """Adapt a kernel ``kernel(q, k, v, score_mod=, mask_mod=, scale=)`` of functions ``(score, b, h, q, kv) -> score``.
+
+    The mask is a function ``mask_mod(b, h, q, kv) -> bool`` of index tensors; a bias and a softcap become a
+    ``score_mod``, or None if there is neither. Tensors are ``[batch, heads, len, dim]``.
+
+    Args:
+        kernel: the kernel.
+        block_mask: a function such as torch's ``create_block_mask(mask_mod, batch, heads, q_len, kv_len, device=)``,
+            whose result is passed as ``block_mask=`` instead of ``mask_mod=``.
+        names: the kernel's names of the keywords above.
+        offers: which of bias, softcap and scale the kernel takes.
+        gqa: whether the kernel takes fewer key heads than query heads.
+        output: which entry of the result is the output; None if the kernel returns one tensor.
+    """
+    settings = {"block_mask": block_mask, "names": dict(names or {}), "output": output}
+    return Form(check_kernel_callable(kernel), run, _why, settings, offers, gqa)
+
+
+def run(
+    kernel: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    *,
+    block_mask: Callable[..., Any] | None,
+    names: Mapping[str, str],
+    output: int | None,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Call a kernel with the mask, the bias and the softcap as functions."""
+    added = None if bias is None else bias.expand(mask.shape)
+
+    def mask_mod(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return mask[b, h, q, kv]
+
+    def modify(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        if softcap is not None:
+            score = softcap * torch.tanh(score / softcap)
+        return score if added is None else score + added[b, h, q, kv]
+
+    keywords: dict[str, Any] = {"score_mod": None if bias is None and softcap is None else modify, "scale": scale}
+    if block_mask is None:
+        keywords["mask_mod"] = mask_mod
+    else:
+        keywords["block_mask"] = block_mask(mask_mod, *mask.shape, device=str(mask.device))
+    result = kernel(query, key, value, **{names.get(name, name): option for name, option in keywords.items()})
+    out: Tensor = result if output is None else result[output]
+    return out
+
+
+def _why(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, block_mask: object, **settings: object
+) -> tuple[str, ...]:
+    """Return why functions of pairs cannot express the inputs."""
+    return ("takes no empty inputs",) if block_mask is not None and 0 in mask.shape else ()

@@ -1,0 +1,69 @@
+"""Triton functions, launched on a grid; on a CPU by Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.support.validation import check_int
+from saccade.testing.adapters.form import Form
+
+
+def triton_function(kernel: Any, *, block_q: int = 16, constants: Mapping[str, Any] | None = None) -> Form:
+    """Adapt a function of ``@triton.jit`` that computes a block of queries of one head.
+
+    It is launched on the grid ``(ceil(q_len / BLOCK_Q), batch * heads)`` with contiguous tensors, like this::
+
+        kernel[grid](query, key, value, mask, out, heads, kv_heads, q_len, kv_len, scale,
+                     HEAD_DIM=..., VALUE_DIM=..., BLOCK_Q=..., **constants)
+
+    where tensors are ``[batch, heads, len, dim]``, the mask is int8 ``[batch, heads, q_len, kv_len]`` with 1 = may
+    attend, and ``out`` is full of NaN. On a CPU, set ``TRITON_INTERPRET=1`` before the function is defined; the command
+    does. There are no gradients: wrap the function with a backward pass of your own to have them judged, and use
+    `layout`.
+
+    Args:
+        kernel: the Triton function.
+        block_q: the constant BLOCK_Q.
+        constants: further constants, such as ``{"BLOCK_KV": 32}``.
+    """
+    settings = {"block_q": check_int("block_q", block_q), "constants": dict(constants or {})}
+    return Form(kernel, run, _why, settings, ("scale",))
+
+
+def run(
+    kernel: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    *,
+    block_q: int,
+    constants: Mapping[str, Any],
+    scale: float | None = None,
+) -> Tensor:
+    """Launch a Triton function and return its output."""
+    batch, heads, q_len, head_dim = query.shape
+    out = torch.full((batch, heads, q_len, value.shape[3]), torch.nan, dtype=query.dtype, device=query.device)
+    tensors = [x.contiguous() for x in (query, key, value, mask.to(torch.int8))]
+    factor = head_dim**-0.5 if scale is None else scale
+    sizes = (heads, key.shape[1], q_len, key.shape[2], factor)
+    launch: Callable[..., Any] = kernel[(-(-q_len // block_q), batch * heads)]
+    launch(*tensors, out, *sizes, HEAD_DIM=head_dim, VALUE_DIM=value.shape[3], BLOCK_Q=block_q, **constants)
+    return out
+
+
+def _why(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **settings: object) -> tuple[str, ...]:
+    """Return why a launch cannot express the inputs."""
+    reasons = []
+    if 0 in mask.shape:
+        reasons.append("takes no empty inputs")
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
+        reasons.append("has no gradients")
+    widths = (query.shape[3], value.shape[3])
+    if any(width & (width - 1) for width in widths):
+        reasons.append("takes widths that are powers of two alone")
+    return tuple(reasons)
