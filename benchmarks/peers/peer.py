@@ -16,14 +16,12 @@ from torch import Tensor
 from saccade.masks import Dense
 from saccade.testing.case import Case, Rule
 from saccade.testing.cases import CASES
+from saccade.testing.defined_case import Definition, judged_by
 from saccade.testing.laws import Law
 from saccade.testing.pattern_cases import PATTERNS
-from saccade.testing.problem import Problem
 from saccade.testing.subject import Subject
 
 __all__ = ["Definition", "Library", "Peer", "imported", "kit_cases", "named", "ruled"]
-
-Definition = Callable[[Problem], Tensor]
 
 
 def imported(module: str) -> Any:
@@ -118,30 +116,3 @@ class Library:
             PackageNotFoundError: it is not installed.
         """
         return version(self.package).partition("+")[0]
-
-
-def judged_by(case: Case, definition: Definition) -> Case:
-    """Return the case with ``definition(problem)``, float64 ``[batch, heads, q_len, value_dim]``, as its truth."""
-    return _DefinedCase(**_fields(case), definition=definition)
-
-
-@dataclasses.dataclass(frozen=True)
-class _DefinedCase(Case):
-    definition: Definition | None = None
-
-    def problem(self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Problem:
-        return _DefinedProblem(**_fields(super().problem(dtype, device)), definition=self.definition)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _DefinedProblem(Problem):
-    definition: Definition | None = None
-
-    def truth(self) -> tuple[Tensor, Tensor]:
-        assert self.definition is not None
-        out = self.definition(self)
-        return out, out.new_full(out.shape[:3], torch.nan)  # such a peer has no lse
-
-
-def _fields(case: Case | Problem) -> dict[str, Any]:
-    return {field.name: getattr(case, field.name) for field in dataclasses.fields(case)}

@@ -6,7 +6,7 @@ the reference definitions of scores and relative biases.
 """
 
 from saccade.engine.kernel_check import FirstUse
-from saccade.testing import definitions, oracle
+from saccade.testing import adapters, definitions, oracle
 from saccade.testing.case import Case, Inputs
 from saccade.testing.cases import CASES, LARGE_CASES
 from saccade.testing.conformance import check, trials, try_law
@@ -43,6 +43,7 @@ __all__ = [
     "Tolerance",
     "tolerance",
     "error",
+    "adapters",
     "definitions",
     "oracle",
     "assert_reach",

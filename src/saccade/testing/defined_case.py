@@ -44,6 +44,4 @@ class _DefinedProblem(Problem):
 
 
 def _fields(case: Case | Problem) -> dict[str, Any]:
-    return {
-        field.name: getattr(case, field.name) for field in dataclasses.fields(case) if field.name != "definition"
-    }
+    return {field.name: getattr(case, field.name) for field in dataclasses.fields(case) if field.name != "definition"}

@@ -43,9 +43,7 @@ def block_sparse(
     check_int("block_size", block_size)
     settings = {"block_size": block_size, "indices": indices, "names": dict(names or {}), "output": output}
     cases = _cases(block_size)
-    return Form(
-        check_kernel_callable(kernel), run, _why, settings, tuple(offers), gqa, (blocks_of_mask,), cases=cases
-    )
+    return Form(check_kernel_callable(kernel), run, _why, settings, tuple(offers), gqa, (blocks_of_mask,), cases=cases)
 
 
 def run(
@@ -66,7 +64,7 @@ def run(
     assert blocks is not None  # the reasons have excluded it
     keywords: dict[str, Any] = {"block_mask": blocks}
     if indices:
-        first = blocks.to(torch.int8).argsort(-1, descending=True, stable=True)
+        first = torch.sort(blocks.to(torch.int8), dim=-1, descending=True, stable=True).indices
         keywords = {"kv_num_blocks": blocks.sum(-1, dtype=torch.int32), "kv_indices": first.to(torch.int32)}
     keywords = {names.get(name, name): option for name, option in (keywords | options).items()}
     result = kernel(query, key, value, **keywords)

@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from saccade.positions import Bias
 from saccade.support.errors import type_error, unsupported
 from saccade.testing.case import Case
+from saccade.testing.cases import CASES
 from saccade.testing.conformance import check
 from saccade.testing.defined_case import Definition, judged_by
 from saccade.testing.laws import LAWS, SIZE_LAWS, Law
@@ -54,10 +56,11 @@ class Form:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Any:
         """Run the kernel; the output is ``[batch, heads, q_len, value_dim]``."""
-        reasons = (
-            *(f"takes no {name}" for name in options if name not in self.offers),
-            *self.reasons(query, key, value, mask, **options),
-        )
+        used = ["relative" if isinstance(option, Bias) else name for name, option in options.items()]
+        reasons = [f"takes no {name}" for name in used if name not in self.offers]
+        if not self.gqa and query.shape[1] != key.shape[1]:
+            reasons.append("takes no grouped heads")
+        reasons += self.reasons(query, key, value, mask, **options)
         if reasons:
             raise unsupported(self.name, reasons)
         return self.run(self.kernel, query, key, value, mask, **self.settings, **options)
@@ -74,11 +77,15 @@ class Form:
     def check(self, **options: Any) -> Report:
         """Check the kernel with `saccade.testing.check`, whose other arguments ``options`` are."""
         given = options.pop("laws", None)
-        laws = [law for law in (*LAWS, *SIZE_LAWS) if law.name not in self.left_out] if given is None else given
-        laws = [self.judged(law) for law in (*laws, *(self.laws if given is None else ()))]
+        laws = self.chosen_laws() if given is None else [self.judged(law) for law in given]
         if options.get("cases") is not None or self.definition is not None or self.cases:
             options["cases"] = self.judged_cases(options.get("cases"))
         return check(self, offers=self.offers, reasons=self.reasons, gqa=self.gqa, laws=laws, **options)
+
+    def chosen_laws(self) -> list[Law]:
+        """Return the laws that hold for the definition of this form, with its own."""
+        laws = (law for law in (*LAWS, *SIZE_LAWS, *self.laws) if law.name not in self.left_out)
+        return [law for law in map(self.judged, laws) if isinstance(law, Law)]
 
     def judged(self, law: Law | str) -> Law | str:
         """Return the law with the definition of this form as the truth of its own cases."""
@@ -88,10 +95,10 @@ class Form:
 
     def judged_cases(self, cases: tuple[Case | str, ...] | None = None) -> list[Case]:
         """Return cases, all by default, with those of this form, and with its definition as their truth."""
-        from saccade.testing.cases import CASES  # noqa: PLC0415  cases import every mask and score
-
         by_name = {case.name: case for case in (*CASES, *self.cases)}
-        chosen = (*CASES, *self.cases) if cases is None else tuple(by_name[x] if isinstance(x, str) else x for x in cases)
+        chosen = (
+            (*CASES, *self.cases) if cases is None else tuple(by_name[x] if isinstance(x, str) else x for x in cases)
+        )
         definition = self.definition
         return list(chosen) if definition is None else [judged_by(case, definition) for case in chosen]
 

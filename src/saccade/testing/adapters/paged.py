@@ -64,9 +64,8 @@ def run(
     pages = max(1, -(-kv_len // page_size))
     order = torch.randperm(batch * pages + 1, generator=torch.Generator().manual_seed(0))
     table = order[: batch * pages].view(batch, pages).to(query.device)
-    item, place = (x.to(query.device) for x in torch.tensor(
-        [(b, j) for b, n in enumerate(lengths) for j in range(n)] or [(0, 0)][:0]
-    ).view(-1, 2).unbind(1))
+    places = [(b, j) for b, length in enumerate(lengths) for j in range(length)]
+    item, place = torch.tensor(places, dtype=torch.int64, device=query.device).view(-1, 2).unbind(1)
     at = (table[item, place // page_size], place % page_size)
 
     def cache(x: Tensor) -> Tensor:
@@ -89,7 +88,7 @@ def lengths_of(mask: Tensor) -> tuple[list[int], bool] | None:
     items = of_items(mask)
     if items is None:
         return None
-    _, q_len, kv_len = items.shape
+    q_len = items.shape[1]
     seen = items.any(1)
     lengths = [int(x.nonzero().max()) + 1 if bool(x.any()) else 0 for x in seen]
     for causal in (True, False):

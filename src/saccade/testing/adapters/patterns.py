@@ -71,9 +71,7 @@ def blocks_of(mask: Tensor) -> list[tuple[int, int, int, int]]:
 def band_of_blocks(mask: Tensor, blocks: list[list[tuple[int, int, int, int]]]) -> tuple[int, int] | None:
     """Return the one band with which the documents of all items express the masks ``[batch, q_len, kv_len]``."""
     far = [
-        distances(b - a, d - c, mask)[mask[item, a:b, c:d]]
-        for item, found in enumerate(blocks)
-        for a, b, c, d in found
+        distances(b - a, d - c, mask)[mask[item, a:b, c:d]] for item, found in enumerate(blocks) for a, b, c, d in found
     ]
     seen = torch.cat(far) if far else distances(0, 0, mask).flatten()
     measured = (max(0, -int(seen.min())), max(0, int(seen.max()))) if seen.numel() else (0, 0)

@@ -91,7 +91,10 @@ def _why(
 ) -> tuple[str, ...]:
     """Return why packed sequences cannot express the mask."""
     items = of_items(mask)
-    band = None if items is None else band_of_blocks(items, [blocks_of(item) for item in items])
+    documents = [] if items is None else [blocks_of(item) for item in items]
+    if items is not None and not any(documents):
+        return ("takes no inputs without a sequence",)
+    band = None if items is None else band_of_blocks(items, documents)
     if band is None or (not windows and band not in ((-1, -1), (-1, 0))):
         return (f"takes sequences alone, full or causal{' or with a window' if windows else ''}",)
     return ()
