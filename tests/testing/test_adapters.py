@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 import torch
+from tests.testing.right_kernels_of_forms import RIGHT, flash, from_pages, packed, step_by_step
 
 from saccade.support.errors import UnsupportedError
 from saccade.testing import LAWS, adapters
-from tests.testing.right_kernels_of_forms import RIGHT, flash, from_pages, packed, step_by_step
 
 CASES = ["none", "causal", "causal-extend", "widths-differ", "window-past", "padding", "documents", "biased"]
 FEW = {"cases": CASES, "dtypes": [torch.float32], "seed": 0}
@@ -38,7 +38,9 @@ def _wrong(form, kernel):
 
 WRONG = {
     "flash": lambda q, k, v, causal, window_size, **more: flash(q, k, v, causal=causal, window_size=(-1, -1), **more),
-    "causal-flag": lambda q, k, v, causal: flash(q, *(x[:, : q.shape[1] if causal else None] for x in (k, v)), causal=causal),
+    "causal-flag": lambda q, k, v, causal: flash(
+        q, *(x[:, : q.shape[1] if causal else None] for x in (k, v)), causal=causal
+    ),
     "varlen": lambda q, k, v, cu_q, cu_k, *sizes, **more: packed(q, k, v, cu_q[[0, -1]], cu_k[[0, -1]], 99, 99, **more),
     "paged": lambda q, k, v, *, block_table, **more: from_pages(
         q, k, v, block_table=block_table.sort(1).values, **more
@@ -94,7 +96,7 @@ def test_inputs_that_a_form_cannot_express_are_refused_with_the_reason():
         (lambda: adapters.layout(3), "kernel must be callable"),
         (lambda: adapters.recurrent(flash, "rwkv"), "rule must be"),
         (lambda: adapters.operator("nowhere::nothing"), "registered operation"),
-        (lambda: adapters.c_function(flash), "ctypes library"),
+        (lambda: adapters.c_function("nowhere.so", "attention"), "shared library"),
     ],
 )
 def test_wrong_settings_are_refused(make, sentence):

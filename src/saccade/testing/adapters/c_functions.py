@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from saccade.support.errors import type_error
+from saccade.support.errors import value_error
 from saccade.support.validation import check_choice
 from saccade.testing.adapters.form import Form
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def c_function(kernel: Any, dtype: str = "float32", *, backward: Any = None) -> Form:
-    """Adapt a function of C or C++ (``extern "C"``), as ``ctypes.CDLL("./mine.so").attention`` gives it.
+def c_function(
+    library: str | Path | ctypes.CDLL, name: str, dtype: str = "float32", *, backward: str | None = None
+) -> Form:
+    """Adapt a function of C or C++ (``extern "C"``) in a shared library.
 
     It is called with pointers to contiguous arrays ``[batch, heads, len, dim]`` and with sizes, and returns 0::
 
@@ -29,16 +32,24 @@ def c_function(kernel: Any, dtype: str = "float32", *, backward: Any = None) -> 
     *grad_value`` in place of ``out``.
 
     Args:
-        kernel: the function, or its address in a ``ctypes`` library.
+        library: its path, or the library that ``ctypes.CDLL`` has loaded.
+        name: the name of the function.
         dtype: "float32" for ``float``, "float64" for ``double``.
-        backward: the function of the backward pass; None if there is none.
+        backward: the name of the function of the backward pass; None if there is none.
+
+    Raises:
+        ValueError: the library cannot be loaded, or has no such function.
     """
     check_choice("dtype", dtype, tuple(_DTYPES))
-    for name, function in (("kernel", kernel), ("backward", backward)):
-        if function is not None and not hasattr(function, "restype"):
-            raise type_error(name, "be a function of a ctypes library", type(function).__name__)
-    settings = {"dtype": dtype, "backward": backward}
-    return Form(kernel, run, _why, settings, ("scale",), parts=(CCall, call_c))
+    try:
+        loaded = library if isinstance(library, ctypes.CDLL) else ctypes.CDLL(str(Path(library).resolve()))
+    except OSError as error:
+        raise value_error("library", "be a shared library", str(error)) from None
+    for argument, symbol in (("name", name), ("backward", backward)):
+        if symbol is not None and not hasattr(loaded, symbol):
+            raise value_error(argument, "be a function of the library", repr(symbol))
+    settings = {"name": name, "dtype": dtype, "backward": backward}
+    return Form(loaded, run, _why, settings, ("scale",), parts=(CCall, call_c))
 
 
 def run(
@@ -48,14 +59,16 @@ def run(
     value: Tensor,
     mask: Tensor,
     *,
+    name: str,
     dtype: str,
-    backward: Any,
+    backward: str | None,
     scale: float | None = None,
 ) -> Tensor:
     """Call a C function on contiguous copies of the inputs, and return its output."""
     factor = query.shape[3] ** -0.5 if scale is None else scale
     inputs = [x.contiguous() for x in (query, key, value, mask.to(torch.uint8))]
-    out: Tensor = CCall.apply(kernel, backward, *inputs, factor)
+    pull_back = None if backward is None else getattr(kernel, backward)
+    out: Tensor = CCall.apply(getattr(kernel, name), pull_back, *inputs, factor)
     return out
 
 

@@ -15,6 +15,7 @@ from saccade.testing.cases import CASES
 from saccade.testing.conformance import check
 from saccade.testing.defined_case import Definition, judged_by
 from saccade.testing.laws import LAWS, SIZE_LAWS, Law
+from saccade.testing.problem import Problem
 from saccade.testing.report import Report
 
 _Target = TypeVar("_Target")
@@ -36,7 +37,8 @@ class Form:
         offers: names of the options that the kernel takes.
         gqa: whether it takes fewer key heads than query heads.
         parts: functions and classes that ``run`` uses, for scripts.
-        definition: the truth, if it is not softmax attention.
+        truth: ``truth(query, key, value, mask, **settings, **options)`` in float64, if it is not softmax attention;
+            torch alone, as ``run``.
         left_out: names of laws that do not hold for the definition.
         laws: laws of this form besides those of every attention function.
         cases: cases of this form besides those of every attention function.
@@ -49,7 +51,7 @@ class Form:
     offers: tuple[str, ...] = ()
     gqa: bool = True
     parts: tuple[Callable[..., Any], ...] = ()
-    definition: Definition | None = None
+    truth: Callable[..., Tensor] | None = None
     left_out: tuple[str, ...] = ()
     laws: tuple[Law, ...] = ()
     cases: tuple[Case, ...] = ()
@@ -70,6 +72,20 @@ class Form:
         """The kernel's name."""
         return getattr(self.kernel, "__name__", type(self.kernel).__name__)
 
+    @property
+    def definition(self) -> Definition | None:
+        """The truth of a problem, if it is not softmax attention."""
+        truth = self.truth
+        if truth is None:
+            return None
+
+        def of(problem: Problem) -> Tensor:
+            tensors = (x.double() for x in (problem.query, problem.key, problem.value))
+            options = {} if problem.scale is None else {"scale": problem.scale}
+            return truth(*tensors, problem.allowed, **self.settings, **options)
+
+        return of
+
     def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: object) -> tuple[str, ...]:
         """Return why the form cannot express the inputs; empty if it can."""
         return self.why(query, key, value, mask, **self.settings)
@@ -78,7 +94,7 @@ class Form:
         """Check the kernel with `saccade.testing.check`, whose other arguments ``options`` are."""
         given = options.pop("laws", None)
         laws = self.chosen_laws() if given is None else [self.judged(law) for law in given]
-        if options.get("cases") is not None or self.definition is not None or self.cases:
+        if options.get("cases") is not None or self.truth is not None or self.cases:
             options["cases"] = self.judged_cases(options.get("cases"))
         return check(self, offers=self.offers, reasons=self.reasons, gqa=self.gqa, laws=laws, **options)
 
@@ -89,9 +105,10 @@ class Form:
 
     def judged(self, law: Law | str) -> Law | str:
         """Return the law with the definition of this form as the truth of its own cases."""
-        if self.definition is None or isinstance(law, str) or law.cases is None:
+        definition = self.definition
+        if definition is None or isinstance(law, str) or law.cases is None:
             return law
-        return dataclasses.replace(law, cases=tuple(judged_by(case, self.definition) for case in law.cases))
+        return dataclasses.replace(law, cases=tuple(judged_by(case, definition) for case in law.cases))
 
     def judged_cases(self, cases: tuple[Case | str, ...] | None = None) -> list[Case]:
         """Return cases, all by default, with those of this form, and with its definition as their truth."""

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from saccade.support.validation import check_choice
 from saccade.testing.adapters.form import Form, check_kernel_callable
-from saccade.testing.problem import Problem
 
 Rule = Literal["linear", "gla", "delta", "gated_delta", "ssd"]
 RULES: tuple[Rule, ...] = ("linear", "gla", "delta", "gated_delta", "ssd")
@@ -61,11 +60,6 @@ def recurrent(
         "names": dict(names or {}),
     }
 
-    def definition(problem: Problem) -> Tensor:
-        p = problem.ungrouped()
-        out = recurrence(p.query.double(), p.key.double(), p.value.double(), rule=rule, scale=p.scale)
-        return torch.where(p.allowed.any(-1, keepdim=True), out, 0.0)
-
     return Form(
         check_kernel_callable(kernel),
         run,
@@ -74,9 +68,25 @@ def recurrent(
         offers,
         gqa=False,
         parts=(gates, recurrence, _call),
-        definition=definition,
+        truth=truth,
         left_out=_NOT_OF_RECURRENCES,
     )
+
+
+def truth(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    *,
+    rule: str,
+    scale: float | None = None,
+    **settings: object,
+) -> Tensor:
+    """Return the definition of a recurrence for inputs in float64; the mask is causal."""
+    times = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(times, 1) for x in (key, value))
+    return torch.where(mask.any(-1, keepdim=True), recurrence(query, key, value, rule=rule, scale=scale), 0.0)
 
 
 def gates(key: Tensor, rule: str) -> tuple[Tensor, Tensor, Tensor]:

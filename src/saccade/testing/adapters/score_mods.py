@@ -14,7 +14,7 @@ from saccade.testing.adapters.form import Form, check_kernel_callable
 def score_mod(
     kernel: Callable[..., Any],
     *,
-    block_mask: Callable[..., Any] | None = None,
+    block_mask: bool = False,
     names: Mapping[str, str] | None = None,
     offers: tuple[str, ...] = ("bias", "softcap", "scale"),
     gqa: bool = True,
@@ -27,8 +27,7 @@ def score_mod(
 
     Args:
         kernel: the kernel.
-        block_mask: a function such as torch's ``create_block_mask(mask_mod, batch, heads, q_len, kv_len, device=)``,
-            whose result is passed as ``block_mask=`` instead of ``mask_mod=``.
+        block_mask: whether the kernel takes torch's ``BlockMask`` as ``block_mask=`` instead of ``mask_mod=``.
         names: the kernel's names of the keywords above.
         offers: which of bias, softcap and scale the kernel takes.
         gqa: whether the kernel takes fewer key heads than query heads.
@@ -45,7 +44,7 @@ def run(
     value: Tensor,
     mask: Tensor,
     *,
-    block_mask: Callable[..., Any] | None,
+    block_mask: bool,
     names: Mapping[str, str],
     output: int | None,
     bias: Tensor | None = None,
@@ -64,17 +63,19 @@ def run(
         return score if added is None else score + added[b, h, q, kv]
 
     keywords: dict[str, Any] = {"score_mod": None if bias is None and softcap is None else modify, "scale": scale}
-    if block_mask is None:
-        keywords["mask_mod"] = mask_mod
+    if block_mask:
+        from torch.nn.attention.flex_attention import create_block_mask  # noqa: PLC0415  for scripts
+
+        keywords["block_mask"] = create_block_mask(mask_mod, *mask.shape, device=str(mask.device))
     else:
-        keywords["block_mask"] = block_mask(mask_mod, *mask.shape, device=str(mask.device))
+        keywords["mask_mod"] = mask_mod
     result = kernel(query, key, value, **{names.get(name, name): option for name, option in keywords.items()})
     out: Tensor = result if output is None else result[output]
     return out
 
 
 def _why(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, block_mask: object, **settings: object
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, block_mask: bool, **settings: object
 ) -> tuple[str, ...]:
     """Return why functions of pairs cannot express the inputs."""
-    return ("takes no empty inputs",) if block_mask is not None and 0 in mask.shape else ()
+    return ("takes no empty inputs",) if block_mask and 0 in mask.shape else ()

@@ -1,0 +1,20 @@
+"""`judge`: the verdict on an attention kernel of any form, with the smallest input that breaks each law.
+
+``saccade judge`` and ``pytest --saccade-kernel`` run it from a shell.
+"""
+
+from saccade.testing.judging.declaration import Declaration
+from saccade.testing.judging.judge import Kernel, counter_example, judge
+from saccade.testing.judging.judgement import CounterExample, Judgement
+from saccade.testing.judging.source import Source, interpret_triton
+
+__all__ = [
+    "CounterExample",
+    "Declaration",
+    "Judgement",
+    "Kernel",
+    "Source",
+    "counter_example",
+    "interpret_triton",
+    "judge",
+]

@@ -1,0 +1,297 @@
+"""`judge`: try all laws on a kernel, and shrink what breaks them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import platform
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.matrix import attention
+from saccade.support.errors import unsupported, value_error
+from saccade.testing.adapters import FORMS, Form
+from saccade.testing.case import Case
+from saccade.testing.conformance import trials, try_law
+from saccade.testing.judging.declaration import DTYPES, Declaration
+from saccade.testing.judging.fitting import fitted
+from saccade.testing.judging.judgement import CounterExample, Judgement
+from saccade.testing.judging.recorded_calls import RecordedCalls
+from saccade.testing.judging.script import script_of
+from saccade.testing.judging.shrinking import shrunk
+from saccade.testing.judging.source import Source
+from saccade.testing.laws import Law
+from saccade.testing.report import Report, Result
+from saccade.testing.subject import OPTIONS, Claims, Subject
+from saccade.testing.tolerances import tolerance
+
+_SHRINKING = 5.0  # seconds for each broken law
+_Trial = tuple[Law, Case, torch.dtype]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A kernel under judgement: its form, what it claims, and where it comes from."""
+
+    form: Form
+    declaration: Declaration
+    source: Source | None = None
+
+    @classmethod
+    def of(cls, kernel: Callable[..., Any] | Form, declaration: Declaration, source: Source | None = None) -> Kernel:
+        """Return a kernel in the form that its declaration names; a `Form` stays as it is."""
+        if isinstance(kernel, Form):
+            return cls(kernel, declaration, source)
+        settings = dict(declaration.settings)
+        if source is not None and source.is_library:
+            return cls(FORMS["c"](kernel, source.name, **settings), declaration, source)
+        if source is not None and source.is_operator:
+            return cls(FORMS["operator"](source.name, **settings), declaration, source)
+        if declaration.form in ("layout", "varlen", "paged", "block_sparse", "score_mod") and "offers" not in settings:
+            options = _options_of(kernel, settings.get("names", {}), declaration)
+            settings["offers"] = options
+        return cls(FORMS[declaration.form](kernel, **settings), declaration, source)
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Any:
+        """Run the kernel, or refuse what it does not claim."""
+        why = self.declaration.reasons(query, key, value, mask)
+        if why:
+            raise unsupported(self.form.name, (*why, *self.form.reasons(query, key, value, mask, **options)))
+        return self.form(query, key, value, mask, **options)
+
+    def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: object) -> tuple[str, ...]:
+        """Return why the claims or the form exclude the inputs of a call; empty if they do not."""
+        claims = self.declaration.reasons(query, key, value, mask)
+        return (*claims, *self.form.reasons(query, key, value, mask, **options))
+
+    def right(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Tensor:
+        """Return the right output for what the kernel claims, as a control of laws."""
+        why = self.reasons(query, key, value, mask, **options)
+        if why:
+            raise unsupported("the control", why)
+        if self.form.truth is None:
+            return attention(query, key, value, mask, **options)
+        wide = (x.double() for x in (query, key, value))
+        return self.form.truth(*wide, mask, **self.form.settings, **options).to(query.dtype)
+
+    def subject(self, function: Callable[..., Any], device: torch.device | str) -> Subject:
+        """Return a function that behaves as the kernel as the subject of laws."""
+        return Subject(
+            function,
+            offers=self.form.offers,
+            reasons=self.reasons,
+            gqa=self.form.gqa and self.declaration.groups,
+            claims=Claims(memory_exponent=self.declaration.memory_exponent),
+            device=device,
+        )
+
+    def trials(
+        self, laws: Sequence[str] | None, cases: Sequence[str] | None, dtypes: Sequence[torch.dtype] | None, seed: int
+    ) -> list[_Trial]:
+        """Return the trials of laws on cases that fit the claims, every law in turn; the order comes of the seed.
+
+        Raises:
+            ValueError: a name of a law or a case is unknown.
+        """
+        chosen = _named("laws", self.form.chosen_laws(), laws)
+        own = [fitted(case, self.declaration) for case in _named("cases", self.form.judged_cases(), cases)]
+        claimed = self.declaration.dtypes
+        asked = dtypes or [DTYPES[name] for name in claimed or ("float64", "float32")]
+        by_law = []
+        for law in chosen:
+            law_cases = None if law.cases is None else tuple(fitted(case, self.declaration) for case in law.cases)
+            law_dtypes = law.dtypes
+            if claimed is not None and law_dtypes is not None:
+                law_dtypes = tuple(x for x in law_dtypes if x in [DTYPES[name] for name in claimed])
+                law_dtypes = law_dtypes or tuple(DTYPES[name] for name in claimed[:1])
+            now = dataclasses.replace(law, cases=law_cases, dtypes=law_dtypes)
+            found = list(trials([now], own, asked, seed))
+            random.Random(seed).shuffle(found)
+            by_law.append(found)
+        rounds = itertools.zip_longest(*by_law)
+        return [trial for each in rounds for trial in each if trial is not None]
+
+
+def judge(
+    kernel: Callable[..., Any] | Form,
+    claims: Declaration | None = None,
+    *,
+    source: Source | None = None,
+    laws: Sequence[str] | None = None,
+    cases: Sequence[str] | None = None,
+    dtypes: Sequence[torch.dtype] | None = None,
+    device: torch.device | str = "cpu",
+    minutes: float | None = None,
+    seed: int | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Judgement:
+    """Judge an attention kernel: try every law on the cases that fit its claims, and shrink what breaks a law.
+
+    Example:
+        >>> from saccade.testing.judging import Declaration, judge
+        >>> def mine(query, key, value, mask):
+        ...     scores = query @ key.mT / query.shape[-1] ** 0.5
+        ...     return scores.masked_fill(~mask, -1e9).softmax(-1) @ value
+        >>> found = judge(mine, Declaration(groups=False), laws=["empty_rows"], dtypes=[torch.float32], seed=0)
+        >>> found.ok, found.counter_examples[0].inputs
+        (False, 'query [1, 1, 1, 1], key [1, 1, 1, 1], value [1, 1, 1, 1], float32, ~Full()')
+
+    Args:
+        kernel: the kernel in the form that the claims name, or a `Form`.
+        claims: what the kernel computes; anything by default.
+        source: where the kernel comes from, for scripts.
+        laws: names of laws; all by default.
+        cases: names of cases; all by default. Some laws have their own.
+        dtypes: of the inputs; those of the claims, or float64 and float32.
+        device: where the inputs are.
+        minutes: the time after which no further trial begins; all trials if None.
+        seed: of all values; a new one if None.
+        progress: called with the number of trials so far, of all, and the name of a law.
+
+    Returns:
+        A `Judgement`.
+
+    Raises:
+        ValueError, TypeError: a name is unknown, or the kernel does not fit its form.
+    """
+    began = time.monotonic()
+    deadline = torch.inf if minutes is None else began + 60 * minutes
+    seed = secrets.randbelow(1 << 32) if seed is None else seed
+    judged = Kernel.of(kernel, claims or Declaration(), source)
+    subject = judged.subject(judged, device)
+    planned = judged.trials(laws, cases, dtypes, seed)
+    results = list[tuple[_Trial, Result]]()
+    for number, trial in enumerate(planned):
+        if time.monotonic() > deadline:
+            break
+        if progress is not None:
+            progress(number, len(planned), trial[0].name)
+        results.append((trial, try_law(subject, *trial)))
+    known = list(dict.fromkeys(law.name for law, _, _ in planned))
+    ordered = sorted((result for _, result in results), key=lambda result: known.index(result.law))
+    by_name = {law.name: law for law, _, _ in planned}
+    draft = Judgement(
+        judged.form.name,
+        Report(tuple(ordered), tuple(by_name.values()), seed),
+        (),
+        judged.declaration.xfail,
+        _errors(ordered),
+        len(planned) - len(results),
+        0.0,
+        str(device),
+        {"torch": torch.__version__, "python": platform.python_version()},
+    )
+    examples = tuple(_counter_examples(judged, draft, results, device))
+    return dataclasses.replace(draft, counter_examples=examples, seconds=time.monotonic() - began)
+
+
+def _counter_examples(
+    judged: Kernel, draft: Judgement, results: Sequence[tuple[_Trial, Result]], device: torch.device | str
+) -> Iterator[CounterExample]:
+    """Yield the smallest counter-example of each law that is broken and not expected to be."""
+    by_law: dict[str, list[tuple[_Trial, Result]]] = {}
+    for trial, result in results:
+        if result.verdict == "broken" and draft.reason(result) is None:
+            by_law.setdefault(result.law, []).append((trial, result))
+    for law in draft.report.laws:
+        if law.name in by_law:
+            trial, result = min(by_law[law.name], key=lambda pair: _size(pair[0][1]))
+            yield counter_example(judged, trial, result, device, draft.report.seed)
+
+
+def counter_example(
+    judged: Kernel, trial: _Trial, result: Result, device: torch.device | str, seed: int
+) -> CounterExample:
+    """Return the smallest counter-example found from a trial that broke a law, with a script that shows it.
+
+    A smaller case counts only if a right kernel keeps the law on it, since rounding may break a law of a single number.
+    """
+    law, case, dtype = trial
+    subject, control = judged.subject(judged, device), judged.subject(judged.right, device)
+    kind = _kind(result)
+
+    def still_broken(candidate: Case) -> bool:
+        is_broken = _kind(try_law(subject, law, candidate, dtype)) == kind
+        return is_broken and try_law(control, law, candidate, dtype).verdict == "kept"
+
+    if _kind(try_law(subject, law, case, dtype)) == kind:
+        case = shrunk(case, still_broken, time.monotonic() + _SHRINKING)
+    recorded = RecordedCalls(judged)
+    again = try_law(judged.subject(recorded, device), law, case, dtype)
+    inputs = _described(case, dtype, device)
+    if again.verdict != "broken":
+        why = "the law is not broken again: the result depends on earlier calls, or on chance"
+        return CounterExample(law.name, result.message, inputs, no_script=why)
+    words = [f"{law.name}: {law.statement}", again.message, inputs, f"Written by saccade judge, seed {seed}."]
+    limits = (tolerance(dtype, "output"), tolerance(dtype, "gradient"))
+    if judged.source is None:
+        return CounterExample(law.name, again.message, inputs, no_script="the kernel does not come from a file")
+    for calls in (*([call] for call in reversed(recorded.calls)), recorded.calls):
+        script = script_of(judged.form, judged.source, calls, limits, words)
+        shows = [] if script is None else script.faults(judged.source.load())
+        if script is not None and shows:
+            return CounterExample(law.name, again.message, inputs, tuple(shows), str(script))
+    why = "no call of the law is wrong by itself, or its inputs cannot be written"
+    return CounterExample(law.name, again.message, inputs, no_script=why)
+
+
+def _described(case: Case, dtype: torch.dtype, device: torch.device | str) -> str:
+    """Return the shapes, the dtype and the mask of a case in one line."""
+    problem = case.problem(dtype, device)
+    shapes = ", ".join(f"{name} {list(getattr(problem, name).shape)}" for name in ("query", "key", "value"))
+    mask = "no mask" if case.mask is None else str(case.mask)
+    placed = ", with positions" if case.explicit_positions else ""
+    return f"{shapes}, {str(dtype).removeprefix('torch.')}, {mask}{placed}"
+
+
+def _kind(result: Result) -> str:
+    """Return how a law is broken, to compare two counter-examples; empty if it is not broken."""
+    if result.verdict != "broken":
+        return ""
+    return result.message.partition(":")[0] if result.message.startswith("raised ") else "broken"
+
+
+def _size(case: Case) -> tuple[bool, int]:
+    return bool(case.explicit_positions), case.batch * case.num_heads * max(1, case.q_len) * max(
+        1, case.kv_len
+    ) * case.head_dim
+
+
+def _errors(results: Sequence[Result]) -> dict[tuple[str, str], float]:
+    """Return the largest error by law and dtype, in units of rounding, of laws that measure it."""
+    found: dict[tuple[str, str], float] = {}
+    for result in results:
+        error = getattr(result, "roundings", None)
+        if error is not None:
+            place = (result.law, str(result.dtype).removeprefix("torch."))
+            found[place] = max(found.get(place, 0.0), error)
+    return found
+
+
+def _options_of(kernel: Callable[..., Any], names: dict[str, str], declaration: Declaration) -> tuple[str, ...]:
+    """Return the options that a kernel claims, or those in its signature under its names for them."""
+    if declaration.options is not None:
+        return declaration.options
+    try:
+        parameters = set(inspect.signature(kernel).parameters)
+    except (TypeError, ValueError):  # a builtin has no signature
+        return ()
+    return tuple(name for name in OPTIONS if names.get(name, name) in parameters and name != "relative")
+
+
+def _named(argument: str, known: Sequence[Any], names: Sequence[str] | None) -> list[Any]:
+    """Return those of laws or cases that are named; all if None."""
+    if names is None:
+        return list(known)
+    by_name = {one.name: one for one in known}
+    unknown = [name for name in names if name not in by_name]
+    if unknown:
+        raise value_error(argument, f"be among {', '.join(by_name)}", ", ".join(unknown))
+    return [by_name[name] for name in names]

@@ -1,0 +1,188 @@
+"""The `Judgement` of a kernel: a verdict for each law, counter-examples, errors, and expected failures."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from saccade.testing.laws import Law
+from saccade.testing.report import Report, Result
+
+SCHEMA = "saccade.judge/1"
+"""Name and version of the format that `Judgement.to_json` returns."""
+LawVerdict = Literal["kept", "broken", "expected", "unexpectedly kept", "not tried"]
+
+
+@dataclasses.dataclass(frozen=True)
+class CounterExample:
+    """The smallest input found on which a law is broken.
+
+    Attributes:
+        law: the name of the law.
+        message: the counter-example in one sentence.
+        inputs: the sizes and the mask, in one line.
+        shows: the lines that the script prints.
+        script: a script that shows the fault without this library; empty if none can be written, see ``no_script``.
+        no_script: why there is no script.
+    """
+
+    law: str
+    message: str
+    inputs: str
+    shows: tuple[str, ...] = ()
+    script: str = ""
+    no_script: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+    """The judgement of a kernel. ``print(judgement)`` shows a table of laws and the smallest counter-examples.
+
+    Attributes:
+        kernel: the name of the kernel.
+        report: the results of all trials.
+        counter_examples: one for each broken law that is not expected to be.
+        xfail: the reasons of expected failures, by pattern.
+        errors: the largest error of outputs and gradients that the laws of sizes measured, in units of rounding, by
+            law and dtype.
+        skipped: number of trials for which the time did not suffice.
+        seconds: time of all trials.
+        device: where the kernel ran.
+        versions: versions of packages.
+    """
+
+    kernel: str
+    report: Report
+    counter_examples: tuple[CounterExample, ...]
+    xfail: Mapping[str, str]
+    errors: Mapping[tuple[str, str], float]
+    skipped: int
+    seconds: float
+    device: str
+    versions: Mapping[str, str]
+
+    @property
+    def ok(self) -> bool:
+        """Whether some law was tried, and none is broken except those that are expected to be."""
+        return bool(self.report.kept) and not self.unexpected
+
+    @property
+    def unexpected(self) -> tuple[Result, ...]:
+        """The results of broken laws that are not expected to be broken."""
+        return tuple(result for result in self.report.broken if self.reason(result) is None)
+
+    @property
+    def passing_xfail(self) -> tuple[str, ...]:
+        """The patterns of expected failures that were tried and of which no law is broken."""
+        tried = {*self.report.kept, *self.report.broken}
+        broken = self.report.broken
+        return tuple(
+            pattern
+            for pattern in self.xfail
+            if any(matches(pattern, result) for result in tried)
+            and not any(matches(pattern, result) for result in broken)
+        )
+
+    def reason(self, result: Result) -> str | None:
+        """Return why a result is expected to be broken, or None if it is not."""
+        return next((why for pattern, why in self.xfail.items() if matches(pattern, result)), None)
+
+    def verdict(self, law: Law) -> LawVerdict:
+        """Return the verdict on one law."""
+        results = self.of(law)
+        if any(result.law == law.name for result in self.unexpected):
+            return "broken"
+        if any(result.verdict == "broken" for result in results):
+            return "expected"
+        kept = [result for result in results if result.verdict == "kept"]
+        if any(matches(pattern, result) for pattern in self.passing_xfail for result in kept):
+            return "unexpectedly kept"
+        return "kept" if kept else "not tried"
+
+    def of(self, law: Law) -> list[Result]:
+        """Return the results of one law."""
+        return [result for result in self.report.results if result.law == law.name]
+
+    def why(self, law: Law) -> str:
+        """Return the smallest counter-example of a law, the reason why it may be broken, or why it was not tried."""
+        for example in self.counter_examples:
+            if example.law == law.name:
+                return example.message
+        for result in self.of(law):
+            if result.verdict == "broken":
+                return self.reason(result) or result.message
+        if self.verdict(law) == "not tried":
+            reasons = Counter(result.message for result in self.of(law) if result.message)
+            return reasons.most_common(1)[0][0] if reasons else "no case that it speaks of"
+        return ""
+
+    def __str__(self) -> str:
+        rows = [("law", "verdict", "kept", "broken", "not offered", "")]
+        for law in self.report.laws:
+            counts = Counter(result.verdict for result in self.of(law))
+            cells = [str(counts[verdict] or ".") for verdict in ("kept", "broken", "not offered")]
+            verdict = self.verdict(law)
+            rows.append((law.name, verdict.upper() if verdict == "broken" else verdict, *cells, self.why(law)))
+        widths = [max(len(row[column]) for row in rows) for column in range(5)]
+        lines = [f"{self.kernel} on {self.device}, seed {self.report.seed}, {self.seconds:.0f} s", ""]
+        lines += [
+            "  ".join([*map(str.ljust, row[:2], widths), *map(str.rjust, row[2:5], widths[2:]), row[5]]).rstrip()
+            for row in rows
+        ]
+        lines += [""] + [f"{example.law}: {example.inputs}" for example in self.counter_examples]
+        if self.skipped:
+            lines.append(f"The time did not suffice for {self.skipped:,} trials.")
+        lines += [f"Expected to fail, but kept: {pattern} ({self.xfail[pattern]})" for pattern in self.passing_xfail]
+        return "\n".join([*lines, self.summary])
+
+    __repr__ = __str__
+
+    @property
+    def summary(self) -> str:
+        """The judgement in one sentence."""
+        verdicts = Counter(self.verdict(law) for law in self.report.laws)
+        if not self.report.kept and not self.report.broken:
+            return "No law could be tried."
+        broken = list(dict.fromkeys(result.law for result in self.unexpected))
+        tried = sum(verdicts.values()) - verdicts["not tried"]
+        expected = f" {verdicts['expected']} are broken as expected." if verdicts["expected"] else ""
+        if broken:
+            return f"{len(broken)} of {tried} laws are broken: {', '.join(broken)}.{expected}"
+        return f"All {tried - verdicts['expected']} laws that could be tried hold.{expected}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the judgement as plain values for JSON, in the format that `SCHEMA` names."""
+        return {
+            "schema": SCHEMA,
+            "kernel": self.kernel,
+            "ok": self.ok,
+            "device": self.device,
+            "seed": self.report.seed,
+            "seconds": round(self.seconds, 1),
+            "skipped": self.skipped,
+            "versions": dict(self.versions),
+            "laws": [
+                {
+                    "name": law.name,
+                    "statement": law.statement,
+                    "verdict": self.verdict(law),
+                    "counts": dict(Counter(result.verdict for result in self.of(law))),
+                    "why": self.why(law),
+                }
+                for law in self.report.laws
+            ],
+            "counter_examples": [dataclasses.asdict(example) for example in self.counter_examples],
+            "expected_but_kept": list(self.passing_xfail),
+            "errors": [{"law": law, "dtype": dtype, "roundings": x} for (law, dtype), x in self.errors.items()],
+        }
+
+
+def matches(pattern: str, result: Result) -> bool:
+    """Return whether a pattern of an expected failure, ``law``, ``law[case]`` or ``law[case-dtype]``, is a result's."""
+    dtype = str(result.dtype).removeprefix("torch.")
+    names = (result.law, f"{result.law}[{result.case}]", f"{result.law}[{result.case}-{dtype}]")
+    quoted = pattern.replace("[", "[[]")
+    return any(fnmatchcase(name, quoted) for name in names)

@@ -1,0 +1,51 @@
+"""Record the calls that a law makes, with copies of their inputs, to repeat them in a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+Call = dict[str, Any]
+"""The arguments of a call by name, and ``upstream``, the gradient that flowed into its output, if one did."""
+
+
+class RecordedCalls:
+    """A function that records its calls, and calls another function.
+
+    Attributes:
+        calls: the calls so far.
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+        self.calls: list[Call] = []
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Any:
+        told = {"query": query, "key": key, "value": value, "mask": mask, **options}
+        call: Call = {name: copied(x) if isinstance(x, Tensor) else x for name, x in told.items()}
+        self.calls.append(call)
+        out = self.function(query, key, value, mask, **options)
+        if isinstance(out, Tensor) and out.requires_grad:
+
+            def remember(grad: Tensor) -> None:
+                call.setdefault("upstream", grad.detach().clone())
+
+            out.register_hook(remember)
+        return out
+
+
+def copied(x: Tensor) -> Tensor:
+    """Return a copy of a tensor with the same strides, offset and need of a gradient."""
+    flat = x.detach()
+    if 0 in flat.stride() and flat.numel():
+        index = tuple(slice(0, 1) if step == 0 else slice(None) for step in flat.stride())
+        copy = flat[index].clone().expand_as(flat)
+    else:
+        size = (
+            flat.storage_offset() + sum((n - 1) * step for n, step in zip(flat.shape, flat.stride(), strict=True)) + 1
+        )
+        room = flat.new_zeros(size if flat.numel() else 0)
+        copy = room.as_strided(flat.shape, flat.stride(), flat.storage_offset() if flat.numel() else 0).copy_(flat)
+    return copy.requires_grad_() if x.requires_grad else copy

@@ -1,0 +1,133 @@
+"""`Source`: where a kernel comes from, to load it, to load it afresh, and to name it in a script."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import importlib
+import importlib.util
+import itertools
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from saccade.support.errors import value_error
+
+_LIBRARIES = (".so", ".dylib", ".dll")
+_COUNT = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where a kernel comes from.
+
+    Attributes:
+        place: a Python file, a shared library, or the name of a module.
+        name: the name of the kernel in it; ``namespace::name`` for an operation of ``torch.library``.
+    """
+
+    place: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> Source:
+        """Return the source that ``file.py::name``, ``library.so::name`` or ``module:name`` names.
+
+        Raises:
+            ValueError: it is none of these, or there is no such file.
+        """
+        place, separator, name = text.partition("::")
+        if not separator:
+            place, separator, name = text.partition(":")
+            if not separator or place.endswith((".py", *_LIBRARIES)):
+                rule = "be file.py::name, library.so::name or module:name"
+                raise value_error("KERNEL", rule, text)
+            return cls(place, name)
+        if not Path(place).is_file():
+            raise value_error("KERNEL", "name a file that exists", place)
+        return cls(place, name)
+
+    @property
+    def is_library(self) -> bool:
+        """Whether it is a shared library of C or C++."""
+        return self.place.endswith(_LIBRARIES)
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether it is an operation of ``torch.library``."""
+        return "::" in self.name
+
+    def load(self, name: str | None = None) -> Any:
+        """Load the kernel, or another name of the same place, as fresh as in a new process for a Python file.
+
+        Raises:
+            ValueError: the place cannot be loaded, or has no such name.
+        """
+        if self.is_library:
+            return ctypes.CDLL(str(Path(self.place).resolve()))
+        module = self._module()
+        if self.is_operator and name is None:
+            namespace, _, short = self.name.partition("::")
+            return getattr(getattr(torch.ops, namespace), short).default
+        target: Any = module
+        for part in (name or self.name).split("."):
+            if not hasattr(target, part):
+                raise value_error("KERNEL", f"be a name in {self.place}", name or self.name)
+            target = getattr(target, part)
+        return target
+
+    def lines(self) -> list[str]:
+        """Return the lines of a script that define ``kernel``."""
+        path = str(Path(self.place).resolve())
+        if self.is_library:
+            return ["import ctypes", f"kernel = ctypes.CDLL({path!r})"]
+        lines = ["import importlib.util, sys"]
+        if self.place.endswith(".py"):
+            lines += [
+                f"sys.path.insert(0, {str(Path(path).parent)!r})",
+                f"spec = importlib.util.spec_from_file_location('judged', {path!r})",
+                "module = importlib.util.module_from_spec(spec)",
+                "spec.loader.exec_module(module)",
+            ]
+            if _uses_triton(Path(self.place)) and os.environ.get("TRITON_INTERPRET") == "1":
+                lines = ["import os", "os.environ.setdefault('TRITON_INTERPRET', '1')", *lines]
+        else:
+            lines += ["import importlib", f"module = importlib.import_module({self.place!r})"]
+        if self.is_operator:
+            return [*lines, f"kernel = torch.ops.{self.name.replace('::', '.')}.default"]
+        return [*lines, f"kernel = module.{self.name}"]
+
+    def _module(self) -> ModuleType:
+        if not self.place.endswith(".py"):
+            try:
+                return importlib.import_module(self.place)
+            except ImportError as error:
+                raise value_error("KERNEL", "name a module that can be imported", f"{self.place} ({error})") from None
+        path = Path(self.place)
+        spec = importlib.util.spec_from_file_location(f"judged_{next(_COUNT)}", path)
+        assert spec is not None  # a Python file always has a spec
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:  # the file is anybody's
+            first = str(error).strip().partition("\n")[0]
+            got = f"{path} ({type(error).__name__}: {first})"
+            raise value_error("KERNEL", "be in a file that can be run", got) from error
+        return module
+
+
+def interpret_triton(source: Source, device: str) -> None:
+    """Turn on Triton's interpreter for a Python file that imports Triton, if the device is the CPU.
+
+    It has to be chosen before Triton is imported; a choice in the environment is left alone.
+    """
+    if source.place.endswith(".py") and torch.device(device).type == "cpu" and _uses_triton(Path(source.place)):
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def _uses_triton(path: Path) -> bool:
+    return "import triton" in path.read_text(encoding="utf-8", errors="replace")
