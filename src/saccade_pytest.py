@@ -1,4 +1,4 @@
-"""``pytest --saccade-audit``: run audits of models as part of your own tests.
+"""``pytest --saccade-audit`` and ``--saccade-kernel``: audits of models and laws of kernels among your own tests.
 
 This module is outside the saccade package because pytest imports it at every start, and ``import saccade`` imports
 torch.
@@ -6,13 +6,17 @@ torch.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from saccade.auditing import Report
+    from saccade.testing.judging import Judgement
 
 __all__ = ["audit"]
 
@@ -22,9 +26,16 @@ _REPORTS = pytest.StashKey[list["Report"]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option ``--saccade-audit`` to pytest."""
+    """Add the options of audits and of kernels to pytest."""
+    group = parser.getgroup("saccade")
     text = "run tests marked reach: which token reaches which in a model"
-    parser.getgroup("saccade").addoption("--saccade-audit", action="store_true", help=text)
+    group.addoption("--saccade-audit", action="store_true", help=text)
+    text = "add a test for each law of attention: file.py::name, library.so::name or module:name"
+    group.addoption("--saccade-kernel", metavar="KERNEL", help=text)
+    text = "what the kernel claims: a TOML file, or file.py::NAME of a dict"
+    group.addoption("--saccade-claims", metavar="FILE", help=text)
+    group.addoption("--saccade-device", default="cpu", help="where the inputs of the kernel are")
+    group.addoption("--saccade-seed", type=int, help="the seed of all values; a new one if left out")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,11 +43,67 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARKER)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
-    """Skip audits if ``--saccade-audit`` is not given, before any of their fixtures are set up."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Add a test for each law if a kernel is given, and skip audits if ``--saccade-audit`` is not given."""
+    items += _laws(session, config)
     for item in items if not config.getoption("--saccade-audit") else ():
         if item.get_closest_marker("reach") is not None:
             item.add_marker(pytest.mark.skip(reason=_WHY_SKIPPED))
+
+
+def _laws(session: pytest.Session, config: pytest.Config) -> Iterable[pytest.Item]:
+    """Return a test for each law of the kernel that the command line names."""
+    name = config.getoption("--saccade-kernel")
+    if name is None:
+        return []
+    from saccade.testing.judging import Kernel, Source, interpret_triton, judge, read_claims  # noqa: PLC0415
+
+    try:
+        source = Source.parse(name)
+        interpret_triton(source, config.getoption("--saccade-device"))
+        claims, loaded = read_claims(config.getoption("--saccade-claims")), source.load()
+        laws = Kernel.of(loaded, claims, source).form.chosen_laws()
+    except (ValueError, TypeError, OSError) as error:
+        raise pytest.UsageError(f"--saccade-kernel: {error}") from None
+    seed = config.getoption("--saccade-seed")
+    seed = secrets.randbelow(1 << 32) if seed is None else seed
+
+    def judged(law: str) -> Judgement:
+        device = config.getoption("--saccade-device")
+        return judge(loaded, claims, source=source, laws=[law], device=device, seed=seed)
+
+    return [LawTest.from_parent(session, name=f"{name}::{law}", law=law.name, judge=judged) for law in laws]
+
+
+class LawTest(pytest.Item):
+    """A test that tries one law of attention on a kernel."""
+
+    def __init__(self, *, law: str, judge: Callable[[str], Judgement], **options: Any):
+        super().__init__(**options)
+        self.law, self.judge = law, judge
+
+    def runtest(self) -> None:
+        """Try the law: fail with the smallest counter-example, or skip if no case can be tried."""
+        found = self.judge(self.law)
+        self.add_report_section("call", "seed", f"seed {found.report.seed}")
+        (law,) = found.report.laws
+        verdict = found.verdict(law)
+        if verdict == "not tried":
+            pytest.skip(found.why(law))
+        if verdict == "expected":
+            pytest.xfail(found.why(law))
+        if verdict == "unexpectedly kept" and self.config.getini("xfail_strict"):
+            pytest.fail(f"expected to fail, but kept: {', '.join(found.passing_xfail)}", pytrace=False)
+        for example in found.counter_examples:
+            if example.script:
+                self.add_report_section("call", "script", example.script)
+            lines = (law.statement, example.message, example.inputs, f"seed {found.report.seed}")
+            pytest.fail("\n".join(lines), pytrace=False)
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        """Return where the test comes from, and its name."""
+        return self.path, None, self.name
 
 
 @pytest.fixture

@@ -71,5 +71,5 @@ def test_a_number_says_what_holds_without_it(printed, command):
 
 
 def test_there_is_something_to_hold():
-    assert set(COMMANDS) == {"look", "compare", "generate", "verify", "audit", "cost"}
+    assert set(COMMANDS) == {"look", "compare", "generate", "verify", "audit", "judge", "cost"}
     assert len(OPTIONS) > 50

@@ -168,3 +168,34 @@ def test_the_entry_point_names_a_module_that_is_shipped():
     assert find_spec(name) is not None
     assert root / "src" / f"{name}.py" in shipped
     assert all(path.exists() for path in shipped)
+
+
+KERNELS = """
+import saccade as sc
+
+def right(query, key, value, mask):
+    return sc.attention(query, key, value, mask)
+
+def top_left(query, key, value, mask):
+    return sc.attention(query, key, value, mask.roll(1, 2) if mask.shape[2] < mask.shape[3] else mask)
+"""
+
+
+def test_each_law_of_a_kernel_is_a_test(pytester):
+    pytester.makepyfile(mine=KERNELS)
+    pytester.makefile(".toml", claims='[xfail]\nempty_rows = "not yet"\ncausality = "known"')
+    options = ["-p", "saccade_pytest", "--saccade-seed", "0", "-k", "empty_rows or causality or lse"]
+    claims = ["--saccade-claims", "claims.toml", "-rsxX"]
+    ran = pytester.runpytest(*options, "--saccade-kernel", "mine.py::right", *claims)
+    ran.assert_outcomes(passed=2, skipped=2)
+    ran.stdout.fnmatch_lines(["SKIPPED * gives no lse"])
+    ran = pytester.runpytest(*options, "--saccade-kernel", "mine.py::right", *claims, "-o", "xfail_strict=true")
+    ran.assert_outcomes(failed=2, skipped=2)
+    ran = pytester.runpytest(*options, "--saccade-kernel", "mine.py::top_left", "-k", "oracle")
+    ran.assert_outcomes(failed=1, deselected=ran.parseoutcomes()["deselected"])
+    ran.stdout.fnmatch_lines(["The output is softmax attention*", "query [[]*", "seed 0", "*- script -*"])
+
+
+def test_a_kernel_that_is_not_there_is_a_wrong_argument(pytester):
+    ran = pytester.runpytest("-p", "saccade_pytest", "--saccade-kernel", "nowhere.py::right")
+    assert ran.ret == pytest.ExitCode.USAGE_ERROR

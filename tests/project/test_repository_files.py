@@ -14,6 +14,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 ACTION = ROOT / ".github/actions/audit"
+JUDGE = ROOT / ".github/actions/judge"
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
 annotations = runpy.run_path(str(ACTION / "annotate.py"))["annotations"]
 
@@ -41,6 +42,33 @@ def test_a_claim_that_holds_is_not_annotated() -> None:
     assert annotations(_report("held"), strict=True) == []
 
 
+def test_a_broken_law_is_annotated() -> None:
+    write = runpy.run_path(str(JUDGE / "annotate.py"))["annotations"]
+    laws = [
+        {"name": "oracle", "verdict": "broken", "why": "the output\n100 %"},
+        {"name": "pure", "verdict": "kept", "why": ""},
+        {"name": "rows", "verdict": "unexpectedly kept", "why": ""},
+    ]
+    error, warning = write({"laws": laws})
+    assert error == "::error title=saccade judge, oracle::the output%0A100 %25"
+    assert warning == "::warning title=saccade judge, rows::expected to fail, but kept"
+
+
+@pytest.mark.ci
+def test_the_action_judges_a_kernel(tmp_path: Path) -> None:
+    environment = os.environ | {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "KERNEL": "saccade:attention", "ARGUMENTS": "--law oracle --case causal", "RUNNER_TEMP": str(tmp_path),
+        "GITHUB_OUTPUT": str(tmp_path / "output"),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, JUDGE / "annotate.py"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+    written = {tmp_path / "saccade-judge.xml", tmp_path / "saccade-judge.html"}
+    assert all(path.stat().st_size for path in written)
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("rule, status", [("causal", 0), ("window(1, 0)", 1)])
 def test_the_action_runs_the_audit(rule: str, status: int, tmp_path: Path) -> None:
@@ -60,10 +88,12 @@ def test_the_action_runs_the_audit(rule: str, status: int, tmp_path: Path) -> No
 
 
 def test_the_action_hands_its_inputs_over_in_the_environment() -> None:
-    action = yaml.safe_load((ACTION / "action.yml").read_text("utf-8"))
-    for step in action["runs"]["steps"]:
-        assert "${{" not in step["run"]  # a text in a shell script could hold commands
-    assert set(action["runs"]["steps"][1]["env"]) == {"MODEL", "RULE", "ARGUMENTS"}
+    inputs = {ACTION: {"MODEL", "RULE", "ARGUMENTS"}, JUDGE: {"KERNEL", "CLAIMS", "ARGUMENTS"}}
+    for folder, names in inputs.items():
+        action = yaml.safe_load((folder / "action.yml").read_text("utf-8"))
+        for step in action["runs"]["steps"]:
+            assert "${{" not in step["run"]  # a text in a shell script could hold commands
+        assert set(action["runs"]["steps"][1]["env"]) == names
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda path: path.name)

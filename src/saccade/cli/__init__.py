@@ -1,4 +1,4 @@
-"""The command line: ``saccade look``, ``compare``, ``generate``, ``verify``, ``audit`` and ``cost``."""
+"""The command line: ``saccade look``, ``compare``, ``generate``, ``verify``, ``audit``, ``judge`` and ``cost``."""
 
 import errno
 import io

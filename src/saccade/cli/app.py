@@ -13,6 +13,7 @@ from saccade.cli.compare import compare
 from saccade.cli.cost import cost
 from saccade.cli.exits import STATUSES
 from saccade.cli.generate import generate
+from saccade.cli.judge import judge
 from saccade.cli.look import look
 from saccade.cli.verify import verify
 from saccade.support.language import LANGUAGES, in_language, language_of, translated
@@ -30,6 +31,7 @@ _COMMANDS: dict[
     generate: "Continue a text with a language model.",
     verify: "Check claims about attention, theorem by theorem.",
     audit: "Check which tokens influence which outputs against a rule.",
+    judge: "Try the laws of attention on a kernel.",
     cost: "Estimate what attention or a model costs, before it is run.",
 }
 for command, description in _COMMANDS.items():

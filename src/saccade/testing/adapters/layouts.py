@@ -116,8 +116,9 @@ def _mask_arguments(
 ) -> tuple[list[Tensor], dict[str, Any]]:
     """Return the positional and keyword arguments that say the mask to a kernel."""
     if masks in ("bool", "additive"):
-        zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-        passed = mask if masks == "bool" else zeros.masked_fill(~mask, -torch.inf)
+        passed = mask
+        if masks == "additive":
+            passed = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, -torch.inf)
         return ([passed], {}) if mask_name is None else ([], {mask_name: passed})
     if masks == "none":
         return [], {}

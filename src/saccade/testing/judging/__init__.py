@@ -3,7 +3,7 @@
 ``saccade judge`` and ``pytest --saccade-kernel`` run it from a shell.
 """
 
-from saccade.testing.judging.declaration import Declaration
+from saccade.testing.judging.declaration import Declaration, read_claims
 from saccade.testing.judging.judge import Kernel, counter_example, judge
 from saccade.testing.judging.judgement import CounterExample, Judgement
 from saccade.testing.judging.source import Source, interpret_triton
@@ -17,4 +17,5 @@ __all__ = [
     "counter_example",
     "interpret_triton",
     "judge",
+    "read_claims",
 ]

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from saccade.support.errors import value_error
+from saccade.support.errors import type_error, value_error
 from saccade.support.validation import check_choice
 from saccade.testing.adapters import FORMS
 from saccade.testing.adapters.paged import lengths_of
 from saccade.testing.adapters.patterns import band_of, band_of_blocks, blocks_of, of_items, one_mask
+from saccade.testing.judging.source import Source
 from saccade.testing.subject import OPTIONS
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -40,6 +41,9 @@ class Declaration:
         gradients: whether it has a backward pass.
         empty: whether lengths may be 0.
         options: options that it takes, such as "scale" and "bias"; None reads them from the adapter or the signature.
+        with_lse: the name, beside the kernel's, of the same function returning ``(out, lse)``; for the plain form
+            alone, ``(query, key, value, mask)`` in the layout ``[batch, heads, len, dim]``.
+        mask_objects: whether it takes masks as `saccade.masks.Mask`, and positions; for the plain form alone.
         memory_exponent: its largest tensor grows as length to this power; None claims nothing.
         xfail: reasons by law, ``law[case]`` or ``law[case-dtype]``, with ``*`` for any text: what is known to fail.
     """
@@ -56,6 +60,8 @@ class Declaration:
     gradients: bool = True
     empty: bool = True
     options: tuple[str, ...] | None = None
+    with_lse: str | None = None
+    mask_objects: bool = False
     memory_exponent: float | None = None
     xfail: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -65,6 +71,11 @@ class Declaration:
         _check_names("masks", self.masks, MASKS)
         _check_names("options", self.options, OPTIONS)
         _check_names("lengths", tuple(self.lengths), _LENGTHS)
+        is_plain = self.form == "layout" and not set(self.settings) - {"names", "offers"}
+        if (self.with_lse or self.mask_objects) and not is_plain:
+            raise value_error("with_lse and mask_objects", "come with the plain form", self.form)
+        if self.mask_objects and self.masks is not None:
+            raise value_error("masks", "be left out with mask_objects", ", ".join(self.masks))
         for pattern, reason in self.xfail.items():
             if not isinstance(reason, str) or not reason.strip():
                 raise value_error("xfail", "give a reason for each entry", f"{pattern} = {reason!r}")
@@ -77,6 +88,8 @@ class Declaration:
             ValueError: a field or a value is unknown.
         """
         names = tuple(field.name for field in dataclasses.fields(cls))
+        if not isinstance(fields, Mapping):
+            raise type_error("claims", "be a table of claims", type(fields).__name__)
         _check_names("claims", tuple(fields), names)
         return cls(**{name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()})
 
@@ -93,7 +106,7 @@ class Declaration:
         except tomllib.TOMLDecodeError as error:
             raise value_error("claims", "be TOML", f"{path} ({error})") from None
 
-    def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> tuple[str, ...]:
+    def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> tuple[str, ...]:
         """Return why the claims exclude the inputs of a call; empty if they do not."""
         reasons = list(self._sizes(query, key, value))
         if self.dtypes is not None and query.dtype not in {DTYPES[name] for name in self.dtypes}:
@@ -124,6 +137,28 @@ class Declaration:
         if not self.decoding and q_len != kv_len:
             reasons.append("claims as many queries as keys alone")
         return reasons
+
+
+def read_claims(text: str | None, more: Sequence[str] = ()) -> Declaration:
+    """Return the declaration of a TOML file, or of ``file.py::NAME``, changed by single claims ``KEY=VALUE`` in TOML.
+
+    Raises:
+        ValueError: a file, a field or a value is not as it must be.
+        OSError: a file cannot be read.
+    """
+    declaration = Declaration()
+    if text is not None and "::" in text:
+        found = Source.parse(text).load()
+        declaration = found if isinstance(found, Declaration) else Declaration.of(found)
+    elif text is not None:
+        declaration = Declaration.read(Path(text))
+    fields: dict[str, Any] = {}
+    for line in more:
+        try:
+            fields |= tomllib.loads(line)
+        except tomllib.TOMLDecodeError:
+            raise value_error("--claim", 'be KEY=VALUE in TOML, as in widths=[64] or form="varlen"', line) from None
+    return Declaration.of(vars(declaration) | fields)
 
 
 def kinds_of(mask: Tensor) -> set[str] | None:

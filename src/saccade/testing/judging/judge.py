@@ -43,6 +43,7 @@ class Kernel:
     form: Form
     declaration: Declaration
     source: Source | None = None
+    lse: Callable[..., Any] | None = None
 
     @classmethod
     def of(cls, kernel: Callable[..., Any] | Form, declaration: Declaration, source: Source | None = None) -> Kernel:
@@ -57,7 +58,8 @@ class Kernel:
         if declaration.form in ("layout", "varlen", "paged", "block_sparse", "score_mod") and "offers" not in settings:
             options = _options_of(kernel, settings.get("names", {}), declaration)
             settings["offers"] = options
-        return cls(FORMS[declaration.form](kernel, **settings), declaration, source)
+        lse = None if declaration.with_lse is None or source is None else source.load(declaration.with_lse)
+        return cls(FORMS[declaration.form](kernel, **settings), declaration, source, lse)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Any:
         """Run the kernel, or refuse what it does not claim."""
@@ -70,6 +72,17 @@ class Kernel:
         """Return why the claims or the form exclude the inputs of a call; empty if they do not."""
         claims = self.declaration.reasons(query, key, value, mask)
         return (*claims, *self.form.reasons(query, key, value, mask, **options))
+
+    def with_lse(self, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+        """Return the output and the lse of the kernel's other function, or refuse what it does not claim."""
+        assert self.lse is not None
+        why = self.reasons(query, key, value, mask, **options)
+        why += tuple(f"takes no {name}" for name in options if name not in self.form.offers)
+        if why:
+            raise unsupported(self.form.name, why)
+        names = self.form.settings["names"]
+        renamed = {names.get(name, name): option for name, option in options.items()}
+        return self.lse(query, key, value, mask, **renamed)
 
     def right(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Tensor:
         """Return the right output for what the kernel claims, as a control of laws."""
@@ -85,12 +98,25 @@ class Kernel:
         """Return a function that behaves as the kernel as the subject of laws."""
         return Subject(
             function,
+            with_lse=None if self.lse is None else self.with_lse,
+            masks="objects" if self.declaration.mask_objects else "dense",
             offers=self.form.offers,
             reasons=self.reasons,
             gqa=self.form.gqa and self.declaration.groups,
             claims=Claims(memory_exponent=self.declaration.memory_exponent),
             device=device,
         )
+
+    def tried(self, subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Result:
+        """Try a law on a case; where claims changed cases, a case on which a right kernel fails does not count."""
+        result = try_law(subject, law, case, dtype)
+        claims = self.declaration
+        if result.verdict != "broken" or not (claims.widths or claims.value_widths or claims.lengths):
+            return result
+        control = try_law(self.subject(self.right, subject.device), law, case, dtype)
+        if control.verdict == "kept":
+            return result
+        return dataclasses.replace(result, verdict="not applicable", message="not a case of the claimed sizes")
 
     def trials(
         self, laws: Sequence[str] | None, cases: Sequence[str] | None, dtypes: Sequence[torch.dtype] | None, seed: int
@@ -173,7 +199,7 @@ def judge(
             break
         if progress is not None:
             progress(number, len(planned), trial[0].name)
-        results.append((trial, try_law(subject, *trial)))
+        results.append((trial, judged.tried(subject, *trial)))
     known = list(dict.fromkeys(law.name for law, _, _ in planned))
     ordered = sorted((result for _, result in results), key=lambda result: known.index(result.law))
     by_name = {law.name: law for law, _, _ in planned}
@@ -283,7 +309,8 @@ def _options_of(kernel: Callable[..., Any], names: dict[str, str], declaration: 
         parameters = set(inspect.signature(kernel).parameters)
     except (TypeError, ValueError):  # a builtin has no signature
         return ()
-    return tuple(name for name in OPTIONS if names.get(name, name) in parameters and name != "relative")
+    known = (*OPTIONS, "q_positions", "kv_positions") if declaration.mask_objects else OPTIONS
+    return tuple(name for name in known if names.get(name, name) in parameters and name != "relative")
 
 
 def _named(argument: str, known: Sequence[Any], names: Sequence[str] | None) -> list[Any]:

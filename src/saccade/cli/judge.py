@@ -1,0 +1,148 @@
+"""``saccade judge``: try the laws of attention on a kernel of any form."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from saccade.cli.exits import refuse, refuse_beside
+from saccade.cli.output_files import all_or_none, folder_for, writing
+from saccade.cli.progress import progress
+from saccade.testing.judging import Declaration, Judgement, Source, interpret_triton
+from saccade.testing.judging import judge as run
+from saccade.testing.judging.declaration import DTYPES, read_claims
+from saccade.testing.judging.html_page import html_page
+from saccade.testing.judging.junit import junit_xml
+from saccade.text import visible
+
+_Kernel = Annotated[
+    str, typer.Argument(metavar="KERNEL", help="file.py::name, library.so::name, or module:name.", show_default=False)
+]
+_Claims = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="What it claims: a TOML file, or file.py::NAME of a dict; else anything."),
+]
+_Claim = Annotated[
+    list[str] | None,
+    typer.Option("--claim", metavar="KEY=VALUE", help="One claim, as in TOML, else none; may be repeated."),
+]
+_Laws = Annotated[
+    list[str] | None, typer.Option("--law", metavar="LAW", help="Try this law, else all; may be repeated.")
+]
+_Cases = Annotated[
+    list[str] | None, typer.Option("--case", metavar="CASE", help="Try this case, else all; may be repeated.")
+]
+_Dtypes = Annotated[
+    list[str] | None,
+    typer.Option("--dtype", metavar="DTYPE", help="Of the inputs, else those of the claims; may be repeated."),
+]
+_Device = Annotated[str, typer.Option(help="Where the inputs are.")]
+_Minutes = Annotated[float, typer.Option(min=0.01, help="No trial begins after this time.")]
+_Seed = Annotated[int | None, typer.Option(min=0, help="Seed of all values; a new one if left out.")]
+_Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page, else none.")]
+_Junit = Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML, else none.")]
+_Scripts = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write a script for each broken law, else none.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print the judgement as JSON.")]
+_Strict = Annotated[bool, typer.Option("--strict", help="End with status 1 also if an expected failure is kept.")]
+
+
+def judge(
+    context: typer.Context,
+    kernel: _Kernel,
+    claims: _Claims = None,
+    claim: _Claim = None,
+    law: _Laws = None,
+    case: _Cases = None,
+    dtype: _Dtypes = None,
+    device: _Device = "cpu",
+    minutes: _Minutes = 1.0,
+    seed: _Seed = None,
+    html: _Html = None,
+    junit: _Junit = None,
+    scripts: _Scripts = None,
+    as_json: _Json = False,
+    strict: _Strict = False,
+) -> None:
+    """Try the laws of attention on a kernel, and show the smallest input that breaks each law.
+
+    The exit status is 1 if a law is broken that the claims do not expect to fail, or if no law could be tried; with
+    --strict, also if an expected failure is kept. A law that needs what is not claimed is not tried.
+    """
+    if as_json:
+        refuse_beside(context, "--json", ("--scripts",), "holds the scripts")
+    found = _judged(kernel, _declaration(claims, claim or ()), law, case, dtype, device, minutes, seed)
+    typer.echo(json.dumps(found.to_json(), indent=2) if as_json else str(found))
+    for option, path, text in (("--html", html, html_page), ("--junit", junit, junit_xml)):
+        if path is not None:
+            with writing("judge", option, path, "file"):
+                path.write_text(text(found), encoding="utf-8")
+    if scripts is not None:
+        _write_scripts(found, scripts)
+    if not found.ok or (strict and found.passing_xfail):
+        raise typer.Exit(1)
+
+
+def _judged(
+    kernel: str,
+    claims: Declaration,
+    laws: Sequence[str] | None,
+    cases: Sequence[str] | None,
+    dtypes: Sequence[str] | None,
+    device: str,
+    minutes: float,
+    seed: int | None,
+) -> Judgement:
+    """Load a kernel and judge it; end the command if an argument is wrong."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        refuse("judge", f"--device must be one that torch can use; got {device} ({str(error).splitlines()[0]})")
+    for name in dtypes or ():
+        if name not in DTYPES:
+            refuse("judge", f"--dtype must be among {', '.join(DTYPES)}; got {name}")
+    sys.path.insert(0, "")  # modules in the current folder are found, as with python -m
+    errors = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    try:
+        source = Source.parse(kernel)
+        interpret_triton(source, device)
+        loaded: Any = source.load()
+        with progress(errors, "trials", None) as advance:
+            return run(
+                loaded,
+                claims,
+                source=source,
+                laws=laws,
+                cases=cases,
+                dtypes=None if dtypes is None else [DTYPES[name] for name in dtypes],
+                device=device,
+                minutes=minutes,
+                seed=seed,
+                progress=lambda number, count, name: advance(1, name),
+            )
+    except (ValueError, TypeError) as error:
+        refuse("judge", str(error).partition(": ")[2] or str(error))
+
+
+def _declaration(claims: str | None, more: Sequence[str]) -> Declaration:
+    """Read the claims of a file, with single claims of the command line on top of them."""
+    try:
+        return read_claims(claims, more)
+    except OSError as error:
+        refuse("judge", f"--claims must be a file that can be read; got {claims} ({error.strerror})")
+    except (ValueError, TypeError) as error:
+        refuse("judge", str(error).partition(": ")[2] or str(error))
+
+
+def _write_scripts(found: Judgement, folder: Path) -> None:
+    with folder_for("judge", "--scripts", folder), all_or_none("judge", "--scripts", folder) as beside:
+        for example in found.counter_examples:
+            if example.script:
+                (beside / f"{example.law}.py").write_text(example.script, encoding="utf-8")
+    for example in found.counter_examples:
+        written = f"wrote {visible(str(folder / f'{example.law}.py'))}"
+        typer.echo(written if example.script else f"no script for {example.law}: {example.no_script}")
