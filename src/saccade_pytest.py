@@ -57,11 +57,11 @@ def _laws(session: pytest.Session, config: pytest.Config) -> Iterable[pytest.Ite
     name = config.getoption("--saccade-kernel")
     if name is None:
         return []
-    from saccade.testing.judging import Kernel, Source, interpret_triton, judge, read_claims  # noqa: PLC0415
+    from saccade.testing.judging import Kernel, Source, check_interpreter, judge, read_claims  # noqa: PLC0415
 
     try:
         source = Source.parse(name)
-        interpret_triton(source, config.getoption("--saccade-device"))
+        check_interpreter(source, config.getoption("--saccade-device"))
         claims, loaded = read_claims(config.getoption("--saccade-claims")), source.load()
         laws = Kernel.of(loaded, claims, source).form.chosen_laws()
     except (ValueError, TypeError, OSError) as error:
@@ -81,7 +81,7 @@ class LawTest(pytest.Item):
 
     def __init__(self, *, law: str, judge: Callable[[str], Judgement], **options: Any):
         super().__init__(**options)
-        self.law, self.judge = law, judge
+        self.law, self.judge, self.script = law, judge, ""
 
     def runtest(self) -> None:
         """Try the law: fail with the smallest counter-example, or skip if no case can be tried."""
@@ -97,7 +97,7 @@ class LawTest(pytest.Item):
             pytest.fail(f"expected to fail, but kept: {', '.join(found.passing_xfail)}", pytrace=False)
         for example in found.counter_examples:
             if example.script:
-                self.add_report_section("call", "script", example.script)
+                self.script = example.script
             lines = (law.statement, example.message, example.inputs, f"seed {found.report.seed}")
             pytest.fail("\n".join(lines), pytrace=False)
 
@@ -147,9 +147,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add a report section with code lines that reproduce a leak without saccade."""
+    """Add a report section with code that reproduces a leak or a fault without saccade."""
     shown = yield
     if shown.when == "call" and shown.failed:
         scripts = [report.script for report in item.stash.get(_REPORTS, []) if report.script]
         shown.sections += [("the leak without saccade", script) for script in scripts]
+    if isinstance(item, LawTest) and shown.failed and item.script:
+        shown.sections.append(("the fault without saccade", item.script))
     return shown

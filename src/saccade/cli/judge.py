@@ -13,7 +13,7 @@ from rich.console import Console
 from saccade.cli.exits import refuse, refuse_beside
 from saccade.cli.output_files import all_or_none, folder_for, writing
 from saccade.cli.progress import progress
-from saccade.testing.judging import Declaration, Judgement, Source, interpret_triton
+from saccade.testing.judging import Declaration, Judgement, Source, check_interpreter
 from saccade.testing.judging import judge as run
 from saccade.testing.judging.declaration import DTYPES, read_claims
 from saccade.testing.judging.html_page import html_page
@@ -109,7 +109,7 @@ def _judged(
     errors = Console(stderr=True, highlight=False, markup=False, emoji=False)
     try:
         source = Source.parse(kernel)
-        interpret_triton(source, device)
+        check_interpreter(source, device)
         loaded: Any = source.load()
         with progress(errors, "trials", None) as advance:
             return run(

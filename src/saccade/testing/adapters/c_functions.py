@@ -108,7 +108,9 @@ class CCall(torch.autograd.Function):
         return None, None, *changes, None, None
 
 
-def _why(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, dtype: str, backward: object) -> tuple[str, ...]:
+def _why(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, name: str, dtype: str, backward: object
+) -> tuple[str, ...]:
     """Return why a C function cannot take the inputs."""
     reasons = []
     tensors = (query, key, value)

@@ -70,7 +70,7 @@ class Form:
     @property
     def name(self) -> str:
         """The kernel's name."""
-        return getattr(self.kernel, "__name__", type(self.kernel).__name__)
+        return str(self.settings.get("name") or getattr(self.kernel, "__name__", type(self.kernel).__name__))
 
     @property
     def definition(self) -> Definition | None:

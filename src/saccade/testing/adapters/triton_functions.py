@@ -21,9 +21,8 @@ def triton_function(kernel: Any, *, block_q: int = 16, constants: Mapping[str, A
                      HEAD_DIM=..., VALUE_DIM=..., BLOCK_Q=..., **constants)
 
     where tensors are ``[batch, heads, len, dim]``, the mask is int8 ``[batch, heads, q_len, kv_len]`` with 1 = may
-    attend, and ``out`` is full of NaN. On a CPU, set ``TRITON_INTERPRET=1`` before the function is defined; the command
-    does. There are no gradients: wrap the function with a backward pass of your own to have them judged, and use
-    `layout`.
+    attend, and ``out`` is full of NaN. On a CPU, set ``TRITON_INTERPRET=1`` before torch is imported. There are no
+    gradients: wrap the function with a backward pass of your own to have them judged, and use `layout`.
 
     Args:
         kernel: the Triton function.

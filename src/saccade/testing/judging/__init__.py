@@ -6,7 +6,7 @@
 from saccade.testing.judging.declaration import Declaration, read_claims
 from saccade.testing.judging.judge import Kernel, counter_example, judge
 from saccade.testing.judging.judgement import CounterExample, Judgement
-from saccade.testing.judging.source import Source, interpret_triton
+from saccade.testing.judging.source import Source, check_interpreter
 
 __all__ = [
     "CounterExample",
@@ -15,7 +15,7 @@ __all__ = [
     "Kernel",
     "Source",
     "counter_example",
-    "interpret_triton",
+    "check_interpreter",
     "judge",
     "read_claims",
 ]

@@ -49,11 +49,10 @@ def difference(name: str, got: Tensor, want: Tensor, limit: float) -> str:
     apart = torch.where(same, 0.0, (got.double() - want.double()).abs()).nan_to_num(torch.inf, torch.inf)
     size = torch.where(want.isfinite(), want, 0.0).double()
     typical = size.norm(dim=-1).square().mean().sqrt()
-    errors = {
-        "of the largest entry": apart.max() / size.abs().max().clamp_min(1.0),
-        "of a row": (apart.norm(dim=-1) / size.norm(dim=-1).clamp_min(typical).clamp_min(1e-30)).max() / 4,
-        "of the whole": apart.norm() / size.norm().clamp_min(1e-30),
-    }
+    errors = {"of the largest entry": apart.max() / size.abs().max().clamp_min(1.0)}
+    if float(typical):
+        errors["of a row"] = (apart.norm(dim=-1) / size.norm(dim=-1).clamp_min(typical)).max() / 4
+        errors["of the whole"] = apart.norm() / size.norm()
     worst = max(errors, key=lambda each: float(errors[each]))
     if float(errors[worst]) <= limit:
         return ""

@@ -93,7 +93,7 @@ class Source:
                 "spec.loader.exec_module(module)",
             ]
             if _uses_triton(Path(self.place)) and os.environ.get("TRITON_INTERPRET") == "1":
-                lines = ["import os", "os.environ.setdefault('TRITON_INTERPRET', '1')", *lines]
+                lines = ["# Run with TRITON_INTERPRET=1.", *lines]
         else:
             lines += ["import importlib", f"module = importlib.import_module({self.place!r})"]
         if self.is_operator:
@@ -120,13 +120,15 @@ class Source:
         return module
 
 
-def interpret_triton(source: Source, device: str) -> None:
-    """Turn on Triton's interpreter for a Python file that imports Triton, if the device is the CPU.
+def check_interpreter(source: Source, device: str) -> None:
+    """Raise if a Triton file is to run on the CPU without Triton's interpreter.
 
-    It has to be chosen before Triton is imported; a choice in the environment is left alone.
+    torch imports Triton, and the interpreter must be chosen before that, so only the environment can choose it.
     """
-    if source.place.endswith(".py") and torch.device(device).type == "cpu" and _uses_triton(Path(source.place)):
-        os.environ.setdefault("TRITON_INTERPRET", "1")
+    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1" or torch.device(device).type != "cpu"
+    if not is_interpreted and source.place.endswith(".py") and _uses_triton(Path(source.place)):
+        rule, got = "be 1 for a Triton kernel on the CPU", os.environ.get("TRITON_INTERPRET", "nothing")
+        raise value_error("TRITON_INTERPRET", rule, got, hint="TRITON_INTERPRET=1 saccade judge ...")
 
 
 def _uses_triton(path: Path) -> bool:
