@@ -193,7 +193,9 @@ def test_each_law_of_a_kernel_is_a_test(pytester):
     ran.assert_outcomes(failed=2, skipped=2)
     ran = pytester.runpytest(*options, "--saccade-kernel", "mine.py::top_left", "-k", "oracle")
     ran.assert_outcomes(failed=1, deselected=ran.parseoutcomes()["deselected"])
-    ran.stdout.fnmatch_lines(["The output is softmax attention*", "query [[]*", "seed 0", "*- the fault without saccade -*"])
+    ran.stdout.fnmatch_lines(
+        ["The output is softmax attention*", "query [[]*", "seed 0", "*- the fault without saccade -*"]
+    )
 
 
 def test_a_kernel_that_is_not_there_is_a_wrong_argument(pytester):

@@ -26,7 +26,7 @@ _LENGTHS = ("min", "max", "multiple")
 
 @dataclasses.dataclass(frozen=True)
 class Declaration:
-    """What a kernel claims. All that it does not claim is refused on its behalf and reported as not offered.
+    """The claims of a kernel. All that it does not claim is refused on its behalf and reported as not offered.
 
     Attributes:
         form: the form of its arguments, a name of `saccade.testing.adapters.FORMS`.

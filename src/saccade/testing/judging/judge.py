@@ -20,6 +20,7 @@ from saccade.support.errors import unsupported, value_error
 from saccade.testing.adapters import FORMS, Form
 from saccade.testing.case import Case
 from saccade.testing.conformance import trials, try_law
+from saccade.testing.drawn_cases import DRAWN_CASES, drawn
 from saccade.testing.judging.declaration import DTYPES, Declaration
 from saccade.testing.judging.fitting import fitted
 from saccade.testing.judging.judgement import CounterExample, Judgement
@@ -32,7 +33,8 @@ from saccade.testing.report import Report, Result
 from saccade.testing.subject import OPTIONS, Claims, Subject
 from saccade.testing.tolerances import tolerance
 
-_SHRINKING = 5.0  # seconds for each broken law
+_SHRINKING = (5.0, 30.0)  # seconds for one broken law, and for all
+_FIXED = ("sizes", "gradients_at_sizes")  # laws at the sizes of a case, for those that draw sizes
 _Trial = tuple[Law, Case, torch.dtype]
 
 
@@ -167,7 +169,7 @@ def judge(
         ...     return scores.masked_fill(~mask, -1e9).softmax(-1) @ value
         >>> found = judge(mine, Declaration(groups=False), laws=["empty_rows"], dtypes=[torch.float32], seed=0)
         >>> found.ok, found.counter_examples[0].inputs
-        (False, 'query [1, 1, 1, 1], key [1, 1, 1, 1], value [1, 1, 1, 1], float32, ~Full()')
+        (False, 'query [1, 1, 2, 1], key [1, 1, 1, 1], value [1, 1, 1, 1], float32, Causal()')
 
     Args:
         kernel: the kernel in the form that the claims name, or a `Form`.
@@ -226,20 +228,21 @@ def _counter_examples(
     for trial, result in results:
         if result.verdict == "broken" and draft.reason(result) is None:
             by_law.setdefault(result.law, []).append((trial, result))
+    seconds = min(_SHRINKING[0], _SHRINKING[1] / max(1, len(by_law)))
     for law in draft.report.laws:
         if law.name in by_law:
             trial, result = min(by_law[law.name], key=lambda pair: _size(pair[0][1]))
-            yield counter_example(judged, trial, result, device, draft.report.seed)
+            yield counter_example(judged, trial, result, device, draft.report.seed, seconds)
 
 
 def counter_example(
-    judged: Kernel, trial: _Trial, result: Result, device: torch.device | str, seed: int
+    judged: Kernel, trial: _Trial, result: Result, device: torch.device | str, seed: int, seconds: float = _SHRINKING[0]
 ) -> CounterExample:
     """Return the smallest counter-example found from a trial that broke a law, with a script that shows it.
 
     A smaller case counts only if a right kernel keeps the law on it, since rounding may break a law of a single number.
     """
-    law, case, dtype = trial
+    law, case, dtype = _without_draws(judged, trial, device)
     subject, control = judged.subject(judged, device), judged.subject(judged.right, device)
     kind = _kind(result)
 
@@ -248,24 +251,37 @@ def counter_example(
         return is_broken and try_law(control, law, candidate, dtype).verdict == "kept"
 
     if _kind(try_law(subject, law, case, dtype)) == kind:
-        case = shrunk(case, still_broken, time.monotonic() + _SHRINKING)
+        case = shrunk(case, still_broken, time.monotonic() + seconds)
     recorded = RecordedCalls(judged)
     again = try_law(judged.subject(recorded, device), law, case, dtype)
     inputs = _described(case, dtype, device)
     if again.verdict != "broken":
         why = "the law is not broken again: the result depends on earlier calls, or on chance"
-        return CounterExample(law.name, result.message, inputs, no_script=why)
+        return CounterExample(result.law, result.message, inputs, no_script=why)
     words = [f"{law.name}: {law.statement}", again.message, inputs, f"Written by saccade judge, seed {seed}."]
     limits = (tolerance(dtype, "output"), tolerance(dtype, "gradient"))
     if judged.source is None:
-        return CounterExample(law.name, again.message, inputs, no_script="the kernel does not come from a file")
+        return CounterExample(result.law, again.message, inputs, no_script="the kernel does not come from a file")
     for calls in (*([call] for call in reversed(recorded.calls)), recorded.calls):
         script = script_of(judged.form, judged.source, calls, limits, words)
         shows = [] if script is None else script.faults(judged.source.load())
         if script is not None and shows:
-            return CounterExample(law.name, again.message, inputs, tuple(shows), str(script))
+            return CounterExample(result.law, again.message, inputs, tuple(shows), str(script))
     why = "no call of the law is wrong by itself, or its inputs cannot be written"
-    return CounterExample(law.name, again.message, inputs, no_script=why)
+    return CounterExample(result.law, again.message, inputs, no_script=why)
+
+
+def _without_draws(judged: Kernel, trial: _Trial, device: torch.device | str) -> _Trial:
+    """Return the trial of a law at fixed sizes instead of one that draws sizes, if it is broken there too."""
+    if trial[1].name not in {case.name for case in DRAWN_CASES}:
+        return trial
+    law, case, dtype = trial
+    fixed = drawn(case)
+    for other in judged.form.chosen_laws():
+        subject = judged.subject(judged, device)
+        if other.name in _FIXED and try_law(subject, other, fixed, dtype).verdict == "broken":
+            return other, fixed, dtype
+    return law, case, dtype
 
 
 def _described(case: Case, dtype: torch.dtype, device: torch.device | str) -> str:
@@ -294,7 +310,7 @@ def _errors(results: Sequence[Result]) -> dict[tuple[str, str], float]:
     """Return the largest error by law and dtype, in units of rounding, of laws that measure it."""
     found: dict[tuple[str, str], float] = {}
     for result in results:
-        error = getattr(result, "roundings", None)
+        error = result.roundings
         if error is not None:
             place = (result.law, str(result.dtype).removeprefix("torch."))
             found[place] = max(found.get(place, 0.0), error)

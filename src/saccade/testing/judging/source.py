@@ -22,7 +22,7 @@ _COUNT = itertools.count()
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where a kernel comes from.
+    """The place that a kernel comes from.
 
     Attributes:
         place: a Python file, a shared library, or the name of a module.

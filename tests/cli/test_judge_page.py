@@ -1,0 +1,52 @@
+"""The commands of the page "Judge your kernel" run, on the three kernels that the page writes."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[2] / "docs" / "en" / "judge.md").read_text(encoding="utf-8")
+BLOCKS = {
+    language: re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    for language in ("python", "py", "sh")
+}
+COMMANDS = [line for block in BLOCKS["sh"] for line in block.splitlines() if "saccade judge" in line]
+
+
+def _run(command, folder):
+    arguments = re.sub(r"^.*?saccade judge", f"{sys.executable} -m saccade.testing", command.partition("   #")[0])
+    interpreted = {"TRITON_INTERPRET": "1"} if "TRITON_INTERPRET" in command else {}
+    environment = os.environ | interpreted
+    return subprocess.run(
+        arguments, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_there_are_commands():
+    assert len(COMMANDS) == 3
+
+
+@pytest.mark.ci
+def test_the_first_command_finds_the_fault_and_writes_its_files(tmp_path):
+    written = BLOCKS["python"][0].replace("my_kernels.py", str(tmp_path / "my_kernels.py"))
+    exec(compile(written, "page", "exec"), {})
+    quick = COMMANDS[0].replace("--minutes 1", "--law empty_rows --case nothing")
+    done = _run(quick, tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "empty_rows  BROKEN" in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} >= {"out.html", "out.xml", "found"}
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_the_triton_kernel_runs_in_the_interpreter(tmp_path):
+    (tmp_path / "triton_attention.py").write_text(BLOCKS["py"][0], encoding="utf-8")
+    (command,) = (each for each in COMMANDS if "triton" in each)
+    done = _run(f"{command} --seed 0", tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert re.search(r"^oracle +kept", done.stdout, re.MULTILINE)
+    assert "with NaN in key 0, a row that sees it is finite" in done.stdout
