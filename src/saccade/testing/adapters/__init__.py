@@ -4,6 +4,8 @@ Each function takes a kernel of one form and returns a `Form`: a function of ``(
 the kernel, with the options that it takes and the reasons why it cannot run some inputs.
 """
 
+from collections.abc import Callable
+
 from saccade.testing.adapters.block_sparse import block_sparse
 from saccade.testing.adapters.c_functions import c_function
 from saccade.testing.adapters.form import Form
@@ -15,7 +17,7 @@ from saccade.testing.adapters.score_mods import score_mod
 from saccade.testing.adapters.triton_functions import triton_function
 from saccade.testing.adapters.varlen import varlen
 
-FORMS = {
+FORMS: dict[str, Callable[..., Form]] = {
     "layout": layout,
     "varlen": varlen,
     "paged": paged,

@@ -44,7 +44,7 @@ class Form:
         cases: cases of this form besides those of every attention function.
     """
 
-    kernel: Callable[..., Any]
+    kernel: Any
     run: Callable[..., Any]
     why: Callable[..., tuple[str, ...]]
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -86,9 +86,19 @@ def run(
             item, more = slice(b, b + 1), dict(options)
             if "bias" in more and len(more["bias"]) > 1:
                 more["bias"] = more["bias"][item]
-            settings = {"masks": masks, "mask_name": mask_name, "names": names, "output": output}
-            tensors = (query[item], key[item], value[item], mask[item])
-            outs.append(run(_unbatched(kernel), *tensors, order=f"b{order}", **settings, **more))
+            settings: dict[str, Any] = {"masks": masks, "mask_name": mask_name, "names": names, "output": output}
+            outs.append(
+                run(
+                    _unbatched(kernel),
+                    query[item],
+                    key[item],
+                    value[item],
+                    mask[item],
+                    order=f"b{order}",
+                    **settings,
+                    **more,
+                )
+            )
         return torch.cat(outs)
     axes = ["bhld".index(axis) for axis in order]
     back = [order.index(axis) for axis in "bhld"]

@@ -58,7 +58,7 @@ def _opcheck(form: Form) -> Law:
         form.run(remember, problem.query, problem.key, problem.value, problem.allowed, **form.settings)
         for arguments, keywords in calls:
             try:
-                torch.library.opcheck(form.kernel, arguments, keywords)  # type: ignore[arg-type]  # an OpOverload
+                torch.library.opcheck(form.kernel, arguments, keywords)
             except Exception as error:  # it raises errors of many classes
                 lines = [line for line in str(error).splitlines() if line.strip()]
                 raise LawBroken(f"torch.library.opcheck: {' '.join(lines[:2])[:300]}") from None

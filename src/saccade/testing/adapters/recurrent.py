@@ -143,17 +143,14 @@ def run(
     state = None
     if before:
         early = [x[:, :, :before] for x in tensors]
-        _, state = _call(kernel, torch.zeros_like(early[0]), *early, None, *settings, options)
-    return _call(kernel, query, *(x[:, :, before:] for x in tensors), state, *settings, options)[0]
+        _, state = _call(kernel, torch.zeros_like(early[0]), early, None, *settings, options)
+    return _call(kernel, query, [x[:, :, before:] for x in tensors], state, *settings, options)[0]
 
 
 def _call(
     kernel: Callable[..., Any],
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    beta: Tensor,
-    decay: Tensor,
+    tensors: list[Tensor],
     state: Any,
     rule: str,
     head_first: bool,
@@ -162,11 +159,13 @@ def _call(
     options: dict[str, Any],
 ) -> tuple[Tensor, Any]:
     """Call a kernel with the arguments of its rule; the output is ``[batch, heads, len, value_dim]``."""
+    key, value, beta, decay = tensors
 
     def put(x: Tensor) -> Tensor:
         return x if head_first else x.transpose(1, 2)
 
     q, k, v = put(query), put(key), put(value)
+    more: dict[str, Any]
     if rule == "ssd":
         rates = -torch.arange(1, query.shape[1] + 1, device=key.device, dtype=key.dtype)
         more = {"initial_states": state, "return_final_states": True} if returns_state else {}

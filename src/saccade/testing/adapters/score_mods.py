@@ -66,7 +66,8 @@ def run(
     if block_mask:
         from torch.nn.attention.flex_attention import create_block_mask  # noqa: PLC0415  for scripts
 
-        keywords["block_mask"] = create_block_mask(mask_mod, *mask.shape, device=str(mask.device))
+        batch, heads, q_len, kv_len = mask.shape
+        keywords["block_mask"] = create_block_mask(mask_mod, batch, heads, q_len, kv_len, device=str(mask.device))
     else:
         keywords["mask_mod"] = mask_mod
     result = kernel(query, key, value, **{names.get(name, name): option for name, option in keywords.items()})

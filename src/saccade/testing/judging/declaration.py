@@ -91,7 +91,8 @@ class Declaration:
         if not isinstance(fields, Mapping):
             raise type_error("claims", "be a table of claims", type(fields).__name__)
         _check_names("claims", tuple(fields), names)
-        return cls(**{name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()})
+        told: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()}
+        return cls(**told)
 
     @classmethod
     def read(cls, path: Path) -> Declaration:

@@ -17,17 +17,16 @@ def fitted(case: Case, declaration: Declaration) -> Case:
         value_width = width if case.value_dim == case.head_dim else value_width
     if isinstance(declaration.value_widths, tuple):
         value_width = _nearest(value_width, declaration.value_widths)
-    changes = {"head_dim": width, "value_dim": width if declaration.value_widths == "same" else value_width}
-    wide = dataclasses.replace(case, **changes) if _differs(case, changes) else case
-    changes = {"q_len": _length(case.q_len, declaration), "kv_len": _length(case.kv_len, declaration)}
-    if not _differs(case, changes) or case.explicit_positions:
+    value_width = width if declaration.value_widths == "same" else value_width
+    wide = dataclasses.replace(case, head_dim=width, value_dim=value_width)
+    q_len, kv_len = _length(case.q_len, declaration), _length(case.kv_len, declaration)
+    if (q_len, kv_len) == (case.q_len, case.kv_len) or case.explicit_positions:
         return wide
-    if case.bias is not None:
-        sizes = (changes["q_len"], changes["kv_len"])
-        bias = (*case.bias[:2], *(new if old > 1 else old for old, new in zip(case.bias[2:], sizes, strict=True)))
-        long = dataclasses.replace(wide, **changes, bias=bias)
-    else:
-        long = dataclasses.replace(wide, **changes)
+    bias = case.bias
+    if bias is not None:
+        rows, columns = (new if old > 1 else old for old, new in zip(bias[2:], (q_len, kv_len), strict=True))
+        bias = (bias[0], bias[1], rows, columns)
+    long = dataclasses.replace(wide, q_len=q_len, kv_len=kv_len, bias=bias)
     return long if is_possible(long) else wide
 
 
@@ -37,10 +36,6 @@ def is_possible(case: Case) -> bool:
         return case.allowed.shape == (case.batch, case.num_heads, case.q_len, case.kv_len)
     except (ValueError, IndexError, RuntimeError, UnsupportedError):  # a mask of other lengths
         return False
-
-
-def _differs(case: Case, changes: dict[str, int]) -> bool:
-    return any(getattr(case, name) != size for name, size in changes.items())
 
 
 def _nearest(size: int, claimed: tuple[int, ...]) -> int:

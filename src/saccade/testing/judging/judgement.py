@@ -120,7 +120,7 @@ class Judgement:
         return ""
 
     def __str__(self) -> str:
-        rows = [("law", "verdict", "kept", "broken", "not offered", "")]
+        rows: list[tuple[str, ...]] = [("law", "verdict", "kept", "broken", "not offered", "")]
         for law in self.report.laws:
             counts = Counter(result.verdict for result in self.of(law))
             cells = [str(counts[verdict] or ".") for verdict in ("kept", "broken", "not offered")]

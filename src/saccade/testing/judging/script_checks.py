@@ -115,8 +115,8 @@ def faults_of_result(
         return lines
     if not out.requires_grad:
         return [*lines, "the output has no gradient"]
-    tensors, options = list(leaves.values()), {"allow_unused": True, "materialize_grads": True}
-    got = torch.autograd.grad(out, tensors, upstream, **options)  # type: ignore[arg-type]  # typed as bools
-    true = torch.autograd.grad(want, tensors, upstream.double(), **options)  # type: ignore[arg-type]
+    tensors = list(leaves.values())
+    got = torch.autograd.grad(out, tensors, upstream, allow_unused=True, materialize_grads=True)
+    true = torch.autograd.grad(want, tensors, upstream.double(), allow_unused=True, materialize_grads=True)
     pairs = zip(leaves, got, true, strict=True)
     return lines + [difference(f"the gradient of {name}", ours, theirs, limits[1]) for name, ours, theirs in pairs]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from saccade.masks import Causal
 from saccade.testing.case import Case
@@ -36,7 +37,8 @@ def simpler(case: Case) -> Iterator[Case]:
     """Yield simpler cases, the simplest first in each respect."""
     for name in _OPTIONS:
         if getattr(case, name) is not None:
-            yield dataclasses.replace(case, **{name: None})
+            changes: dict[str, Any] = {name: None}
+            yield dataclasses.replace(case, **changes)
     if case.sink:
         yield dataclasses.replace(case, sink=False)
     if case.mask is not None or case.rule is not None:
