@@ -22,7 +22,7 @@ def test_a_right_kernel_of_each_form_is_right(name):
     report = form.check(laws=laws, **FEW)
     assert report.ok, report
     told = [result for result in report.kept if result.law == "oracle"]
-    assert len(told) >= 3, report
+    assert len(told) >= 2, report
 
 
 @pytest.mark.slow

@@ -266,7 +266,7 @@ def counter_example(
         script = script_of(judged.form, judged.source, calls, limits, words)
         shows = [] if script is None else script.faults(judged.source.load())
         if script is not None and shows:
-            return CounterExample(result.law, again.message, inputs, tuple(shows), str(script))
+            return CounterExample(result.law, again.message, inputs, tuple(shows), script.text)
     why = "no call of the law is wrong by itself, or its inputs cannot be written"
     return CounterExample(result.law, again.message, inputs, no_script=why)
 

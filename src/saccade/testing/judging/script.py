@@ -49,7 +49,9 @@ class Script(NamedTuple):
     kernel: str
     body: str
 
-    def __str__(self) -> str:
+    @property
+    def text(self) -> str:
+        """The whole script."""
         head = f"{self.words}\nfrom __future__ import annotations"
         return f"{head}\n\n{_HEADER}\n\n{self.kernel}\n\n\n{self.body}\n{_FOOTER}\n"
 
