@@ -63,6 +63,19 @@ class Remembering(mechanisms.Mechanism):
         return mechanisms.CompressiveMemory(1, 3).reasons(mask)
 
 
+class Convolution(mechanisms.Mechanism):
+    """The same weights of the last three positions in every head; what keys hold is not read."""
+
+    def forward(self, query: Tensor, key: Tensor, **given: object) -> Matrix:
+        one = mechanisms.ShortConvolution(max(1, query.shape[1]), 3)
+        torch.nn.init.constant_(one.weight, 0.4)
+        heads = key.repeat_interleave(query.shape[1] // max(1, key.shape[1]), 1)
+        return one.to(query.dtype)(query, heads, **given)
+
+    def reasons(self, mask: Mask) -> tuple[str, ...]:
+        return mechanisms.ShortConvolution(1, 3).reasons(mask)
+
+
 PERFORMER = mechanisms.Performer(16, seed=3)
 MAKERS: dict[str, Callable[[int], mechanisms.Mechanism]] = {
     "linear": lambda kv_len: mechanisms.Linear(),
@@ -73,6 +86,7 @@ MAKERS: dict[str, Callable[[int], mechanisms.Mechanism]] = {
     **{name: (lambda kv_len, rule=rule: rule) for name, rule in RULES.items()},
     "differential": lambda kv_len: Difference(),
     "s4d": lambda kv_len: Filter(),
+    "convolution": lambda kv_len: Convolution(),
     "memory": lambda kv_len: Remembering("linear"),
     "memory, delta": lambda kv_len: Remembering("delta"),
     "top keys": lambda kv_len: mechanisms.TopK(DotProducts(), 3),
@@ -96,6 +110,12 @@ OTHERWISE = {
         "ones": "rows have any sign, and no denominator",
         "honesty": "what keys hold is not read",
         "sensitivity": "an FFT mixes all values of 4,096 tokens, by rounding",
+        "key_order": "weights are those of distances",
+    },
+    "convolution": {
+        "ones": "weights are learned, and rows need not sum to 1",
+        "honesty": "what keys hold is not read, nor what is far away",
+        "sensitivity": "what is far away is not read",
         "key_order": "weights are those of distances",
     },
     **{

@@ -96,6 +96,7 @@ MATRICES: Makes = {
     "Delta": mechanisms.Delta,
     "SSD": lambda: mechanisms.SSD(2),
     "S4D": lambda: mechanisms.S4D(2, 4),
+    "ShortConvolution": lambda: mechanisms.ShortConvolution(2, 3),
     "CompressiveMemory": lambda: mechanisms.CompressiveMemory(4, 3, update="delta", rotary=positions.Rotary(4)),
     "Nystrom": lambda: mechanisms.Nystrom(3),
     "TopK": lambda: mechanisms.TopK(scorers.DotProducts(), 3),
@@ -179,7 +180,7 @@ def _out(name: str, module: nn.Module) -> Tensor:
     """What a module makes of an input that is always the same."""
     if name in MATRICES:
         facts = {"mask": CAUSAL} if name in CAUSAL_ONLY else {}
-        return module(*(QKV[1:] if name == "S4D" else QKV[:2]), **facts) @ QKV[2]
+        return module(*(QKV[1:] if name in ("S4D", "ShortConvolution") else QKV[:2]), **facts) @ QKV[2]
     if name in PLACES or name.startswith("Rotary"):
         return module(*(() if name in PLACES else (X[:, None],)), range(3, 8))
     plain = (TOKENS if name in MODELS else MAP if name in MAPS else TABLE if name in TABLES else X,)

@@ -63,6 +63,7 @@ MECHANISMS = {
     "Delta": "Delta()",
     "SSD": "SSD(heads)",
     "S4D": "S4D(heads, 8)",
+    "ShortConvolution": "ShortConvolution(heads, 4)",
     "CompressiveMemory": "CompressiveMemory(heads, segment)",
 }
 

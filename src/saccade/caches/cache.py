@@ -163,17 +163,21 @@ class LayerCache(ArgumentHints):
 
     def crop(self, length: int) -> None:
         """Forget all columns after the first ``length``; raise if that is not possible. A length of 0 always works."""
-        check_crop(length, self.length)
+        self.check_crop(length)
         if length == 0:
             self._empty()
             self._region = Region.current()
         elif length < self.length:
-            reason = self._why_not_cropped(length)
-            if reason is not None:
-                hint = "fork() before the tokens that may have to go; KVCache() crops anywhere"
-                raise unsupported(f"length={length}", [reason], hint=hint)
             self._crop(length)
         self._length = length
+
+    def check_crop(self, length: int) -> None:
+        """Raise the error that `crop` would raise; the cache does not change."""
+        check_crop(length, self.length)
+        reason = self._why_not_cropped(length) if 0 < length < self.length else None
+        if reason is not None:
+            hint = "fork() before the tokens that may have to go; KVCache() crops anywhere"
+            raise unsupported(f"length={length}", [reason], hint=hint)
 
     def fork(self) -> Self:
         """Return an independent copy of the cache. The original and the copy share memory until one of them writes."""

@@ -138,6 +138,9 @@ class CrossCache(LayerCache):
     def crop(self, length: int) -> None:
         """Do nothing, since cropping the generated tokens does not change the context."""
 
+    def check_crop(self, length: int) -> None:
+        """Do nothing; see `crop`."""
+
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         run = self._run
         return {"kv_positions": None if run is None else [run.start, run.stop, run.step]}, dict(self._state)

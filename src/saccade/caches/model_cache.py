@@ -81,6 +81,8 @@ class Cache:
     def crop(self, length: int) -> None:
         """Forget all columns after the first ``length`` in the caches of all layers."""
         check_crop(length, self.length)
+        for own in self.flat:  # all or none
+            own.check_crop(length)
         for layer in self._layers:
             layer.crop(length)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -186,6 +187,12 @@ class RingCache(LayerCache):
             place, sinks = run[0], self._first_slots
             slot = place if place < sinks else sinks + (place - sinks) % self._last_slots
             return (slice(None), slice(None), slice(slot, slot + 1)) if place < stop else None
+        if run is not None and run:  # without values: a dry run has none
+            places = np.arange(run.start, run.stop, run.step)
+            is_last = places > max(run[0], run[-1]) - self._last_slots
+            columns = torch.from_numpy(((places < self._first_slots) | is_last) & (places < stop)).nonzero()[:, 0]
+            kept = torch.from_numpy(places)[columns]
+            return slice(None), columns.to(table.device), self._slot(kept).to(table.device)
         is_kept = (table < self._first_slots) | (table > table.amax(1, keepdim=True) - self._last_slots)
         rows, columns = (is_kept & (table >= 0) & (table < stop)).nonzero(as_tuple=True)
         return rows if len(table) > 1 else slice(None), columns, self._slot(table[rows, columns])

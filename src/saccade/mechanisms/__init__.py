@@ -11,6 +11,7 @@ from saccade.mechanisms.linformer import Linformer
 from saccade.mechanisms.nystrom import Nystrom
 from saccade.mechanisms.performer import Performer
 from saccade.mechanisms.s4d import S4D
+from saccade.mechanisms.short_convolution import ShortConvolution
 from saccade.mechanisms.softmax import Softmax
 from saccade.mechanisms.topk import TopK
 from saccade.support.other_names import other_names
@@ -31,5 +32,6 @@ __all__ = [
     "Delta",
     "SSD",
     "S4D",
+    "ShortConvolution",
     "CompressiveMemory",
 ]

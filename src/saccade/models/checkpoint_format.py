@@ -186,6 +186,7 @@ PLAIN: Mapping[str, object] = {
     if field.name
     in (
         *("qk_norm", "attention_scale", "softcap", "rotary_layout", "layers", "norm_first", "part_norm", "parallel"),
+        "short_convolution",
         *("embedding_scale", "logit_scale", "logit_softcap"),
     )
 }

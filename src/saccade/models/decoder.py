@@ -239,6 +239,7 @@ def _layer(config: DecoderConfig, pattern: LayerPattern) -> DecoderLayer:
         mechanism=Softmax(bias=bias, scale=config.attention_scale, softcap=config.softcap),
         rotary=rotary,
         qk_norm=config.qk_norm,
+        short_convolution=config.short_convolution,
         dropout_p=config.attention_dropout_p,
         projection_bias=config.attention_bias,
     )

@@ -61,6 +61,7 @@ class DecoderConfig(TextConfig):
         num_kv_heads: key and value heads per layer; ``num_heads`` if None.
         head_dim: width of a head; ``embed_dim / num_heads`` if None.
         qk_norm: norms of queries and keys, or None; see `saccade.nn.QKNorm`.
+        short_convolution: positions that a convolution of queries, keys and values reads; no convolution if None.
         attention_scale, softcap: options of the scores; see `saccade.AttentionMatrix`.
         mask: which earlier tokens a token may attend to, such as ``masks.sliding_window(1024)``; all if None. Later
             tokens are always hidden; see `causal_mask`.
@@ -90,6 +91,7 @@ class DecoderConfig(TextConfig):
     num_kv_heads: int | None = None
     head_dim: int | None = None
     qk_norm: QKNorm | None = None
+    short_convolution: int | None = None
     attention_scale: Positive | None = None
     softcap: Positive | None = None
     mask: Mask | None = None

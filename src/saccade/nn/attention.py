@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from types import NoneType
 from typing import NamedTuple, Never
 
 import torch
 from torch import Tensor, nn
 
-from saccade.caches import CrossCache, LayerCache
+from saccade.caches import Cache, CrossCache, LayerCache
 from saccade.engine.nested import Nested, is_nested
 from saccade.masks import Mask
 from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism
 from saccade.nn import attention_checks as checks
 from saccade.nn.base_layer import AttentionLayer
+from saccade.nn.convolved_projections import ConvolvedProjections, split_cache, undone_on_error
 from saccade.nn.projections import weight_of
-from saccade.nn.qk_norm import QKNorm
+from saccade.nn.qk_norm import QKNorm, norm_and_rotate
 from saccade.positions import Bias, Rotary
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.argument_hints import unexpected_argument
@@ -40,6 +42,14 @@ class _Heads(NamedTuple):
     kv_positions: Positions | None
 
 
+class _Places(NamedTuple):
+    """The positions that a call passes: of queries, of keys, and those for the rotation alone."""
+
+    positions: GivenPositions = None
+    kv_positions: GivenPositions = None
+    rotary_positions: GivenPositions = None
+
+
 class MultiHeadAttention(AttentionLayer):
     r"""Multi-head attention: several attentions in parallel, each with its own projections.
 
@@ -59,6 +69,9 @@ class MultiHeadAttention(AttentionLayer):
         mechanism: computes the matrix; `saccade.mechanisms.Softmax` if None.
         rotary: a `saccade.positions.Rotary` for queries and keys, or None.
         qk_norm: the norms of queries and keys, or None.
+        short_convolution: number of positions that a convolution of queries, keys and values reads before their norms,
+            followed by a silu; see `saccade.mechanisms.ShortConvolution`. None for no convolution. For self-attention
+            only; the layer's cache then holds two, see `new_cache`.
         dropout_p: dropout of the attention weights, in training only.
         projection_bias: whether the projections have a bias.
         output_gate: whether a fifth projection, applied to the queries, gates the heads before the output projection,
@@ -91,6 +104,7 @@ class MultiHeadAttention(AttentionLayer):
         mechanism: Mechanism | None = None,
         rotary: Rotary | None = None,
         qk_norm: QKNorm | None = None,
+        short_convolution: int | None = None,
         dropout_p: float = 0.0,
         projection_bias: bool = True,
         output_gate: bool = False,
@@ -111,6 +125,8 @@ class MultiHeadAttention(AttentionLayer):
         self.key_projection = nn.Linear(self.context_dim, kv_dim, bias=projection_bias)
         self.value_projection = nn.Linear(self.context_dim, kv_dim, bias=projection_bias)
         self.output_projection = nn.Linear(inner_dim, embed_dim, bias=projection_bias)
+        channels = inner_dim + 2 * kv_dim
+        self.convolution = None if short_convolution is None else ConvolvedProjections(channels, short_convolution)
         has_gate = check_bool("output_gate", output_gate)
         self.gate_projection = nn.Linear(embed_dim, inner_dim, bias=projection_bias) if has_gate else None
         self.reset_parameters()
@@ -126,7 +142,7 @@ class MultiHeadAttention(AttentionLayer):
         kv_positions: GivenPositions = None,
         rotary_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
-        cache: LayerCache | None = None,
+        cache: LayerCache | Cache | None = None,
         **unknown: Never,
     ) -> Tensor:
         """Apply multi-head attention to `query`.
@@ -149,7 +165,8 @@ class MultiHeadAttention(AttentionLayer):
                 on positions, not a tensor.
             cache: the cache of earlier calls of this layer. With a `saccade.caches.KVCache`, the query contains
                 only new tokens, which attend to all tokens so far; their positions follow the cache unless
-                ``positions`` is passed. With a `saccade.caches.CrossCache`, the context is projected only once.
+                ``positions`` is passed. With a `saccade.caches.CrossCache`, the context is projected only once. A
+                layer with a short convolution takes the two caches of `new_cache`.
 
         Returns:
             ``[batch, q_len, embed_dim]``.
@@ -161,10 +178,34 @@ class MultiHeadAttention(AttentionLayer):
             return self._attend_nested(query, key, value, mask, bias)
         if cache is not None and is_tracing():
             outside = torch.compiler.disable(self.forward)  # caches cannot be part of a compiled graph
-            places = {"positions": positions, "kv_positions": kv_positions, "rotary_positions": rotary_positions}
-            return outside(query, key, value, mask=mask, bias=bias, cache=cache, **places)
+            given = {"positions": positions, "kv_positions": kv_positions, "rotary_positions": rotary_positions}
+            return outside(query, key, value, mask=mask, bias=bias, cache=cache, **given)
+        places = _Places(positions, kv_positions, rotary_positions)
+        if self.convolution is None:
+            return self._attend(query, key, value, mask, places, bias, cache)  # type: ignore[arg-type]  # checked there
+        own, tail = split_cache(cache)
+        with undone_on_error(tail):
+            return self._attend(query, key, value, mask, places, bias, own, tail)
+
+    def new_cache(self, max_len: int | None = None) -> LayerCache | Cache:  # type: ignore[override]  # two with a tail
+        """Return an empty cache for the attention layer; with a short convolution, a `Cache` of two."""
+        own = super().new_cache(max_len)
+        return own if self.convolution is None else Cache([own, self.convolution.new_cache()])
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        mask: object,
+        places: _Places,
+        bias: Tensor | Bias | None,
+        cache: LayerCache | None,
+        tail: LayerCache | None = None,
+    ) -> Tensor:
+        """Apply multi-head attention with the caches of keys and values, and of the short convolution."""
         is_new = not (isinstance(cache, CrossCache) and cache.is_filled)
-        heads = self._heads(query, key, value, mask, positions, kv_positions, cache, rotary_positions)
+        heads = self._heads(query, key, value, mask, places, cache, tail)
         if cache is None:
             return self._product(self._matrix(heads, bias), heads, query)
         mechanism = self.mechanism
@@ -192,8 +233,8 @@ class MultiHeadAttention(AttentionLayer):
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
         """Return the lazy matrix of multi-head attention, ``[batch, num_heads, q_len, kv_len]``; see `forward`."""
-        heads = self._heads(query, key, None, mask, positions, kv_positions, None, rotary_positions)
-        return self._matrix(heads, bias)
+        places = _Places(positions, kv_positions, rotary_positions)
+        return self._matrix(self._heads(query, key, None, mask, places, None), bias)
 
     def with_weights(
         self,
@@ -204,6 +245,7 @@ class MultiHeadAttention(AttentionLayer):
         mask: object = None,
         positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
+        rotary_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the attention layer's output and the weights of every head, ``[batch, num_heads, q_len, kv_len]``.
@@ -213,7 +255,8 @@ class MultiHeadAttention(AttentionLayer):
         Raises:
             ValueError: more than `saccade.matrix.DENSE_LIMIT` weights; use `matrix`, which is lazy.
         """
-        heads = self._heads(query, key, value, mask, positions, kv_positions, None)
+        places = _Places(positions, kv_positions, rotary_positions)
+        heads = self._heads(query, key, value, mask, places, None)
         matrix = self._matrix(heads, bias)
         size = math.prod(matrix.shape)
         if size > DENSE_LIMIT:
@@ -234,12 +277,12 @@ class MultiHeadAttention(AttentionLayer):
         key: Tensor | None,
         value: Tensor | None,
         mask: object,
-        positions: GivenPositions,
-        kv_positions: GivenPositions,
+        places: _Places,
         cache: LayerCache | None,
-        rotary_positions: GivenPositions = None,
+        tail: LayerCache | None = None,
     ) -> _Heads:
         """Check the inputs of an attention call, project them to heads, and rotate queries and keys."""
+        positions, kv_positions, rotary_positions = places
         if cache is not None:
             if self.qk_norm is not None:
                 self.qk_norm.check_cache(cache)
@@ -275,13 +318,30 @@ class MultiHeadAttention(AttentionLayer):
         turns = checks.check_turns(rotary_positions, self.rotary, key is query, cache)
         q_turns = (Positions.between(kv_len - q_len, kv_len) if q_places is None else q_places).given
         q_turns = q_turns if turns is None else turns
-        q = self._turned(self.query_projection(query), q_turns, self.query_norm)
         if context_cached:
+            q = self._turned(self.query_projection(query), q_turns, self.query_norm)
             return _Heads(q, q, q, joined, q_places, kv_places)
+        checks.check_convolved(self.convolution, key is query and value is query, cache)
+        parts = self._projected((query, key, value), joined, q_places, tail)
         k_turns = (Positions.between(0, kv_len) if kv_places is None else kv_places).given
         k_turns = k_turns if turns is None else turns
-        k = self._turned(self.key_projection(key), k_turns, self.key_norm)
-        return _Heads(q, k, self._split(self.value_projection(value)), joined, q_places, kv_places)
+        q, k = self._turned(parts[0], q_turns, self.query_norm), self._turned(parts[1], k_turns, self.key_norm)
+        return _Heads(q, k, self._split(parts[2]), joined, q_places, kv_places)
+
+    def _projected(
+        self,
+        sources: tuple[Tensor, Tensor, Tensor],
+        mask: Mask | None,
+        positions: Positions | None,
+        tail: LayerCache | None,
+    ) -> Sequence[Tensor]:
+        """Project the sources of queries, keys and values, and apply the short convolution if there is one."""
+        projections = (self.query_projection, self.key_projection, self.value_projection)
+        parts = [projection(source) for projection, source in zip(projections, sources, strict=True)]
+        if self.convolution is None:
+            return parts
+        whole = self.convolution(torch.cat(parts, 2), mask=mask, positions=positions, cache=tail)
+        return whole.split([part.shape[2] for part in parts], 2)
 
     def _attend_nested(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, mask: object, bias: Tensor | Bias | None
@@ -303,9 +363,10 @@ class MultiHeadAttention(AttentionLayer):
         if reasons:
             raise unsupported(type(self.mechanism).__name__, reasons)
         q_turns, k_turns = (None, None) if self.rotary is None else items.own_positions()
-        q = self._turned(self.query_projection(items.query), q_turns, self.query_norm)
-        k = self._turned(self.key_projection(items.key), k_turns, self.key_norm)
-        v = self._split(self.value_projection(items.value))
+        checks.check_convolved(self.convolution, key is query and (value is None or value is query), None)
+        parts = self._projected((items.query, items.key, items.value), joined, None, None)
+        q, k = self._turned(parts[0], q_turns, self.query_norm), self._turned(parts[1], k_turns, self.key_norm)
+        v = self._split(parts[2])
         places = {name: Positions.of(table, name) for name, table in items.positions.items()}
         heads = _Heads(q, k, v, joined, places.get("q_positions"), places.get("kv_positions"))
         return items.unpacked(self._product(self._matrix(heads, bias), heads, items.query))
@@ -329,16 +390,10 @@ class MultiHeadAttention(AttentionLayer):
 
     def _turned(self, projected: Tensor, turns: range | Tensor | None, norm: nn.Module | None) -> Tensor:
         """Split projected queries or keys into heads, and apply their norm and the rotation by their positions."""
-        options = self.qk_norm
-        if norm is not None and options is not None and options.across == "all_heads":
-            projected, norm = norm(projected), None
-        heads = self._split(projected)
-        comes_last = options is not None and options.after_rotary
-        if norm is not None and not comes_last:
-            heads = norm(heads)
-        if self.rotary is not None:
-            heads = self.rotary(heads, turns)
-        return heads if norm is None or not comes_last else norm(heads)
+        if norm is None or self.qk_norm is None:
+            heads = self._split(projected)
+            return heads if self.rotary is None else self.rotary(heads, turns)
+        return norm_and_rotate(projected, self._split, self.qk_norm, norm, self.rotary, turns)
 
     def _split(self, x: Tensor) -> Tensor:
         """Split projected tokens into attention heads; under tensor parallelism, only some heads are on this device."""

@@ -95,13 +95,20 @@ def check_turns(
     return Positions.of(rotary_positions, "rotary_positions").given
 
 
+def check_convolved(convolution: nn.Module | None, is_self: bool, cache: LayerCache | None) -> None:
+    """Raise unless a call is self-attention, if the layer has a short convolution."""
+    if convolution is not None and (not is_self or isinstance(cache, CrossCache)):
+        hint = "short_convolution=None for cross-attention"
+        raise value_error("key", "be None in a layer with a short convolution", "another", hint=hint)
+
+
 def check_nested_call(
     mask: object,
     bias: object,
     positions: object,
     kv_positions: object,
     rotary_positions: object,
-    cache: LayerCache | None,
+    cache: object,
 ) -> None:
     """Raise unless an attention call supports nested tensors.
 

@@ -184,17 +184,18 @@ class DecoderLayer(ResidualLayer):
         cache = self.attention.new_cache(max_len)
         return cache if self.cross_attention is None else Cache([cache, CrossCache()])
 
-    def _caches(self, cache: LayerCache | Cache | None) -> tuple[LayerCache | None, CrossCache | None]:
+    def _caches(self, cache: LayerCache | Cache | None) -> tuple[LayerCache | Cache | None, CrossCache | None]:
         """Return a decoder layer's two caches, for self-attention and for cross-attention.
 
         If there is no cache or no cross-attention, the corresponding value is None.
         """
         if cache is None:
             return None, None
-        if self.cross_attention is None and isinstance(cache, LayerCache):
+        own = Cache if getattr(self.attention, "convolution", None) is not None else LayerCache
+        if self.cross_attention is None and isinstance(cache, own):
             return cache, None
         first, second = cache if isinstance(cache, Cache) and len(cache) == 2 else (None, None)
-        if self.cross_attention is not None and isinstance(first, LayerCache) and isinstance(second, CrossCache):
+        if self.cross_attention is not None and isinstance(first, own) and isinstance(second, CrossCache):
             return first, second
         kind = "the cache of a layer" if self.cross_attention is None else "a Cache([KVCache(), CrossCache()])"
         rule = f"be {kind}, or None"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import unsupported
@@ -59,3 +60,27 @@ class QKNorm:
         if self.after_rotary and self.learned and getattr(cache, "rotary", None) is not None:
             reason = "it rotates stored keys again, and these were normed after their rotation, with learned weights"
             raise unsupported(type(cache).__name__, [reason], hint="a cache without rotary=, such as KVCache()")
+
+
+def norm_and_rotate(
+    projected: Tensor,
+    split: Callable[[Tensor], Tensor],
+    options: QKNorm,
+    norm: nn.Module,
+    rotary: nn.Module | None,
+    turns: range | Tensor | None,
+) -> Tensor:
+    """Split projected queries or keys into heads, and apply their norm and their rotation in the order of `QKNorm`.
+
+    Args:
+        projected: ``[batch, len, heads * head_dim]``.
+        split: returns the heads, ``[batch, heads, len, head_dim]``.
+        options, norm: the options, and the norm that they made.
+        rotary, turns: the rotation and its positions; no rotation if None.
+    """
+    heads = split(norm(projected) if options.across == "all_heads" else projected)
+    if options.across == "head" and not options.after_rotary:
+        heads = norm(heads)
+    if rotary is not None:
+        heads = rotary(heads, turns)
+    return norm(heads) if options.after_rotary else heads

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.caches import LayerCache
+from saccade.caches import Cache, LayerCache
 from saccade.engine.nested import check_dense
 from saccade.masks import Causal, Mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import S4D, SSD, Delta, GatedLinear, Mechanism
 from saccade.nn.base_layer import AttentionLayer
+from saccade.nn.convolved_projections import ConvolvedProjections, split_cache, undone_on_error
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import unsupported, value_error
@@ -50,10 +51,16 @@ class RecurrentLayer(AttentionLayer):
     def __init__(self, embed_dim: int, num_heads: int, mask: Mask | None, mechanism: Mechanism):
         super().__init__(embed_dim, num_heads, mask, mechanism, 0.0)
         self.mask = Causal() if mask is None else mask if mask.is_causal else Causal() & mask
+        self.convolution: ConvolvedProjections | None = None
 
     @abstractmethod
-    def _read(self, x: Tensor) -> Read:
-        """Project the recurrent layer's input tokens ``[batch, len, embed_dim]`` to queries, keys, values and gates."""
+    def _read(self, x: Tensor, mask: Mask | None, positions: Positions | None, tail: LayerCache | None) -> Read:
+        """Project the recurrent layer's input tokens ``[batch, len, embed_dim]`` to queries, keys, values and gates.
+
+        Args:
+            x: the tokens.
+            mask, positions, tail: of the short convolution, if there is one; ``tail`` is its cache.
+        """
 
     @abstractmethod
     def _project_output(self, out: Tensor, read: Read) -> Tensor:
@@ -66,7 +73,7 @@ class RecurrentLayer(AttentionLayer):
         mask: object = None,
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
-        cache: LayerCache | None = None,
+        cache: LayerCache | Cache | None = None,
     ) -> Tensor:
         """Return the recurrent layer's output for a sequence, or for new tokens after a cached sequence.
 
@@ -80,14 +87,25 @@ class RecurrentLayer(AttentionLayer):
         Returns:
             ``[batch, len, embed_dim]``.
         """
-        joined, positions = self._checked_options(query, mask, positions, bias, cache)
-        read = self._read(query)
-        make, heads, key, value, _ = read
-        if cache is None:
-            out = make(heads, key, mask=joined, q_positions=positions, kv_positions=positions).matmul(value)
-        else:
-            out = cache.attend(make, heads, key, value, mask=joined, positions=positions)
+        own, tail = (cache, None) if self.convolution is None else split_cache(cache)
+        joined, positions = self._checked_options(query, mask, positions, bias, own)  # type: ignore[arg-type]
+        with undone_on_error(tail):
+            read = self._read(query, joined, positions, tail)
+            make, heads, key, value, _ = read
+            if own is None:
+                out = make(heads, key, mask=joined, q_positions=positions, kv_positions=positions).matmul(value)
+            else:
+                out = own.attend(make, heads, key, value, mask=joined, positions=positions)  # type: ignore[union-attr]
         return self._project_output(out, read)
+
+    def new_cache(self, max_len: int | None = None) -> LayerCache | Cache:  # type: ignore[override]  # two with a tail
+        """Return an empty cache for the recurrent layer; with a short convolution, a `Cache` of two.
+
+        Args:
+            max_len: largest number of tokens; None for no limit.
+        """
+        cache = super().new_cache(max_len)
+        return cache if self.convolution is None else Cache([cache, self.convolution.new_cache()])
 
     def matrix(
         self,
@@ -99,7 +117,7 @@ class RecurrentLayer(AttentionLayer):
     ) -> Matrix:
         """Return the lazy matrix that equals the recurrence, ``[batch, num_heads, len, len]``; see `forward`."""
         joined, positions = self._checked_options(query, mask, positions, bias, None)
-        make, heads, key, _, _ = self._read(query)
+        make, heads, key, _, _ = self._read(query, joined, positions, None)
         return make(heads, key, mask=joined, q_positions=positions, kv_positions=positions)
 
     def _checked_options(
@@ -131,8 +149,7 @@ class Recurrence(RecurrentLayer):
     a learned multiple of its values, which is not part of the matrix.
 
     The layer is causal. It can replace self-attention in `EncoderLayer`, `DecoderLayer` and stacks, supports packed and
-    padded sequences, and has a cache of constant size. Published layers also have a short convolution before queries,
-    keys and values, which is not included.
+    padded sequences, and has a cache of constant size.
 
     Args:
         embed_dim: width of the tokens.
@@ -140,6 +157,8 @@ class Recurrence(RecurrentLayer):
         mechanism: a `saccade.mechanisms.Delta`, `GatedLinear` or `SSD`; ``Delta()`` if None.
         decay: "token" for one decay per token and head, "channel" for one per token and channel, None for no decay or
             for mechanisms that define one (`SSD`, ``GatedLinear.retnet``).
+        short_convolution: number of positions that a convolution of queries, keys and values reads, followed by a silu
+            of all three; see `saccade.mechanisms.ShortConvolution`. None for no convolution.
         mask: combined with Causal and with the mask of each call by ``&``.
         projection_bias: whether the output projection has a bias.
 
@@ -149,7 +168,7 @@ class Recurrence(RecurrentLayer):
             width.
         UnsupportedError: a mask that a recurrence cannot apply, or a bias.
 
-    Cost: O(n head_dim^2) for each head, and five projections.
+    Cost: O(n head_dim^2) for each head, five projections, and the convolution.
 
     Example:
         >>> from saccade.mechanisms import Delta
@@ -168,6 +187,7 @@ class Recurrence(RecurrentLayer):
         mechanism: Mechanism | None = None,
         *,
         decay: Literal["token", "channel"] | None = None,
+        short_convolution: int | None = None,
         mask: Mask | None = None,
         projection_bias: bool = False,
     ):
@@ -183,6 +203,8 @@ class Recurrence(RecurrentLayer):
                 raise value_error("decay", rule, decay)
         super().__init__(embed_dim, num_heads, mask, mechanism)
         self.decay = decay
+        if short_convolution is not None:
+            self.convolution = ConvolvedProjections(3 * embed_dim, short_convolution)
         self.inputs = nn.Linear(embed_dim, 4 * embed_dim, bias=False)  # queries, keys, values and the output gate
         self.write = nn.Linear(embed_dim, num_heads) if isinstance(mechanism, Delta) else None
         self.step = nn.Linear(embed_dim, num_heads) if isinstance(mechanism, SSD) else None
@@ -200,9 +222,15 @@ class Recurrence(RecurrentLayer):
                 steps = torch.logspace(*_INITIAL_STEPS, len(gate.bias))
                 gate.bias.data.copy_(steps.expm1().log())  # the inverse of softplus
 
-    def _read(self, x: Tensor) -> Read:
-        query, key, value, gate = self.inputs(x).unflatten(2, (4, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        query, key = F.silu(query), F.silu(key)
+    def _read(self, x: Tensor, mask: Mask | None, positions: Positions | None, tail: LayerCache | None) -> Read:
+        parts = self.inputs(x)
+        if self.convolution is not None:
+            convolved, gate = parts.split([3 * self.embed_dim, self.embed_dim], 2)
+            convolved = self.convolution(convolved, mask=mask, positions=positions, cache=tail)
+            parts = torch.cat([convolved, gate], 2)
+        query, key, value, gate = parts.unflatten(2, (4, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        if self.convolution is None:
+            query, key = F.silu(query), F.silu(key)
         if self.write is not None:
             query, key = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
         return Read(partial(self.mechanism, **self._gates(x)), query, key, value, F.silu(gate))
@@ -268,7 +296,7 @@ class StateSpace(RecurrentLayer):
         self.output_projection = nn.Linear(embed_dim, embed_dim, bias=projection_bias)
         self.reset_parameters()
 
-    def _read(self, x: Tensor) -> Read:
+    def _read(self, x: Tensor, mask: Mask | None, positions: Positions | None, tail: LayerCache | None) -> Read:
         channels = x.mT[..., None]  # as heads
         return Read(self.mechanism, channels, channels, channels)
 

@@ -1,0 +1,97 @@
+"""ConvolvedProjections: a short convolution over projected tokens, with its state in the cache of a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade.caches import Cache, LayerCache
+from saccade.masks import Documents, Mask
+from saccade.masks.algebra import And
+from saccade.mechanisms import ShortConvolution
+from saccade.nn.base_layer import Layer
+from saccade.positions.token_positions import GivenPositions
+from saccade.support.errors import type_error
+
+
+class ConvolvedProjections(Layer):
+    """A short convolution of projected queries, keys and values, followed by a silu.
+
+    A token reads earlier tokens of its own text only: each document begins anew, and padding is not read. The windows
+    and other patterns of the layer's mask do not limit it.
+
+    Args:
+        channels: number of projected channels, together.
+        width: number of positions that a token reads, including its own.
+    """
+
+    def __init__(self, channels: int, width: int):
+        super().__init__()
+        self.mechanism = ShortConvolution(channels, width)
+
+    def forward(
+        self, x: Tensor, *, mask: Mask | None, positions: GivenPositions, cache: LayerCache | None = None
+    ) -> Tensor:
+        """Return the convolved tokens, ``[batch, len, channels]``.
+
+        Args:
+            x: ``[batch, len, channels]``.
+            mask: the mask of the batch, of which only documents and padding count.
+            positions: positions of the tokens, in order; -1 marks padding.
+            cache: the cache of earlier tokens, from `new_cache`.
+        """
+        channels, facts = x.mT[..., None], facts_of(mask)  # as heads
+        if cache is None:
+            places = {"q_positions": positions, "kv_positions": positions}
+            out = self.mechanism(channels, channels, mask=facts, **places).matmul(channels)
+        else:
+            out = cache.attend(self.mechanism, channels, channels, channels, mask=facts, positions=positions)
+        return F.silu(out[..., 0].mT)
+
+    def new_cache(self) -> LayerCache:
+        """Return an empty cache of the last tokens."""
+        return self.mechanism.new_cache()
+
+    def extra_repr(self) -> str:
+        return f"{self.mechanism.channels}, {self.mechanism.width}"
+
+
+def facts_of(mask: Mask | None) -> Mask | None:
+    """Return the part of a mask that says which tokens belong together: documents without a rule, and padding."""
+    if mask is None:
+        return None
+    parts = mask.parts if isinstance(mask, And) else (mask,)
+    facts = [
+        Documents(part.lengths) if isinstance(part, Documents) else part for part in parts if part.is_fact_of_batch
+    ]
+    return None if not facts else facts[0] if len(facts) == 1 else And(tuple(facts))
+
+
+def split_cache(cache: LayerCache | Cache | None) -> tuple[LayerCache | None, LayerCache | None]:
+    """Return the two caches of a layer with a short convolution: of its attention, and of the convolution.
+
+    Raises:
+        TypeError: the cache is not one that `new_cache` of the layer makes.
+    """
+    if cache is None:
+        return None, None
+    parts = tuple(cache) if isinstance(cache, Cache) else ()
+    if len(parts) == 2 and all(isinstance(part, LayerCache) for part in parts):
+        return parts  # type: ignore[return-value]  # both were just checked
+    rule = "be a Cache of two layers' caches: attention, and short convolution"
+    raise type_error("cache", rule, type(cache).__name__, hint="new_cache() of the layer makes one")
+
+
+@contextmanager
+def undone_on_error(cache: LayerCache | None) -> Iterator[None]:
+    """Restore a cache if what follows fails, so that a failed call changes no cache."""
+    kept = None if cache is None else cache.fork()
+    try:
+        yield
+    except BaseException:
+        if cache is not None and kept is not None:
+            vars(cache).update(vars(kept))
+        raise
