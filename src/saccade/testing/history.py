@@ -1,15 +1,19 @@
 """``python -m saccade.testing.history``: check kernels with past bugs and cheats, and print which law finds each.
 
-A kernel that passed would be a gap in the laws.
+A kernel that passed would be a gap in the laws. ``--mutants 200`` checks kernels whose mistakes are drawn from a seed,
+``--right --seeds 20`` correct ones, which no law may accuse.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import time
 from collections.abc import Iterator, Sequence
 
 import torch
 
+from saccade.testing.case import Case
 from saccade.testing.cases import CASES
 from saccade.testing.cheats import CHEATS
 from saccade.testing.conformance import trials, try_law
@@ -17,7 +21,12 @@ from saccade.testing.laws import LAWS, SIZE_LAWS
 from saccade.testing.past_bug import PastBug
 from saccade.testing.past_bugs import PAST_BUGS
 from saccade.testing.report import Result
+from saccade.testing.right_kernels import RIGHT_KERNELS
+from saccade.testing.seeded_mutants import Mutant, mutants
 from saccade.testing.subject import Subject
+
+_STRICT = ("isolation", "blindness")
+"""Laws that most right kernels break, torch's among them: a masked NaN reaches their sums as 0 times NaN."""
 
 
 def find(bug: PastBug) -> Result | None:
@@ -28,26 +37,95 @@ def find(bug: PastBug) -> Result | None:
     return next((result for result in results if result.verdict == "broken"), None)
 
 
+def find_mutant(mutant: Mutant, seed: int = 0) -> Result | None:
+    """Return a broken law of the standard set, in float32 and on short inputs with the mistake first, or None."""
+
+    def cost(trial: tuple[object, Case, torch.dtype]) -> tuple[bool, bool, int]:
+        _, case, dtype = trial
+        sizes = (case.batch, case.num_heads, case.num_kv_heads, case.q_len, case.kv_len, case.head_dim)
+        return dtype != torch.float32, not mutant.reaches(sizes), case.kv_len
+
+    subject = Subject(mutant.kernel(), offers=(), gqa=True)
+    laws = [law for law in (*SIZE_LAWS, *LAWS) if law.name not in _STRICT]
+    chosen = sorted(trials(laws, CASES, (torch.float32,), seed), key=cost)
+    results = (try_law(subject, *trial) for trial in chosen)
+    return next((result for result in results if result.verdict == "broken"), None)
+
+
+def accusations(name: str, seed: int, share: int = 1) -> list[Result]:
+    """Return the laws of the standard set that a right kernel breaks with a seed, which ought to be none.
+
+    Args:
+        name: a name among `RIGHT_KERNELS`.
+        seed: the seed of the values.
+        share: try one in ``share`` trials, others for each seed.
+    """
+    ours = name.startswith("saccade")
+    subject = Subject(RIGHT_KERNELS[name])
+    laws = [law for law in (*SIZE_LAWS, *LAWS) if ours or law.name not in _STRICT]
+    chosen = itertools.islice(trials(laws, CASES, (torch.float64, torch.float32), seed), seed % share, None, share)
+    results = (try_law(subject, *trial) for trial in chosen)
+    return [result for result in results if result.verdict == "broken"]
+
+
 def table(bugs: Sequence[PastBug]) -> Iterator[str]:
     """Yield the lines of a table of bugs: where it was, the mistake, and the first law that finds it."""
-    yield f"{'where':36}  {'found by':20}  mistake"
+    yield f"{'where':42}  {'found by':20}  mistake"
     for bug in bugs:
         found = find(bug)
         law = "NOT FOUND" if found is None else f"{found.law}"
-        yield f"{bug.where:36}  {law:20}  {bug.mistake}"
+        yield f"{bug.where:42}  {law:20}  {bug.mistake}"
+
+
+def table_of_mutants(drawn: Sequence[Mutant], seed: int) -> Iterator[str]:
+    """Yield the lines of a table of mutants: the first law that finds it, and the mistake."""
+    yield f"{'found by':20}  mistake"
+    for mutant in drawn:
+        found = find_mutant(mutant, seed)
+        yield f"{'NOT FOUND' if found is None else found.law:20}  {mutant}"
+
+
+def table_of_right_kernels(names: Sequence[str], seeds: int, share: int) -> Iterator[str]:
+    """Yield the lines of a table of right kernels: processor seconds for a seed, and the laws that accuse them."""
+    yield f"{'kernel':40}  seconds a seed  accused by"
+    for name in names:
+        began = time.process_time()
+        found = [result for seed in range(seeds) for result in accusations(name, seed, share)]
+        seconds = (time.process_time() - began) / max(seeds, 1)
+        accused = "; ".join(f"ACCUSED {result}" for result in found[:3]) or "."
+        yield f"{name:40}  {seconds:14.1f}  {accused}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table of past bugs and cheats; the exit status is 1 if the laws do not find one of them."""
     parser = argparse.ArgumentParser(prog="python -m saccade.testing.history", description=main.__doc__)
-    parser.parse_args(arguments)
-    lines = []
-    for line in table((*PAST_BUGS, *CHEATS)):
+    parser.add_argument("--mutants", type=int, metavar="N", help="check N kernels with drawn mistakes instead")
+    parser.add_argument("--seed", type=int, default=0, help="of drawn mistakes and of the values")
+    parser.add_argument("--right", nargs="*", metavar="NAME", help="check right kernels instead, these or all")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="of right kernels: seeds from 0 on")
+    parser.add_argument("--share", type=int, default=1, metavar="N", help="one in N trials, others for each seed")
+    options = parser.parse_args(arguments)
+    if options.right is not None:
+        names = options.right or list(RIGHT_KERNELS)
+        what = f"{len(names)} right kernels over {options.seeds} seeds"
+        return _print(table_of_right_kernels(names, options.seeds, options.share), what, "ACCUSED", "accused")
+    if options.mutants is None:
+        what = f"{len(PAST_BUGS)} past bugs and {len(CHEATS)} cheats"
+        lines = table((*PAST_BUGS, *CHEATS))
+    else:
+        what = f"{options.mutants} mutants of seed {options.seed}"
+        lines = table_of_mutants(mutants(options.mutants, options.seed), options.seed)
+    return _print(lines, what)
+
+
+def _print(lines: Iterator[str], what: str, mark: str = "NOT FOUND", said: str = "not found") -> int:
+    """Print lines and their number with a mark, and return the exit status."""
+    marked = 0
+    for line in lines:
         print(line, flush=True)
-        lines.append(line)
-    missed = sum("NOT FOUND" in line for line in lines)
-    print(f"{len(PAST_BUGS)} past bugs and {len(CHEATS)} cheats, {missed} not found")
-    return 1 if missed else 0
+        marked += mark in line
+    print(f"{what}, {marked} {said}")
+    return 1 if marked else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,202 @@
+"""`mutants`: wrong kernels drawn from a seed, each a `BlockedKernel` that is changed at one place for some inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from saccade.support.errors import value_error
+from saccade.testing.blocked_kernel import Block, BlockedKernel, Edges, even_edges
+from saccade.testing.wrong_kernels import Kernel
+
+Sizes = tuple[int, int, int, int, int, int]
+"""Batch items, query heads, key heads, queries, keys, width."""
+
+BLOCKS = (32, 48, 64, 100, 128)
+
+CONDITIONS: dict[str, Callable[[Sizes], bool]] = {
+    "always": lambda s: True,
+    "for a width above 64": lambda s: s[5] > 64,
+    "for a width of 32": lambda s: s[5] == 32,
+    "for several items": lambda s: s[0] > 1,
+    "for 8 heads and more": lambda s: s[1] >= 8,
+    "for shared keys": lambda s: s[2] < s[1],
+    "for a head for each key head": lambda s: s[1] == s[2],
+    "for more than 128 keys": lambda s: s[4] > 128,
+    "for a length with one token in its last block": lambda s: s[4] % 64 == 1 and s[4] > 1,
+    "for a length of whole blocks": lambda s: s[4] % 64 == 0,
+    "for fewer queries than keys": lambda s: s[3] < s[4],
+}
+
+WHERES: dict[str, Callable[[Block], bool]] = {
+    "everywhere": lambda block: True,
+    "in the first block of keys": lambda block: block.column in (-1, 0),
+    "in the last block of keys": lambda block: block.column in (-1, block.columns - 1),
+    "in the first block of rows": lambda block: block.row in (-1, 0),
+    "in the last block of rows": lambda block: block.row in (-1, block.rows - 1),
+}
+
+PARTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "in the last head": lambda x: (torch.arange(x.shape[1], device=x.device) == x.shape[1] - 1)[:, None, None],
+    "in the first head": lambda x: (torch.arange(x.shape[1], device=x.device) == 0)[:, None, None],
+    "in the last item": lambda x: (torch.arange(len(x), device=x.device) == len(x) - 1)[:, None, None, None],
+}
+
+
+def _last_column_zero(x: Tensor) -> Tensor:
+    return torch.cat([x[..., :-1], torch.zeros_like(x[..., -1:])], -1)
+
+
+def _times(factor: float, x: Tensor) -> Tensor:
+    return x * factor
+
+
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    **{f"times {factor:g}": partial(_times, factor) for factor in (0.0, 0.5, 0.9, 0.99, 1.01, 1.5, 2.0, -1.0)},
+    "rounded to half precision": lambda x: x.half().to(x.dtype),
+    "rounded to bfloat16": lambda x: x.bfloat16().to(x.dtype),
+}
+ROW_CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "of the next column": lambda x: x.roll(1, -1),
+    "0 in the last column": _last_column_zero,
+}
+MASK_CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "all visible": torch.ones_like,
+    "none visible": torch.zeros_like,
+    "inverted": torch.logical_not,
+    "of the next column": lambda x: x.roll(1, -1),
+    "hidden in the last column": _last_column_zero,
+}
+GROUP_CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "taken in turn": lambda group: torch.arange(len(group), device=group.device),
+    "of the first": torch.zeros_like,
+    "of the next": lambda group: group + 1,
+    "reversed": lambda group: group.flip(0),
+}
+
+FORWARD = ("scores", "powers", "product", "output")
+BACKWARD = ("weights", "value_gradient", "weight_gradient", "score_gradient", "query_gradient", "key_gradient")
+OF_ROWS = ("total", "correction", "lse", "delta")
+
+EDGES: dict[str, Edges] = {
+    "begin one later": lambda length, size: [slice(b.start + (b.start > 0), b.stop) for b in even_edges(length, size)],
+    "begin one earlier": lambda length, size: [slice(max(b.start - 1, 0), b.stop) for b in even_edges(length, size)],
+    "end one earlier": lambda length, size: [
+        slice(b.start, b.stop - (b.stop < length)) for b in even_edges(length, size)
+    ],
+    "leave out the last": lambda length, size: even_edges(length, size)[: max(1, -(-length // size) - 1)],
+    "leave out an incomplete one": lambda length, size: even_edges(length, size)[: max(1, length // size)],
+    "leave out the second": lambda length, size: [b for n, b in enumerate(even_edges(length, size)) if n != 1],
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """A wrong kernel that was drawn.
+
+    Attributes:
+        name: its mistake.
+        block: rows and columns of a block.
+        condition: name of the condition on the sizes of inputs that have the mistake, among `CONDITIONS`.
+        make: returns the kernel, which is wrong for all inputs.
+    """
+
+    name: str
+    block: int
+    condition: str
+    make: Callable[[int], Kernel]
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.condition}, in blocks of {self.block}"
+
+    def reaches(self, sizes: Sizes) -> bool:
+        """Return whether inputs of these sizes have the mistake."""
+        return CONDITIONS[self.condition](sizes)
+
+    def kernel(self) -> Kernel:
+        """Return the kernel, which is wrong where the condition holds."""
+        wrong, right = self.make(self.block), BlockedKernel(self.block)
+
+        def call(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+            sizes = (len(q), q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3])
+            return (wrong if self.reaches(sizes) else right)(q, k, v, mask)
+
+        return call
+
+
+def mutants(count: int, seed: int = 0) -> tuple[Mutant, ...]:
+    """Draw distinct wrong kernels: mistakes, conditions and blocks, all kinds of places about equally often.
+
+    Args:
+        count: how many, at most 1,000.
+        seed: the seed of the draw.
+    """
+    if not 0 <= count <= 1000:
+        raise value_error("count", "be from 0 to 1000", count)
+    rng = random.Random(seed)
+    kinds = itertools.cycle([list(kind) for kind in _kinds()])
+    drawn: dict[tuple[str, str], Mutant] = {}
+    while len(drawn) < count:
+        name, make, conditions = rng.choice(next(kinds))
+        block, condition = rng.choice(BLOCKS), rng.choice(conditions)
+        drawn.setdefault((name, condition), Mutant(name, block, condition, make))
+    return tuple(drawn.values())
+
+
+_Drawn = tuple[str, Callable[[int], Kernel], tuple[str, ...]]
+_LONG = ("always", "for more than 128 keys", "for several items", "for shared keys", "for a width above 64")
+
+
+def _kinds() -> Iterator[Iterator[_Drawn]]:
+    """Yield the kinds of mistakes, each with its mistakes and the conditions under which they show."""
+    every = tuple(CONDITIONS)
+    for place in (*FORWARD, *BACKWARD):
+        yield (
+            (f"{place} {what} {where}", _edited(place, change, where), every)
+            for what, change in (CHANGES | ROW_CHANGES).items()
+            for where in (*WHERES, *PARTS)
+        )
+    for place in OF_ROWS:
+        wheres = [where for where in (*WHERES, *PARTS) if place != "correction" or "first" not in where]
+        yield (
+            (f"{place} {what} {where}", _edited(place, change, where), _LONG if place == "correction" else every)
+            for what, change in CHANGES.items()
+            for where in wheres
+        )
+    yield (
+        (f"mask {what} {where}", _edited("mask", change, where), _LONG)
+        for what, change in MASK_CHANGES.items()
+        for where in (*WHERES, *PARTS)
+    )
+    yield (
+        (f"group {what}", _edited("group", change, "everywhere"), ("always", "for shared keys", "for several items"))
+        for what, change in GROUP_CHANGES.items()
+    )
+    yield ((f"blocks of keys {what}", _with_columns(edges), _LONG) for what, edges in EDGES.items())
+    yield ((f"blocks of rows {what}", _with_rows(edges), _LONG) for what, edges in EDGES.items())
+    yield iter([("maximum times 0 everywhere", _edited("maximum", torch.zeros_like, "everywhere"), _LONG)])
+
+
+def _edited(place: str, change: Callable[[Tensor], Tensor], where: str) -> Callable[[int], Kernel]:
+    """Return a maker of kernels that are changed at a place."""
+
+    def edit(x: Tensor, block: Block) -> Tensor:
+        if where in WHERES:
+            return change(x) if WHERES[where](block) and x.numel() else x
+        return torch.where(PARTS[where](x), change(x), x) if x.numel() else x
+
+    return lambda block: BlockedKernel(block, {place: edit})
+
+
+def _with_columns(edges: Edges) -> Callable[[int], Kernel]:
+    return lambda block: BlockedKernel(block, column_edges=edges)
+
+
+def _with_rows(edges: Edges) -> Callable[[int], Kernel]:
+    return lambda block: BlockedKernel(block, row_edges=edges)
