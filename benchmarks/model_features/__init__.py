@@ -1,0 +1,1 @@
+"""What the attention of published language models uses, counted over the configurations of transformers."""
