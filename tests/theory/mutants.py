@@ -36,6 +36,7 @@ from tests.theory.mutant_functions import (
     without_the_scale,
 )
 from tests.theory.mutants_of_cost import MUTANTS_OF_COST
+from tests.theory.mutants_of_results import MUTANTS_OF_RESULTS
 
 import saccade as sc
 from saccade import masks
@@ -210,4 +211,5 @@ MUTANTS = [
     ("heads-cost-what-one-costs", "products counted twice", {"attend": two_products_more}),
     ("heads-cost-what-one-costs", "products that several heads repeat", {"attend": repeats_for_heads}),
     *MUTANTS_OF_COST,
+    *MUTANTS_OF_RESULTS,
 ]

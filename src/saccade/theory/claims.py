@@ -8,7 +8,9 @@ from saccade.support.errors import value_error
 from saccade.support.validation import check_type
 from saccade.theory import (
     averages,
+    bottleneck,
     capacity,
+    clustering,
     complexity,
     decoding,
     features,
@@ -17,14 +19,20 @@ from saccade.theory import (
     heads,
     induction,
     information,
+    linear,
+    lipschitz,
     masking,
     mixture,
     paths,
+    places,
+    polynomials,
     products,
     rank,
     relatives,
     scaling,
+    sharpness,
     similarity,
+    sinks,
     softmax,
     spectrum,
     steps,
@@ -36,22 +44,16 @@ from saccade.theory import (
 from saccade.theory.claim import Claim, Verdict
 
 _TOPICS = (
-    *(
-        scaling,
-        similarity,
-        softmax,
-        gradients,
-        products,
-        averages,
-        symmetry,
-        universality,
-        induction,
-        rank,
-        spectrum,
-        mixture,
-    ),
-    *(information, relatives, heads, training, trained, paths, capacity, complexity, steps, decoding, graphs),
-    *(features, masking),
+    *(scaling, similarity),
+    *(softmax, sharpness, gradients, lipschitz),
+    *(products, averages, symmetry, places, universality, induction),
+    *(rank, clustering, bottleneck, spectrum),
+    *(mixture, information),
+    *(relatives, linear, heads),
+    *(training, sinks, trained),
+    *(paths, capacity, complexity, steps, decoding, graphs),
+    *(features, polynomials),
+    masking,
 )
 
 CLAIMS: tuple[Claim, ...] = tuple(one for topic in _TOPICS for one in vars(topic).values() if isinstance(one, Claim))
