@@ -36,7 +36,7 @@ def sigmoid(scores: Tensor, number: Tensor) -> Tensor:
 
 
 class Sink(NamedTuple):
-    """What the first token of a sequence is to trained layers, one number per seed.
+    """Measurements of the first token of sequences in trained layers, one number per seed.
 
     Attributes:
         weight: mean weight of the first token for queries with nothing to read.
@@ -129,9 +129,10 @@ def sinks_come_of_having_to_sum_to_one(
         0.1,
     )
     yield at_most("sigmoid: the weight", float(trained_to_idle(free, always=False).weight.median()), 0.1)
-    high, low = (
-        trained_to_idle(lambda scores, number, at=start: logit(scores, number, at), always=False).weight
-        for start in (5.0, 0.0)
-    )
+
+    def with_logit(start: float) -> Tensor:
+        return trained_to_idle(lambda scores, number: logit(scores, number, start), always=False).weight
+
+    high, low = with_logit(5.0), with_logit(0.0)
     yield at_most("softmax with a sink logit from 5: the weight", float(high.median()), 0.1)
     yield at_least("softmax with a sink logit from 0: the weight, largest of 4 seeds", float(low.max()), 0.9)
