@@ -183,7 +183,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         "temperatures that depend on the position",
         "随位置变化的温度",
-        None,
+        "`positions.QueryTemperature`",
         lambda config, model: bool(_value("attn_temperature_tuning", "llama_4_scaling_beta", "attn_scale")(config)),
     ),
     Feature(

@@ -11,12 +11,13 @@ from torch.nn import functional as F
 
 from saccade.caches import Cache
 from saccade.masks import Mask
+from saccade.masks.rules.documents import positions_in_documents
 from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
 from saccade.models.decoder_config import DecoderConfig, LayerPattern
 from saccade.models.initial_weights import init_small_weights, scale_residual_weights
 from saccade.models.llama_relatives import Cohere2, Gemma2, Gemma3, Olmo2, Qwen3
-from saccade.models.model_inputs import check_tokens, positions_in_documents
+from saccade.models.model_inputs import check_tokens
 from saccade.models.pretrained import SavedText
 from saccade.models.saccade_format import SaccadeFormat
 from saccade.models.text_formats import GPT2, Llama, Qwen2
@@ -239,6 +240,7 @@ def _layer(config: DecoderConfig, pattern: LayerPattern) -> DecoderLayer:
         mechanism=Softmax(bias=bias, scale=config.attention_scale, softcap=config.softcap),
         rotary=rotary,
         qk_norm=config.qk_norm,
+        temperature=pattern.temperature,
         short_convolution=config.short_convolution,
         dropout_p=config.attention_dropout_p,
         projection_bias=config.attention_bias,

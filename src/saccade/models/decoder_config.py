@@ -12,7 +12,7 @@ from saccade.models.config import MODEL_NAMES, Positive, Probability, TextConfig
 from saccade.nn.feed_forward import Activation
 from saccade.nn.norms import Norm
 from saccade.nn.qk_norm import QKNorm
-from saccade.positions import Scaling
+from saccade.positions import QueryTemperature, Scaling
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import shown, value_error
 from saccade.support.validation import check_bool, check_number, check_type
@@ -28,6 +28,7 @@ class LayerPattern:
         rotary: whether the layer rotates queries and keys; without it, the layer knows the order of tokens only from
             the causal mask.
         rotary_base, rotary_scaling: see `saccade.positions.Rotary`.
+        temperature: the factor of queries at each position, or None; see `saccade.positions.QueryTemperature`.
 
     Raises:
         ValueError, TypeError: a value of the wrong type or out of range.
@@ -37,8 +38,11 @@ class LayerPattern:
     rotary: bool = True
     rotary_base: float = 10000.0
     rotary_scaling: Scaling | None = None
+    temperature: QueryTemperature | None = None
 
     def __post_init__(self) -> None:
+        kinds = (QueryTemperature, NoneType)
+        check_type("temperature", self.temperature, kinds, "be a saccade QueryTemperature or None")
         check_type("mask", self.mask, (Mask, NoneType), "be a saccade mask or None")
         check_bool("rotary", self.rotary)
         check_number("rotary_base", self.rotary_base, above=1)

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from saccade.masks import Padding
+from saccade.masks.rules.documents import positions_in_documents
 from saccade.matrix import Matrix
 from saccade.models.attention_figure import figure_of
 from saccade.models.config import EncoderConfig
 from saccade.models.initial_weights import init_small_weights
-from saccade.models.model_inputs import check_tokens, positions_in_documents
+from saccade.models.model_inputs import check_tokens
 from saccade.models.pretrained import SavedText
 from saccade.models.text_formats import Bert
 from saccade.nn import EncoderLayer, FeedForward, MultiHeadAttention

@@ -11,10 +11,11 @@ from torch.nn import functional as F
 
 from saccade.caches import Cache
 from saccade.masks import Causal
+from saccade.masks.rules.documents import positions_in_documents
 from saccade.matrix import Matrix
 from saccade.models.config import EncoderDecoderConfig
 from saccade.models.initial_weights import init_small_weights, scale_residual_weights
-from saccade.models.model_inputs import check_tokens, positions_in_documents
+from saccade.models.model_inputs import check_tokens
 from saccade.models.pretrained import SavedText
 from saccade.models.saccade_format import EncoderDecoderFormat
 from saccade.nn import DecoderLayer, DecoderStack, EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention

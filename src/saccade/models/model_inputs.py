@@ -5,9 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.masks import Documents
-from saccade.masks.algebra import And
-from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import describe, type_error, value_error
 from saccade.support.torch_modes import has_values, is_tracing
 from saccade.support.validation import ShapeSpec
@@ -33,19 +30,6 @@ def check_tokens(argument: str, tokens: object, vocab_size: int | None = None) -
         hint = "padding is any token, at position -1"
         rule = f"be from 0 to {vocab_size - 1}, the vocabulary"
         raise value_error(argument, rule, least if least < 0 else most, hint=hint)
-
-
-def positions_in_documents(positions: GivenPositions, mask: object) -> range | Tensor:
-    """Return the positions of tokens for learned position vectors, counted from 0 in each packed document.
-
-    Masks and relative positions do not need these positions, because they count over the full sequence or distinguish
-    documents.
-    """
-    resolved = Positions.of(positions)
-    for part in mask.parts if isinstance(mask, And) else (mask,):
-        if isinstance(part, Documents):
-            return part.places(resolved.on())
-    return resolved.given
 
 
 def check_map(name: str, x: Tensor, channels: int, weight: Tensor | None) -> None:

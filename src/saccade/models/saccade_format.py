@@ -15,12 +15,14 @@ from saccade.models.config import EncoderDecoderConfig
 from saccade.models.decoder_config import DecoderConfig, LayerPattern
 from saccade.models.rope_config import rope_base, rope_reasons, rope_scaling, rope_words
 from saccade.nn.qk_norm import QKNorm
+from saccade.positions import QueryTemperature
 
 _CONVERTED = ("mask", "rotary_base", "rotary_scaling", "end_tokens", "qk_norm", "layers")
 _FIELDS = tuple(field.name for field in dataclasses.fields(DecoderConfig) if field.name not in _CONVERTED)
 _KEYS = {*_FIELDS, "model_type", "window", "rope_parameters", "end_tokens", "qk_norm", "layers"}
-_LAYER_KEYS = {"window", "rotary", "rope_parameters"}
+_LAYER_KEYS = {"window", "rotary", "rope_parameters", "temperature"}
 _NORM_KEYS = {field.name for field in dataclasses.fields(QKNorm)}
+_TEMPERATURE_KEYS = {field.name for field in dataclasses.fields(QueryTemperature)}
 _PAIR_FIELDS = dataclasses.fields(EncoderDecoderConfig)
 _PAIR_NAMES = tuple(field.name for field in _PAIR_FIELDS)
 
@@ -42,6 +44,12 @@ class SaccadeFormat(DecoderFormat):
             return reasons
         if not isinstance(layers, list) or not all(isinstance(x, Mapping) and {*x} <= _LAYER_KEYS for x in layers):
             return [*reasons, f"layers is no list of JSON objects of {', '.join(sorted(_LAYER_KEYS))}"]
+        for temperature in (layer.get("temperature") for layer in layers):
+            if temperature is not None and not (
+                isinstance(temperature, Mapping) and {*temperature} <= _TEMPERATURE_KEYS
+            ):
+                keys = ", ".join(sorted(_TEMPERATURE_KEYS))
+                reasons.append(f"temperature is {temperature!r}, no JSON object of {keys}")
         return reasons + [reason for layer in layers for reason in rope_reasons(layer)]
 
     def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> DecoderConfig:
@@ -115,17 +123,19 @@ def _layer_words(pattern: LayerPattern) -> dict[str, Any]:
     """Return the JSON object of a layer's mask and positions."""
     window = None if pattern.mask is None else window_size(pattern.mask)
     rope = rope_words(pattern.rotary_base, pattern.rotary_scaling)
-    return {"window": window, "rotary": pattern.rotary, "rope_parameters": rope}
+    temperature = None if pattern.temperature is None else dataclasses.asdict(pattern.temperature)
+    return {"window": window, "rotary": pattern.rotary, "rope_parameters": rope, "temperature": temperature}
 
 
 def _read_layer(words: Mapping[str, Any]) -> LayerPattern:
     """Return the mask and positions of a layer from their JSON object; see `_layer_words`."""
-    window = words.get("window")
+    window, temperature = words.get("window"), words.get("temperature")
     return LayerPattern(
         mask=None if window is None else sliding_window(window),
         rotary=words.get("rotary", True),
         rotary_base=rope_base(words),
         rotary_scaling=rope_scaling(words),
+        temperature=None if temperature is None else QueryTemperature(**temperature),
     )
 
 

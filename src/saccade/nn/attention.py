@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import NoneType
-from typing import NamedTuple, Never
+from typing import Never
 
 import torch
 from torch import Tensor, nn
@@ -16,38 +16,17 @@ from saccade.masks import Mask
 from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism
 from saccade.nn import attention_checks as checks
+from saccade.nn.attention_heads import Heads, Places, with_temperature
 from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.convolved_projections import ConvolvedProjections, split_cache, undone_on_error
 from saccade.nn.projections import weight_of
 from saccade.nn.qk_norm import QKNorm, norm_and_rotate
-from saccade.positions import Bias, Rotary
+from saccade.positions import Bias, QueryTemperature, Rotary
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.argument_hints import unexpected_argument
 from saccade.support.errors import unsupported, value_error
 from saccade.support.torch_modes import is_tracing
 from saccade.support.validation import check_bool, check_type
-
-
-class _Heads(NamedTuple):
-    """The projected and rotated query, key and value heads of one attention call.
-
-    Once a CrossCache is filled, ``key`` and ``value`` are not used.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Mask | None
-    positions: Positions | None
-    kv_positions: Positions | None
-
-
-class _Places(NamedTuple):
-    """The positions that a call passes: of queries, of keys, and those for the rotation alone."""
-
-    positions: GivenPositions = None
-    kv_positions: GivenPositions = None
-    rotary_positions: GivenPositions = None
 
 
 class MultiHeadAttention(AttentionLayer):
@@ -69,6 +48,7 @@ class MultiHeadAttention(AttentionLayer):
         mechanism: computes the matrix; `saccade.mechanisms.Softmax` if None.
         rotary: a `saccade.positions.Rotary` for queries and keys, or None.
         qk_norm: the norms of queries and keys, or None.
+        temperature: the factor of queries at each position, or None; see `saccade.positions.QueryTemperature`.
         short_convolution: number of positions that a convolution of queries, keys and values reads before their norms,
             followed by a silu; see `saccade.mechanisms.ShortConvolution`. None for no convolution. For self-attention
             only; the layer's cache then holds two, see `new_cache`.
@@ -104,6 +84,7 @@ class MultiHeadAttention(AttentionLayer):
         mechanism: Mechanism | None = None,
         rotary: Rotary | None = None,
         qk_norm: QKNorm | None = None,
+        temperature: QueryTemperature | None = None,
         short_convolution: int | None = None,
         dropout_p: float = 0.0,
         projection_bias: bool = True,
@@ -118,6 +99,9 @@ class MultiHeadAttention(AttentionLayer):
         checks.check_rotary(rotary, self.head_dim)
         self.rotary: nn.Module | None = rotary
         self.qk_norm = check_type("qk_norm", qk_norm, (QKNorm, NoneType), "be a saccade.nn.QKNorm or None")
+        hint = "for instance saccade.positions.QueryTemperature(8192, 0.1)"
+        kinds, rule = (QueryTemperature, NoneType), "be a saccade QueryTemperature or None"
+        self.temperature = check_type("temperature", temperature, kinds, rule, hint=hint)
         self.query_norm = None if qk_norm is None else qk_norm.make(num_heads, self.head_dim)
         self.key_norm = None if qk_norm is None else qk_norm.make(num_kv_heads, self.head_dim)
         inner_dim, kv_dim = num_heads * self.head_dim, num_kv_heads * self.head_dim
@@ -180,7 +164,7 @@ class MultiHeadAttention(AttentionLayer):
             outside = torch.compiler.disable(self.forward)  # caches cannot be part of a compiled graph
             given = {"positions": positions, "kv_positions": kv_positions, "rotary_positions": rotary_positions}
             return outside(query, key, value, mask=mask, bias=bias, cache=cache, **given)
-        places = _Places(positions, kv_positions, rotary_positions)
+        places = Places(positions, kv_positions, rotary_positions)
         if self.convolution is None:
             return self._attend(query, key, value, mask, places, bias, cache)  # type: ignore[arg-type]  # checked there
         own, tail = split_cache(cache)
@@ -198,7 +182,7 @@ class MultiHeadAttention(AttentionLayer):
         key: Tensor | None,
         value: Tensor | None,
         mask: object,
-        places: _Places,
+        places: Places,
         bias: Tensor | Bias | None,
         cache: LayerCache | None,
         tail: LayerCache | None = None,
@@ -233,7 +217,7 @@ class MultiHeadAttention(AttentionLayer):
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
         """Return the lazy matrix of multi-head attention, ``[batch, num_heads, q_len, kv_len]``; see `forward`."""
-        places = _Places(positions, kv_positions, rotary_positions)
+        places = Places(positions, kv_positions, rotary_positions)
         return self._matrix(self._heads(query, key, None, mask, places, None), bias)
 
     def with_weights(
@@ -255,7 +239,7 @@ class MultiHeadAttention(AttentionLayer):
         Raises:
             ValueError: more than `saccade.matrix.DENSE_LIMIT` weights; use `matrix`, which is lazy.
         """
-        places = _Places(positions, kv_positions, rotary_positions)
+        places = Places(positions, kv_positions, rotary_positions)
         heads = self._heads(query, key, value, mask, places, None)
         matrix = self._matrix(heads, bias)
         size = math.prod(matrix.shape)
@@ -277,10 +261,10 @@ class MultiHeadAttention(AttentionLayer):
         key: Tensor | None,
         value: Tensor | None,
         mask: object,
-        places: _Places,
+        places: Places,
         cache: LayerCache | None,
         tail: LayerCache | None = None,
-    ) -> _Heads:
+    ) -> Heads:
         """Check the inputs of an attention call, project them to heads, and rotate queries and keys."""
         positions, kv_positions, rotary_positions = places
         if cache is not None:
@@ -310,23 +294,27 @@ class MultiHeadAttention(AttentionLayer):
             kv_places = Positions.of(kv_positions, "kv_positions", length=kv_len, batch=batch)
         if kv_places is not None and joined is not None:
             checks.check_document_positions(joined, kv_places)
-        numbers_tokens = q_places is None and self.rotary is None and joined is not None and joined.is_causal
+        is_placed = q_places is not None or self.rotary is not None or self.temperature is not None
+        numbers_tokens = not is_placed and joined is not None and joined.is_causal
         if cache is not None and not is_cross and not numbers_tokens:  # otherwise the cache numbers the tokens itself
             q_places = kv_places = checks.check_causal(
                 joined, cache.positions(q_len) if q_places is None else q_places.given, cache
             )
         turns = checks.check_turns(rotary_positions, self.rotary, key is query, cache)
-        q_turns = (Positions.between(kv_len - q_len, kv_len) if q_places is None else q_places).given
-        q_turns = q_turns if turns is None else turns
+        q_own = (Positions.between(kv_len - q_len, kv_len) if q_places is None else q_places).given
+        q_turns = q_own if turns is None else turns
+        warm = (q_own, joined) if turns is None or (isinstance(turns, Tensor) and turns.dim() > 2) else (turns, None)
         if context_cached:
             q = self._turned(self.query_projection(query), q_turns, self.query_norm)
-            return _Heads(q, q, q, joined, q_places, kv_places)
+            q = with_temperature(q, self.temperature, *warm)
+            return Heads(q, q, q, joined, q_places, kv_places)
         checks.check_convolved(self.convolution, key is query and value is query, cache)
         parts = self._projected((query, key, value), joined, q_places, tail)
         k_turns = (Positions.between(0, kv_len) if kv_places is None else kv_places).given
         k_turns = k_turns if turns is None else turns
         q, k = self._turned(parts[0], q_turns, self.query_norm), self._turned(parts[1], k_turns, self.key_norm)
-        return _Heads(q, k, self._split(parts[2]), joined, q_places, kv_places)
+        q = with_temperature(q, self.temperature, *warm)
+        return Heads(q, k, self._split(parts[2]), joined, q_places, kv_places)
 
     def _projected(
         self,
@@ -362,21 +350,22 @@ class MultiHeadAttention(AttentionLayer):
         reasons = self.mechanism.reasons(joined)
         if reasons:
             raise unsupported(type(self.mechanism).__name__, reasons)
-        q_turns, k_turns = (None, None) if self.rotary is None else items.own_positions()
+        is_placed = self.rotary is not None or self.temperature is not None
+        q_turns, k_turns = items.own_positions() if is_placed else (None, None)
         checks.check_convolved(self.convolution, key is query and (value is None or value is query), None)
         parts = self._projected((items.query, items.key, items.value), joined, None, None)
         q, k = self._turned(parts[0], q_turns, self.query_norm), self._turned(parts[1], k_turns, self.key_norm)
-        v = self._split(parts[2])
+        q, v = with_temperature(q, self.temperature, q_turns, None), self._split(parts[2])
         places = {name: Positions.of(table, name) for name, table in items.positions.items()}
-        heads = _Heads(q, k, v, joined, places.get("q_positions"), places.get("kv_positions"))
+        heads = Heads(q, k, v, joined, places.get("q_positions"), places.get("kv_positions"))
         return items.unpacked(self._product(self._matrix(heads, bias), heads, items.query))
 
-    def _matrix(self, heads: _Heads, bias: Tensor | Bias | None) -> Matrix:
+    def _matrix(self, heads: Heads, bias: Tensor | Bias | None) -> Matrix:
         query, key, _, mask, q_places, kv_places = heads
         mechanism = self.mechanism if bias is None else self.mechanism.with_bias(bias)
         return mechanism(query, key, mask=mask, q_positions=q_places, kv_positions=kv_places)
 
-    def _product(self, matrix: Matrix, heads: _Heads, query: Tensor) -> Tensor:
+    def _product(self, matrix: Matrix, heads: Heads, query: Tensor) -> Tensor:
         return self._project_output(
             matrix.matmul(heads.value, dropout_p=self.dropout_p if self.training else 0.0), query
         )

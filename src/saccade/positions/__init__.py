@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from saccade.positions.graph_distance import path_lengths
     from saccade.positions.grid_bias import GridTable
     from saccade.positions.learned import Learned
+    from saccade.positions.query_temperature import QueryTemperature
     from saccade.positions.relation_bias import RelationTable
     from saccade.positions.rotary import Rotary
     from saccade.positions.rotary_from_checkpoint import Frequencies, RotaryTables
@@ -26,6 +27,7 @@ else:
         "grid_bias": "GridTable",
         "learned": "Learned",
         "graph_distance": "path_lengths",
+        "query_temperature": "QueryTemperature",
         "relation_bias": "RelationTable",
         "rotary": "Rotary",
         "rotary_from_checkpoint": "Frequencies RotaryTables",
@@ -53,6 +55,7 @@ __all__ = [
     "Llama3",
     "YaRN",
     "Frequencies",
+    "QueryTemperature",
     "Sinusoidal",
     "Learned",
 ]

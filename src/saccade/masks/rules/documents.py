@@ -20,6 +20,7 @@ from saccade.masks.mask_fields import Table, ints_of, items_of
 from saccade.masks.rules.full import Full
 from saccade.plan import ALL, Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
+from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import shown, value_error
 from saccade.support.torch_modes import is_tracing
@@ -243,6 +244,19 @@ def with_facts(pattern: Mask, batch_mask: Mask) -> Mask:
         assert isinstance(documents, Converted)  # for the type checker
         joined = documents.within(pattern)
     return joined if len(parts) == 1 else And((*parts[:index], joined, *parts[index + 1 :]))
+
+
+def positions_in_documents(positions: GivenPositions, mask: object) -> range | Tensor:
+    """Return the positions of tokens in their texts, counted from 0 in each packed document of a mask.
+
+    Learned position vectors and temperatures need them; masks and relative positions do not, because they count over
+    the full sequence or distinguish documents.
+    """
+    resolved = Positions.of(positions)
+    for part in mask.parts if isinstance(mask, And) else (mask,):
+        if isinstance(part, Documents):
+            return part.places(resolved.on())
+    return resolved.given
 
 
 def _separates_documents(mask: Mask) -> bool:
