@@ -69,3 +69,11 @@ def test_wrong_arguments_are_refused():
         quality_on(seeds=0)
     with pytest.raises(TypeError, match="mechanism must be a mechanism or a mask; got 'window'"):
         quality_on()("window")
+
+
+@pytest.mark.slow
+def test_quality_tells_who_recalls_from_who_cannot():
+    """The passkey is learned by exact attention within 200 steps, and not by a window that seldom reaches the key."""
+    quality = quality_on("passkey")
+    assert quality(Softmax()) >= 0.98
+    assert quality(sliding_window(8)) <= 0.5
