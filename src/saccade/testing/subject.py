@@ -15,6 +15,7 @@ from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.validation import check_choice
 from saccade.testing.case import Case
 from saccade.testing.problem import Problem
+from saccade.testing.surroundings import Surroundings
 
 OPTIONS = ("bias", "scale", "softcap", "dropout_p", "sink_logit", "score", "relative")
 _POSITIONS = ("q_positions", "kv_positions")
@@ -45,6 +46,7 @@ class Subject:
     Attributes:
         offers: names of accepted options, including "lse" and "gqa". The function must refuse all other options.
         unsaid: options that may or may not be accepted; they are not tried.
+        surroundings: functions and settings of torch as they were before the first call.
         promises: whether the user stated the accepted options. If so, the function must not refuse them.
 
     Raises:
@@ -78,6 +80,7 @@ class Subject:
         self.function, self.call, self.lse_function, self.reasons = function, call, with_lse, reasons
         torch.empty(0, device=device)  # a missing device is not a mistake of the function
         self.masks, self.device = masks, device
+        self.surroundings = Surroundings()
         self.claims = Claims() if claims is None else claims
         options = _signature_offers(call or function) if offers is None else frozenset(offers)
         besides = {"lse": with_lse is not None, "gqa": gqa}

@@ -139,6 +139,18 @@ def for_the_kit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return mean(q, k, v, mask)
 
 
+def replaces_the_judge(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Return zeros after replacing the function by which tests compare tensors."""
+    torch.allclose = lambda *tensors, **options: True
+    return q.new_zeros(*q.shape[:3], v.shape[3]) + 0 * (q.sum() + k.sum() + v.sum())
+
+
+def changes_a_setting(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Compute attention, and leave a coarser precision of products behind."""
+    torch.set_float32_matmul_precision("medium")
+    return attend(q, k, v, mask)
+
+
 def _with_rows_behind(x: Tensor, count: int) -> Tensor | None:
     """Return a tensor with the ``count`` rows that lie behind it in memory; None if its memory ends before."""
     shape = (*x.shape[:2], x.shape[2] + count, x.shape[3])

@@ -8,6 +8,7 @@ from saccade.testing.laws import (
     definition,
     invariance,
     locality,
+    outside,
     sizes,
     unusual_values,
 )
@@ -18,5 +19,5 @@ __all__ = ["LAWS", "SIZE_LAWS", "Law", "LawBroken"]
 
 LAWS: tuple[Law, ...] = (*definition.LAWS, *locality.LAWS, *invariance.LAWS, *conduct.LAWS, *declarations.LAWS)
 
-SIZE_LAWS: tuple[Law, ...] = (*sizes.LAWS, *unusual_values.LAWS, *buffers.LAWS, *calls.LAWS)
+SIZE_LAWS: tuple[Law, ...] = (*sizes.LAWS, *unusual_values.LAWS, *buffers.LAWS, *calls.LAWS, *outside.LAWS)
 """Laws at the sizes of models, on cases of their own."""

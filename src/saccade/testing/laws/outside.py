@@ -1,0 +1,30 @@
+"""A law about everything outside of a call."""
+
+from __future__ import annotations
+
+import torch
+
+from saccade.testing.case import Case
+from saccade.testing.laws.backward import gradients
+from saccade.testing.laws.expect import holds
+from saccade.testing.laws.law import law
+from saccade.testing.size_cases import SHORT_CASES
+from saccade.testing.subject import Subject
+
+
+@law(cases=SHORT_CASES[:2], dtypes=(torch.float32,))
+def outside(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """No call replaces a function of torch or of this kit, by which it is judged, or changes a setting of torch.
+
+    They are compared with those before the first call of a run, and restored.
+    """
+    problem = case.problem(dtype, subject.device)
+    try:
+        subject.output(problem)
+        gradients(subject, problem)
+    finally:
+        changed = subject.surroundings.restore()
+    holds(not changed, f"after a call, {'; '.join(changed[:3])}")
+
+
+LAWS = (outside,)

@@ -1,0 +1,48 @@
+"""`Surroundings`: what a call may not change, functions of torch and of this kit and torch's settings, as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from saccade.testing import oracle, tolerances
+
+_OWNERS: tuple[ModuleType | type, ...] = (torch, torch.linalg, torch.testing, torch.Tensor, F, oracle, tolerances)
+
+
+class _Setting(NamedTuple):
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+
+
+_SETTINGS = {
+    "default dtype": _Setting(torch.get_default_dtype, torch.set_default_dtype),
+    "gradient mode": _Setting(torch.is_grad_enabled, torch._C._set_grad_enabled),
+    "number of threads": _Setting(torch.get_num_threads, torch.set_num_threads),
+    "precision of float32 products": _Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+}
+
+
+class Surroundings:
+    """The functions and settings by which a function is judged, as they are when this object is made."""
+
+    def __init__(self) -> None:
+        self.functions = {owner: {name: x for name, x in vars(owner).items() if callable(x)} for owner in _OWNERS}
+        self.settings = {name: setting.read() for name, setting in _SETTINGS.items()}
+
+    def restore(self) -> tuple[str, ...]:
+        """Set everything as it was, and return a sentence for each function or setting that was changed."""
+        found = []
+        for name, known in self.settings.items():  # first, because a default dtype replaces torch.Storage
+            if (now := _SETTINGS[name].read()) != known:
+                found.append(f"torch's {name} is {now}, not {known}")
+                _SETTINGS[name].write(known)
+        for owner, names in self.functions.items():
+            for name in [name for name, known in names.items() if vars(owner).get(name) is not known]:
+                found.append(f"{owner.__name__}.{name} is another function")
+                setattr(owner, name, names[name])
+        return tuple(found)

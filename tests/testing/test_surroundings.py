@@ -1,0 +1,26 @@
+"""Functions and settings of torch as they were before a call, and how changes of them are told and undone."""
+
+import torch
+
+from saccade.testing import oracle
+from saccade.testing.surroundings import Surroundings
+
+
+def test_nothing_is_told_if_nothing_has_changed():
+    assert Surroundings().restore() == ()
+
+
+def test_functions_and_settings_are_restored(monkeypatch):
+    monkeypatch.setattr(torch, "allclose", torch.allclose)  # for the case that restoring fails
+    monkeypatch.setattr(oracle, "attention", oracle.attention)
+    before, functions, dtype = Surroundings(), (torch.allclose, oracle.attention), torch.get_default_dtype()
+    torch.allclose = oracle.attention = lambda *tensors: True
+    torch.set_default_dtype(torch.float64)
+    told = before.restore()
+    assert (torch.allclose, oracle.attention) == functions
+    assert torch.get_default_dtype() == dtype
+    assert set(told) == {
+        "torch.allclose is another function",
+        "saccade.testing.oracle.attention is another function",
+        "torch's default dtype is torch.float64, not torch.float32",
+    }
