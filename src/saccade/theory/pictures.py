@@ -23,7 +23,7 @@ from saccade.theory.rank import weights_of
 from saccade.theory.relatives import kalman_update
 from saccade.theory.scaling import inverse_root, movability
 from saccade.theory.softmax import jacobian, jacobian_as_printed
-from saccade.theory.trained import TEXT, decoder_loss, random_keys, strongest
+from saccade.theory.trained import TEXTS, ShareOfKeys, decoder_loss
 from saccade.theory.training import attentive, learned, neighbours, recall
 from saccade.viz.canvas import DPI, GREY, INK, INKS, blank, colours
 
@@ -179,7 +179,7 @@ def relatives() -> Figure:
 
 
 def trained() -> Figure:
-    """Draw the figure on trained layers: accuracy by number of heads, and loss by number of keys for each query."""
+    """Draw the figure on trained layers: accuracy by number of heads, and loss by the share of keys that are read."""
     figure, (left, right) = side_by_side(2, 3.4)
     cases = (
         ("both neighbours", neighbours(1, 2), 32, 0.01, 200),
@@ -197,14 +197,22 @@ def trained() -> Figure:
     left.set(xlabel="heads, of the same total width", ylabel="accuracy", ylim=(0, 1.35), yticks=(0, 0.5, 1))
     head(left, "Which is better depends on the task", 9)
     legend(left, loc="upper left", ncols=2)
-    whole, keys_read = decoder_loss(TEXT), (1, 2, 4, 9, 18, 37, 74)
-    for label, choose, colour in (("drawn by lot", random_keys, INKS[1]), ("the strongest", strongest, INKS[0])):
-        lost = [decoder_loss(TEXT, partial(choose, keys=keys)) - whole for keys in keys_read]
-        right.plot(keys_read, lost, color=colour, marker="o", markersize=3, label=label)
-    right.set(xscale="log", xlabel="keys that a query reads, of 74", ylabel="nats a token lost")
-    right.set_xticks(keys_read, [str(keys) for keys in keys_read])
+    whole, shares = torch.tensor([decoder_loss(text) for text in TEXTS]), (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)
+    for label, at_random, colour in (("drawn by lot", True, INKS[1]), ("the strongest", False, INKS[0])):
+        lost = torch.stack(
+            [
+                torch.tensor(
+                    [decoder_loss(text, partial(ShareOfKeys, share=one, at_random=at_random)) for text in TEXTS]
+                )
+                for one in shares
+            ]
+        )
+        right.plot(shares, (lost - whole).mean(1), color=colour, marker="o", markersize=3, label=label)
+        right.fill_between(shares, *(lost - whole).aminmax(dim=1), color=colour, alpha=0.15, linewidth=0)
+    right.set(xscale="log", xlabel="share of its keys that a query reads", ylabel="nats a token lost")
+    right.set_xticks(shares, ["1/16", "1/8", "1/4", "1/2", "3/4", "1"])
     right.minorticks_off()
-    head(right, "Most keys matter little to a decoder", 9)
+    head(right, "Half of the keys lose a decoder little, three texts", 9)
     legend(right)
     return figure
 

@@ -60,9 +60,9 @@ CHINESE = {
     "Which is better depends on the task": "哪个更好，要看任务",
     "drawn by lot": "随机抽取",
     "the strongest": "权重最大的",
-    "keys that a query reads, of 74": "一个查询读多少个键，共 74 个",
+    "share of its keys that a query reads": "每个查询读它的键的几分之几",
     "nats a token lost": "每个词元损失的奈特",
-    "Most keys matter little to a decoder": "对解码器来说，大多数键并不要紧",
+    "Half of the keys lose a decoder little, three texts": "只读一半的键，解码器损失很小，三篇文本",
     # cost
     "Counted operations": "数出的运算量",
     "n (dotted: n = d = 64)": "n（点线：n = d = 64）",

@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from saccade.matrix import AttentionMatrix
-from saccade.mechanisms import Mechanism, Softmax, TopK
+from saccade.mechanisms import Mechanism, Softmax
 from saccade.models import minilm, small_decoder
 from saccade.nn import MultiHeadAttention
-from saccade.scorers import DotProducts
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most
 from saccade.theory.rank import trained_heads
@@ -52,21 +51,6 @@ def heads_on_a_long_text() -> Tensor:
     tokens = torch.tensor([model.tokenizer.encode("".join(TEXTS)).ids])[:, :250]
     with torch.no_grad():
         return torch.cat([one.to_dense()[0] for one in model.matrices(tokens)])
-
-
-def strongest(mechanism: Softmax, keys: int) -> Mechanism:
-    """Build sparse attention: each query attends only to the ``keys`` keys with the largest scores."""
-    return TopK(DotProducts(), keys, softmax=mechanism)
-
-
-def random_keys(mechanism: Softmax, keys: int) -> Mechanism:
-    """Build sparse attention: each query attends only to ``keys`` random keys."""
-
-    def scorer(query: Tensor, key: Tensor, rows: range) -> Tensor:
-        generator = torch.Generator().manual_seed(rows.start)
-        return torch.rand(query.shape[0], query.shape[1], len(rows), key.shape[2], generator=generator)
-
-    return TopK(scorer, keys, softmax=mechanism)
 
 
 class ShareOfKeys(Mechanism):
