@@ -64,7 +64,7 @@ def tokens_cluster(
     once = flow(spread, 200, 1.0)
     yield at_least("β = 1, d = 8: smallest inner product after 200 layers", float((once @ once.T).min()), 0.999)
     circle = normalize(draw.normal(n, 2), dim=-1)
-    yield at_least("on a circle, before: clusters of 32 tokens", count(circle), 6)
+    yield at_least("on a circle, before: clusters of 32 tokens", count(circle), 10)
     early = flow(circle, 200, 50.0)
     late = flow(early, 400, 50.0)
     for layers, tokens in ((200, early), (600, late)):
