@@ -87,8 +87,10 @@ def measure(architecture: Architecture, implementation: str) -> Cell:
 def _reach(model: nn.Module) -> list[ClaimResult]:
     known = from_config(model) is not None
     rule = None if known else Causal() if is_causal(model) else Full()
-    claims = audit(model, rule, inputs=ids(), tests=6).claims
-    return [claim for claim in claims if known or claim.name == "reach"]  # the rule of single layers is not declared
+    further = ["states"] if is_causal(model) else []
+    claims = audit(model, rule, inputs=ids(), claims=further, tests=6).claims
+    # Without a declared rule for each layer, only what is hidden from all is known.
+    return [claim for claim in claims if known or claim.name in ("reach", "states", "states between calls")]
 
 
 def _ways(model: nn.Module) -> list[Pair]:
@@ -102,7 +104,10 @@ def _shown(one: ClaimResult | Pair, model: nn.Module, first: tuple[str, ...]) ->
         found = one.finding
         assert found is not None
         size, where = one.largest, f"{found.pair}, {found.module or 'no module found'}"
+        where += f"; {one.why.rpartition('; ')[2]}" if one.name == "states" else ""
         lines = tuple(reach_lines(found.row, found.key)) if one.name == "reach" and found.key else ()
+        if one.name == "states":
+            lines = tuple(claim_lines("packed", model, ids(), LENGTHS))
     else:
         size, where = one.difference, "" if one.where is None else f"output {one.where[1]} of item {one.where[0]}"
         lines = tuple(claim_lines(one.name, model, ids(), LENGTHS))

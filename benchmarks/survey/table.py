@@ -15,6 +15,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "right": ("padded at the right",),
     "left": ("padded at the left",),
     "packed": ("packed",),
+    "states": ("states", "states between calls"),
     "+cache": ("packed, with a cache",),
     "+ones": ("packed, with a mask of ones",),
     "+4-D": ("packed, with a mask of four dimensions",),
