@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.generated_part import with_generated
 from benchmarks.survey.table import written
+from benchmarks.survey.versions import COMPARED, compared, versions_table
 from saccade.caches.files.tensor_files import write_whole
 from saccade.support.errors import missing_extra
 
@@ -31,18 +32,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--by", nargs="*", choices=IMPLEMENTATIONS, default=IMPLEMENTATIONS, help="implementations")
     parser.add_argument("--results", type=Path, default=Path("survey.json"), help="the file of the results")
     parser.add_argument("--page", nargs="*", type=Path, help="measure nothing: update the table of these pages")
+    parser.add_argument("--compare", nargs="*", type=Path, help="results of several versions, oldest first, to compare")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of parallel processes")
     options = parser.parse_args(arguments)
+    if options.compare:
+        surveys = [json.loads(path.read_text("utf-8")) for path in options.compare]
+        _write(options.results, compared(surveys))
+        return
     if options.page is None:
         unfinished = options.results.with_suffix(".unfinished")
         survey = _survey(options.name, options.by, options.jobs, unfinished)
-        write_whole(options.results, memoryview((json.dumps(survey, indent=0, ensure_ascii=False) + "\n").encode()))
+        _write(options.results, survey)
         unfinished.unlink()
         return
     results = json.loads(options.results.read_text("utf-8"))
     for page in options.page:
         text = page.read_text("utf-8")
-        page.write_text(with_generated(text, COMMAND, written(results, page.parent.name)), "utf-8")
+        is_comparison = "changed" in results
+        part = (versions_table if is_comparison else written)(results, page.parent.name)
+        page.write_text(with_generated(text, COMPARED if is_comparison else COMMAND, part), "utf-8")
+
+
+def _write(path: Path, results: dict[str, Any]) -> None:
+    write_whole(path, memoryview((json.dumps(results, indent=0, ensure_ascii=False) + "\n").encode()))
 
 
 def _survey(names: Sequence[str], implementations: Sequence[str], jobs: int, unfinished: Path) -> dict[str, Any]:

@@ -72,6 +72,12 @@ def mark(cell: _Cell | str, column: str) -> str:
     return "✓" if any(_of(column, name) for name in cell["held"]) else "–"
 
 
+def shown_lines(cell: _Cell, column: str) -> list[str]:
+    """Return the line that makes the model of a cell, and lines that show a claim of a column broken; [] if none do."""
+    found = [one for name, one in cell["broken"].items() if _of(column, name) and one["lines"]]
+    return [cell["model"][2], *max(found, key=lambda one: one["printed"] or 0.0)["lines"]] if found else []
+
+
 def _of(column: str, claim: str) -> bool:
     return claim.partition(": ")[0] in COLUMNS[column]
 

@@ -88,12 +88,43 @@ def test_the_action_runs_the_audit(rule: str, status: int, tmp_path: Path) -> No
 
 
 def test_the_action_hands_its_inputs_over_in_the_environment() -> None:
-    inputs = {ACTION: {"MODEL", "RULE", "ARGUMENTS"}, JUDGE: {"KERNEL", "CLAIMS", "ARGUMENTS"}}
+    inputs = {ACTION: {"MODEL", "TRAINER", "RULE", "ARGUMENTS"}, JUDGE: {"KERNEL", "CLAIMS", "ARGUMENTS"}}
     for folder, names in inputs.items():
         action = yaml.safe_load((folder / "action.yml").read_text("utf-8"))
         for step in action["runs"]["steps"]:
             assert "${{" not in step["run"]  # a text in a shell script could hold commands
         assert set(action["runs"]["steps"][1]["env"]) == names
+
+
+@pytest.mark.ci
+def test_the_action_audits_a_training_setup(tmp_path: Path) -> None:
+    setup = tmp_path / "my_setup.py"
+    setup.write_text(
+        "import torch, saccade as sc\n"
+        "def make():\n"
+        "    return sc.models.small_decoder(), torch.stack, [torch.arange(3, 15), torch.arange(5, 17)]\n"
+    )
+    environment = os.environ | {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]), "MODEL": "",
+        "TRAINER": f"{setup}:make", "ARGUMENTS": "--tests 2 --claim batch", "RUNNER_TEMP": str(tmp_path),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, ACTION / "annotate.py"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "saccade-audit.json").read_text("utf-8"))["model"] == "Decoder, as it is trained"
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_workflow_of_the_page_gives_inputs_that_the_action_has(language: str) -> None:
+    page = (ROOT / "docs" / language / "audit.md").read_text("utf-8")
+    workflow = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])
+    inputs = yaml.safe_load((ACTION / "action.yml").read_text("utf-8"))["inputs"]
+    steps = [step for step in workflow["jobs"]["audit"]["steps"] if "actions/audit" in step.get("uses", "")]
+    assert len(steps) == 2
+    assert all(step["with"].keys() <= inputs.keys() for step in steps)
+    runs = [step["run"] for step in workflow["jobs"]["audit"]["steps"] if "run" in step]
+    assert any("pytest --saccade-audit" in run for run in runs)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda path: path.name)

@@ -30,7 +30,9 @@ def main() -> int:
     """Run the audit that the environment describes, and return its exit status."""
     arguments = shlex.split(os.environ.get("ARGUMENTS", ""))
     rule = ["--rule", os.environ["RULE"]] if os.environ.get("RULE") else []
-    command = ["saccade", "audit", os.environ["MODEL"], "--json", *rule, *arguments]
+    trainer = os.environ.get("TRAINER")
+    subject = ["--trainer", trainer] if trainer else [os.environ["MODEL"]]
+    command = ["saccade", "audit", *subject, "--json", *rule, *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     path = Path(os.environ.get("RUNNER_TEMP", ".")) / "saccade-audit.json"
     path.write_text(done.stdout, "utf-8")

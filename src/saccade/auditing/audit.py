@@ -240,7 +240,14 @@ def _end_to_end(subject: ModelUnderTest, reach: Reach, probes: EndToEnd) -> list
     if probes.no_gradient:
         return [reached, ClaimResult("sight", "not answered", why=probes.no_gradient)]
     verdict: Verdict = "broken" if blind else "not answered" if probes.zero_gradients.unsure else "held"
-    return [reached, ClaimResult("sight", verdict, finding=blind, why=probes.zero_gradients.describe(subject))]
+    why = probes.zero_gradients.describe(subject)
+    if bool(probes.unread.any()):
+        item, place = probes.unread.nonzero()[0].tolist()
+        unread = (
+            f"no output reads the vectors of {int(probes.unread.sum())} tokens, such as token {place} of item {item}"
+        )
+        why = "; ".join(part for part in (why, f"{unread}: the model puts others in their place") if part)
+    return [reached, ClaimResult("sight", verdict, finding=blind, why=why)]
 
 
 def _limits(probes: EndToEnd) -> str:

@@ -40,7 +40,7 @@ class Budget(NamedTuple):
     def __str__(self) -> str:
         surely = 1 - 0.05 ** (1 / self.tests)
         one = self.missed(1 / self.length)
-        less = "" if self.length <= LONG else f" (of {PULLED} sets only, above {LONG} tokens)"
+        less = "" if self.length <= LONG else f" (of {PULLED} sets only, from {LONG + 1} tokens on)"
         lines = [
             f"{self.tests} sets of rows of {self.length} tokens",
             f"cost: about {self.forward} forward passes and {self.backward} backward passes{less}",

@@ -90,7 +90,7 @@ class ByLayer:
         subject: the model and its input.
         mixed: the tokens that each module mixes, as `mixers` returns them. A module need not see other tokens.
         judged: the rows to check, bool ``[batch, length]``.
-        rows: number of rows of each module to test; only three for more than 512 tokens.
+        rows: number of rows of each module to test; only three for 512 tokens or more.
         least: largest gradient that does not count as a leak, as a share of the largest gradient of the row.
 
     Attributes:

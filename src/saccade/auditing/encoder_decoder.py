@@ -138,7 +138,8 @@ def _two(inputs: object) -> tuple[Tensor, Tensor]:
     source, target = found
     if not (isinstance(source, Tensor) and isinstance(target, Tensor) and source.dim() == target.dim() == 2):
         rule = f"have token ids {_SOURCE} and {_TARGET}, [batch, length], for an encoder-decoder"
-        raise value_error("inputs", rule, sorted(inputs) if isinstance(inputs, Mapping) else inputs)
+        hint = "where the source is no text, audit the decoder: audit(decoder, rule, inputs=dict(input_ids=..., ...))"
+        raise value_error("inputs", rule, sorted(inputs) if isinstance(inputs, Mapping) else inputs, hint=hint)
     if len(source) != len(target):
         rule = f"have as many texts in {_TARGET} as in {_SOURCE}, {len(source)}"
         raise value_error("inputs", rule, len(target))

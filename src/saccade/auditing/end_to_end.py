@@ -37,11 +37,13 @@ class EndToEnd:
     Attributes:
         findings: the first leak and the first blind pair.
         largest: largest change of a row that must not change, up to the first leak.
-        covered: share of the forbidden pairs for which some change could have shown a leak; None for more than 512
-            tokens.
+        covered: share of the forbidden pairs for which some change could have shown a leak; None for 512 tokens
+            or more.
         hides_something: whether the rule forbids any pair, so that there is something to test.
         no_gradient: why the outputs have no gradients; empty if they have gradients.
         zero_gradients: the report on gradients that are 0 but should not be 0.
+        unread: tokens whose vectors no output reads, bool ``[batch, length]``; looked for if some output sees less
+            than it should.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class EndToEnd:
         self.findings: list[CounterExample] = []
         self.largest, self.covered = 0.0, None if reach.shape[1] > LONG else 0.0
         self.hides_something, self.no_gradient = False, ""
+        self.unread = torch.zeros_like(judged)
         self.zero_gradients = ZeroGradientReport([], [], [])
         self._sets = list(combs(reach, judged, tests, seed, subject.borders))
         draw = torch.Generator().manual_seed(seed)
@@ -119,9 +122,20 @@ class EndToEnd:
             sizes[probe] = pull(own.rows)
             zeros += self._zero_gradients(probe, own, (sizes[probe] == 0) & own.sources & self.judged)
         del pull  # free this graph before building the next
-        self.zero_gradients = recheck(self.subject, zeros, sizes, self._pull_again)
+        self.zero_gradients = self._without_unread(recheck(self.subject, zeros, sizes, self._pull_again))
         for one in self.zero_gradients.blind[:1]:
             self.findings.append(CounterExample("blind", one.row, one.first, 0.0, "", "gradient", self.subject.passes))
+
+    def _without_unread(self, report: ZeroGradientReport) -> ZeroGradientReport:
+        """Return the report without tokens whose vectors no output reads, not even their own.
+
+        A model puts other vectors in their place, as vision-language models do with placeholders of images.
+        """
+        if not report.blind:
+            return report
+        self.unread = self._puller(self.subject, None)(torch.ones_like(self.judged)) == 0
+        kept = [one._replace(keys=one.keys & ~self.unread) for one in report.blind]
+        return report._replace(blind=[one for one in kept if bool(one.keys.any())])
 
     def _puller(self, subject: ModelUnderTest, vectors: Tensor | None) -> Callable[[Tensor], Tensor]:
         """Return a function that computes gradients of output rows by every token, float64 ``[batch, length]``."""

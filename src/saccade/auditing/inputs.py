@@ -65,7 +65,8 @@ def found_tokens(model: Callable[..., Any], inputs: object, name: str | None) ->
         raise value_error("tokens", "name a tensor among the inputs", shown(name), hint=str(sorted(inputs)))
     if not could:
         rule = "hold token ids [batch, length] or vectors [batch, length, width]"
-        raise value_error("inputs", rule, sorted(inputs))
+        hint = "a function may build other arguments: audit(lambda ids: model({...}), rule, inputs=ids, module=model)"
+        raise value_error("inputs", rule, sorted(inputs), hint=hint)
     rule = "be named, since several inputs could be tokens"
     raise value_error("tokens", rule, None, hint=" or ".join(f'tokens="{key}"' for key in could))
 

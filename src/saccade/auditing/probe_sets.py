@@ -12,7 +12,7 @@ from torch import Tensor
 
 from saccade.auditing.reachability import Reach
 
-LONG = 512
+LONG = 511
 """Number of tokens above which an audit does not count pairs and computes few gradients, because passes are slow."""
 PULLED = 2
 """Number of sets of rows whose gradients are computed for longer inputs, because backward passes are expensive.

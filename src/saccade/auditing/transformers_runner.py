@@ -197,7 +197,7 @@ class TransformersRunner(Runner):
     @property
     def cache(self) -> str | None:
         """The name of the parameter of the model's ``forward`` that takes a cache; None if no parameter does."""
-        return next((name for name in ("past_key_values", "cache_params") if self._takes(name)), None)
+        return next((name for name in ("past_key_values", "cache_params", "cache") if self._takes(name)), None)
 
     @property
     def parameters(self) -> Collection[str]:
