@@ -143,4 +143,7 @@ def _reproductions(column: str, ran: Mapping[str, Any], words: Mapping[str, str]
 
 
 def _summary(name: str, broken: Mapping[str, Any]) -> str:
-    return f"{name} {broken['printed']:g}" if broken["printed"] is not None else f"{name} ({broken['where']})"
+    if broken["printed"] is None:
+        return f"{name} ({broken['where']})"
+    mixers = broken["where"].partition("across documents: ")[2]
+    return f"{name} {broken['printed']:g}" + (f" (`{mixers}`)" if mixers else "")

@@ -18,7 +18,7 @@ _WORDS = {
     "en": {
         "ran": "transformers {versions}; torch {torch}. {count} cells changed.",
         "row": ("model", "claim", "attention"),
-        "lines": "Code for each model that was broken, after the first lines of the code above; it prints a difference:",
+        "lines": "Code for each model that was broken, after the first lines of the code above, prints a difference:",
     },
     "zh": {
         "ran": "transformers {versions}；torch {torch}。{count} 格有变化。",

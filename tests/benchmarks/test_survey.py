@@ -18,6 +18,7 @@ from benchmarks.survey.architectures import architectures
 from benchmarks.survey.result import LENGTHS, ids, measure, model_lines, printed
 from benchmarks.survey.subprocess_pool import each_alone
 from benchmarks.survey.table import COLUMNS, LEAST, mark, written
+from benchmarks.survey.versions import COMPARED, compared, versions_table
 
 from saccade.auditing.bug_script import claim_lines
 
@@ -159,12 +160,55 @@ def test_pages_show_the_results_that_are_kept(language, survey):
     assert generated(PAGES[language].read_text("utf-8"), COMMAND) == written(survey, language)
 
 
+MIXERS = {
+    "bamba": "model.layers.0.mamba",
+    "falcon_h1": "model.layers.0,1.mamba",
+    "jamba": "model.layers.0.mamba",
+    "nemotron_h": "model.layers.0.mixer",
+    "olmo_hybrid": "model.layers.0.linear_attn",
+    "qwen3_next": "model.layers.0.linear_attn",
+    "recurrent_gemma": "model.layers.0,1.temporal_block",
+}
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_states_of_packed_texts_are_named_by_their_mixers(name, survey):
+    broken = survey["cells"][name]["eager"]["broken"]["states"]
+    assert broken["where"].partition("across documents: ")[2] == MIXERS[name]
+    assert broken["printed"] > 1e-3
+    assert all(f"(`{MIXERS[name]}`)" in page.read_text("utf-8") for page in PAGES.values())
+
+
+@pytest.mark.parametrize("language", PAGES)
+def test_pages_show_the_comparison_that_is_kept(language):
+    comparison = json.loads((DOCS / "audit-of-transformers-versions.json").read_text("utf-8"))
+    assert generated(PAGES[language].read_text("utf-8"), COMPARED) == versions_table(comparison, language)
+    broken = {(name, column) for name, column, _, marks, _ in comparison["changed"] if marks[0] == "✗"}
+    assert broken >= {(name, "reach") for name in ("roformer", "rembert", "megatron-bert", "doge")}
+
+
+def test_versions_that_differ_are_compared():
+    right, wrong = cell(held=["reach"]), cell(broken=["reach"])
+    wrong["model"] = ["import", "seed", "model = old"]
+    surveys = [
+        {"versions": {"torch": "2", "transformers": version}, "cells": {"doge": {"sdpa": sdpa, "eager": right}}}
+        for version, sdpa in (("5.1", wrong), ("5.2", right))
+    ]
+    comparison = compared(surveys)
+    assert comparison["changed"] == [["doge", "reach", "sdpa", ["✗", "✓"], ["model = old", "off(1, 2)"]]]
+    text = versions_table(comparison, "en")
+    assert "transformers 5.1, 5.2; torch 2. 1 cells changed." in text
+    assert "| doge | reach | sdpa | ✗ | ✓ | [#48748](" in text
+    assert compared([surveys[1], surveys[1]])["changed"] == []
+
+
 # Kinds of models that the pages name as broken, by column, under "Why".
 NAMED = {
     "packed": [
         *("gpt_oss", "opt", "falcon", "afmoe", "bert", "roberta"),
         *("jamba", "bamba", "zamba2", "qwen3_next", "minimax"),
     ],
+    "states": ["bamba", "jamba", "zamba2", "qwen3_next", "minimax", "recurrent_gemma", "lfm3", "nemotron_h"],
     "+4-D": ["mistral", "gemma2", "gemma3_text", "gpt_oss", "olmo3", "modernbert (masked)"],
     "reach": ["moshi", "prophetnet", "big_bird"],
     "train": ["big_bird (masked)"],
