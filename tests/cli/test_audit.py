@@ -26,6 +26,34 @@ def config(tmp_path):
     return str(tmp_path / "config.json")
 
 
+MODELS = """
+import transformers as T
+
+def make():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    return T.LlamaForCausalLM(T.LlamaConfig(vocab_size=64, **sizes)).eval()
+
+def number():
+    return 3
+"""
+
+
+def test_a_function_of_a_file_makes_the_model(audit, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MODELS, encoding="utf-8")
+    result = audit("mine.py:make", "--length", "16", "--tests", "2")
+    assert result.exit_code == 0, result.output
+    assert "reach" in result.stdout
+    for name, sentence in (
+        ("mine.py:number", "MODEL must return a torch module; got int"),
+        ("mine.py:none", "MODEL must name a function of mine.py; got 'none'"),
+        ("other.py:make", "MODEL must name a file and its function, as in my_setup.py:make; got 'other.py:make'"),
+    ):
+        refused = audit(name)
+        assert refused.exit_code == 2, refused.output
+        assert sentence in " ".join(refused.stderr.split())
+
+
 def test_a_configuration_is_enough(audit, config):
     result = audit(config, "--length", "20", "--picture")
     assert result.exit_code == 0, result.output

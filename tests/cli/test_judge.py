@@ -12,6 +12,7 @@ from saccade.cli.app import app
 
 KERNELS = """
 import saccade as sc
+import torch
 
 def right(query, key, value, mask, *, scale=None):
     return sc.attention(query, key, value, mask, scale=scale)
@@ -20,6 +21,9 @@ def large_number(query, key, value, mask):
     times = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
     return (query @ key.mT * query.shape[3] ** -0.5).masked_fill(~mask, -1e4).softmax(-1) @ value
+
+def ungrouped(query, key, value, mask):
+    return (query @ key.mT * query.shape[3] ** -0.5).masked_fill(~mask, -torch.inf).softmax(-1).nan_to_num(0.0) @ value
 
 def time_first(q, k, v, *, causal):
     q, k, v = (x.permute(1, 2, 0, 3) for x in (q, k, v))
@@ -36,6 +40,16 @@ def judge(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     return lambda name, *arguments: CliRunner().invoke(app, ["judge", f"mine.py::{name}", "--seed", "0", *arguments])
+
+
+def test_an_error_that_most_trials_raise_is_told_once_with_a_way_out(judge):
+    result = judge("ungrouped", *FEW, "--case", "causal-extend", "--case", "window", "--case", "padding")
+    assert result.exit_code == 1
+    assert "broken trials raised RuntimeError: The size of tensor a" in result.stdout
+    assert "--claim groups=false" in result.stdout
+    claimed = judge("ungrouped", *FEW, "--claim", "groups=false")
+    assert claimed.exit_code == 0, claimed.output
+    assert "broken trials" not in claimed.stdout
 
 
 def test_a_right_kernel_ends_with_status_0(judge):

@@ -18,12 +18,15 @@ from saccade.auditing.training_setup import SETUP_CLAIMS
 from saccade.cli.exits import fail, loaded, refuse, refuse_beside
 from saccade.cli.loading import NAMED, load
 from saccade.cli.output_files import put
-from saccade.cli.setup_file import made_by
+from saccade.cli.setup_file import made_by, model_made_by, names_a_function
 from saccade.masks import Mask, parse
 
 _Model = Annotated[
     str | None,
-    typer.Argument(metavar="MODEL", help=f"A folder, a config.json (random weights), or {', '.join(NAMED)}."),
+    typer.Argument(
+        metavar="MODEL",
+        help=f"A folder, a config.json (random weights), model.py:make (a function), or {', '.join(NAMED)}.",
+    ),
 ]
 _Rule = Annotated[
     str | None,
@@ -164,9 +167,17 @@ def _lengths(packed: str | None) -> list[int] | None:
 def _loaded(model: str, seed: int) -> nn.Module:
     if model in NAMED:
         return loaded("audit", load, model)
+    if names_a_function(model):
+        try:
+            return model_made_by(model)
+        except (TypeError, ValueError) as error:
+            refuse("audit", str(error).removeprefix("audit: "))
     path = Path(model)
     if not (path / "config.json").is_file() and not (path.is_file() and path.suffix == ".json"):
-        refuse("audit", f"MODEL must be {', '.join(NAMED)}, a folder with config.json, or such a file; got {model}")
+        refuse(
+            "audit",
+            f"MODEL must be {', '.join(NAMED)}, a folder with config.json, such a file, or model.py:make; got {model}",
+        )
     try:
         return model_of(path, seed=seed)
     except (ImportError, ValueError) as error:

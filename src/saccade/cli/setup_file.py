@@ -21,13 +21,32 @@ def made_by(text: str) -> tuple[nn.Module, Callable[..., Any], Sequence[Any]]:
     Raises:
         TypeError, ValueError: there is no such file or function, or it returns something else.
     """
-    path, _, name = text.rpartition(":")
-    if not name.isidentifier() or not Path(path).is_file():
-        raise value_error("--trainer", "name a file and its function, as in my_setup.py:make", shown(text))
-    make = runpy.run_path(path).get(name)
-    if not callable(make):
-        raise value_error("--trainer", f"name a function of {path}", shown(name))
-    made = make()
+    made = _called(text, "--trainer")
     if not isinstance(made, tuple) or len(made) != 3 or not isinstance(made[0], nn.Module) or not callable(made[1]):
         raise type_error("--trainer", "return a model, a collator and a list of texts", kind(made))
     return made
+
+
+def names_a_function(text: str) -> bool:
+    """Return whether an argument has the form ``my_model.py:make``."""
+    path, _, name = text.rpartition(":")
+    return path.endswith(".py") and name.isidentifier()
+
+
+def model_made_by(text: str) -> nn.Module:
+    """Return the model that a function of a file returns; see `made_by`."""
+    made = _called(text, "MODEL")
+    if not isinstance(made, nn.Module):
+        raise type_error("MODEL", "return a torch module", kind(made))
+    return made
+
+
+def _called(text: str, argument: str) -> Any:
+    """Run a file, call the function that the argument names, and return its result."""
+    path, _, name = text.rpartition(":")
+    if not name.isidentifier() or not Path(path).is_file():
+        raise value_error(argument, "name a file and its function, as in my_setup.py:make", shown(text))
+    make = runpy.run_path(path).get(name)
+    if not callable(make):
+        raise value_error(argument, f"name a function of {path}", shown(name))
+    return make()

@@ -133,12 +133,25 @@ class Judgement:
             for row in rows
         ]
         lines += [""] + [f"{example.law}: {example.inputs}" for example in self.counter_examples]
+        if self.common_error:
+            lines.append(self.common_error)
         if self.skipped:
             lines.append(f"The time did not suffice for {self.skipped:,} trials.")
         lines += [f"Expected to fail, but kept: {pattern} ({self.xfail[pattern]})" for pattern in self.passing_xfail]
         return "\n".join([*lines, self.summary])
 
     __repr__ = __str__
+
+    @property
+    def common_error(self) -> str:
+        """The error that most broken trials raised, with the way to exclude such inputs; empty if there is none."""
+        raised = Counter(result.message for result in self.unexpected if result.message.startswith("raised "))
+        message, count = raised.most_common(1)[0] if raised else ("", 0)
+        if count < max(3, len(self.unexpected) / 2):
+            return ""
+        hint = "claim what it takes, such as --claim groups=false for as many key heads as query heads"
+        trials = f"{count:,} of {len(self.unexpected):,} broken trials"
+        return f"{trials} {message}. If the kernel takes no such inputs, {hint}."
 
     @property
     def summary(self) -> str:
