@@ -131,7 +131,7 @@ class ByLayer:
         self._sizes = self._pulled(self.subject, False, partial(self._probes, places=places), names, calls)
         for name in [one for one in dict.fromkeys(calls) if one not in self.mixed]:
             inner = [self._pairs(one) for one in self.mixed if one.startswith(f"{name}.")]
-            if all(bool((~one.seen | _composed(inner)[one.row[1]]).all()) for one in self.seen(name)):
+            if all(bool((~one.seen | _through(inner, one)).all()) for one in self.seen(name)):
                 self._sizes = {probe: size for probe, size in self._sizes.items() if probe.module != name}
                 self.attending.discard(name)
                 self.looked_at.discard(name)
@@ -193,8 +193,9 @@ class ByLayer:
         used[0] = True
         for one in self.seen(name):
             used[one.row[1] - one.seen.nonzero().flatten()] = True  # a negative index means a later token
-        at = torch.arange(length)
-        return used[at[:, None] - at]
+        # Row q of the result is `used` read backwards from q, so all rows are windows of one vector.
+        backwards = torch.cat([used[length + 1 :], used[:length]]).flip(0)
+        return backwards.unfold(0, length, 1).flip(0)
 
     def _pairs(self, name: str) -> Tensor:
         """Return the pairs of a module, bool ``[length, length]``: measured rows, and by distance for the others."""
@@ -355,9 +356,9 @@ def _layer(name: str) -> str:
     return re.split(r"(?<=\d)(?!\d)", name, maxsplit=1)[0]
 
 
-def _composed(pairs: Sequence[Tensor]) -> Tensor:
-    """Return the pairs that modules in sequence let through, each beside a residual connection."""
-    whole = torch.eye(len(pairs[0]), dtype=torch.bool)
-    for one in pairs:
-        whole = (one | torch.eye(len(one), dtype=torch.bool)).float() @ whole.float() > 0
-    return whole
+def _through(pairs: Sequence[Tensor], one: SeenRow) -> Tensor:
+    """Return the tokens that a row sees through modules in sequence, each beside a residual connection."""
+    tokens = torch.arange(len(one.seen)) == one.row[1]
+    for own in reversed(pairs):
+        tokens = tokens | own[tokens].any(0)
+    return tokens

@@ -64,10 +64,15 @@ class Reach:
         self.rules, self.shape = tuple(rules), (batch, length)
         known = {rule: _written(rule, batch, length) for rule in dict.fromkeys(rules)}
         self._own = [known[rule] for rule in rules]
-        self._layers = [_between(own, (beside or {}).get(layer, ())) for layer, own in enumerate(self._own)]
-        for layer in range(1, len(rules)):  # equal layers are one object, which stops a set from growing further
-            if self._layers[layer] is not self._own[layer] and torch.equal(*self._layers[layer - 1 : layer + 1]):
-                self._layers[layer] = self._layers[layer - 1]
+        self._layers = list[Tensor]()
+        for layer, own in enumerate(self._own):
+            pairs = list((beside or {}).get(layer, ()))
+            before = list((beside or {}).get(layer - 1, ()))
+            is_like = layer > 0 and own is self._own[layer - 1] and len(pairs) == len(before)
+            if is_like and all(map(torch.equal, pairs, before)):  # one object, which stops a set from growing further
+                self._layers.append(self._layers[-1])
+            else:
+                self._layers.append(_between(own, pairs))
 
     def own(self, layer: int) -> Tensor:
         """Return the pairs that the rule of one layer allows, bool ``[batch, length, length]``."""
