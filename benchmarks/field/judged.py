@@ -38,7 +38,7 @@ def judged(entry: Entry, device: str = "cpu") -> dict[str, Any]:
         verdict = next((name for name in ("broken", "kept", "not offered") if counts[name]), "not applicable")
         laws[law.name] = {"verdict": verdict, "kept": counts["kept"], "broken": counts["broken"]}
         if broken is not None:
-            laws[law.name]["first"] = f"{broken.case}: {broken.message}"[:240]
+            laws[law.name]["first"] = f"{broken.case}: {broken.message}"[:240].rstrip()
     return {"package": entry.package, "version": version(entry.package).partition("+")[0], "laws": laws}
 
 

@@ -22,12 +22,10 @@ _WORDS = {
     "en": {
         "head": ("function", "package", "device", "definition", "locality", "invariance", "conduct", "sizes of models"),
         "broken": "Broken laws, each with its first counter-example:",
-        "none": "no law is broken",
     },
     "zh": {
         "head": ("函数", "软件包", "设备", "定义", "局部性", "不变性", "行为", "模型的尺寸"),
         "broken": "被违反的定律，各附第一个反例：",
-        "none": "没有定律被违反",
     },
 }
 
@@ -49,7 +47,7 @@ def _lines(results: Mapping[str, Any], words: Mapping[str, Any]) -> Iterator[str
     yield "```text"
     for one in results["entries"]:
         broken = {name: law for name, law in one["laws"].items() if law["verdict"] == "broken"}
-        yield f"{one['call']} ({one['package']}, {one['device']})" + ("" if broken else f": {words['none']}")
+        yield f"{one['call']} ({one['package']}, {one['device']})" + ("" if broken else ": no law is broken")
         for name, law in broken.items():
             yield f"  {name}: {law['first']}"
     yield "```"
