@@ -212,7 +212,7 @@ def trained() -> Figure:
     right.set(xscale="log", xlabel="share of its keys that a query reads", ylabel="nats a token lost")
     right.set_xticks(shares, ["1/16", "1/8", "1/4", "1/2", "3/4", "1"])
     right.minorticks_off()
-    head(right, "Half of the keys lose a decoder little, three texts", 9)
+    head(right, "A decoder needs half of its keys, three texts", 9)
     legend(right)
     return figure
 

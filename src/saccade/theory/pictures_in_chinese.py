@@ -62,7 +62,7 @@ CHINESE = {
     "the strongest": "权重最大的",
     "share of its keys that a query reads": "每个查询读它的键的几分之几",
     "nats a token lost": "每个词元损失的奈特",
-    "Half of the keys lose a decoder little, three texts": "只读一半的键，解码器损失很小，三篇文本",
+    "A decoder needs half of its keys, three texts": "只读一半的键，解码器损失很小，三篇文本",
     # cost
     "Counted operations": "数出的运算量",
     "n (dotted: n = d = 64)": "n（点线：n = d = 64）",
