@@ -52,7 +52,9 @@ def self_attention_is_lipschitz(
     norms = {r: norm_of_jacobian(layer, r * with_zero) for r in (16, 32, 64)}
     for r in (32, 64):
         growth = norms[r] / norms[r // 2]
-        yield equal(f"norm of the Jacobian, tokens of length {r}, over length {r // 2}", growth, 4.0, 0.05, "the law r²")
+        yield equal(
+            f"norm of the Jacobian, tokens of length {r}, over length {r // 2}", growth, 4.0, 0.05, "the law r²"
+        )
         yield apart("the same", growth, 1.0, 2.5)
     ratios = [
         norm_of_jacobian(layer, r * unit) / (n**0.5 * (1 + 2 * r**2 / width**0.5) + r**2 / width**0.5)
