@@ -61,6 +61,7 @@ def test_a_fault_of_the_loss_is_found_with_its_label(fault):
     assert "the loss at output" in claim.finding.pair
 
 
+@pytest.mark.ci
 def test_right_losses_are_not_accused():
     assert audit(LM(), CAUSAL, inputs=tokens(), claims=["loss"], tests=2)["loss"].verdict == "held"
     for model in (zoo.llama(), zoo.gpt_oss()):
