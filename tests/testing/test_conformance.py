@@ -237,3 +237,21 @@ def test_a_nan_that_stays_has_not_changed(before, after, is_same):
     else:
         with pytest.raises(testing.LawBroken, match="a row at"):
             same("a row", *tensors, torch.float32)
+
+
+def test_a_function_without_a_backward_pass_is_judged_by_its_output():
+    def forward(q, k, v, mask):
+        with torch.no_grad():
+            times = q.shape[1] // k.shape[1]
+            k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
+            return (q @ k.mT * q.shape[3] ** -0.5).masked_fill(~mask, -torch.inf).softmax(-1).nan_to_num(0.0) @ v
+
+    laws = ["oracle", "isolation", "blindness", "empty_rows", "gradients_of_inputs", "gradcheck"]
+    cases = ["causal", "padding", "nothing"]
+    report = testing.check(forward, gradients=False, laws=laws, cases=cases, dtypes=[torch.float64], seed=0)
+    verdicts = {law: {one.verdict for one in report.results if one.law == law} for law in laws}
+    assert "kept" in verdicts["oracle"]
+    assert "kept" in verdicts["empty_rows"]
+    assert "broken" in verdicts["isolation"]  # a weight of 0 times NaN
+    assert verdicts["gradients_of_inputs"] == verdicts["gradcheck"] == {"not offered"}
+    assert {one.message for one in report.not_offered if one.law == "gradcheck"} == {"has no backward pass"}

@@ -32,6 +32,7 @@ def check(
     offers: Collection[str] | None = None,
     reasons: Callable[..., tuple[str, ...]] | None = None,
     gqa: bool = True,
+    gradients: bool = True,
     masks: Literal["dense", "objects"] = "dense",
     cases: Sequence[Case | str] | None = None,
     laws: Sequence[Law | str] | None = None,
@@ -69,6 +70,7 @@ def check(
         reasons: a function that takes the same arguments and returns the reasons why ``function`` cannot run them, or
             an empty tuple. Both functions must agree.
         gqa: whether the function takes fewer key heads than query heads; if not, every head gets a copy of its keys.
+        gradients: whether the function has a backward pass; if not, laws check the output alone.
         masks: "dense" passes the mask as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may attend.
             "objects" passes it as a `saccade.masks.Mask` or None, with ``q_positions`` and ``kv_positions`` if a case
             has them. (A relative bias always comes with positions.)
@@ -95,6 +97,7 @@ def check(
         offers=offers,
         reasons=reasons,
         gqa=gqa,
+        gradients=gradients,
         masks=masks,
         claims=claims,
         device=device,

@@ -118,6 +118,11 @@ class Problem:
         kv = count[:kv_len] if self.kv_positions is None else self.kv_positions
         return torch.atleast_2d(q), torch.atleast_2d(kv)
 
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a gradient of the query, the key or the value is wanted."""
+        return any(x.requires_grad for x in (self.query, self.key, self.value))
+
     def leaves(self, *, bias: bool = False, parameters: bool = False) -> Problem:
         """Return the problem with new autograd leaves for query, key and value, and optionally for options.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from saccade.support.errors import type_error, unsupported, value_error
-from saccade.support.validation import check_choice
+from saccade.support.validation import check_bool, check_choice
 from saccade.testing.case import Case
 from saccade.testing.problem import Problem
 from saccade.testing.surroundings import Surroundings
@@ -41,9 +41,10 @@ class Subject:
             ``softcap``, ``dropout_p``, ``sink_logit``, ``score``) are passed only if they are used. ``q_positions``
             and ``kv_positions`` are passed with ``masks="objects"`` or with a relative bias, if they are used. A
             relative bias is a `saccade.positions.Bias`, passed as ``bias``.
-        call, with_lse, offers, reasons, gqa, masks, claims, device: see `saccade.testing.check`.
+        call, with_lse, offers, reasons, gqa, gradients, masks, claims, device: see `saccade.testing.check`.
 
     Attributes:
+        has_gradients: whether the function has a backward pass.
         offers: names of accepted options, including "lse" and "gqa". The function must refuse all other options.
         unsaid: options that may or may not be accepted; they are not tried.
         surroundings: functions and settings of torch as they were before the first call.
@@ -64,6 +65,7 @@ class Subject:
         offers: Collection[str] | None = None,
         reasons: Callable[..., tuple[str, ...]] | None = None,
         gqa: bool = True,
+        gradients: bool = True,
         masks: Literal["dense", "objects"] = "dense",
         claims: Claims | None = None,
         device: torch.device | str = "cpu",
@@ -79,7 +81,7 @@ class Subject:
             raise value_error("offers", rule, ", ".join(sorted(unknown)))
         self.function, self.call, self.lse_function, self.reasons = function, call, with_lse, reasons
         torch.empty(0, device=device)  # a missing device is not a mistake of the function
-        self.masks, self.device = masks, device
+        self.masks, self.device, self.has_gradients = masks, device, check_bool("gradients", gradients)
         self.surroundings = Surroundings()
         self.claims = Claims() if claims is None else claims
         options = _signature_offers(call or function) if offers is None else frozenset(offers)
@@ -148,6 +150,8 @@ class Subject:
 
     def _call_if_offered(self, function: Callable[..., Any] | None, problem: Problem) -> Any:
         lacks = self.missing(self.needed(problem))
+        if not self.has_gradients and torch.is_grad_enabled() and problem.requires_grad:
+            lacks = (*lacks, "has no backward pass")
         if lacks:  # possible if a law derived this problem from an accepted one
             raise unsupported("the function", lacks)
         return self.ask(function, problem if "gqa" in self.offers else problem.ungrouped())

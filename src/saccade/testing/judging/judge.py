@@ -105,6 +105,7 @@ class Kernel:
             offers=self.form.offers,
             reasons=self.reasons,
             gqa=self.form.gqa and self.declaration.groups,
+            gradients=self.declaration.gradients,
             claims=Claims(memory_exponent=self.declaration.memory_exponent),
             device=device,
         )
