@@ -204,9 +204,15 @@ def unscaled_gradients_vanish_or_explode(
     yield at_least(
         "the same: mean norm, as a multiple of the scaled one", float(left[1024].mean() / steady[1024].mean()), 2
     )
-    squares = {width: float(norms.square().mean()) for width, norms in left.items()}
-    growth = squares[1024] / squares[64]
-    yield equal("growth of the mean square from d_k = 64", growth, 4.0, 2.5, "the law √d_k, few large norms")
+    squares = {width: [norms.square()] for width, norms in left.items()}
+    for _ in range(3):  # few norms are large, so the mean square takes more queries, which need not be held at once
+        for width, seen in squares.items():
+            inputs = draw.normal(rows, width), draw.normal(rows, keys, width), draw.normal(rows, keys)
+            seen.append(gradients_by_query(*inputs, unscaled(width)).square())
+    growth = float(torch.cat(squares[1024]).mean() / torch.cat(squares[64]).mean())
+    yield equal(
+        "growth of the mean square from d_k = 64", growth, 4.0, 2.0, "the law √d_k for large d_k, 4,000 queries"
+    )
 
 
 @claim(
