@@ -16,6 +16,15 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 pytest_plugins = ["pytester", "saccade_pytest"]
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Refuse a test named after a set: its order differs between processes, and pytest-xdist then runs no test."""
+    parameters = getattr(item, "callspec", None)
+    for value in parameters.params.values() if parameters else ():
+        if isinstance(value, set | frozenset) and len(value) > 1 and str(value) in item.name:
+            message = f"{item.nodeid}: parameters must NOT be sets; got {value}. Hint: pass a list."
+            raise pytest.UsageError(message)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip tests of the compiled kernel if it is not installed, or if the processor is below the level they need."""
     needed = [mark.kwargs.get("level", 0) for mark in item.iter_markers("native")]

@@ -31,19 +31,19 @@ def _dense(mask, length=8, batch=2):
 @pytest.mark.parametrize(
     ("mask", "kinds"),
     [
-        (sc.masks.Full(), {"none"}),
-        (Causal(), {"causal"}),
-        (Causal() & Window(2, 0), {"causal", "window"}),
-        (Window(2, 1), {"window"}),
-        (Padding((5, 8)), {"padding"}),
-        (Documents((3, 5)), {"documents"}),
-        (Documents((3, 5), rule=Causal()), {"causal", "documents"}),
+        (sc.masks.Full(), ["none"]),
+        (Causal(), ["causal"]),
+        (Causal() & Window(2, 0), ["causal", "window"]),
+        (Window(2, 1), ["window"]),
+        (Padding((5, 8)), ["padding"]),
+        (Documents((3, 5)), ["documents"]),
+        (Documents((3, 5), rule=Causal()), ["causal", "documents"]),
         (Causal() & sc.masks.Strided(2), None),
     ],
     ids=str,
 )
 def test_the_kinds_of_a_mask_are_read_from_its_pairs(mask, kinds):
-    assert kinds_of(_dense(mask)) == kinds
+    assert kinds_of(_dense(mask)) == (None if kinds is None else set(kinds))
 
 
 @pytest.mark.parametrize(
