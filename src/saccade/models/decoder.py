@@ -18,6 +18,7 @@ from saccade.models.decoder_config import DecoderConfig, LayerPattern
 from saccade.models.initial_weights import init_small_weights, scale_residual_weights
 from saccade.models.llama_relatives import Cohere2, Gemma2, Gemma3, Olmo2, Qwen3
 from saccade.models.model_inputs import check_tokens
+from saccade.models.next_token_loss import check_targets, mean_cross_entropy, next_tokens
 from saccade.models.pretrained import SavedText
 from saccade.models.saccade_format import SaccadeFormat
 from saccade.models.text_formats import GPT2, Llama, Qwen2
@@ -28,7 +29,7 @@ from saccade.positions import ALiBi, Bias, Learned, Rotary, ShawKeys
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import value_error
 from saccade.support.torch_modes import is_tracing
-from saccade.support.validation import check_type
+from saccade.support.validation import check_int, check_type
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -152,6 +153,46 @@ class Decoder(SavedText):
         if config.logit_softcap is not None:
             logits = config.logit_softcap * torch.tanh(logits / config.logit_softcap)
         return logits
+
+    def loss(
+        self,
+        tokens: Tensor,
+        *,
+        targets: Tensor | None = None,
+        mask: object = None,
+        positions: GivenPositions = None,
+        rotary_positions: GivenPositions = None,
+        chunk_size: int | None = None,
+    ) -> Tensor:
+        """Return the mean cross-entropy of the next token, in nats, without storing the logits of all tokens.
+
+        The last token of a text has no target. With `Documents` in the mask that is the last token of each document;
+        padding (from `Padding`, or at position -1) neither has a target nor is one.
+
+        Args:
+            tokens, mask, positions, rotary_positions: as in `forward`.
+            targets: the target of each token, int64 ``[batch, len]``; -100 if it has none. By default the next token
+                of its text. Pass them if only answers count, or if the mask is a tensor.
+            chunk_size: number of tokens whose logits exist at a time; by default as many as have four million logits.
+
+        Returns:
+            A scalar; nan if no token has a target.
+
+        Raises:
+            TypeError, ValueError: as in `forward`, targets that do not fit the tokens, or no targets and a mask that
+                depends on the batch in a way that does not say where texts end.
+
+        Cost: memory for ``chunk_size * vocab_size`` logits instead of ``len * vocab_size``; with gradients and more
+        than one chunk, logits are computed twice.
+        """
+        vocab_size = self.config.vocab_size
+        if chunk_size is not None:
+            check_int("chunk_size", chunk_size)
+        check_tokens("tokens", tokens, vocab_size)
+        targets = next_tokens(tokens, mask, positions) if targets is None else targets
+        check_targets(targets, tokens, vocab_size)
+        hidden = self.hidden(tokens, mask=mask, positions=positions, rotary_positions=rotary_positions)
+        return mean_cross_entropy(self.logits, hidden, targets, chunk_size, vocab_size)
 
     @torch.no_grad()
     def matrices(

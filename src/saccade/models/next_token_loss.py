@@ -1,0 +1,111 @@
+"""Loss of the next token: the targets of a batch, and their mean cross-entropy without all logits at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from saccade.masks import And, Documents, Mask, Padding
+from saccade.positions.token_positions import GivenPositions, Positions
+from saccade.support.errors import type_error, value_error
+from saccade.support.torch_modes import has_values, is_tracing, is_transformed
+
+IGNORED = -100  # torch's own mark of rows without a target
+_LOGITS = 1 << 22  # in one chunk: 16 MiB in float32, which caches of processors hold
+
+
+def next_tokens(tokens: Tensor, mask: object = None, positions: GivenPositions = None) -> Tensor:
+    """Return the token that follows each token in its text, int64 ``[batch, len]``; -100 if none follows.
+
+    The last token of a text or packed document has no target, and padding neither has a target nor is one.
+
+    Args:
+        tokens: int ``[batch, len]``.
+        mask: the mask of the batch. `Documents` and `Padding` in it say where texts end.
+        positions: positions of the tokens. A text goes on where they increase by 1; -1 marks padding.
+
+    Raises:
+        TypeError, ValueError: the mask depends on the batch, but does not say where texts end.
+    """
+    batch, length = tokens.shape
+    place = Positions.of(range(length) if positions is None else positions, length=length, batch=batch)
+    own = place.on(tokens.device)
+    is_token, counts = own >= 0, [own]
+    for fact in _facts(mask):
+        if isinstance(fact, Documents):
+            counts.append(fact.places(own))
+        else:
+            start, stop = fact.table.to(tokens.device)[..., None]
+            is_token = is_token & (own >= start) & (own < stop)
+    follows = is_token[:, 1:] & is_token[:, :-1]
+    for count in counts:
+        follows = follows & (count[:, :-1] >= 0) & (count[:, 1:] == count[:, :-1] + 1)
+    return F.pad(tokens[:, 1:].long().masked_fill(~follows, IGNORED), (0, 1), value=IGNORED)
+
+
+def _facts(mask: object) -> list[Documents | Padding]:
+    """Return the parts of a mask that hold for one batch only."""
+    hint = "pass targets=, the next token of each token, or -100"
+    if mask is None:
+        return []
+    if not isinstance(mask, Mask):
+        raise type_error("mask", "be a Mask, which says where texts end", type(mask).__name__, hint=hint)
+    facts: list[Documents | Padding] = []
+    for part in mask.parts if isinstance(mask, And) else (mask,):
+        if isinstance(part, Documents | Padding):
+            facts.append(part)
+        elif part.is_fact_of_batch:
+            raise value_error("mask", "say where texts end, as Documents and Padding do", repr(part), hint=hint)
+    return facts
+
+
+def check_targets(targets: object, tokens: Tensor, vocab_size: int) -> None:
+    """Raise unless targets are int64 of the tokens' shape, from 0 to below ``vocab_size`` or -100.
+
+    Values are checked on the CPU only; on other devices, torch's own check stops the program.
+    """
+    if not isinstance(targets, Tensor) or targets.dtype != torch.int64:
+        got = str(getattr(targets, "dtype", type(targets).__name__)).removeprefix("torch.")
+        raise type_error("targets", "be an int64 tensor", got)
+    if targets.shape != tokens.shape:
+        raise value_error("targets", f"have shape {list(tokens.shape)}, like tokens", list(targets.shape))
+    if targets.device.type != "cpu" or not has_values(targets) or is_tracing() or not targets.numel():
+        return
+    wrong = ((targets < 0) & (targets != IGNORED)) | (targets >= vocab_size)
+    if bool(wrong.any()):
+        rule = f"be from 0 to {vocab_size - 1}, or {IGNORED} if a token has no target"
+        raise value_error("targets", rule, int(targets[wrong][0]))
+
+
+def mean_cross_entropy(
+    logits: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, chunk_size: int | None, vocab_size: int
+) -> Tensor:
+    """Return the mean cross-entropy of targets, a float32 scalar (float64 for float64), chunk by chunk.
+
+    Args:
+        logits: function from ``[n, embed_dim]`` to ``[n, vocab_size]``.
+        hidden: its inputs, ``[batch, len, embed_dim]``.
+        targets: int64 ``[batch, len]``; tokens with -100 do not count.
+        chunk_size: number of tokens whose logits exist at a time; by default as many as have four million logits.
+
+    Cost: with several chunks and gradients, logits are computed twice.
+    """
+    rows = hidden.flatten(0, -2).split(size := chunk_size or max(64, _LOGITS // vocab_size))
+    wanted = targets.flatten().split(size)
+
+    def total(x: Tensor, wanted: Tensor) -> Tensor:
+        found = logits(x)
+        found = found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
+        return F.cross_entropy(found, wanted, ignore_index=IGNORED, reduction="sum")
+
+    # torch.func refuses checkpoints; without gradients, or with a single chunk, nothing is stored anyway.
+    is_stored = len(rows) == 1 or not torch.is_grad_enabled() or is_transformed()
+    totals = [
+        total(*pair) if is_stored else checkpoint(total, *pair, use_reentrant=False, preserve_rng_state=False)
+        for pair in zip(rows, wanted, strict=True)
+    ]
+    return torch.stack(totals).sum() / (targets != IGNORED).sum()
