@@ -10,7 +10,7 @@ import torch
 import saccade
 from saccade.costs.machine import Seconds
 
-NOT_REPORTS = {"Law", "Case"}  # their text is a name, which the representation has among all fields
+NOT_REPORTS = {"Law", "Case", "Mutant"}  # their text is a name, which the representation has among all fields
 
 
 def _classes():

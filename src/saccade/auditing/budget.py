@@ -52,3 +52,5 @@ class Budget(NamedTuple):
             "always tested: every pair of two documents or two items of the batch",
         ]
         return "\n".join(lines)
+
+    __repr__ = __str__

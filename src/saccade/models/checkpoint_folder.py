@@ -32,7 +32,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "n_positions n_embd n_head n_layer n_inner original_max_position_embeddings "
         "num_channels projection_dim d_model num_queries encoder_layers decoder_layers encoder_ffn_dim decoder_ffn_dim "
         "encoder_attention_heads decoder_attention_heads "
-        "max_len embed_dim num_heads num_kv_heads num_layers feed_forward_dim window",
+        "max_len embed_dim num_heads num_kv_heads num_layers feed_forward_dim short_convolution window",
     ),
     "be a number": (
         is_finite_number,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import NoneType
 from typing import Never
 
@@ -165,45 +166,30 @@ class MultiHeadAttention(AttentionLayer):
             given = {"positions": positions, "kv_positions": kv_positions, "rotary_positions": rotary_positions}
             return outside(query, key, value, mask=mask, bias=bias, cache=cache, **given)
         places = Places(positions, kv_positions, rotary_positions)
-        if self.convolution is None:
-            return self._attend(query, key, value, mask, places, bias, cache)  # type: ignore[arg-type]  # checked there
-        own, tail = split_cache(cache)
-        with undone_on_error(tail):
-            return self._attend(query, key, value, mask, places, bias, own, tail)
+        own, tail = (cache, None) if self.convolution is None else split_cache(cache)
+        with nullcontext() if tail is None else undone_on_error(tail):
+            is_new = not (isinstance(own, CrossCache) and own.is_filled)
+            heads = self._heads(query, key, value, mask, places, own, tail)  # type: ignore[arg-type]  # checked there
+            if own is None:
+                return self._product(self._matrix(heads, bias), heads, query)
+            assert isinstance(own, LayerCache)
+            mechanism = self.mechanism
+            if bias is not None:
+                mechanism = mechanism.with_bias(checks.checked_bias(bias))
+            q, k, v, joined, q_places, kv_places = heads
+            dropout_p = self.dropout_p if self.training else 0.0
+            if not isinstance(own, CrossCache):
+                out = own.attend(mechanism, q, k, v, mask=joined, positions=q_places, dropout_p=dropout_p)
+                return self._project_output(out, query)
+            if is_new:
+                own.fill(k, v, kv_positions=kv_places)
+            out = own.attend(mechanism, q, mask=joined, positions=q_places, dropout_p=dropout_p)
+            return self._project_output(out, query)
 
     def new_cache(self, max_len: int | None = None) -> LayerCache | Cache:  # type: ignore[override]  # two with a tail
         """Return an empty cache for the attention layer; with a short convolution, a `Cache` of two."""
         own = super().new_cache(max_len)
         return own if self.convolution is None else Cache([own, self.convolution.new_cache()])
-
-    def _attend(
-        self,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        mask: object,
-        places: Places,
-        bias: Tensor | Bias | None,
-        cache: LayerCache | None,
-        tail: LayerCache | None = None,
-    ) -> Tensor:
-        """Apply multi-head attention with the caches of keys and values, and of the short convolution."""
-        is_new = not (isinstance(cache, CrossCache) and cache.is_filled)
-        heads = self._heads(query, key, value, mask, places, cache, tail)
-        if cache is None:
-            return self._product(self._matrix(heads, bias), heads, query)
-        mechanism = self.mechanism
-        if bias is not None:
-            mechanism = mechanism.with_bias(checks.checked_bias(bias))
-        q, k, v, joined, q_places, kv_places = heads
-        dropout_p = self.dropout_p if self.training else 0.0
-        if not isinstance(cache, CrossCache):
-            out = cache.attend(mechanism, q, k, v, mask=joined, positions=q_places, dropout_p=dropout_p)
-            return self._project_output(out, query)
-        if is_new:
-            cache.fill(k, v, kv_positions=kv_places)
-        out = cache.attend(mechanism, q, mask=joined, positions=q_places, dropout_p=dropout_p)
-        return self._project_output(out, query)
 
     def matrix(
         self,
@@ -300,35 +286,36 @@ class MultiHeadAttention(AttentionLayer):
             q_places = kv_places = checks.check_causal(
                 joined, cache.positions(q_len) if q_places is None else q_places.given, cache
             )
-        turns = checks.check_turns(rotary_positions, self.rotary, key is query, cache)
-        q_own = (Positions.between(kv_len - q_len, kv_len) if q_places is None else q_places).given
-        q_turns = q_own if turns is None else turns
+        turns = q_own = k_own = None  # every call below costs as much as a small operation
+        if rotary_positions is not None:
+            turns = checks.check_turns(rotary_positions, self.rotary, key is query, cache)
+        if self.rotary is not None or self.temperature is not None:
+            q_own = (Positions.between(kv_len - q_len, kv_len) if q_places is None else q_places).given
+            k_own = (Positions.between(0, kv_len) if kv_places is None else kv_places).given
+        q_turns, k_turns = (q_own, k_own) if turns is None else (turns, turns)
         warm = (q_own, joined) if turns is None or (isinstance(turns, Tensor) and turns.dim() > 2) else (turns, None)
         if context_cached:
             q = self._turned(self.query_projection(query), q_turns, self.query_norm)
             q = with_temperature(q, self.temperature, *warm)
             return Heads(q, q, q, joined, q_places, kv_places)
-        checks.check_convolved(self.convolution, key is query and value is query, cache)
-        parts = self._projected((query, key, value), joined, q_places, tail)
-        k_turns = (Positions.between(0, kv_len) if kv_places is None else kv_places).given
-        k_turns = k_turns if turns is None else turns
-        q, k = self._turned(parts[0], q_turns, self.query_norm), self._turned(parts[1], k_turns, self.key_norm)
-        q = with_temperature(q, self.temperature, *warm)
+        parts: Sequence[Tensor] = self.query_projection(query), self.key_projection(key), self.value_projection(value)
+        if self.convolution is not None:
+            checks.check_convolved(key is query and value is query, cache)
+            parts = self._convolved(parts, joined, q_places, tail)
+        if self.rotary is None and self.qk_norm is None:
+            q, k = self._split(parts[0]), self._split(parts[1])
+        else:
+            q, k = self._turned(parts[0], q_turns, self.query_norm), self._turned(parts[1], k_turns, self.key_norm)
+        if self.temperature is not None:
+            q = with_temperature(q, self.temperature, *warm)
         return Heads(q, k, self._split(parts[2]), joined, q_places, kv_places)
 
-    def _projected(
-        self,
-        sources: tuple[Tensor, Tensor, Tensor],
-        mask: Mask | None,
-        positions: Positions | None,
-        tail: LayerCache | None,
+    def _convolved(
+        self, parts: Sequence[Tensor], mask: Mask | None, positions: Positions | None, tail: LayerCache | None
     ) -> Sequence[Tensor]:
-        """Project the sources of queries, keys and values, and apply the short convolution if there is one."""
-        projections = (self.query_projection, self.key_projection, self.value_projection)
-        parts = [projection(source) for projection, source in zip(projections, sources, strict=True)]
-        if self.convolution is None:
-            return parts
-        whole = self.convolution(torch.cat(parts, 2), mask=mask, positions=positions, cache=tail)
+        """Apply the short convolution to projected queries, keys and values."""
+        assert self.convolution is not None
+        whole = self.convolution(torch.cat(list(parts), 2), mask=mask, positions=positions, cache=tail)
         return whole.split([part.shape[2] for part in parts], 2)
 
     def _attend_nested(
@@ -352,8 +339,11 @@ class MultiHeadAttention(AttentionLayer):
             raise unsupported(type(self.mechanism).__name__, reasons)
         is_placed = self.rotary is not None or self.temperature is not None
         q_turns, k_turns = items.own_positions() if is_placed else (None, None)
-        checks.check_convolved(self.convolution, key is query and (value is None or value is query), None)
-        parts = self._projected((items.query, items.key, items.value), joined, None, None)
+        projections = (self.query_projection, self.key_projection, self.value_projection)
+        parts: Sequence[Tensor] = [project(x) for project, x in zip(projections, items[:3], strict=True)]
+        if self.convolution is not None:
+            checks.check_convolved(key is query and (value is None or value is query), None)
+            parts = self._convolved(parts, joined, None, None)
         q, k = self._turned(parts[0], q_turns, self.query_norm), self._turned(parts[1], k_turns, self.key_norm)
         q, v = with_temperature(q, self.temperature, q_turns, None), self._split(parts[2])
         places = {name: Positions.of(table, name) for name, table in items.positions.items()}

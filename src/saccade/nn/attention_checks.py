@@ -81,10 +81,8 @@ def _misfit(tensors: dict[str, tuple[Tensor, int]], argument: str, rule: str, go
 
 def check_turns(
     rotary_positions: GivenPositions, rotary: nn.Module | None, is_self: bool, cache: LayerCache | None
-) -> range | Tensor | None:
-    """Return the positions of an attention layer's rotation, or None; raise if nothing would use them as they are."""
-    if rotary_positions is None:
-        return None
+) -> range | Tensor:
+    """Return the positions of an attention layer's rotation; raise if nothing would use them as they are."""
     if rotary is None:
         raise value_error("rotary_positions", "be None in a layer without rotary", "positions")
     if not is_self:
@@ -95,9 +93,9 @@ def check_turns(
     return Positions.of(rotary_positions, "rotary_positions").given
 
 
-def check_convolved(convolution: nn.Module | None, is_self: bool, cache: LayerCache | None) -> None:
-    """Raise unless a call is self-attention, if the layer has a short convolution."""
-    if convolution is not None and (not is_self or isinstance(cache, CrossCache)):
+def check_convolved(is_self: bool, cache: LayerCache | None) -> None:
+    """Raise unless a call of a layer with a short convolution is self-attention."""
+    if not is_self or isinstance(cache, CrossCache):
         hint = "short_convolution=None for cross-attention"
         raise value_error("key", "be None in a layer with a short convolution", "another", hint=hint)
 

@@ -177,12 +177,12 @@ class Rotary(ArgumentHints, nn.Module):
         batch, _, length, _ = x.shape
         shape = (len(positions),) if isinstance(positions, range) else getattr(positions, "shape", None)
         allowed: list[tuple[int, ...]] = [(length,), (1, length), (batch, length)]
-        rule = f"have shape [{length}] or [{batch}, {length}]"
-        if self.sections is not None:
-            axes = len(self.sections)
+        axes = 0 if self.sections is None else len(self.sections)
+        if axes:
             allowed += [(1, axes, length), (batch, axes, length)]
-            rule += f", or [{batch}, {axes}, {length}] with an axis for each section"
         if shape is not None and tuple(shape) not in allowed:
+            rule = f"have shape [{length}] or [{batch}, {length}]"  # a text fixes a symbolic length
+            rule += f", or [{batch}, {axes}, {length}] with an axis for each section" if axes else ""
             raise value_error("positions", rule, list(shape), facts=[describe("x", x)])
         return self._read(positions, x)
 

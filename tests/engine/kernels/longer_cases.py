@@ -9,6 +9,7 @@ from saccade.masks import (
     After,
     And,
     Axial,
+    BlockDiffusion,
     Blocks,
     Causal,
     Coarse,
@@ -16,6 +17,7 @@ from saccade.masks import (
     Documents,
     Full,
     Global,
+    ImageBidirectional,
     Mask,
     Neighborhood,
     Not,
@@ -24,10 +26,12 @@ from saccade.masks import (
     PerItem,
     Predicate,
     Prefix,
+    PrefixPerDocument,
     Random,
     Segments,
     ShiftedWindows,
     Strided,
+    Tree,
     Window,
 )
 from saccade.positions import GridTable
@@ -92,6 +96,14 @@ def _mask(mask: Mask, factor: int, side: int) -> Mask:  # noqa: C901, PLR0911, P
         case Documents():
             lengths = [[x * factor for x in own] for own in mask.lengths]
             return Documents(lengths, rule=None if mask.rule is None else inner(mask.rule))
+        case PrefixPerDocument():
+            return PrefixPerDocument(*([[x * factor for x in own] for own in x] for x in (mask.lengths, mask.prefixes)))
+        case BlockDiffusion():
+            return BlockDiffusion(mask.block * factor, mask.length * factor)
+        case ImageBidirectional():
+            return ImageBidirectional([[x for x in own for _ in range(factor)] for own in mask.groups])
+        case Tree():
+            return Tree([_chains(own, factor) for own in mask.parents])
         case Dense():
             return Dense(mask.allowed.repeat_interleave(factor, -2).repeat_interleave(factor, -1))
         case Neighborhood():
@@ -102,6 +114,12 @@ def _mask(mask: Mask, factor: int, side: int) -> Mask:  # noqa: C901, PLR0911, P
             sizes = (mask.height, mask.width, mask.window, mask.shift)
             return ShiftedWindows(*(x * side for x in sizes))
     raise NotImplementedError(f"say how a {type(mask).__name__} is stretched")
+
+
+def _chains(parents: tuple[int, ...], factor: int) -> list[int]:
+    """Return the parents of a tree in which each token has become a chain."""
+    ends = [-1 if parent < 0 else parent * factor + factor - 1 for parent in parents]
+    return [i * factor + j - 1 if j else end for i, end in enumerate(ends) for j in range(factor)]
 
 
 def _positions(given: object, factor: int) -> object:

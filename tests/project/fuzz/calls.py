@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import re
 
@@ -279,25 +280,13 @@ def constructors(draw):
     """Masks of arguments at random: a mask that draws itself, or one of our errors."""
     joined = ("And", "Or", "Not", "After", "Mask")  # made by &, | and ~
     names = [name for name in sc.masks.__all__ if name not in joined and isinstance(getattr(sc.masks, name), type)]
-    name = draw.choice(names)
-    pool = (
-        0,
-        1,
-        2,
-        7,
-        -1,
-        None,
-        True,
-        2.5,
-        "x",
-        [1, 2],
-        (0,),
-        [[1, 2], [3]],
-        [],
-        torch.tensor([1, 2]),
-        torch.ones(3, 3, dtype=torch.bool),
-    )
-    mask = getattr(sc.masks, name)(*(draw.choice(pool) for _ in range(draw.randint(0, 3))))
+    kind = getattr(sc.masks, draw.choice(names))
+    likely = (1, 2, 7, (0,), [1, 2])
+    unlikely = (0, -1, None, True, 2.5, "x", [[1, 2], [3]], [], torch.tensor([1, 2]), torch.ones(3, 3).bool())
+    needed = [own for own in inspect.signature(kind).parameters.values() if own.default is own.empty]
+    is_plausible = draw.random() < 0.5
+    pool = likely if is_plausible else likely + unlikely
+    mask = kind(*(draw.choice(pool) for _ in range(len(needed) if is_plausible else draw.randint(0, 3))))
     if isinstance(mask, sc.masks.Mask):
         mask.to_dense(draw.randint(1, 6), batch=mask.shape[0], heads=mask.shape[1])
 
