@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import saccade
+from saccade.auditing.budget import Budget
 from saccade.costs.machine import Seconds
 
 NOT_REPORTS = {"Law", "Case", "Mutant"}  # their text is a name, which the representation has among all fields
@@ -29,6 +30,7 @@ def test_what_prints_as_a_table_is_shown_as_one(kind):
 
 
 AS_INSTANCES = {  # named tuples, in which a name cannot be assigned
+    "Budget": lambda: Budget(8, 64),
     "Seconds": lambda: Seconds(1.0, 3.0, None),
     "Summary": lambda: saccade.AttentionMatrix(*torch.ones(2, 1, 1, 5, 8)).summary(),
 }

@@ -53,4 +53,5 @@ class Budget(NamedTuple):
         ]
         return "\n".join(lines)
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return str(self)

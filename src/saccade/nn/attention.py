@@ -17,7 +17,7 @@ from saccade.masks import Mask
 from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism
 from saccade.nn import attention_checks as checks
-from saccade.nn.attention_heads import Heads, Places, with_temperature
+from saccade.nn.attention_heads import Heads, Places, turns_of, with_temperature
 from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.convolved_projections import ConvolvedProjections, split_cache, undone_on_error
 from saccade.nn.projections import weight_of
@@ -286,28 +286,22 @@ class MultiHeadAttention(AttentionLayer):
             q_places = kv_places = checks.check_causal(
                 joined, cache.positions(q_len) if q_places is None else q_places.given, cache
             )
-        turns = q_own = k_own = None  # every call below costs as much as a small operation
-        if rotary_positions is not None:
-            turns = checks.check_turns(rotary_positions, self.rotary, key is query, cache)
-        if self.rotary is not None or self.temperature is not None:
-            q_own = (Positions.between(kv_len - q_len, kv_len) if q_places is None else q_places).given
-            k_own = (Positions.between(0, kv_len) if kv_places is None else kv_places).given
-        q_turns, k_turns = (q_own, k_own) if turns is None else (turns, turns)
-        warm = (q_own, joined) if turns is None or (isinstance(turns, Tensor) and turns.dim() > 2) else (turns, None)
+        q_turns = k_turns = warm = None  # every call below costs as much as a small operation
+        if self.rotary is not None or self.temperature is not None or rotary_positions is not None:
+            turns = checks.checked_turns(rotary_positions, self.rotary, key is query, cache)
+            q_turns, k_turns, warm = turns_of(turns, (q_places, kv_places), (q_len, kv_len), joined)
         if context_cached:
             q = self._turned(self.query_projection(query), q_turns, self.query_norm)
-            q = with_temperature(q, self.temperature, *warm)
+            q = q if warm is None else with_temperature(q, self.temperature, *warm)
             return Heads(q, q, q, joined, q_places, kv_places)
         parts: Sequence[Tensor] = self.query_projection(query), self.key_projection(key), self.value_projection(value)
         if self.convolution is not None:
             checks.check_convolved(key is query and value is query, cache)
             parts = self._convolved(parts, joined, q_places, tail)
-        if self.rotary is None and self.qk_norm is None:
-            q, k = self._split(parts[0]), self._split(parts[1])
-        else:
-            q, k = self._turned(parts[0], q_turns, self.query_norm), self._turned(parts[1], k_turns, self.key_norm)
-        if self.temperature is not None:
-            q = with_temperature(q, self.temperature, *warm)
+        is_plain = self.rotary is None and self.qk_norm is None
+        q = self._split(parts[0]) if is_plain else self._turned(parts[0], q_turns, self.query_norm)
+        k = self._split(parts[1]) if is_plain else self._turned(parts[1], k_turns, self.key_norm)
+        q = q if warm is None else with_temperature(q, self.temperature, *warm)
         return Heads(q, k, self._split(parts[2]), joined, q_places, kv_places)
 
     def _convolved(

@@ -79,10 +79,12 @@ def _misfit(tensors: dict[str, tuple[Tensor, int]], argument: str, rule: str, go
     raise value_error(argument, rule, got, facts=facts)
 
 
-def check_turns(
+def checked_turns(
     rotary_positions: GivenPositions, rotary: nn.Module | None, is_self: bool, cache: LayerCache | None
-) -> range | Tensor:
-    """Return the positions of an attention layer's rotation; raise if nothing would use them as they are."""
+) -> range | Tensor | None:
+    """Return the positions of an attention layer's rotation, or None; raise if nothing would use them as they are."""
+    if rotary_positions is None:
+        return None
     if rotary is None:
         raise value_error("rotary_positions", "be None in a layer without rotary", "positions")
     if not is_self:

@@ -34,6 +34,29 @@ class Places(NamedTuple):
     rotary_positions: GivenPositions = None
 
 
+def turns_of(
+    given: range | Tensor | None,
+    places: tuple[Positions | None, Positions | None],
+    lengths: tuple[int, int],
+    mask: Mask | None,
+) -> tuple[range | Tensor, range | Tensor, tuple[range | Tensor, Mask | None]]:
+    """Return the positions for the rotation of queries and of keys, and positions and mask for the temperature.
+
+    Args:
+        given: the positions for the rotation alone, or None.
+        places: the positions of queries and keys, or None if they are the default ones.
+        lengths: number of queries and of keys.
+        mask: the mask, whose documents restart the positions.
+    """
+    (q_len, kv_len), (q_places, kv_places) = lengths, places
+    q_own = (Positions.between(kv_len - q_len, kv_len) if q_places is None else q_places).given
+    if given is None:
+        k_own = (Positions.between(0, kv_len) if kv_places is None else kv_places).given
+        return q_own, k_own, (q_own, mask)
+    has_axes = isinstance(given, Tensor) and given.dim() > 2
+    return given, given, (q_own, mask) if has_axes else (given, None)
+
+
 def with_temperature(
     query: Tensor, temperature: QueryTemperature | None, positions: GivenPositions, mask: Mask | None
 ) -> Tensor:

@@ -276,8 +276,10 @@ def _compute_block(
     made = capped(inputs, made)
     slope = 1.0 - (made / inputs.softcap).square_() if slopes and inputs.softcap is not None else None
     before = made.clone() if slopes and inputs.modification is not None else None
-    bias = None if inputs.bias is None else inputs.bias.read(piece)
-    made = mask_(inputs, biased(inputs, modified(inputs, made, piece), bias), piece)
+    made = modified(inputs, made, piece)
+    if inputs.bias is not None:
+        made = biased(inputs, made, inputs.bias.read(piece))  # without a name, it is freed before the mask is made
+    made = mask_(inputs, made, piece)
     return _Block(piece, q, k, v, made, before, slope, groups)
 
 
