@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-CHECKED = [ROOT / "examples" / "short", ROOT / "tests" / "typed" / "public_calls.py"]
+CHECKED = [ROOT / "examples" / "short", ROOT / "tests" / "project" / "typed" / "public_calls.py"]
 
 pytestmark = pytest.mark.slow
 
