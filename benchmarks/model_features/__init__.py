@@ -1,1 +1,1 @@
-"""What the attention of published language models uses, counted over the configurations of transformers."""
+"""Counts of the attention features of published language models, over the configurations of transformers."""

@@ -1,4 +1,4 @@
-"""What an audit will miss is what a simulation of it misses."""
+"""The share of faults that an audit misses equals that of a simulation."""
 
 import pytest
 import torch

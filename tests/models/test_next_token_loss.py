@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from saccade.masks import Causal, Documents, Padding, PrefixPerDocument, Window
+from saccade.masks import BlockDiffusion, Causal, Documents, Padding, PrefixPerDocument, Window
 from saccade.models import Decoder, DecoderConfig
 
 VOCAB, LENGTH = 37, 12
@@ -167,6 +167,7 @@ def test_it_compiles_in_chunks():
         ({"targets": some_tokens() + 1}, ValueError, "targets must be from 0 to 36, or -100"),
         ({"mask": torch.ones(12, 12).bool()}, TypeError, "mask must be a Mask, which says where texts end"),
         ({"mask": PrefixPerDocument([5, 7], [2, 3])}, ValueError, "mask must say where texts end"),
+        ({"mask": BlockDiffusion(2, 6)}, ValueError, "mask must say where texts end"),
     ],
 )
 def test_what_it_refuses(given, error, message):

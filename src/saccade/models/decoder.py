@@ -183,7 +183,7 @@ class Decoder(SavedText):
                 depends on the batch in a way that does not say where texts end.
 
         Cost: memory for ``chunk_size * vocab_size`` logits instead of ``len * vocab_size``; with gradients and more
-        than one chunk, logits are computed twice.
+        than one chunk, logits are computed twice. Under torch.func, the logits of all tokens are stored.
         """
         vocab_size = self.config.vocab_size
         if chunk_size is not None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from saccade.masks import And, Documents, Mask, Padding
+from saccade.masks import And, BlockDiffusion, Documents, Mask, Padding
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import type_error, value_error
 from saccade.support.torch_modes import has_values, is_tracing, is_transformed
@@ -29,7 +29,7 @@ def next_tokens(tokens: Tensor, mask: object = None, positions: GivenPositions =
         positions: positions of the tokens. A text goes on where they increase by 1; -1 marks padding.
 
     Raises:
-        TypeError, ValueError: the mask depends on the batch, but does not say where texts end.
+        TypeError, ValueError: the mask depends on the batch or holds two texts, but does not say where texts end.
     """
     batch, length = tokens.shape
     place = Positions.of(range(length) if positions is None else positions, length=length, batch=batch)
@@ -58,7 +58,7 @@ def _facts(mask: object) -> list[Documents | Padding]:
     for part in mask.parts if isinstance(mask, And) else (mask,):
         if isinstance(part, Documents | Padding):
             facts.append(part)
-        elif part.is_fact_of_batch:
+        elif part.is_fact_of_batch or isinstance(part, BlockDiffusion):  # its halves are two texts
             raise value_error("mask", "say where texts end, as Documents and Padding do", repr(part), hint=hint)
     return facts
 
@@ -92,7 +92,7 @@ def mean_cross_entropy(
         targets: int64 ``[batch, len]``; tokens with -100 do not count.
         chunk_size: number of tokens whose logits exist at a time; by default as many as have four million logits.
 
-    Cost: with several chunks and gradients, logits are computed twice.
+    Cost: with several chunks and gradients, logits are computed twice; under torch.func, all of them are stored.
     """
     rows = hidden.flatten(0, -2).split(size := chunk_size or max(64, _LOGITS // vocab_size))
     wanted = targets.flatten().split(size)
@@ -102,10 +102,10 @@ def mean_cross_entropy(
         found = found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
         return F.cross_entropy(found, wanted, ignore_index=IGNORED, reduction="sum")
 
-    # torch.func refuses checkpoints; without gradients, or with a single chunk, nothing is stored anyway.
-    is_stored = len(rows) == 1 or not torch.is_grad_enabled() or is_transformed()
+    # A checkpoint saves nothing without gradients or with a single chunk, and torch.func refuses it.
+    needs_no_checkpoint = len(rows) == 1 or not torch.is_grad_enabled() or is_transformed()
     totals = [
-        total(*pair) if is_stored else checkpoint(total, *pair, use_reentrant=False, preserve_rng_state=False)
+        total(*pair) if needs_no_checkpoint else checkpoint(total, *pair, use_reentrant=False, preserve_rng_state=False)
         for pair in zip(rows, wanted, strict=True)
     ]
     return torch.stack(totals).sum() / (targets != IGNORED).sum()
