@@ -40,10 +40,6 @@ class Rounded(NamedTuple):
         numbers = none.to(wide_dtype(like.dtype))
         return cls(none.to(torch.int8), numbers, numbers, none, size)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the int8 store by the names of the cache's leaves."""
-        return {"codes": self.codes, "steps": self.steps, "zeros": self.zeros, "rest": self.rest}
-
     def extended(self, new: Tensor) -> Rounded:
         """Return this int8 store with new columns. Blocks that are now full are rounded to int8."""
         size = self.size
@@ -125,8 +121,7 @@ class Int8Cache(RoundedCache):
     def _store(self, name: str, like: Tensor) -> Rounded:
         if not self._state:
             return Rounded.empty(like, self.block_size)
-        codes, steps, zeros, rest = (self._state[f"{name}.{part}"] for part in ("codes", "steps", "zeros", "rest"))
-        return Rounded(codes, steps, zeros, rest, self.block_size)
+        return Rounded(*self._parts(name), self.block_size)
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         for name in ("key", "value"):  # in files of version 0.1, code 0 represents 0

@@ -45,10 +45,6 @@ class Packed(NamedTuple):
         numbers = none.new_empty(batch, heads, 0, width if by_channel else 1, dtype=wide_dtype(like.dtype))
         return cls(none.to(torch.int8), numbers, numbers, none, size, bits, by_channel)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the store by the names of the cache's leaves."""
-        return {"codes": self.codes, "steps": self.steps, "zeros": self.zeros, "rest": self.rest}
-
     def extended(self, new: Tensor) -> Packed:
         """Return this store with new columns. Blocks that are now full are rounded and packed."""
         rest = torch.cat([self.rest, new], 2)
@@ -159,8 +155,7 @@ class QuantizedCache(RoundedCache):
         by_channel = name == "key"
         if not self._state:
             return Packed.empty(like, self.block_size, self.bits, by_channel)
-        codes, steps, zeros, rest = (self._state[f"{name}.{part}"] for part in ("codes", "steps", "zeros", "rest"))
-        return Packed(codes, steps, zeros, rest, self.block_size, self.bits, by_channel)
+        return Packed(*self._parts(name), self.block_size, self.bits, by_channel)
 
     def _sizes(self, contents: Contents) -> dict[str, int]:
         length, size = contents.count("length"), self.block_size

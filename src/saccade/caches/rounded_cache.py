@@ -15,11 +15,15 @@ from saccade.support.errors import value_error
 from saccade.support.numerics import is_finite, not_finite
 from saccade.support.validation import check_int
 
+_PARTS = ("codes", "steps", "zeros", "rest")
 _AT_ONCE = 1 << 21  # bytes of keys that are converted at once, small enough to stay in a core's cache
 
 
 class Store(Protocol):
-    """Keys or values in few bits: finished blocks are rounded, the columns of the unfinished block are not."""
+    """Keys or values in few bits: finished blocks are rounded, the columns of the unfinished block are not.
+
+    Its tensors have the names of the cache's leaves: ``codes``, ``steps``, ``zeros`` and ``rest``.
+    """
 
     def extended(self, new: Tensor) -> Self:
         """Return this store with new columns ``[batch, kv_heads, len, width]``. Blocks that are full are rounded."""
@@ -27,10 +31,6 @@ class Store(Protocol):
 
     def read(self, new: Tensor, rows: slice) -> Tensor:
         """Return the stored columns of some key heads as floats, then new columns, ``[rows, columns, width]``."""
-        ...
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the store by the names of the cache's leaves."""
         ...
 
 
@@ -71,9 +71,14 @@ class RoundedCache(LayerCache):
         moved = call.key.nbytes + call.value.nbytes
         self._traffic = Traffic(sum(x.nbytes for x in self._state.values()) + moved, moved)
         for name, x in new.items() if q_len else ():
-            tensors = stored[name].extended(x.detach()).tensors()
-            self._state |= {f"{name}.{part}": tensor for part, tensor in tensors.items()}
+            store = stored[name].extended(x.detach())
+            self._state |= {f"{name}.{part}": getattr(store, part) for part in _PARTS}
         return out
+
+    def _parts(self, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return codes, steps, zeros and rest of the store named ``"key"`` or ``"value"``."""
+        codes, steps, zeros, rest = (self._state[f"{name}.{part}"] for part in _PARTS)
+        return codes, steps, zeros, rest
 
     def _check_new(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         super()._check_new(query, key, value)

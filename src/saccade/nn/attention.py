@@ -286,13 +286,13 @@ class MultiHeadAttention(AttentionLayer):
             q_places = kv_places = checks.check_causal(
                 joined, cache.positions(q_len) if q_places is None else q_places.given, cache
             )
-        q_turns = k_turns = warm = None  # every call below costs as much as a small operation
+        q_turns = k_turns = temperature_places = None  # every call below costs as much as a small operation
         if self.rotary is not None or self.temperature is not None or rotary_positions is not None:
             turns = checks.checked_turns(rotary_positions, self.rotary, key is query, cache)
-            q_turns, k_turns, warm = turns_of(turns, (q_places, kv_places), (q_len, kv_len), joined)
+            q_turns, k_turns, temperature_places = turns_of(turns, (q_places, kv_places), (q_len, kv_len), joined)
         if context_cached:
             q = self._turned(self.query_projection(query), q_turns, self.query_norm)
-            q = q if warm is None else with_temperature(q, self.temperature, *warm)
+            q = q if temperature_places is None else with_temperature(q, self.temperature, *temperature_places)
             return Heads(q, q, q, joined, q_places, kv_places)
         parts: Sequence[Tensor] = self.query_projection(query), self.key_projection(key), self.value_projection(value)
         if self.convolution is not None:
@@ -301,7 +301,7 @@ class MultiHeadAttention(AttentionLayer):
         is_plain = self.rotary is None and self.qk_norm is None
         q = self._split(parts[0]) if is_plain else self._turned(parts[0], q_turns, self.query_norm)
         k = self._split(parts[1]) if is_plain else self._turned(parts[1], k_turns, self.key_norm)
-        q = q if warm is None else with_temperature(q, self.temperature, *warm)
+        q = q if temperature_places is None else with_temperature(q, self.temperature, *temperature_places)
         return Heads(q, k, self._split(parts[2]), joined, q_places, kv_places)
 
     def _convolved(
