@@ -96,7 +96,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "sparse bool tensor": lambda: torch.eye(2, dtype=torch.bool).to_sparse(),
 }
 
-# What each kind of argument takes, by the names above.
+# The values that each kind of argument takes, by the names above.
 MASK = {"mask"}
 COUNTS = {"0", "1", "3", "np.int64", "2**21", "2**35", "2**50"}
 FROM_1 = COUNTS - {"0"}
