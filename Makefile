@@ -48,7 +48,7 @@ report: $(VENV)/.native  ## write three pages that show all attention of a model
 verify: $(VENV)/.native  ## check what is said about attention by running it (under a minute)
 	$(OFFLINE) $(BIN)/saccade verify
 
-test: $(VENV)/.dev  ## run the tests, but for one in fifty that takes seconds (ten minutes on two cores)
+test: $(VENV)/.dev  ## run the tests, but for one in fifty that takes seconds (six minutes on two cores)
 	$(PYTEST) -m 'not ci and not slow and not gpu'
 
 mutants: $(VENV)/.dev  ## change the code in one place at a time, and see that a test notices (hours)
