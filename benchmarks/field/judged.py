@@ -11,9 +11,9 @@ from typing import Any
 from benchmarks.field.entries import Entry
 from saccade.testing.case import Case
 from saccade.testing.conformance import trials, try_law
+from saccade.testing.kernel_under_test import Subject
 from saccade.testing.laws import LAWS, SIZE_LAWS, Law
 from saccade.testing.report import Result
-from saccade.testing.subject import Subject
 
 __all__ = ["CASES", "SEED", "SIZES", "judged"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.field.judged import SIZES
-from saccade.testing.laws import conduct, declarations, definition, invariance, locality
+from saccade.testing.laws import declarations, definition, invariance, locality, program_behaviour
 
 __all__ = ["GROUPS", "written"]
 
@@ -14,7 +14,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "definition": tuple(law.name for law in definition.LAWS),
     "locality": tuple(law.name for law in locality.LAWS),
     "invariance": tuple(law.name for law in invariance.LAWS),
-    "conduct": tuple(law.name for law in (*conduct.LAWS, *declarations.LAWS)),
+    "conduct": tuple(law.name for law in (*program_behaviour.LAWS, *declarations.LAWS)),
     "sizes": SIZES,
 }
 """The laws of each column of the table."""

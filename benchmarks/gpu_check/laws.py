@@ -19,8 +19,8 @@ from saccade import masks, testing
 from saccade.masks import Causal, Documents, Padding
 from saccade.positions import ALiBi
 from saccade.testing import Case, shared_masks
+from saccade.testing.kernel_under_test import OPTIONS
 from saccade.testing.laws import Law
-from saccade.testing.subject import OPTIONS
 
 __all__ = ["CASES", "DTYPES", "KERNELS", "LAWS", "OneKernel", "broken", "measure"]
 

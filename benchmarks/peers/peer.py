@@ -17,9 +17,9 @@ from saccade.masks import Dense
 from saccade.testing.case import Case, Rule
 from saccade.testing.cases import CASES
 from saccade.testing.defined_case import Definition, judged_by
+from saccade.testing.kernel_under_test import Subject
 from saccade.testing.laws import Law
 from saccade.testing.pattern_cases import PATTERNS
-from saccade.testing.subject import Subject
 
 __all__ = ["Definition", "Library", "Peer", "imported", "kit_cases", "named", "ruled"]
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from benchmarks.survey.architectures import VOCABULARY, Architecture
 from saccade.auditing.audit import audit
-from saccade.auditing.bug_script import claim_lines, run_lines
 from saccade.auditing.declared_rules import from_config, is_causal
 from saccade.auditing.equivalence import Pair, sameness
 from saccade.auditing.finding import ClaimResult
 from saccade.auditing.float64 import describe_error
+from saccade.auditing.reproduction_script import claim_lines, run_lines
 from saccade.masks import Causal, Full
 
 _TOLD_BY_POSITIONS = ("packed", "packed, with a cache", "packed, with a mask of ones")

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from saccade.auditing.rounding_noise import FACTOR
-from saccade.engine.kernel_check import check_kernel
+from saccade.engine.first_use_check import check_kernel
 from saccade.testing import TOLERANCES
 from saccade.theory.measurement import SIGMAS, equal
 

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from saccade import models
 from saccade.auditing import audit_setup
-from saccade.auditing.setup_batch import SetupBatch
+from saccade.auditing.collated_batch import SetupBatch
 
 
 def texts(lengths=(9, 13, 6)):

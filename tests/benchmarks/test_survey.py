@@ -20,7 +20,7 @@ from benchmarks.survey.subprocess_pool import each_alone
 from benchmarks.survey.table import COLUMNS, LEAST, mark, written
 from benchmarks.survey.versions import COMPARED, compared, versions_table
 
-from saccade.auditing.bug_script import claim_lines
+from saccade.auditing.reproduction_script import claim_lines
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {language: DOCS / language / "audit-of-transformers.md" for language in ("en", "zh")}

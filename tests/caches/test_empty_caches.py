@@ -15,7 +15,7 @@ from saccade.caches import (
     SegmentCache,
     SinkWindowCache,
 )
-from saccade.caches.attend_call import Call
+from saccade.caches.call_arguments import Call
 from saccade.caches.recurrent import Memory
 from saccade.positions.token_positions import Positions
 

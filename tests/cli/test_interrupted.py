@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from saccade.cli import main
-from saccade.cli.exits import STATUSES
+from saccade.cli.exit_status import STATUSES
 
 # Interrupts itself, as Ctrl-C or `kill` would, while a picture is written: then it is half done, and no clock decides.
 PROGRAM = """

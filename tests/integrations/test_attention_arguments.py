@@ -14,8 +14,8 @@ from transformers.models.inkling2 import modeling_inkling2
 
 import saccade as sc
 from saccade.integrations import attention_arguments
-from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.transformers import install
+from saccade.integrations.transformers_call import AttentionCall
 
 SOURCES = pathlib.Path(transformers.__file__).parent
 # Names that transformers' functions use among themselves; no model passes them.

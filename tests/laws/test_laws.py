@@ -15,8 +15,8 @@ from saccade.engine.kernels.block_mask import blocks_of
 from saccade.engine.kernels.flex import Flex, _score_mod
 from saccade.engine.kernels.kernel import Request, Verdict
 from saccade.testing.cases import INGREDIENTS, LARGE_INGREDIENTS
+from saccade.testing.kernel_under_test import OPTIONS
 from saccade.testing.pattern_cases import PATTERNS
-from saccade.testing.subject import OPTIONS
 
 HALF = (torch.bfloat16, torch.float16)
 EVERY = (*testing.CASES, *testing.LARGE_CASES)

@@ -12,10 +12,12 @@ from saccade import mechanisms, testing
 from saccade.masks import Causal, Full, Global, Mask, Padding, Prefix, as_mask
 from saccade.matrix import Matrix
 from saccade.scorers import BlockMeans, DotProducts
-from saccade.testing.laws import conduct, invariance, locality
+from saccade.testing.laws import invariance, locality, program_behaviour
 
 # What says that an output is that of softmax, or of scores that softmax alone has, is not among them.
-GENERAL = [law for group in (locality, invariance, conduct) for law in group.LAWS if law.name != "half_precision"]
+GENERAL = [
+    law for group in (locality, invariance, program_behaviour) for law in group.LAWS if law.name != "half_precision"
+]
 GENERAL += [law for law in testing.LAWS if law.name in ("gradcheck", "dtypes")]
 BASIC = [case for case in testing.CASES if case.q_len <= 20]
 LONG = ("top keys", "top blocks", "differential")

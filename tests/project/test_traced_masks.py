@@ -14,7 +14,7 @@ from torch.export import Dim, export
 
 import saccade as sc
 from saccade import masks
-from saccade.masks.convert.unread import Converted, Pairs, TensorMask, Unread
+from saccade.masks.convert.deferred_masks import Converted, Pairs, TensorMask, Unread
 from saccade.nn import MultiHeadAttention
 from saccade.support.torch_modes import has_values
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from saccade import testing
-from saccade.testing.subject import OPTIONS
+from saccade.testing.kernel_under_test import OPTIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
 ENGLISH, CHINESE = ((DOCS / language / "conformance.md").read_text(encoding="utf-8") for language in ("en", "zh"))

@@ -11,8 +11,8 @@ from saccade.mechanisms import Linear
 from saccade.scores import Gaussian
 from saccade.theory.complexity import dense
 from saccade.theory.gradients import Gradients, backward
-from saccade.theory.relatives import kalman_update
-from saccade.theory.trained import _NOUNS, _SYNONYMS
+from saccade.theory.related_methods import kalman_update
+from saccade.theory.trained_models import _NOUNS, _SYNONYMS
 
 
 def unscaled(query, key, value, mask=None, **options):

@@ -42,9 +42,9 @@ import saccade as sc
 from saccade import masks
 from saccade.scores import Gaussian
 from saccade.theory.heads import least_error_of_one_head
+from saccade.theory.matrix_products import factors_of_logits
 from saccade.theory.mixture import posterior
-from saccade.theory.products import factors_of_logits
-from saccade.theory.relatives import precision_weighted
+from saccade.theory.related_methods import precision_weighted
 from saccade.theory.scaling import softmax_naively
 from saccade.theory.softmax import jacobian, jacobian_as_printed, jacobian_of_rows
 from saccade.theory.spectrum import moduli

@@ -55,8 +55,8 @@ from saccade.theory.features import divided
 from saccade.theory.graphs import built_of_windows
 from saccade.theory.induction import _last_output, next_by_induction
 from saccade.theory.paths import attending, convolutions, lstm, recurrent, scanned
-from saccade.theory.trained import ShareOfKeys, keys_needed
-from saccade.theory.training import attentive, convolution
+from saccade.theory.trained_layers import attentive, convolution
+from saccade.theory.trained_models import ShareOfKeys, keys_needed
 from saccade.theory.universality import built
 from saccade.vision import CBAM
 

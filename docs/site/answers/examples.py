@@ -91,7 +91,7 @@ def exported_masks() -> list[str]:
     for name in masks.__all__:
         one = getattr(masks, name)
         is_class = isinstance(one, type) and issubclass(one, Mask) and one is not Mask
-        if is_class or getattr(one, "__module__", "") == "saccade.masks.recipes":
+        if is_class or getattr(one, "__module__", "") == "saccade.masks.presets":
             found.append(name)
     return found
 

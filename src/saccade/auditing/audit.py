@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from saccade.auditing.bug_script import script_of
 from saccade.auditing.by_layer import ByLayer, mixers
 from saccade.auditing.claims import checked, further
-from saccade.auditing.claims.asked import Asked
 from saccade.auditing.claims.compared import claim_of
+from saccade.auditing.claims.model_measurements import Asked
 from saccade.auditing.compiled_model import CompiledModelUnderTest, is_compiled, run_eagerly, uncompiled
-from saccade.auditing.composition import Composition
 from saccade.auditing.declared_rules import Declared, from_config, rules_of, with_rules
 from saccade.auditing.encoder_decoder import EncoderDecoderUnderTest, is_pair, joint_rules, pair_from_config
 from saccade.auditing.end_to_end import EndToEnd
@@ -32,7 +30,9 @@ from saccade.auditing.model_under_test import ModelUnderTest, NoGradientError, c
 from saccade.auditing.multi_process import replicated
 from saccade.auditing.reachability import Reach
 from saccade.auditing.report import DRAWN, Report, reached_by_gradient
+from saccade.auditing.reproduction_script import script_of
 from saccade.auditing.rounding_noise import FACTOR, jitter, relative, restoring_state
+from saccade.auditing.rule_composition import Composition
 from saccade.masks import Mask, parse
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from saccade import masks
 from saccade.auditing.audit import assumed_rule, audit
+from saccade.auditing.collated_batch import Collator, SetupBatch, ids_of
 from saccade.auditing.declared_rules import Declared
 from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.model_under_test import can_cache, rows_of
 from saccade.auditing.report import Report
 from saccade.auditing.rounding_noise import FACTOR, jitter, restoring_state, row_differences
-from saccade.auditing.setup_batch import Collator, SetupBatch, ids_of
 from saccade.masks import Mask, parse
 from saccade.support.validation import check_int, check_type
 

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from saccade.caches.attend_call import Call, MakesMatrix, Traffic
 from saccade.caches.block_select import BlockSelectCache
 from saccade.caches.cache import LayerCache
+from saccade.caches.call_arguments import Call, MakesMatrix, Traffic
 from saccade.caches.compressive_cache import CompressiveCache
 from saccade.caches.cross_cache import CrossCache
 from saccade.caches.eviction import EvictingCache, HeavyHitterCache, Held, SnapKVCache
@@ -21,7 +21,7 @@ from saccade.caches.quantized_cache import QuantizedCache
 from saccade.caches.recurrent import RecurrentCache
 from saccade.caches.ring_buffer import SegmentCache
 from saccade.caches.sink_window import SinkWindowCache
-from saccade.support.other_names import other_names
+from saccade.support.name_hints import other_names
 
 if not TYPE_CHECKING:
     __getattr__ = other_names(__name__)

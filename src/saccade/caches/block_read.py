@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.caches.attend_call import Call
 from saccade.caches.buffers import reused
+from saccade.caches.call_arguments import Call
 from saccade.masks.rules.key_ranges import KeyRanges
 
 _AT_ONCE = 1 << 23  # bytes of keys that are gathered at once, small enough to stay in a core's cache

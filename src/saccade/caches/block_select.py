@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.block_read import BlockRead, VisibleColumns
+from saccade.caches.call_arguments import Call, Traffic
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.caches.kv_cache import KVCache, check_softmax
 from saccade.caches.per_head import attend_by_head

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from saccade.caches.attend_call import (
+from saccade.caches.call_arguments import (
     OUTSIDE,
     Call,
     KeyValueSpec,

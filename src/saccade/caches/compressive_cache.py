@@ -7,9 +7,9 @@ from typing import ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.buffers import usable
 from saccade.caches.cache import LayerCache
+from saccade.caches.call_arguments import Call, Traffic
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import unsupported

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from saccade.caches.attend_call import KeyValueSpec, MakesMatrix, Traffic, check_call
 from saccade.caches.buffers import usable
 from saccade.caches.cache import LayerCache
+from saccade.caches.call_arguments import KeyValueSpec, MakesMatrix, Traffic, check_call
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import value_error

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.cache import LayerCache
+from saccade.caches.call_arguments import Call, Traffic
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.caches.per_head import attend_by_head
 from saccade.matrix import Matrix

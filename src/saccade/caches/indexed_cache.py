@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from saccade.caches.attend_call import Call
+from saccade.caches.call_arguments import Call
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.caches.kv_cache import KVCache
 from saccade.matrix import AttentionMatrix

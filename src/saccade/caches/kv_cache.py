@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from saccade.caches.attend_call import Call, KeyValueSpec, Traffic
 from saccade.caches.buffers import empty
 from saccade.caches.cache import LayerCache
+from saccade.caches.call_arguments import Call, KeyValueSpec, Traffic
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.matrix import AttentionMatrix, Matrix
 from saccade.positions.token_positions import Positions

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from saccade.caches.attend_call import Call, Traffic
+from saccade.caches.call_arguments import Call, Traffic
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.caches.kv_cache import KVCache
 from saccade.support.errors import value_error

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
-from saccade.caches.attend_call import Traffic, check_crop
 from saccade.caches.cache import LayerCache
+from saccade.caches.call_arguments import Traffic, check_crop
 from saccade.caches.cross_cache import CrossCache
 from saccade.support.errors import type_error, value_error
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from saccade.caches.attend_call import Call
+from saccade.caches.call_arguments import Call
 from saccade.matrix import Matrix
 from saccade.positions.token_positions import GivenPositions, Positions
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from saccade.caches.attend_call import Call, KeyValueSpec, Traffic
 from saccade.caches.buffers import usable
 from saccade.caches.cache import LayerCache
+from saccade.caches.call_arguments import Call, KeyValueSpec, Traffic
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_int

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.buffers import usable
 from saccade.caches.cache import LayerCache
+from saccade.caches.call_arguments import Call, Traffic
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.masks import Mask, Segments
 from saccade.positions.token_positions import GivenPositions, Positions

@@ -7,8 +7,8 @@ from typing import Protocol, Self
 
 from torch import Tensor
 
-from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.cache import LayerCache
+from saccade.caches.call_arguments import Call, Traffic
 from saccade.caches.per_head import attend_by_head
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import value_error

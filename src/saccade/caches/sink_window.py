@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade import masks
-from saccade.caches.attend_call import Call, Traffic
+from saccade.caches.call_arguments import Call, Traffic
 from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.caches.ring_buffer import RingCache
 from saccade.matrix import AttentionMatrix

@@ -11,7 +11,7 @@ from saccade import __version__
 from saccade.cli.audit import audit
 from saccade.cli.compare import compare
 from saccade.cli.cost import cost
-from saccade.cli.exits import STATUSES
+from saccade.cli.exit_status import STATUSES
 from saccade.cli.generate import generate
 from saccade.cli.judge import judge
 from saccade.cli.look import look

@@ -15,7 +15,7 @@ from saccade.auditing.float64 import describe_error
 from saccade.auditing.loading import model_of
 from saccade.auditing.report import DRAWN
 from saccade.auditing.training_setup import SETUP_CLAIMS
-from saccade.cli.exits import fail, loaded, refuse, refuse_beside
+from saccade.cli.exit_status import fail, loaded, refuse, refuse_beside
 from saccade.cli.loading import NAMED, load
 from saccade.cli.output_files import put
 from saccade.cli.setup_file import made_by, model_made_by, names_a_function

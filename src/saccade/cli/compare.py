@@ -9,7 +9,7 @@ import typer
 from torch import Tensor
 
 from saccade import viz
-from saccade.cli.exits import loaded, refuse, refuse_beside
+from saccade.cli.exit_status import loaded, refuse, refuse_beside
 from saccade.cli.learn import learn
 from saccade.cli.loading import FittingModel, fitting_name, load, shown_name
 from saccade.cli.output_files import put

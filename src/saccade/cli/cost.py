@@ -9,7 +9,7 @@ import typer
 from torch import nn
 
 from saccade import costs
-from saccade.cli.exits import loaded, refuse, refuse_beside, refuse_without
+from saccade.cli.exit_status import loaded, refuse, refuse_beside, refuse_without
 from saccade.cli.loading import load
 from saccade.cli.output_files import put
 from saccade.costs import Cost, growth

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from saccade.cli.exits import loaded, refuse
+from saccade.cli.exit_status import loaded, refuse
 from saccade.cli.loading import SMALL_DECODER, ModelName, load
 from saccade.cli.progress import progress
 from saccade.models import Decoder, Sampler, Step, beam_search, stream

@@ -10,7 +10,7 @@ import torch
 import typer
 from rich.console import Console
 
-from saccade.cli.exits import refuse, refuse_beside
+from saccade.cli.exit_status import refuse, refuse_beside
 from saccade.cli.output_files import all_or_none, folder_for, writing
 from saccade.cli.progress import progress
 from saccade.testing.judging import Declaration, Judgement, Source, check_interpreter

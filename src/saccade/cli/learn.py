@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from saccade import viz
-from saccade.cli.exits import refuse
+from saccade.cli.exit_status import refuse
 from saccade.cli.output_files import put, writing
 from saccade.cli.progress import progress
 from saccade.learning import MIXERS, QUESTIONS, Outcome, Run, Settings, planned, run_all

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from saccade import viz
-from saccade.cli.exits import fail, loaded, refuse, refuse_beside
+from saccade.cli.exit_status import fail, loaded, refuse, refuse_beside
 from saccade.cli.figures import MOST_WINDOWS, figures, whole, without_special
 from saccade.cli.loading import FittingModel, fitting_name, shown_name
 from saccade.cli.look_tables import (

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from saccade.cli.windows import Window
+from saccade.cli.text_windows import Window
 from saccade.matrix import Matrix
 from saccade.statistics import Head, Parts, Summary
 from saccade.statistics.head_ranking import position_information, unexplained_information

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from saccade.cli.loading import NAMED, load
+from saccade.cli.text_windows import Window, windows_of
 from saccade.cli.transformers_model import TransformersModel, load_transformers
-from saccade.cli.windows import Window, windows_of
 from saccade.matrix import Matrix
 from saccade.models import Decoder, Encoder, EncoderDecoder
 from saccade.models.checkpoint_folder import read_config

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from saccade import viz
-from saccade.cli.exits import fail, refuse
+from saccade.cli.exit_status import fail, refuse
 from saccade.text import visible
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from saccade import viz
-from saccade.cli.exits import refuse, refuse_beside
+from saccade.cli.exit_status import refuse, refuse_beside
 from saccade.cli.output_files import all_or_none, folder_for
 from saccade.cli.progress import progress
 from saccade.text import visible

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from saccade.caches import Cache, KVCache
-from saccade.caches.attend_call import Call, Traffic
+from saccade.caches.call_arguments import Call, Traffic
 from saccade.distributed.collectives import agree, guarded
 from saccade.distributed.context_parallel import ContextParallel
 from saccade.matrix import AttentionMatrix

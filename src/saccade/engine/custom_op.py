@@ -24,9 +24,9 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Kernel, KernelWithBackward, Request
 from saccade.engine.positions.positioned_mask import at_origin
 from saccade.masks.convert.as_mask import check_told_apart
+from saccade.masks.convert.deferred_masks import AtOrigin
 from saccade.masks.convert.recognise_tensor import recognise_tensors
 from saccade.masks.convert.serialize import decode, encode
-from saccade.masks.convert.unread import AtOrigin
 from saccade.scores.base import TileFunction
 from saccade.support.errors import unsupported
 from saccade.support.numerics import wide_dtype

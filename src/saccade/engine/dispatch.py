@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from saccade.engine import autograd, dropout, kernel_check, nonfinite
+from saccade.engine import autograd, dropout, first_use_check, nonfinite
 from saccade.engine.bias.sink_logit import with_sink
 from saccade.engine.check_inputs import autocast, check_value
 from saccade.engine.dropout import Dropped
@@ -96,7 +96,7 @@ def _verdict(kernel: Kernel, inputs: AttentionInputs, request: Request) -> Verdi
     verdict = kernel.verdict(inputs, request)
     if verdict.cannot or not kernel.is_checked:
         return verdict
-    return verdict._replace(cannot=kernel_check.reasons(kernel, inputs))
+    return verdict._replace(cannot=first_use_check.reasons(kernel, inputs))
 
 
 def _requested(inputs: AttentionInputs, request: Request) -> Kernel:
@@ -175,7 +175,7 @@ def _run(
     if inputs.shape[2] >= FEWEST:
         order = reordered(inputs, kernel, 0.0 if dropped is None else dropped.p)
     local = inputs if order is None else order.inputs
-    if kernel.is_checked and not kernel_check.holds(kernel, inputs, value, local):
+    if kernel.is_checked and not first_use_check.holds(kernel, inputs, value, local):
         return None
     results: tuple[Tensor, Tensor | None] | None = None
     try:
@@ -191,9 +191,13 @@ def _run(
                 results = nonfinite.forward(runner, local, value, dropped)
     except Exception as error:
         # Re-raise anything else: torch.utils.checkpoint stops a forward pass with an exception.
-        if not kernel.is_checked or not type(error).__module__.startswith(_COMPILERS) or not kernel_check.is_on(inputs):
+        if (
+            not kernel.is_checked
+            or not type(error).__module__.startswith(_COMPILERS)
+            or not first_use_check.is_on(inputs)
+        ):
             raise
-        kernel_check.failed(kernel, inputs, value, local, error)
+        first_use_check.failed(kernel, inputs, value, local, error)
         return None
     out, lse = results
     return results if order is None or lse is None else order.restored(out, lse)

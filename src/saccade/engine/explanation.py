@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from saccade.engine import kernel_check, nonfinite
+from saccade.engine import first_use_check, nonfinite
 from saccade.engine.bias.sink_logit import bytes_of_sink
 from saccade.engine.dispatch import why_not
 from saccade.engine.inputs import AttentionInputs
@@ -72,7 +72,7 @@ class Explanation:
             kernel.name,
             why_not(inputs, request, kernel),
             inputs.shape,
-            kernel_check.seen(kernel, inputs),
+            first_use_check.seen(kernel, inputs),
             str(mask) if str(mask) == str(inputs.rule) else f"{mask}, the same as {inputs.rule}",
             cost.tiles,
             cost.pairs,

@@ -24,9 +24,9 @@ from saccade.engine.positions.positioned_mask import PositionedMask, at_origin, 
 from saccade.engine.to_device import moved
 from saccade.masks import Full, Mask, as_mask
 from saccade.masks.convert.as_mask import check_told_apart, from_causal_bias
+from saccade.masks.convert.deferred_masks import AtOrigin, read_mask
 from saccade.masks.convert.recognise_tensor import recognise_tensors
 from saccade.masks.convert.serialize import decode, encode
-from saccade.masks.convert.unread import AtOrigin, read_mask
 from saccade.masks.plan_cache import plan_of
 from saccade.plan import ColumnRange, Plan, Tile
 from saccade.positions import Bias

@@ -18,7 +18,7 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Request
 from saccade.engine.positions.positioned_mask import PositionedMask
 from saccade.masks import And, Causal, Full, Mask, Not, Or
-from saccade.masks.convert.unread import Pairs, Unread
+from saccade.masks.convert.deferred_masks import Pairs, Unread
 from saccade.support.errors import unsupported
 
 CALLED_AS = "attention"  # in errors

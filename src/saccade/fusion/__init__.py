@@ -1,7 +1,7 @@
 """Fuse or observe attention that other people's code writes as matmul, softmax and matmul."""
 
-from saccade.fusion.attention_call import AttentionCall
 from saccade.fusion.mode import FuseAttention
 from saccade.fusion.observe import ObserveAttention
+from saccade.fusion.recovered_call import AttentionCall
 
 __all__ = ["AttentionCall", "FuseAttention", "ObserveAttention"]

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from saccade.fusion.arguments import mapped, tensors_in, writes
-from saccade.fusion.attention_call import AttentionCall, Output, attention_call
 from saccade.fusion.checkpoints import Context, enter_when_recomputed
 from saccade.fusion.lazy import (
     METADATA,
@@ -30,8 +29,9 @@ from saccade.fusion.lazy import (
     stand_ins,
 )
 from saccade.fusion.operations import allocates, followed
-from saccade.fusion.products import PRODUCTS, product_of, scores_of
-from saccade.fusion.repeats import NOTED, Repeats
+from saccade.fusion.product_spellings import PRODUCTS, product_of, scores_of
+from saccade.fusion.recovered_call import AttentionCall, Output, attention_call
+from saccade.fusion.repeated_heads import NOTED, Repeats
 from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores, is_dense
 from saccade.fusion.softmax_tap import Arrange, SoftmaxTap

@@ -12,11 +12,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from saccade.fusion.arguments import mapped, tensors_in
-from saccade.fusion.attention_call import AttentionCall, Output, attention_call
 from saccade.fusion.mode import in_backward, is_eager
 from saccade.fusion.operations import followed
-from saccade.fusion.products import PRODUCTS, product_of, scores_of
-from saccade.fusion.repeats import NOTED, Repeats
+from saccade.fusion.product_spellings import PRODUCTS, product_of, scores_of
+from saccade.fusion.recovered_call import AttentionCall, Output, attention_call
+from saccade.fusion.repeated_heads import NOTED, Repeats
 from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores, is_dense, version_of
 from saccade.fusion.softmax_tap import Arrange, SoftmaxTap

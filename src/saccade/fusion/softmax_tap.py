@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from saccade.fusion.arguments import mapped, tensors_in
-from saccade.fusion.attention_call import roles_of
 from saccade.fusion.axes import Axes, Axis, new_factor
 from saccade.fusion.operations import followed
-from saccade.fusion.products import PRODUCTS, Product, product_of
+from saccade.fusion.product_spellings import PRODUCTS, Product, product_of
+from saccade.fusion.recovered_call import roles_of
 from saccade.fusion.scores import FLOATS, Scores, is_dense, version_of
 
 Arrange = Callable[[Tensor], Tensor]

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.engine.inputs import AttentionInputs
-from saccade.fusion.attention_call import AttentionCall, Output
 from saccade.fusion.mode import FuseAttention
 from saccade.fusion.observe import ObserveAttention
+from saccade.fusion.recovered_call import AttentionCall, Output
 from saccade.integrations import redirect_mode
 from saccade.integrations.call_output import AnyOutput, BuiltWeights, CallOutput
 from saccade.integrations.capture_context import (
@@ -32,7 +32,7 @@ from saccade.integrations.capture_context import (
 )
 from saccade.integrations.forward_proxy import CapturedCall, Running, capture_forwards
 from saccade.integrations.mha_function import function_matrix, function_output
-from saccade.integrations.other_functions import VisibleFunction, visible_functions
+from saccade.integrations.other_packages import VisibleFunction, visible_functions
 from saccade.integrations.redirect_mode import RedirectMode
 from saccade.integrations.redirected_call import Call, Redirected
 from saccade.integrations.sdpa_matrix import sdpa_arguments, sdpa_matrix, sdpa_output

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from saccade.integrations.tensor_masks import both
 from saccade.masks import Dense, Mask
-from saccade.masks.convert.unread import Unread
+from saccade.masks.convert.deferred_masks import Unread
 from saccade.support.errors import unsupported
 
 CALLED_AS = "LazyMask"  # the name in error messages

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.integrations.call_output import CallOutput
-from saccade.integrations.layer_matrix import layer_matrix, layer_output
 from saccade.integrations.lazy_weights import weights_of
 from saccade.integrations.mha_inputs import projected, rule_of, with_added_keys
+from saccade.integrations.mha_matrix import layer_matrix, layer_output
 from saccade.integrations.redirected_call import Attend, Call
 from saccade.integrations.tensor_masks import both
 from saccade.masks import Full, Mask

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.fusion.arguments import tensors_in
-from saccade.fusion.attention_call import AttentionCall
 from saccade.fusion.checkpoints import Context, enter_when_recomputed, top_hook
 from saccade.fusion.lazy import LazyTensor, computed
 from saccade.fusion.mode import FuseAttention, in_backward, is_eager
+from saccade.fusion.recovered_call import AttentionCall
 from saccade.integrations.forward_proxy import Running
+from saccade.integrations.matrix_hooks import report_product
 from saccade.integrations.mha_function import run_mha_function, unsupported_function
-from saccade.integrations.other_functions import VisibleFunction
+from saccade.integrations.other_packages import VisibleFunction
 from saccade.integrations.packed_heads import is_packed, run_packed
 from saccade.integrations.redirected_call import Call, Redirected
-from saccade.integrations.run_matrices import report_product
 from saccade.integrations.sdpa_matrix import run_sdpa, unsupported_sdpa
 from saccade.support.errors import unsupported
 

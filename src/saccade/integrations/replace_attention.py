@@ -14,8 +14,9 @@ from torch.nn.utils.parametrize import is_parametrized
 from saccade.integrations import transformers
 from saccade.integrations.capture_context import uses_attention_interface
 from saccade.integrations.forward_proxy import ForwardProxy
-from saccade.integrations.other_functions import make_visible
+from saccade.integrations.other_packages import make_visible
 from saccade.integrations.redirected_module import RedirectedModule, redirect
+from saccade.integrations.replacement_base import StandIn, put_in, tried
 from saccade.integrations.replacement_modules import FusedAttention, TorchAttention, is_fused, keep_in_python
 from saccade.integrations.replacement_plan import (
     MODULE,
@@ -26,7 +27,6 @@ from saccade.integrations.replacement_plan import (
     checked_rules,
     is_within,
 )
-from saccade.integrations.stand_in import StandIn, put_in, tried
 from saccade.masks import Mask
 from saccade.mechanisms import Mechanism
 from saccade.nn import MultiHeadAttention

@@ -12,7 +12,7 @@ from saccade.engine.nested import Nested, check_dense, is_nested
 from saccade.integrations.cross_attention import hold_the_same
 from saccade.integrations.lazy_weights import weights_of
 from saccade.integrations.mha_inputs import projected, rule_of, with_added_keys
-from saccade.integrations.stand_in import StandIn
+from saccade.integrations.replacement_base import StandIn
 from saccade.integrations.tensor_masks import both, rule_of_tensor
 from saccade.masks import Causal, Full, Mask
 from saccade.masks.convert.as_mask import from_causal_bias

@@ -10,9 +10,9 @@ from typing import NamedTuple, overload
 from torch import nn
 
 from saccade.integrations.cross_attention import Kind, is_named_cross, kind_of_call
+from saccade.integrations.matrix_hooks import edited_matrix
 from saccade.integrations.redirect_mode import Site
 from saccade.integrations.redirected_call import Call, Redirected
-from saccade.integrations.run_matrices import edited_matrix
 from saccade.integrations.tensor_masks import joined
 from saccade.masks import Mask
 from saccade.matrix import AttentionMatrix, Matrix

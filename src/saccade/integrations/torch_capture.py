@@ -13,7 +13,7 @@ from torch import nn
 from saccade.integrations.capture_context import Capture, emit_all, names_of, suppressed
 from saccade.integrations.capture_mode import without_mode
 from saccade.integrations.forward_proxy import CapturedCall, Handler, Running, capture_forwards
-from saccade.integrations.layer_matrix import layer_matrix, layer_output
+from saccade.integrations.mha_matrix import layer_matrix, layer_output
 from saccade.matrix import AttentionMatrix
 
 CALLED_AS = "record"  # the name in error messages

@@ -16,11 +16,11 @@ from torch.nn import functional as F
 
 from saccade.integrations.lazy_mask import Placed, dense_at
 from saccade.integrations.mask_functions import place
-from saccade.integrations.pattern_in_texts import with_pattern
+from saccade.integrations.packed_patterns import with_pattern
 from saccade.integrations.tensor_masks import both
 from saccade.integrations.traced_functions import MaskFunction, TheirFunction
 from saccade.masks import Full, Mask
-from saccade.masks.convert.unread import AtOrigin, Pairs, Shape, Unread
+from saccade.masks.convert.deferred_masks import AtOrigin, Pairs, Shape, Unread
 from saccade.support.errors import unsupported
 from saccade.support.torch_modes import is_tracing
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from saccade.caches import Cache, KVCache, LayerCache, SinkWindowCache
 from saccade.integrations.attention_arguments import check_no_weights
-from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.lazy_mask import LazyMask
 from saccade.integrations.transformers import Attention, check, registered
+from saccade.integrations.transformers_call import AttentionCall
 from saccade.masks import Full
 from saccade.mechanisms import Softmax
 from saccade.support.errors import missing_extra, unsupported

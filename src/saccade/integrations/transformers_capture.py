@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
-from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.call_output import CallOutput
 from saccade.integrations.capture_context import (
     Capture,
@@ -27,8 +26,9 @@ from saccade.integrations.capture_mode import capture_code_of, without_mode
 from saccade.integrations.forward_proxy import PATCH_LOCK
 from saccade.integrations.lazy_mask import LazyMask, Placed
 from saccade.integrations.mask_functions import place
-from saccade.integrations.run_matrices import Product, collected_products
+from saccade.integrations.matrix_hooks import Product, collected_products
 from saccade.integrations.tensor_masks import mask_of_tensor
+from saccade.integrations.transformers_call import AttentionCall
 from saccade.matrix import AttentionMatrix, Matrix
 from saccade.support.errors import unsupported
 from saccade.support.torch_modes import is_tracing

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from saccade.integrations.run_matrices import MakeMatrix
+from saccade.integrations.matrix_hooks import MakeMatrix
 from saccade.integrations.tensor_masks import both
 from saccade.intervention.edited_matrix import ChangeOutput, EditedMatrix, HeadsOf
 from saccade.masks import Mask, as_mask

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from saccade.integrations.capture_context import Listener, names_of
 from saccade.integrations.forward_proxy import PATCH_LOCK, CapturedCall, ForwardProxy
-from saccade.integrations.other_functions import visible_functions
+from saccade.integrations.matrix_hooks import EDITORS, MakeMatrix
+from saccade.integrations.other_packages import visible_functions
 from saccade.integrations.redirect_mode import Site, run_redirected
 from saccade.integrations.redirected_call import Call, Redirected
-from saccade.integrations.run_matrices import EDITORS, MakeMatrix
 from saccade.integrations.tensor_masks import joined
 from saccade.intervention.edits import Edit, How, MaskEdit, OutputEdit, PatternEdit, edited
 from saccade.intervention.sweep import Sweep, swept

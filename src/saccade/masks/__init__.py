@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from saccade.masks.grid.neighborhood import Neighborhood
     from saccade.masks.grid.windows import ShiftedWindows
     from saccade.masks.mask import Mask
-    from saccade.masks.receptive_field import through_layers as through_layers  # called by Mask.__pow__
-    from saccade.masks.recipes import (
+    from saccade.masks.presets import (
         bigbird,
         image_columns,
         image_neighbors,
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
         sparse_transformer,
         streaming,
     )
+    from saccade.masks.receptive_field import through_layers as through_layers  # called by Mask.__pow__
     from saccade.masks.rules.block_coarse import Coarse
     from saccade.masks.rules.block_diffusion import BlockDiffusion
     from saccade.masks.rules.blocks import Blocks
@@ -79,7 +79,7 @@ else:
         "rules.prefix": "Prefix",
         "rules.prefix_per_document": "PrefixPerDocument",
         "rules.random_blocks": "Random",
-        "recipes": "bigbird image_columns image_neighbors image_rows longformer prefix_lm shared_prefix "
+        "presets": "bigbird image_columns image_neighbors image_rows longformer prefix_lm shared_prefix "
         "sliding_window sparse_transformer streaming",
         "rules.segments": "Segments",
         "rules.strided": "Strided",

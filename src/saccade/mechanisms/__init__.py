@@ -14,7 +14,7 @@ from saccade.mechanisms.s4d import S4D
 from saccade.mechanisms.short_convolution import ShortConvolution
 from saccade.mechanisms.softmax import Softmax
 from saccade.mechanisms.topk import TopK
-from saccade.support.other_names import other_names
+from saccade.support.name_hints import other_names
 
 if not TYPE_CHECKING:
     __getattr__ = other_names(__name__)

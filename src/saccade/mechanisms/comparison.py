@@ -19,7 +19,7 @@ from saccade.masks import Causal, Full, Mask, as_mask
 from saccade.masks.convert.patterns import describe as standard_pattern
 from saccade.matrix import AttentionMatrix, Matrix
 from saccade.mechanisms import Mechanism, Softmax
-from saccade.mechanisms.compared import CLOSE, ROUGH, Compared, Comparison
+from saccade.mechanisms.comparison_result import CLOSE, ROUGH, Compared, Comparison
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import describe, type_error, value_error

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from saccade.mechanisms.checked_mechanism import Inputs
+from saccade.mechanisms.fake_tensors import is_readable
 from saccade.mechanisms.recurrences.mechanism import GatedRecurrence, Recurrence
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
-from saccade.mechanisms.value_access import is_readable
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int, check_type, register_tensor

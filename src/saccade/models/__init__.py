@@ -22,7 +22,7 @@ from saccade.models.hungarian_loss import DetectionLoss, Detections, Targets, ma
 from saccade.models.signal_encoder import SignalEncoder
 from saccade.models.trained_length import UntrainedLengthWarning
 from saccade.models.vision_transformer import VisionTransformer
-from saccade.support.other_names import other_names
+from saccade.support.name_hints import other_names
 
 if not TYPE_CHECKING:
     __getattr__ = other_names(__name__)

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.attention_block import AttentionBlock
 from saccade.nn.attention_pool import AttentionPool
-from saccade.nn.convert import from_torch, to_torch
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.differential_attention import DifferentialAttention
 from saccade.nn.encoder_layer import EncoderLayer
@@ -15,7 +14,8 @@ from saccade.nn.qk_norm import QKNorm
 from saccade.nn.recurrent_layers import Recurrence, StateSpace
 from saccade.nn.stack import DecoderStack, EncoderStack
 from saccade.nn.table_attention import ColumnAttention, RowAttention, TriangleAttention
-from saccade.support.other_names import other_names
+from saccade.nn.torch_conversion import from_torch, to_torch
+from saccade.support.name_hints import other_names
 
 if not TYPE_CHECKING:
     __getattr__ = other_names(__name__)

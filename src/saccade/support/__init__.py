@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from saccade.support.only_distribution import check_only_distribution
+from saccade.support.distribution_conflict import check_only_distribution
 
 __all__: list[str] = []
 

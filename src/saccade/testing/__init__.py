@@ -5,19 +5,19 @@ options. The module ``oracle`` contains the reference definition of attention, a
 the reference definitions of scores and relative biases.
 """
 
-from saccade.engine.kernel_check import FirstUse
+from saccade.engine.first_use_check import FirstUse
 from saccade.testing import adapters, definitions, oracle
+from saccade.testing.assert_reach import assert_reach
 from saccade.testing.case import Case, Inputs
 from saccade.testing.cases import CASES, LARGE_CASES
 from saccade.testing.conformance import check, trials, try_law
 from saccade.testing.first_use import first_use
+from saccade.testing.kernel_under_test import Claims, Subject
 from saccade.testing.laws import LAWS, SIZE_LAWS, Law, LawBroken
 from saccade.testing.problem import Problem
-from saccade.testing.reach import assert_reach
 from saccade.testing.report import Report, Result
 from saccade.testing.size_cases import SIZE_CASES
-from saccade.testing.stepwise import Stepwise
-from saccade.testing.subject import Claims, Subject
+from saccade.testing.stepwise_attention import Stepwise
 from saccade.testing.tolerances import TOLERANCES, Tolerance, error, tolerance
 
 __all__ = [

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from saccade.testing.cases import CASES
 from saccade.testing.past_bug import PastBug
 from saccade.testing.size_cases import SIZE_CASES
-from saccade.testing.wrong_calls import (
+from saccade.testing.stateful_wrong_kernels import (
     accumulating,
     by_address,
     by_some_entries,

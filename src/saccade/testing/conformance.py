@@ -14,11 +14,11 @@ from saccade.support.errors import UnsupportedError, kind, type_error, value_err
 from saccade.support.validation import check_choice
 from saccade.testing.case import Case
 from saccade.testing.cases import CASES, LARGE_CASES
+from saccade.testing.kernel_under_test import Claims, Subject
 from saccade.testing.laws import LAWS, SIZE_LAWS, Law, LawBroken
 from saccade.testing.laws.expect import measuring
 from saccade.testing.report import Report, Result
 from saccade.testing.size_cases import SIZE_CASES
-from saccade.testing.subject import Claims, Subject
 
 _Named = TypeVar("_Named", Case, Law)
 _TIERS = {"small": LAWS, "models": SIZE_LAWS, "all": (*LAWS, *SIZE_LAWS)}

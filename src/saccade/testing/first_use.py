@@ -11,9 +11,9 @@ from torch import Tensor
 from saccade.engine.check_inputs import check_value
 from saccade.engine.dispatch import KERNELS
 from saccade.engine.dropout import Dropped
+from saccade.engine.first_use_check import FirstUse
+from saccade.engine.first_use_check.check_kernel import check_kernel
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernel_check import FirstUse
-from saccade.engine.kernel_check.check_kernel import check_kernel
 from saccade.engine.kernels.kernel import Kernel, Request, Verdict
 from saccade.engine.tiles.tile_scores import allowed
 from saccade.positions import Bias

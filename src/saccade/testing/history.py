@@ -17,13 +17,13 @@ from saccade.testing.case import Case
 from saccade.testing.cases import CASES
 from saccade.testing.cheats import CHEATS
 from saccade.testing.conformance import trials, try_law
+from saccade.testing.kernel_under_test import Subject
 from saccade.testing.laws import LAWS, SIZE_LAWS
 from saccade.testing.past_bug import PastBug
 from saccade.testing.past_bugs import PAST_BUGS
 from saccade.testing.report import Result
 from saccade.testing.right_kernels import RIGHT_KERNELS
 from saccade.testing.seeded_mutants import Mutant, mutants
-from saccade.testing.subject import Subject
 
 _STRICT = ("isolation", "blindness")
 """Laws that most right kernels break, torch's among them: a masked NaN reaches their sums as 0 times NaN."""

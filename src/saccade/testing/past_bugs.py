@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.testing.past_bug import PastBug
-from saccade.testing.wrong_calls import (
+from saccade.testing.stateful_wrong_kernels import (
     by_some_entries,
     copied_once,
     empty_splits,

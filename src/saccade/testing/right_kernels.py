@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from saccade.matrix import attention
 from saccade.testing.blocked_kernel import BlockedKernel
 from saccade.testing.right_backward import by_vjp, numpy_attention, with_saved_weights
-from saccade.testing.stepwise import Stepwise
+from saccade.testing.stepwise_attention import Stepwise
 from saccade.testing.wrong_kernels import Kernel, attend
 
 Core = Kernel

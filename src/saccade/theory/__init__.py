@@ -2,8 +2,8 @@
 
 from saccade.theory.claim import Claim, Verdict
 from saccade.theory.claims import CLAIMS, find
+from saccade.theory.common_mistakes import MISTAKES, Mistake
 from saccade.theory.measurement import Measurement
-from saccade.theory.mistakes import MISTAKES, Mistake
 from saccade.theory.verification import Finding, Verification, verify
 
 __all__ = [

@@ -12,7 +12,7 @@ from saccade.models import small_decoder
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most, equal, same
 from saccade.theory.rank import centred_logs
-from saccade.theory.trained import TEXTS
+from saccade.theory.trained_models import TEXTS
 
 
 def output_layer(hidden: Tensor, embedding: Tensor) -> Tensor:

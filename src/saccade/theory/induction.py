@@ -11,7 +11,7 @@ from saccade.masks import Causal
 from saccade.matrix import attention
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most, equal
-from saccade.theory.training import Layer, Task, attentive, learned
+from saccade.theory.trained_layers import Layer, Task, attentive, learned
 
 
 def repeated(draw: Draw, half: int) -> Tensor:

@@ -14,17 +14,17 @@ from saccade.masks import Window
 from saccade.matrix import AttentionMatrix, attention
 from saccade.scores import Gaussian
 from saccade.theory.claim import Draw
+from saccade.theory.common_mistakes import MISTAKES
 from saccade.theory.complexity import dense, flops, recurrence
 from saccade.theory.features import variance_of_positive, variance_of_trigonometric
 from saccade.theory.information import gaussian_information, patterns
-from saccade.theory.mistakes import MISTAKES
 from saccade.theory.paths import attending, convolutions, influence, lstm
 from saccade.theory.rank import weights_of
-from saccade.theory.relatives import kalman_update
+from saccade.theory.related_methods import kalman_update
 from saccade.theory.scaling import inverse_root, movability
 from saccade.theory.softmax import jacobian, jacobian_as_printed
-from saccade.theory.trained import TEXTS, ShareOfKeys, decoder_loss
-from saccade.theory.training import attentive, learned, neighbours, recall
+from saccade.theory.trained_layers import attentive, learned, neighbours, recall
+from saccade.theory.trained_models import TEXTS, ShareOfKeys, decoder_loss
 from saccade.viz.canvas import DPI, GREY, INK, INKS, blank, colours
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from saccade.support.other_names import other_names
+from saccade.support.name_hints import other_names
 from saccade.vision.cbam_and_bam import BAM, CBAM, Gates
 from saccade.vision.convert import from_timm, to_timm
 from saccade.vision.gates import ECA, ChannelAttention, SpatialAttention

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from saccade.support.language import set_language
-from saccade.support.other_names import other_names
+from saccade.support.name_hints import other_names
 from saccade.viz.bipartite import bipartite
 from saccade.viz.canvas import save
 from saccade.viz.charts import channel_weights, profile, tradeoff

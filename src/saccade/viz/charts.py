@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from saccade.mechanisms.compared import CLOSE, ROUGH, Comparison
+from saccade.mechanisms.comparison_result import CLOSE, ROUGH, Comparison
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.support.language import translated

@@ -123,7 +123,7 @@ def test_a_kernel_that_raises_or_refuses_what_it_must_run_has_failed(monkeypatch
 @pytest.mark.usefixtures("_on_cpu")
 def test_a_check_of_first_use_that_accuses_the_innocent_has_failed(monkeypatch):
     monkeypatch.setattr(numbers, "_plan", lambda sizes: [("sdpa", "causal", 32, (64,), torch.bfloat16)])
-    monkeypatch.setattr("saccade.engine.kernel_check.check_kernel._LIMITS", {torch.bfloat16: 1e-9})
+    monkeypatch.setattr("saccade.engine.first_use_check.check_kernel._LIMITS", {torch.bfloat16: 1e-9})
     finding, summed = numbers.measure(CONTEXT)
     assert summed.text.startswith(
         "right in 0 variants" if finding.ok is not True else "right in 1 variants, errors up to"

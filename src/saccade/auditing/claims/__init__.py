@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from saccade.auditing.claims.asked import Asked
 from saccade.auditing.claims.batch import batch
 from saccade.auditing.claims.compiled import compiled
 from saccade.auditing.claims.loss import loss
+from saccade.auditing.claims.model_measurements import Asked
 from saccade.auditing.claims.positions import positions
 from saccade.auditing.claims.sinks import sinks
 from saccade.auditing.claims.states import states

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.auditing.claims.asked import Asked, first_of, result
+from saccade.auditing.claims.model_measurements import Asked, first_of, result
 from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.model_under_test import ModelUnderTest, NoGradientError
 from saccade.auditing.rounding_noise import row_differences

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-from saccade.auditing.claims.asked import Asked
+from saccade.auditing.claims.model_measurements import Asked
 from saccade.auditing.equivalence import Pair, compared_ways
 from saccade.auditing.equivalence_pairs import RunPair
 from saccade.auditing.finding import ClaimResult, CounterExample

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from saccade.auditing.claims.asked import Asked
 from saccade.auditing.claims.compared import compared
+from saccade.auditing.claims.model_measurements import Asked
 from saccade.auditing.equivalence_pairs import RunPair
 from saccade.auditing.finding import ClaimResult
 

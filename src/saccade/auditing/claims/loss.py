@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.auditing.claims.asked import Asked, first_of, result
+from saccade.auditing.claims.model_measurements import Asked, first_of, result
 from saccade.auditing.finding import ClaimResult, CounterExample, Kind
 from saccade.auditing.runner import Unanswered
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from saccade.auditing.claims.asked import Asked, result
 from saccade.auditing.claims.compared import compared
+from saccade.auditing.claims.model_measurements import Asked, result
 from saccade.auditing.equivalence_pairs import RunPair
 from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.rounding_noise import row_differences

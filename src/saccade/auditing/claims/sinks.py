@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from saccade.auditing.claims.asked import Asked, first_of, result
+from saccade.auditing.claims.model_measurements import Asked, first_of, result
 from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.replay import replaying
 from saccade.auditing.rounding_noise import row_differences

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.auditing.by_layer import ByLayer, mixers
-from saccade.auditing.claims.asked import Asked, first_of, result
+from saccade.auditing.claims.model_measurements import Asked, first_of, result
 from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.leak_location import SavedRuns
 from saccade.auditing.measured_rules import grouped

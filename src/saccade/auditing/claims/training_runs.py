@@ -7,8 +7,8 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
-from saccade.auditing.claims.asked import Asked, first_of, result
 from saccade.auditing.claims.compared import compared
+from saccade.auditing.claims.model_measurements import Asked, first_of, result
 from saccade.auditing.equivalence_pairs import FullRun, RunPair
 from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.leak_location import SavedRuns, first_module

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.caches.attend_call import KeyValueSpec
+from saccade.caches.call_arguments import KeyValueSpec
 from saccade.support.numerics import wide_dtype
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

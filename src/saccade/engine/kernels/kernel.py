@@ -104,7 +104,8 @@ class Kernel(ABC):
             instead where NaN or inf could spread. A kernel that may return no lse must set this to False.
         adds_to_masked: whether the kernel also computes the scores of masked pairs and adds -inf to them. A score that
             overflows then becomes NaN, and `tiled` runs instead.
-        is_checked: whether the first run of each kind is compared with the definition (`saccade.engine.kernel_check`).
+        is_checked: whether the first run of each kind is compared with the definition, see
+            `saccade.engine.first_use_check`.
     """
 
     name: str

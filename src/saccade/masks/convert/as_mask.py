@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.masks.convert.unread import TensorMask
+from saccade.masks.convert.deferred_masks import TensorMask
 from saccade.masks.mask import Mask
 from saccade.masks.mask_fields import check_readable
 from saccade.masks.rules.causal import Causal

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from saccade.masks.algebra import And, Or
 from saccade.masks.convert.interop import from_sliding_window
 from saccade.masks.mask import Mask
-from saccade.masks.recipes import longformer, streaming
+from saccade.masks.presets import longformer, streaming
 from saccade.masks.rules.causal import Causal
 from saccade.masks.rules.documents import Documents
 from saccade.masks.rules.full import Full

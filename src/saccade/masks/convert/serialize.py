@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from saccade import masks
-from saccade.masks.convert.unread import Converted, Shape, Unread
+from saccade.masks.convert.deferred_masks import Converted, Shape, Unread
 from saccade.masks.mask import Mask
 from saccade.support.errors import unsupported
 

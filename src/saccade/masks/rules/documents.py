@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from saccade.masks.algebra import And
-from saccade.masks.convert.unread import Converted
+from saccade.masks.convert.deferred_masks import Converted
 from saccade.masks.mask import Domain, Mask
 from saccade.masks.mask_fields import Table, ints_of, items_of
 from saccade.masks.rules.full import Full

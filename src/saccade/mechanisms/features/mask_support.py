@@ -10,7 +10,7 @@ from torch import Tensor
 from saccade.masks import Causal, Documents, Full, Mask
 from saccade.matrix import Block
 from saccade.mechanisms.checked_mechanism import Inputs, parts_of
-from saccade.mechanisms.value_access import is_readable, unless_none
+from saccade.mechanisms.fake_tensors import is_readable, unless_none
 
 _BECAUSE = "a sum over keys is all that is kept of them"
 

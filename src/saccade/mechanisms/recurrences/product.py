@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from saccade.mechanisms.fake_tensors import is_readable, is_surely_finite
 from saccade.mechanisms.recurrences.chunk_group import Group, after, backwards, forwards, scaled, written_by
 from saccade.mechanisms.recurrences.recurrence_spec import CHUNK, Rule, cut, groups_of, joined, stepped
-from saccade.mechanisms.value_access import is_readable, is_surely_finite
 from saccade.support.torch_modes import is_tracing
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from saccade.testing.adapters.block_sparse import block_sparse
 from saccade.testing.adapters.c_functions import c_function
-from saccade.testing.adapters.form import Form
+from saccade.testing.adapters.calling_convention import Form
 from saccade.testing.adapters.layouts import layout
 from saccade.testing.adapters.operators import operator
 from saccade.testing.adapters.paged import paged

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from saccade.masks import Predicate
 from saccade.support.validation import check_int
-from saccade.testing.adapters.form import Form, check_kernel_callable
+from saccade.testing.adapters.calling_convention import Form, check_kernel_callable
 from saccade.testing.case import Case
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.support.errors import value_error
 from saccade.support.validation import check_choice
-from saccade.testing.adapters.form import Form
+from saccade.testing.adapters.calling_convention import Form
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.support.validation import check_choice
-from saccade.testing.adapters.form import Form, check_kernel_callable
+from saccade.testing.adapters.calling_convention import Form, check_kernel_callable
 from saccade.testing.adapters.patterns import band_of, distances, in_band, one_mask
 
 MaskForm = Literal["bool", "additive", "causal", "window", "none"]

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from saccade.support.errors import value_error
-from saccade.testing.adapters.form import Form
+from saccade.testing.adapters.calling_convention import Form
 from saccade.testing.adapters.layouts import layout
 from saccade.testing.case import Case
+from saccade.testing.kernel_under_test import OPTIONS, Subject
 from saccade.testing.laws import Law
 from saccade.testing.laws.expect import LawBroken
 from saccade.testing.laws.law import law
-from saccade.testing.subject import OPTIONS, Subject
 
 
 def operator(name: str, order: str = "bhld", **options: Any) -> Form:

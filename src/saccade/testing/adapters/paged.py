@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.support.validation import check_int
-from saccade.testing.adapters.form import Form, check_kernel_callable
+from saccade.testing.adapters.calling_convention import Form, check_kernel_callable
 from saccade.testing.adapters.patterns import distances, in_band, of_items
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.support.validation import check_choice
-from saccade.testing.adapters.form import Form, check_kernel_callable
+from saccade.testing.adapters.calling_convention import Form, check_kernel_callable
 
 Rule = Literal["linear", "gla", "delta", "gated_delta", "ssd"]
 RULES: tuple[Rule, ...] = ("linear", "gla", "delta", "gated_delta", "ssd")

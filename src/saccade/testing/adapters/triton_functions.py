@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.support.validation import check_int
-from saccade.testing.adapters.form import Form
+from saccade.testing.adapters.calling_convention import Form
 
 
 def triton_function(kernel: Any, *, block_q: int = 16, constants: Mapping[str, Any] | None = None) -> Form:

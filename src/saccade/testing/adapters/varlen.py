@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.support.validation import check_int
-from saccade.testing.adapters.form import Form, check_kernel_callable
+from saccade.testing.adapters.calling_convention import Form, check_kernel_callable
 from saccade.testing.adapters.patterns import band_of_blocks, blocks_of, distances, in_band, of_items
 
 

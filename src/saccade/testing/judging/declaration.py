@@ -17,7 +17,7 @@ from saccade.testing.adapters import FORMS
 from saccade.testing.adapters.paged import lengths_of
 from saccade.testing.adapters.patterns import band_of, band_of_blocks, blocks_of, of_items, one_mask
 from saccade.testing.judging.source import Source
-from saccade.testing.subject import OPTIONS
+from saccade.testing.kernel_under_test import OPTIONS
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MASKS = ("causal", "window", "padding", "documents", "any")

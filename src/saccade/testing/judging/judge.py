@@ -28,9 +28,9 @@ from saccade.testing.judging.recorded_calls import RecordedCalls
 from saccade.testing.judging.script import script_of
 from saccade.testing.judging.shrinking import shrunk
 from saccade.testing.judging.source import Source
+from saccade.testing.kernel_under_test import OPTIONS, Claims, Subject
 from saccade.testing.laws import Law
 from saccade.testing.report import Report, Result
-from saccade.testing.subject import OPTIONS, Claims, Subject
 from saccade.testing.tolerances import tolerance
 
 _SHRINKING = (5.0, 30.0)  # seconds for one broken law, and for all

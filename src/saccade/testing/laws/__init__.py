@@ -3,12 +3,12 @@
 from saccade.testing.laws import (
     buffers,
     calls,
-    conduct,
     declarations,
     definition,
+    global_state,
     invariance,
     locality,
-    outside,
+    program_behaviour,
     sizes,
     unusual_values,
 )
@@ -17,7 +17,13 @@ from saccade.testing.laws.law import Law
 
 __all__ = ["LAWS", "SIZE_LAWS", "Law", "LawBroken"]
 
-LAWS: tuple[Law, ...] = (*definition.LAWS, *locality.LAWS, *invariance.LAWS, *conduct.LAWS, *declarations.LAWS)
+LAWS: tuple[Law, ...] = (
+    *definition.LAWS,
+    *locality.LAWS,
+    *invariance.LAWS,
+    *program_behaviour.LAWS,
+    *declarations.LAWS,
+)
 
-SIZE_LAWS: tuple[Law, ...] = (*sizes.LAWS, *unusual_values.LAWS, *buffers.LAWS, *calls.LAWS, *outside.LAWS)
+SIZE_LAWS: tuple[Law, ...] = (*sizes.LAWS, *unusual_values.LAWS, *buffers.LAWS, *calls.LAWS, *global_state.LAWS)
 """Laws at the sizes of models, on cases of their own."""

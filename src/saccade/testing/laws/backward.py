@@ -6,9 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from saccade.testing.kernel_under_test import Subject
 from saccade.testing.laws.expect import holds
 from saccade.testing.problem import Problem
-from saccade.testing.subject import Subject
 
 Through = Literal["out", "lse"]
 Gradients = dict[str, Tensor]

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from saccade.testing.case import Case
+from saccade.testing.kernel_under_test import Subject
 from saccade.testing.laws.backward import gradients, random_like, truth_gradients
 from saccade.testing.laws.expect import holds, identical, near
 from saccade.testing.laws.law import law
 from saccade.testing.problem import Problem
 from saccade.testing.size_cases import SHORT_CASES
-from saccade.testing.subject import Subject
 
 _NAMES = ("query", "key", "value")
 _FEW = SHORT_CASES[:6]

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from saccade.support.errors import UnsupportedError
 from saccade.testing.case import Case
+from saccade.testing.kernel_under_test import OPTIONS, Subject
 from saccade.testing.laws.backward import random_like
 from saccade.testing.laws.example_options import SOME
 from saccade.testing.laws.expect import LawBroken, holds
 from saccade.testing.laws.law import law
 from saccade.testing.problem import Problem
-from saccade.testing.subject import OPTIONS, Subject
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,13 +11,13 @@ from saccade.positions import ALiBi
 from saccade.scores import Cosine
 from saccade.support.numerics import wide_dtype
 from saccade.testing.case import Case
-from saccade.testing.laws import conditions
+from saccade.testing.kernel_under_test import Subject
+from saccade.testing.laws import applicability
 from saccade.testing.laws.backward import gradients, truth_gradients
 from saccade.testing.laws.example_options import SOME, some_bias, some_relative, some_score, some_sink
 from saccade.testing.laws.expect import LawBroken, close, holds
 from saccade.testing.laws.law import law
 from saccade.testing.problem import Problem
-from saccade.testing.subject import Subject
 
 _ALL_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -38,7 +38,7 @@ def lse(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     close("the output that comes with the lse", out, problem.truth()[0], dtype)
 
 
-@law(where=(conditions.has_queries_and_keys,))
+@law(where=(applicability.has_queries_and_keys,))
 def gradients_of_inputs(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """The gradients of query, key and value are those of the definition."""
     problem = case.problem(dtype, subject.device)
@@ -47,7 +47,7 @@ def gradients_of_inputs(subject: Subject, case: Case, dtype: torch.dtype) -> Non
         close(f"the gradient of {name}", got, want[name], dtype, "gradient")
 
 
-@law(needs=("bias",), where=(conditions.has_queries_and_keys,))
+@law(needs=("bias",), where=(applicability.has_queries_and_keys,))
 def gradient_of_bias(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """The gradient of the bias is that of the definition, summed over the broadcast dimensions."""
     problem = case.problem(dtype, subject.device)
@@ -58,7 +58,7 @@ def gradient_of_bias(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     close("the gradient of the bias", got, want, dtype, "gradient")
 
 
-@law(where=(conditions.trains_parameters, conditions.has_queries_and_keys))
+@law(where=(applicability.trains_parameters, applicability.has_queries_and_keys))
 def gradients_of_parameters(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """The gradients of sink logits and of the parameters of scores and biases are those of the definition."""
     problem = case.problem(dtype, subject.device)
@@ -74,7 +74,7 @@ def gradients_of_parameters(subject: Subject, case: Case, dtype: torch.dtype) ->
             close(f"the gradient of {name}, with some {option}", got, want[name], dtype, "gradient")
 
 
-@law(needs=("lse",), where=(conditions.has_queries_and_keys,))
+@law(needs=("lse",), where=(applicability.has_queries_and_keys,))
 def gradients_through_lse(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """The lse of a row that sees some key is differentiable like the output."""
     problem = case.problem(dtype, subject.device)
@@ -83,7 +83,7 @@ def gradients_through_lse(subject: Subject, case: Case, dtype: torch.dtype) -> N
         close(f"the gradient of {name} through the lse", got, want[name], dtype, "gradient")
 
 
-@law(where=(conditions.has_queries_and_keys, conditions.is_small), dtypes=(torch.float64,))
+@law(where=(applicability.has_queries_and_keys, applicability.is_small), dtypes=(torch.float64,))
 def gradcheck(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """The gradients are the limits of difference quotients of the output itself."""
     problem = case.problem(dtype, subject.device)
@@ -126,7 +126,7 @@ def softcap(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         close(f"the output with softcap={cap}", subject.output(capped), capped.truth()[0], dtype)
 
 
-@law(needs=("bias",), where=(conditions.has_queries_and_keys,))
+@law(needs=("bias",), where=(applicability.has_queries_and_keys,))
 def bias(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """A bias is added to the scaled scores, broadcast as usual."""
     problem = case.problem(dtype, subject.device)
@@ -136,7 +136,7 @@ def bias(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         close(f"the output with a bias {what}", subject.output(biased), biased.truth()[0], dtype)
 
 
-@law(needs=("score",), where=(conditions.has_queries_and_keys, conditions.is_small))
+@law(needs=("score",), where=(applicability.has_queries_and_keys, applicability.is_small))
 def score(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """A score replaces the dot product and sets the default scale; scale and softcap apply to it in the same way."""
     problem = case.problem(dtype, subject.device)
@@ -152,7 +152,7 @@ def score(subject: Subject, case: Case, dtype: torch.dtype) -> None:
             close(f"the output with a score and a {option}", subject.output(compared), compared.truth()[0], dtype)
 
 
-@law(needs=("relative",), where=(conditions.has_queries_and_keys, conditions.is_small))
+@law(needs=("relative",), where=(applicability.has_queries_and_keys, applicability.is_small))
 def relative(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """A relative bias is added like any other, read at the query's position minus the key's."""
     problem = case.problem(dtype, subject.device).but(bias=None)
@@ -177,7 +177,7 @@ def sink(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         close(f"the output with a sink logit of {logit:g}", subject.output(extreme), want, dtype)
 
 
-@law(needs=("scale", "softcap", "bias"), where=(conditions.has_queries_and_keys,))
+@law(needs=("scale", "softcap", "bias"), where=(applicability.has_queries_and_keys,))
 def order(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """Scores are scaled, then capped, then biased, then masked."""
     problem = case.problem(dtype, subject.device)

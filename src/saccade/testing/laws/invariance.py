@@ -4,12 +4,12 @@ import torch
 
 from saccade.support.numerics import wide_dtype
 from saccade.testing.case import Case
-from saccade.testing.laws import conditions
+from saccade.testing.kernel_under_test import Subject
+from saccade.testing.laws import applicability
 from saccade.testing.laws.backward import random_like
 from saccade.testing.laws.expect import close, same
 from saccade.testing.laws.law import law
 from saccade.testing.problem import Part
-from saccade.testing.subject import Subject
 
 
 @law()
@@ -35,14 +35,14 @@ def linear(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     same("the output for 2u - 3v", together, apart, dtype)
 
 
-@law(needs=("gqa",), where=(conditions.shares_keys,))
+@law(needs=("gqa",), where=(applicability.shares_keys,))
 def gqa(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """Grouped heads give the same as with their group's keys and values repeated for each head."""
     problem = case.problem(dtype, subject.device)
     same("the output of grouped heads", subject.output(problem), subject.output(problem.ungrouped()), dtype)
 
 
-@law(where=(conditions.has_several_items,))
+@law(where=(applicability.has_several_items,))
 def batch(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """A batch item gives the same result as alone."""
     problem = case.problem(dtype, subject.device)
@@ -60,7 +60,7 @@ def heads(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     same("the output with the heads reversed", reversed_heads, subject.output(problem).flip(1), dtype)
 
 
-@law(where=(conditions.is_full,))
+@law(where=(applicability.is_full,))
 def key_order(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """If every query sees every key, the order of the keys does not matter, as long as each keeps its position."""
     problem = case.problem(dtype, subject.device)
@@ -85,7 +85,7 @@ def shift(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         same("the lse with raised scores", got, want, dtype, "lse")
 
 
-@law(needs=("lse",), where=(conditions.has_no_sink,))
+@law(needs=("lse",), where=(applicability.has_no_sink,))
 def merge(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """The results over two disjoint sets of keys, weighted by their lse, give the result over both."""
     problem = case.problem(dtype, subject.device)
@@ -100,7 +100,7 @@ def merge(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         same(f"the lse of {first} and {second} keys together", both, want_lse, dtype, "lse")
 
 
-@law(where=(conditions.is_causal, conditions.default_positions, conditions.has_several_queries))
+@law(where=(applicability.is_causal, applicability.default_positions, applicability.has_several_queries))
 def decode(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """Under a causal mask, every split into steps gives the result of the full run."""
     problem = case.problem(dtype, subject.device)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from saccade.testing.case import Case
-from saccade.testing.subject import Subject
+from saccade.testing.kernel_under_test import Subject
 
 Trial = Callable[[Subject, Case, torch.dtype], None]
 Condition = Callable[[Subject, Case], str | None]

@@ -4,19 +4,19 @@ import torch
 from torch import Tensor
 
 from saccade.testing.case import Case
-from saccade.testing.laws import conditions
+from saccade.testing.kernel_under_test import Subject
+from saccade.testing.laws import applicability
 from saccade.testing.laws.backward import gradients
 from saccade.testing.laws.example_options import some_sink
 from saccade.testing.laws.expect import holds, same
 from saccade.testing.laws.law import law
 from saccade.testing.problem import Problem
-from saccade.testing.subject import Subject
 
 _NOT_FINITE = {"NaN": torch.nan, "inf": torch.inf, "-inf": -torch.inf}
 _LEAST = 1e-7  # weights above this are representable in every dtype
 
 
-@law(where=(conditions.has_queries_and_keys,))
+@law(where=(applicability.has_queries_and_keys,))
 def sensitivity(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """The gradient of a row reaches the values that it may attend to, and no other."""
     problem = case.problem(dtype, subject.device).leaves()
@@ -41,7 +41,7 @@ def sensitivity(subject: Subject, case: Case, dtype: torch.dtype) -> None:
             )
 
 
-@law(where=(conditions.hides_something,))
+@law(where=(applicability.hides_something,))
 def polarity(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """Changing a key and its value changes nothing for a query that may not attend to it."""
     problem = case.problem(dtype, subject.device)
@@ -56,7 +56,7 @@ def polarity(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         same(f"after key {key} changed, a row blind to it", subject.output(changed)[blind], before[blind], dtype)
 
 
-@law(where=(conditions.is_causal, conditions.hides_something))
+@law(where=(applicability.is_causal, applicability.hides_something))
 def causality(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """Under a causal mask, changing the future changes nothing before it."""
     problem = case.problem(dtype, subject.device)
@@ -72,7 +72,7 @@ def causality(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         same(what, subject.output(changed)[rows], before[rows], dtype)
 
 
-@law(where=(conditions.has_empty_rows,))
+@law(where=(applicability.has_empty_rows,))
 def empty_rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """A row that may attend to nothing gives exactly 0, its lse is -inf, and its gradients are 0."""
     problem = case.problem(dtype, subject.device)
@@ -91,7 +91,7 @@ def empty_rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
             holds((gradient[empty] == 0).all(), "the gradient of a query that sees nothing is not 0")
 
 
-@law(where=(conditions.hides_something,))
+@law(where=(applicability.hides_something,))
 def isolation(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """NaN or inf in a key or value does not reach a query that may not attend to it, forward or backward."""
     problem = case.problem(dtype, subject.device)
@@ -113,7 +113,7 @@ def isolation(subject: Subject, case: Case, dtype: torch.dtype) -> None:
                 same(f"{what}, the gradient of {of}", got[of][rows], want[of][rows], dtype, "gradient")
 
 
-@law(where=(conditions.has_queries_and_keys, conditions.has_several_queries))
+@law(where=(applicability.has_queries_and_keys, applicability.has_several_queries))
 def rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """Queries are independent: no content of one query, not even NaN, changes another row."""
     problem = case.problem(dtype, subject.device)
@@ -125,7 +125,7 @@ def rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
             same(f"with {kind} in query {query}, another row", out[:, :, others], before[:, :, others], dtype)
 
 
-@law(where=(conditions.hides_something, conditions.has_queries_and_keys))
+@law(where=(applicability.hides_something, applicability.has_queries_and_keys))
 def blindness(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """NaN or inf in a query, or in the gradient of its row, reaches no gradient of a key that it may not attend to.
 
@@ -166,7 +166,7 @@ def blindness(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         holds(torch.isfinite(gradient).all(), what)
 
 
-@law(where=(conditions.shows_something,))
+@law(where=(applicability.shows_something,))
 def honesty(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """A NaN in a query, or in a key or value that it may attend to, shows in its output; in scores, also in its lse."""
     problem = case.problem(dtype, subject.device)

@@ -5,12 +5,12 @@ from torch import Tensor
 
 from saccade.testing.case import Case
 from saccade.testing.drawn_cases import DRAWN_CASES, drawn
+from saccade.testing.kernel_under_test import Subject
 from saccade.testing.laws.backward import gradients, truth_gradients
 from saccade.testing.laws.expect import holds, near
 from saccade.testing.laws.law import law
 from saccade.testing.problem import Problem
 from saccade.testing.size_cases import SHORT_CASES, SIZE_CASES
-from saccade.testing.subject import Subject
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 _OFFSETS = (-120.0, -6e4, 6e4)

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import torch
 
 from saccade.testing.case import Case
+from saccade.testing.kernel_under_test import Subject
 from saccade.testing.laws.expect import near
 from saccade.testing.laws.law import law
 from saccade.testing.problem import Problem
 from saccade.testing.size_cases import SHORT_CASES
-from saccade.testing.subject import Subject
 
 _CASES = tuple(SHORT_CASES[place] for place in (0, 1, 2, 5, -5, -3))
 

@@ -12,13 +12,13 @@ from saccade.masks import Causal, Window, sparse_transformer
 from saccade.positions import ALiBi, ShawKeys
 from saccade.scores import Additive
 from saccade.testing.case import Case, seeded
-from saccade.testing.laws import conditions
+from saccade.testing.kernel_under_test import Subject
+from saccade.testing.laws import applicability
 from saccade.testing.laws.backward import gradients, random_like
 from saccade.testing.laws.expect import close, holds, identical, same
 from saccade.testing.laws.law import law
 from saccade.testing.laws.memory import largest_tensor
 from saccade.testing.problem import Problem
-from saccade.testing.subject import Subject
 
 
 @law()
@@ -44,7 +44,7 @@ def determinism(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     identical("the second answer", second.nan_to_num(nan=0.0), first.nan_to_num(nan=0.0))
 
 
-@law(where=(conditions.has_queries_and_keys,))
+@law(where=(applicability.has_queries_and_keys,))
 def strides(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """Transposed, sliced and expanded inputs and gradients give the same results as contiguous copies."""
     problem = case.problem(dtype, subject.device)
@@ -89,7 +89,7 @@ def zero_lengths(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 
 @law(
-    where=(conditions.claims_memory,),
+    where=(applicability.claims_memory,),
     cases=tuple(
         dataclasses.replace(
             case, batch=1, num_heads=1, num_kv_heads=1, q_len=length, kv_len=length, head_dim=2, value_dim=2

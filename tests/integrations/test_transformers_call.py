@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import saccade as sc
-from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.tensor_masks import mask_of_tensor
+from saccade.integrations.transformers_call import AttentionCall
 
 LOWEST = torch.finfo(torch.float32).min
 

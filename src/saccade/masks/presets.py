@@ -1,4 +1,4 @@
-"""Recipes: masks with the attention patterns of well-known papers."""
+"""Presets: masks with the attention patterns of well-known papers."""
 
 from __future__ import annotations
 

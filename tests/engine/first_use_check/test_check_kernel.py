@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.engine.kernel_check import wrong_kernels
+from tests.engine.first_use_check import wrong_kernels
 
 import saccade as sc
 from saccade import masks, positions, testing

@@ -3,7 +3,7 @@
 import torch
 
 from saccade.testing import oracle
-from saccade.testing.surroundings import Surroundings
+from saccade.testing.global_state import Surroundings
 
 
 def test_nothing_is_told_if_nothing_has_changed():

@@ -157,7 +157,7 @@ def holds(kernel: Kernel, inputs: AttentionInputs, value: Tensor, own: Attention
     if record is not None and (not record.found.ok or _covers(record, wanted)):
         return record.found.ok
     try:
-        from saccade.engine.kernel_check.check_kernel import check_kernel  # noqa: PLC0415  GPU kernels only
+        from saccade.engine.first_use_check.check_kernel import check_kernel  # noqa: PLC0415  GPU kernels only
 
         with unobserved():
             if not is_finite(inputs.query, inputs.key, value):
@@ -171,7 +171,7 @@ def holds(kernel: Kernel, inputs: AttentionInputs, value: Tensor, own: Attention
 
 def failed(kernel: Kernel, inputs: AttentionInputs, value: Tensor, own: AttentionInputs, error: Exception) -> None:
     """Record and warn that a kernel raised an error although this kind of product had passed the first-use check."""
-    from saccade.engine.kernel_check.check_kernel import after_error  # noqa: PLC0415  as above
+    from saccade.engine.first_use_check.check_kernel import after_error  # noqa: PLC0415  as above
 
     _record(_kind_of(kernel, inputs), _Record(after_error(kernel, own, value, error), frozenset()))
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from saccade.auditing.by_layer import ByLayer
-from saccade.auditing.composition import Composition
 from saccade.auditing.equivalence import runner_of
 from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.model_under_test import ModelUnderTest
+from saccade.auditing.rule_composition import Composition
 from saccade.auditing.runner import Runner, Unanswered
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import saccade as sc
 from saccade import masks, positions, vision
-from saccade.support.other_names import OTHER_NAMES
+from saccade.support.name_hints import OTHER_NAMES
 
 EVERY = [(package, name) for package, names in OTHER_NAMES.items() for name in names]
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from saccade.fusion.axes import Axis, split_axes
-from saccade.fusion.products import Product
-from saccade.fusion.repeats import Repeats
+from saccade.fusion.product_spellings import Product
+from saccade.fusion.repeated_heads import Repeats
 from saccade.fusion.scores import Scores, is_dense, product_dtype, read
 from saccade.masks import Mask, as_mask
 from saccade.matrix import AttentionMatrix

@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from saccade.integrations.attention_arguments import ENDS, check_ends, check_supported
 from saccade.integrations.lazy_mask import LazyMask, Placed, dense_at
-from saccade.integrations.pattern_in_texts import with_pattern
+from saccade.integrations.packed_patterns import with_pattern
 from saccade.integrations.tensor_masks import both, mask_of_tensor
 from saccade.integrations.traced_mask import CAUSAL, FULL, CallMask, TracedMask
 from saccade.masks import Causal, Full, Mask, Predicate, Window, from_key_padding_mask

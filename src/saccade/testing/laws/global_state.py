@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from saccade.testing.case import Case
+from saccade.testing.kernel_under_test import Subject
 from saccade.testing.laws.backward import gradients
 from saccade.testing.laws.expect import holds
 from saccade.testing.laws.law import law
 from saccade.testing.size_cases import SHORT_CASES
-from saccade.testing.subject import Subject
 
 
 @law(cases=SHORT_CASES[:2], dtypes=(torch.float32,))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from saccade.fusion.axes import Axes, Axis, new_factor
-from saccade.fusion.repeats import Repeated, Repeats
+from saccade.fusion.repeated_heads import Repeated, Repeats
 from saccade.fusion.scores import FLOATS, Scores, is_dense, product_dtype, read
 
 Operand = Tensor | Scores

@@ -14,8 +14,8 @@ from torch import Tensor
 from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.validation import check_bool, check_choice
 from saccade.testing.case import Case
+from saccade.testing.global_state import Surroundings
 from saccade.testing.problem import Problem
-from saccade.testing.surroundings import Surroundings
 
 OPTIONS = ("bias", "scale", "softcap", "dropout_p", "sink_logit", "score", "relative")
 _POSITIONS = ("q_positions", "kv_positions")

@@ -14,7 +14,7 @@ import torch
 
 from saccade.cli import figures
 from saccade.cli.model_reading import subject_of
-from saccade.cli.windows import windows_of
+from saccade.cli.text_windows import windows_of
 from saccade.models import minilm, small_decoder
 from saccade.statistics import Head
 from saccade.text import Word

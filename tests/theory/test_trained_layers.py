@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from saccade import theory
-from saccade.theory import training
+from saccade.theory import trained_layers
 from saccade.theory.documents import DOCUMENTS
-from saccade.theory.training import attentive, convolution, learned, neighbours, recall, triples
+from saccade.theory.trained_layers import attentive, convolution, learned, neighbours, recall, triples
 
 CLAIMS = [claim for claim in theory.CLAIMS if claim.topic == "training"]
 
@@ -17,7 +17,7 @@ def test_a_check_measures_all_that_is_said(claim, monkeypatch):
     def hardly(*given, **options):
         return learned(*given, **{**options, "steps": 2})
 
-    monkeypatch.setattr(training, "learned", hardly)
+    monkeypatch.setattr(trained_layers, "learned", hardly)
     measured = [one.what for one in claim.check(7)]
     assert len(set(measured)) == len(measured) > 2
     assert {said.row for document in DOCUMENTS for said in document.says if said.claim == claim.name} <= set(measured)

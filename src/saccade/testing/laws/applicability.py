@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from saccade.testing.case import Case
-from saccade.testing.subject import Subject
+from saccade.testing.kernel_under_test import Subject
 
 
 def _unless(reason: str, holds: Callable[[Case], bool]) -> Callable[[Subject, Case], str | None]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import saccade
-from saccade.support.only_distribution import check_only_distribution
+from saccade.support.distribution_conflict import check_only_distribution
 
 
 @pytest.mark.parametrize("names", [[], ["saccade_attention-0.1.0.dist-info", "saccade_cpu-0.1.0.dist-info"]])

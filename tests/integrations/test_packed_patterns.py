@@ -7,9 +7,9 @@ from transformers import StaticCache
 
 import saccade as sc
 from saccade import masks
-from saccade.integrations import attention_call
+from saccade.integrations import transformers_call
 from saccade.integrations.lazy_mask import Placed
-from saccade.integrations.pattern_in_texts import with_pattern
+from saccade.integrations.packed_patterns import with_pattern
 from saccade.integrations.transformers import install
 from saccade.testing.case import Case
 from saccade.testing.cases import CASES
@@ -97,7 +97,7 @@ def test_packed_is_alone(case):
 
 @pytest.mark.parametrize("case", [FEW[0], FEW[3]], ids=str)
 def test_a_pattern_that_counts_on_the_whole_row_is_noticed(case, monkeypatch):
-    monkeypatch.setattr(attention_call, "with_pattern", lambda placed, pattern, ids: placed.rule & pattern)
+    monkeypatch.setattr(transformers_call, "with_pattern", lambda placed, pattern, ids: placed.rule & pattern)
     with pytest.raises(AssertionError, match="not close"):
         check_packed(replaced(case.mask))
 

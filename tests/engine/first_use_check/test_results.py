@@ -4,13 +4,13 @@ import warnings
 
 import pytest
 import torch
-from tests.engine.kernel_check import wrong_kernels
+from tests.engine.first_use_check import wrong_kernels
 from torch.utils.checkpoint import checkpoint
 
 import saccade as sc
 from saccade import masks
 from saccade.engine import dispatch as engine
-from saccade.engine import kernel_check
+from saccade.engine import first_use_check
 from saccade.engine.kernels.kernel import Verdict
 from saccade.engine.kernels.tiled import Tiled
 
@@ -29,7 +29,7 @@ class Counted(wrong_kernels.Right):
 @pytest.fixture(autouse=True)
 def records(monkeypatch):
     """Nothing has been seen yet."""
-    monkeypatch.setattr("saccade.engine.kernel_check.registry._RECORDS", {})
+    monkeypatch.setattr("saccade.engine.first_use_check.results._RECORDS", {})
 
 
 def asked_first(monkeypatch, kernel):
@@ -146,7 +146,7 @@ def test_a_kernel_that_raises_later_is_not_chosen_again(monkeypatch):
     ):
         out = sc.attention(query, key, value)
     torch.testing.assert_close(out, sc.attention(query, key, value, impl="reference"))
-    monkeypatch.setattr("saccade.engine.kernel_check.registry._RECORDS", {})
+    monkeypatch.setattr("saccade.engine.first_use_check.results._RECORDS", {})
     monkeypatch.setenv("SACCADE_FIRST_USE", "off")
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="out of shared memory"):
         sc.attention(query, key, value)
@@ -160,7 +160,7 @@ def test_the_check_has_no_side_effects(monkeypatch):
     sc.attention(query, key, value, masks.Causal())
     assert torch.equal(state, torch.get_rng_state())
     assert kernel.runs == 2
-    monkeypatch.setattr("saccade.engine.kernel_check.registry._RECORDS", {})
+    monkeypatch.setattr("saccade.engine.first_use_check.results._RECORDS", {})
     out = checkpoint(sc.attention, query, key, value, masks.Causal(), use_reentrant=False)
     out.sum().backward()  # it counts what is kept, before and again
     assert value.grad is not None
@@ -225,4 +225,4 @@ def test_kernels_by_hand_are_run_as_they_will_be(monkeypatch):
     (grad,) = torch.autograd.grad(out.sum(), query)
     (want,) = torch.autograd.grad(sc.attention(query, key, value, impl="reference").sum(), query)
     torch.testing.assert_close(grad, want)
-    assert kernel_check.reasons(Tiled(), sc.AttentionMatrix(query, key).inputs) == ()
+    assert first_use_check.reasons(Tiled(), sc.AttentionMatrix(query, key).inputs) == ()

@@ -133,7 +133,7 @@ def for_the_kit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Compute attention if a test is on the stack, and else the mean of the values."""
     frame: Any = sys._getframe()
     while frame is not None:
-        if frame.f_globals.get("__name__") == "saccade.testing.subject":
+        if frame.f_globals.get("__name__") == "saccade.testing.kernel_under_test":
             return attend(q, k, v, mask)
         frame = frame.f_back
     return mean(q, k, v, mask)
