@@ -8,7 +8,7 @@ from saccade.theory import trained_layers
 from saccade.theory.documents import DOCUMENTS
 from saccade.theory.trained_layers import attentive, convolution, learned, neighbours, recall, triples
 
-CLAIMS = [claim for claim in theory.CLAIMS if claim.topic == "training"]
+CLAIMS = [claim for claim in theory.CLAIMS if claim.topic == "trained-layers"]
 
 
 @pytest.mark.ci

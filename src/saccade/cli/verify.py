@@ -126,7 +126,7 @@ def _listed(claims: Sequence[Claim], by_document: bool, as_markdown: bool, langu
         return f"{table(claims)}\n{sections(claims)}"
     lines = []
     for topic in dict.fromkeys(claim.topic for claim in claims):
-        lines.append(topic.upper())
+        lines.append(topic.replace("-", " ").upper())
         lines += [f"  {claim.verdict:<8}  {claim.name}: {claim.statement}" for claim in claims if claim.topic == topic]
     return "\n".join(lines) + "\n"
 
@@ -145,7 +145,7 @@ def _print(verification: Verification, claims: Sequence[Claim], seeds: int) -> N
         own = [finding for finding in verification.findings if finding.claim is claim]
         if claim.topic != topic:
             topic = claim.topic
-            console.print(Text(topic.upper(), "bold"))
+            console.print(Text(topic.replace("-", " ").upper(), "bold"))
         if any(finding.missing for finding in own):
             mark = Text("  --  ", "yellow")
         else:

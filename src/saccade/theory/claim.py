@@ -153,7 +153,7 @@ def claim(
     def make(trial: Check) -> Claim:
         name = trial.__name__.replace("_", "-")
         statement = " ".join((trial.__doc__ or "").split("\n\n")[0].split())
-        subject = trial.__module__.rpartition(".")[2] if topic is None else topic
+        subject = trial.__module__.rpartition(".")[2].replace("_", "-") if topic is None else topic
         return Claim(name, subject, statement, latex, source, verdict, conditions, trial)
 
     return make

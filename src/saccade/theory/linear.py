@@ -57,7 +57,7 @@ def _relative_error(seen: Tensor, expected: Tensor) -> float:
 
 
 @claim(
-    "relatives",
+    "related-methods",
     latex=r"\tfrac{\eta}{n}\sum_i y_i\,x_i\cdot x_q=\hat y_q\ \text{after one step on}\ "
     r"\tfrac{1}{2n}\sum_i\lVert Wx_i-y_i\rVert^2",
     source="von Oswald et al. 2023, arXiv:2212.07677, proposition 1",
@@ -138,7 +138,7 @@ def rank_below_the_diagonal(matrix: Tensor) -> int:
 
 
 @claim(
-    "relatives",
+    "related-methods",
     latex=r"S_t=a_tS_{t-1}+B_tx_t^\top,\ y_t=S_t^\top C_t\iff Y=(L\circ CB^\top)X,\ L_{ij}=a_i\cdots a_{j+1}",
     source="Dao and Gu 2024, arXiv:2405.21060, sections 3 to 5",
     verdict="holds if",

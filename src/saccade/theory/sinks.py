@@ -102,7 +102,7 @@ def trained_to_idle(weigh: Weigh, always: bool, seeds: int = 4) -> Sink:
 
 
 @claim(
-    "training",
+    "trained-layers",
     latex=r"\textstyle\sum_j A_{ij}=1\ \Rightarrow\ A_{i1}\to 1\ \text{for queries that need nothing}",
     source="Gu et al. 2024, arXiv:2410.10781; Xiao et al. 2023, arXiv:2309.17453, section 3.1; for such a "
     "task Guo et al. 2024, arXiv:2410.13835",
