@@ -170,6 +170,21 @@ def _packs_keys(dtype: torch.dtype) -> bool:
     return dtype in tests and tests[dtype]()
 
 
+@cache
+def multiplies_slowly(dtype: torch.dtype) -> bool:
+    """Return whether torch multiplies matrices of a half-precision dtype in plain loops on this processor.
+
+    oneDNN has fast products of bfloat16 on processors with AVX-512, and of float16 on few others. Without them, the
+    flash operation's backward pass takes three to five times as long as products in float32.
+    """
+    if dtype not in (torch.bfloat16, torch.float16):
+        return False
+    if not torch.backends.mkldnn.is_available():
+        return True
+    ops = torch.ops.mkldnn
+    return not (ops._is_mkldnn_bf16_supported() if dtype == torch.bfloat16 else ops._is_mkldnn_fp16_supported())
+
+
 def _folds_heads(q: Sequence[int], kv_heads: int, causal: bool) -> bool:
     """Return whether to pass the query heads of a group to torch's flash operation as rows of a single head."""
     _, heads, rows, _ = q

@@ -46,6 +46,11 @@ class Fused(KernelWithBackward):
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
         """Return why torch's flash operation cannot run these inputs, or why complete rows are faster."""
         plan, why = inputs.plan, []
+        if request.impl == "auto" and aten_flash.multiplies_slowly(inputs.query.dtype) and _needs_gradient(inputs):
+            name = str(inputs.query.dtype).removeprefix("torch.")
+            return Verdict(
+                (), (f"torch multiplies {name} matrices slowly on this processor, and gradients need many products",)
+            )
         if (
             request.impl == "auto"
             and plan.overlaps
@@ -118,6 +123,10 @@ class Fused(KernelWithBackward):
             _first_columns(of_value, value_dim),
             *others,
         )
+
+
+def _needs_gradient(inputs: AttentionInputs) -> bool:
+    return wants_gradient(inputs.query) or wants_gradient(inputs.key)
 
 
 def _time_of_plan(plan: Plan, pair: float) -> float:

@@ -204,7 +204,8 @@ def _has_steps(inputs: AttentionInputs) -> bool:
     """Return whether the mask is strided and has so many pairs that `fused` is faster than the compiled kernel."""
     bits, width = inputs.shape[2] * inputs.shape[3], inputs.query.shape[3]
     is_half = inputs.query.dtype is torch.bfloat16
-    is_few = bits < _MANY_BITS if is_half else bits * width < _MANY_PRODUCTS
+    # `fused` writes the bias of each tile to memory, so that gathering keys pays later.
+    is_few = bits < _MANY_BITS if is_half else bits * width < _MANY_PRODUCTS * (1 if inputs.bias is None else 2)
     return not is_few and any(step != 1 for step, _ in inputs.rule.terms())
 
 
