@@ -1,4 +1,4 @@
-"""Scorers of single keys: the dot products of attention itself, and the narrow heads of a lightning indexer."""
+"""Scorers of individual keys: attention's own dot products, and the narrow heads of a lightning indexer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INDEX = ShapeSpec(
 
 
 class DotProducts(Scorer):
-    """A scorer by the dot product of query and key, so that each head selects keys by attention's own scores.
+    """A scorer that uses the dot product of query and key, so that each head selects keys by its attention scores.
 
     It saves no computation, but selects the best keys, so it serves as a baseline for other scorers.
 
