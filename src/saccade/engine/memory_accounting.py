@@ -30,7 +30,7 @@ class Cost(NamedTuple):
     Attributes:
         tiles: number of tiles of the plan that the kernel computes.
         pairs: number of query-key pairs whose scores the kernel computes, over batch and heads.
-        held: peak bytes besides the inputs, and the bytes of output and lse.
+        held: peak bytes without the inputs, and the bytes of output and lse.
     """
 
     tiles: int
@@ -50,12 +50,12 @@ class Ledger:
         self.now = self.most = 0
 
     def take(self, size: float) -> None:
-        """Add allocated bytes to the current number."""
+        """Add allocated bytes to the current total."""
         self.now += int(size)
         self.most = max(self.most, self.now)
 
     def give(self, size: float) -> None:
-        """Subtract freed bytes from the current number."""
+        """Subtract freed bytes from the current total."""
         self.now -= int(size)
 
     def touch(self, size: float) -> None:
@@ -130,7 +130,7 @@ _SHARES = 8  # shares of partial columns are rounded up to multiples of 1 / _SHA
 
 
 class Probe:
-    """Measures on a small part of a tile how many bytes a function would allocate for the full tile.
+    """A probe that measures on a small part of a tile how many bytes a function would allocate for the full tile.
 
     Queries and keys are replaced by zeros that take no memory.
 

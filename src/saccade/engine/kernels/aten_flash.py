@@ -81,7 +81,7 @@ def backward(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of q, k and v for one tile with torch's flash operation, in the shapes of q, k and v.
+    """Compute the gradients with respect to q, k and v for one tile with torch's flash operation.
 
     ``out`` and ``lse`` belong to the *complete* rows, although the tile may contain only part of them. Rows with +inf
     in the lse contribute no gradient.
