@@ -239,7 +239,7 @@ def _second_derivatives(
     create_graph: bool,
     *tensors: Tensor | None,
 ) -> Tensors:
-    """Return a kernel's second derivatives: gradients of the source tensors, of ``grad_out`` and of ``grad_lse``."""
+    """Return a kernel's second derivatives, with respect to the source tensors, ``grad_out`` and ``grad_lse``."""
     lse, grad_out, grad_lse, *both = tensors
     assert lse is not None
     assert grad_out is not None

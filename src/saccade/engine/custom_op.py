@@ -234,7 +234,7 @@ class _WithGradients:
 
 
 def _without_zeros(call: _OperatorArguments) -> AttentionInputs:
-    """Return the inputs, without the bias if it is all zeros, which a float mask may leave in a traced program."""
+    """Return the inputs, without a bias that is all zeros, as can result from a float mask in a traced program."""
     inputs = call.inputs()
     is_zero = isinstance(inputs.bias, DenseTerm) and not call.wants_bias and not bool(inputs.bias.source.any())
     return inputs.replaced(bias=None) if is_zero else inputs
@@ -307,7 +307,7 @@ def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
 
 
 def _of_tensors(grads: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor | None]:
-    """Extend the gradients of the first tensors to all tensors, with None for the others."""
+    """Pad the gradients of the first tensors to the number of tensors; the others have no gradient."""
     return [*grads, *(None,) * (len(tensors) - len(grads))]
 
 

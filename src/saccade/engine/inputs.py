@@ -1,4 +1,4 @@
-"""AttentionInputs: the checked arguments of attention, as kernels and statistics read them."""
+"""AttentionInputs: the checked arguments of attention, in the form that kernels and statistics use."""
 
 from __future__ import annotations
 
@@ -165,13 +165,13 @@ class AttentionInputs:
         return made
 
     def current(self) -> AttentionInputs:
-        """Return inputs for the current contents of the mask's tensors. Patterns and plan are determined again."""
+        """Return inputs for the current contents of the mask's tensors. Patterns and plan are recomputed."""
         if not self.is_live:
             return self
         return self.replaced(rule=recognise_tensors(self.rule, self.shape, self.origin), is_live=False)
 
     def after_tracing(self) -> AttentionInputs:
-        """Return the inputs of a traced program for a run outside of its graph, with the mask read and checked."""
+        """Prepare the inputs of a traced program for a run outside of its graph: read and check the mask."""
         shape, encoded = self.shape, encode(self.rule)
         if encoded is None:
             rule = self.rule.with_atoms(lambda atom: cast("Mask", read_mask(atom, shape)))

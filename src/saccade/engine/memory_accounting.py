@@ -178,7 +178,7 @@ def _with_zeros(inputs: AttentionInputs, width: int | None) -> AttentionInputs:
 
 
 def _memory_class(tile: Tile) -> Hashable:
-    """Return a key that is equal for tiles with similar bytes per pair: shares of partial columns, and strides."""
+    """Return a key shared by tiles that need similar memory per pair: shares of partial columns, and strides."""
     unsure = [len(strip.keys) for strip in tile.columns if strip.partial is not True]
     shares = (-(-_SHARES * size // tile.width) for size in (sum(unsure), max(unsure, default=0)))
     return (tile.rows.step, tile.columns[0].keys.step, min(len(tile.columns), 2), *shares)

@@ -32,7 +32,7 @@ def is_exporting() -> bool:
 
 
 def attend(inputs: AttentionInputs, value: Tensor, request: Request) -> tuple[Tensor, Tensor | None]:
-    """Return the output and the lse of attention in operations that ONNX has; the lse is None unless it is needed.
+    """Return the output and the lse of attention in operations that ONNX supports; the lse is None unless it is needed.
 
     Raises:
         UnsupportedError: there is dropout, or a user's function changes the scores.
@@ -75,7 +75,7 @@ def _pairs(inputs: AttentionInputs) -> Pairs:
 
 
 def pairs_of(rule: Mask, pairs: Pairs, shape: tuple[int, int, int, int], origin: tuple[int, int]) -> Tensor:
-    """Return where a mask allows pairs, given by indices, in operations that a traced program can contain."""
+    """Return which pairs of indices a mask allows, in operations that a traced program can contain."""
     if isinstance(rule, And | Or):
         parts = [pairs_of(part, pairs, shape, origin) for part in rule.parts]
         return reduce(torch.logical_and if isinstance(rule, And) else torch.logical_or, parts)

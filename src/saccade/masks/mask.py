@@ -136,7 +136,7 @@ class Mask(_NoArithmetic, ABC):
 
     @property
     def domain(self) -> Domain:
-        """Positions that the mask covers: all positions, unless the mask was built for a fixed number."""
+        """Positions that the mask covers: all positions, unless the mask was built for a fixed number of positions."""
         return EVERYWHERE
 
     @abstractmethod

@@ -211,9 +211,9 @@ class AttentionMatrix(OfInputs):
             ``h // (heads // kv_heads)``. Keys are never expanded in memory.
         mask: which query may attend to which key: None (all pairs), a `saccade.masks.Mask`, a bool tensor ``[q, kv]``,
             ``[batch, q, kv]`` or broadcastable to ``[batch, heads, q, kv]``, or a function ``(b, h, q, kv) -> bool``.
-            True = may attend. Two dimensions always mean ``[q, kv]``; pass a padding mask ``[batch, kv]`` as ``mask[:,
-            None, None, :]``. torch's ``causal_lower_right`` and ``causal_upper_left`` are also accepted as masks, even
-            if passed as ``bias``.
+            True = may attend. Two dimensions always mean ``[q, kv]``; pass a padding mask ``[batch, kv]`` as
+            ``mask[:, None, None, :]``. torch's ``causal_lower_right`` and ``causal_upper_left`` are also accepted as
+            masks, even if passed as ``bias``.
         score: similarity of a query and a key: a `saccade.scores.Score`, or a function that changes scaled dot
             products, ``(score, b, h, q, kv) -> score`` (see `saccade.scores.Modified`). The dot product when None.
         bias: added to the scores after the softcap; a tensor broadcastable to ``[batch, heads, q_len, kv_len]``, or a
@@ -224,8 +224,8 @@ class AttentionMatrix(OfInputs):
         impl: "auto" selects the fastest kernel that is exact for the inputs; see `explain`. An instance of your own
             kernel is also accepted.
         q_positions, kv_positions: positions of the tokens, for the mask: a range, or int64 ``[len]`` or ``[batch,
-            len]`` as a tensor or list; -1 marks padding. By default, key j is at position j and query i at ``kv_len -
-            q_len + i`` (bottom-right).
+            len]`` as a tensor or list; -1 marks padding. By default, key j is at position j and query i at
+            ``kv_len - q_len + i`` (bottom-right).
 
     Raises:
         ValueError, TypeError: arguments do not match. Raised before any work is done.

@@ -112,9 +112,9 @@ def attention_with_lse(
 ) -> tuple[Tensor, Tensor]:
     """Compute the output of `attention` and the log-sum-exp (lse) of each row's scores, ``[batch, heads, q_len]``.
 
-    Two results over disjoint keys are merged using their lse: ``lse = logaddexp(lse1, lse2)``, ``out = out1 * exp(lse1
-    - lse) + out2 * exp(lse2 - lse)``. The lse is a natural log in float32 (float64 for float64 inputs), -inf for a row
-    without visible keys, and differentiable. Dropout does not change it.
+    Two results over disjoint keys are merged using their lse: ``lse = logaddexp(lse1, lse2)``,
+    ``out = out1 * exp(lse1 - lse) + out2 * exp(lse2 - lse)``. The lse is a natural log in float32 (float64 for float64
+    inputs), -inf for a row without visible keys, and differentiable. Dropout does not change it.
     """
     if unknown:
         raise unexpected_argument(unknown, attention_with_lse)

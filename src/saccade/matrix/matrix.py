@@ -193,11 +193,11 @@ class Matrix(Operators, ABC):
             return tuple(results[index] for index in range(len(statistics)))
 
     def ask(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
-        """Compute several statistics in one pass; the former name of `compute`."""
+        """Compute several statistics in one pass. This is the former name of `compute`."""
         return self.compute(*statistics)
 
     def _compute_by_sweep(self, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo) -> dict[int, Any]:
-        """Return the results of all statistics that need no `blocks`, by their indices in ``statistics``."""
+        """Return the results of all statistics that need no `blocks`, keyed by their indices in ``statistics``."""
         return {}
 
     @outside_graphs
@@ -212,7 +212,7 @@ class Matrix(Operators, ABC):
 
     @outside_graphs
     def received(self) -> Tensor:
-        """Return each key's received attention, ``[batch, heads, kv_len]``; see `saccade.statistics.Received`."""
+        """Return the attention each key receives, ``[batch, heads, kv_len]``; see `saccade.statistics.Received`."""
         return self.compute(statistics.Received())[0]
 
     @outside_graphs
@@ -309,7 +309,7 @@ class Matrix(Operators, ABC):
         return dense
 
     def after_tracing(self) -> Self:
-        """Return the matrix with the masks of a traced program read, for methods that run outside of the graph."""
+        """Return the matrix after reading its traced masks, for methods that run outside of the graph."""
         return self
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Operators that lazy matrices share with tensors. Other tensor methods raise an error with a hint."""
+"""Operators that lazy matrices share with tensors. Other tensor methods raise an error that suggests an alternative."""
 
 from __future__ import annotations
 

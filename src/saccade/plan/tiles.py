@@ -84,7 +84,7 @@ class Rule(Protocol):
         ...
 
     def terms(self) -> Sequence[tuple[int, Rule]]:
-        """Return disjoint masks whose union is this mask, each with the step of its rows and keys."""
+        """Return disjoint masks whose union is this mask, each with the step between its rows and between its keys."""
         ...
 
 

@@ -18,7 +18,7 @@ _ENTRIES = 1 << 22  # key entries that are converted to a wider dtype at a time
 
 
 class BlockScorer(Scorer):
-    """Base class of block scorers. They summarize each block of keys once, and score the summary for each query.
+    """Base class of block scorers, which summarize each block of keys once and score the summary for each query.
 
     A custom scorer defines `summarize` and `score`. A score is on the scale of ``query @ key``, before the softmax
     scale. It only ranks blocks and is never used as a weight.

@@ -38,7 +38,7 @@ class DotProducts(Scorer):
 
 
 class LightningIndexer(Scorer):
-    r"""A scorer with narrow index heads and one selection for all heads of attention (DeepSeek sparse attention).
+    r"""A scorer with narrow index heads, which selects the same keys for all attention heads (DeepSeek).
 
     .. math:: I_{ts} = (H d)^{-1/2} \sum_{h=1}^{H} w_{th} \max(0,\; q^I_{th} \cdot k^I_s)
 

@@ -1,4 +1,4 @@
-"""Additive: a score computed by a small network from query and key together."""
+"""Additive: a score that a small network computes from query and key."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def shown(value: object) -> str:
 def value_error(
     argument: str, rule: str, got: object, *, facts: Sequence[str] = (), hint: str | None = None
 ) -> ValueError:
-    """Return a ``ValueError`` whose first line reads ``function: argument must rule; got got.``"""
+    """Return a ``ValueError`` whose first line reads ``{where}: {argument} must {rule}; got {got}.``"""
     return ValueError(_sentence(argument, rule, got, facts, hint))
 
 
@@ -81,7 +81,7 @@ def type_error(
     hint: str | None = None,
     where: str | None = None,
 ) -> TypeError:
-    """Return a ``TypeError`` whose first line reads ``function: argument must rule; got got.``
+    """Return a ``TypeError`` whose first line reads ``{where}: {argument} must {rule}; got {got}.``
 
     Args:
         where: the function's name, for an error raised before the function runs. When None, it is read from the stack.

@@ -142,7 +142,7 @@ _RECORDS: dict[_Kind, _Record] = {}
 
 
 def holds(kernel: Kernel, inputs: AttentionInputs, value: Tensor, own: AttentionInputs) -> bool:
-    """Return whether a kernel passes the first-use check for this kind of product. The check runs once per kind.
+    """Return whether a kernel passes the first-use check for this kind of product. Run the check if necessary.
 
     A warning is given once for each kind of product whose check failed.
 

@@ -119,7 +119,7 @@ def held(
     added: tuple[int, int] | None,
     threads: int,
 ) -> Held:
-    """Return the peak bytes of a `forward` call of torch's flash operation, results included.
+    """Return the peak bytes of a `forward` call of torch's flash operation, including results.
 
     Args:
         q: (batch, heads, rows, width).

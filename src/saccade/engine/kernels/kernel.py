@@ -76,7 +76,7 @@ def reasons_of_dot_products(inputs: AttentionInputs) -> list[str]:
 
 
 def left_out(inputs: AttentionInputs) -> tuple[str, ...]:
-    """Return the reason to skip a GPU kernel if ``SACCADE_GPU=tiled`` allows only `tiled`; an empty tuple if not.
+    """Return the reason to skip a GPU kernel: ``SACCADE_GPU=tiled`` allows only `tiled`. Empty for other settings.
 
     Raises:
         ValueError: the variable is neither "auto" nor "tiled".

@@ -94,7 +94,7 @@ _STEPS = Verdict((), ("its mask has steps, and it would compute the pairs betwee
 
 
 class Native(KernelWithBackward):
-    """Exact attention by compiled code, which processes a few rows at a time with all of their visible keys.
+    """Exact attention in compiled code, which processes a few rows at a time with all of their visible keys.
 
     Cost: time grows with the number of allowed pairs, even with dropout, softcaps and biases. Beyond inputs and
     outputs, memory is needed for packed keys and values for each thread.

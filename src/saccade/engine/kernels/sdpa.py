@@ -14,7 +14,7 @@ from saccade.support.torch_modes import is_transformed
 
 
 class Sdpa(Kernel):
-    """Exact attention by torch's ``scaled_dot_product_attention``, for full and causal masks.
+    """Exact attention with torch's ``scaled_dot_product_attention``, for full and causal masks.
 
     Torch selects a kernel for the device. Its causal flag aligns the first row with the first key, whereas our mask
     aligns the last row with the last key. A causal mask must therefore have as many rows as keys, or a single row,

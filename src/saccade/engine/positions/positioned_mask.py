@@ -229,7 +229,7 @@ class PositionedMask(Mask):
         return max(len(self.q_positions), len(self.kv_positions))
 
     def _bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
-        """Return the mask's bounds in indices, for groups of rows in one item, or in all items if they are alike."""
+        """Return the mask's bounds in indices, for groups of rows in one item, or in all if they share positions."""
         assert self._orders is not None  # callers have checked
         q, kv = self._orders
         q_item, kv_item = (np.zeros_like(groups.batch) if order.items == 1 else groups.batch for order in (q, kv))

@@ -33,7 +33,7 @@ class Packed(NamedTuple):
 
     @property
     def position_ids(self) -> Tensor:
-        """Positions within each packed sequence, int64 ``[1, total]``, for position tables."""
+        """Positions within each packed sequence, int64 ``[1, total]``, for position embeddings."""
         return torch.cat([torch.arange(length) for length in self.lengths])[None].to(self.tokens.device)
 
     def mask(self, rule: Mask | None = None) -> Documents:

@@ -54,7 +54,7 @@ class Unread(Mask):
     def tensors(self) -> tuple[Tensor, ...]: ...
 
     def at_indices(self, pairs: Pairs, shape: Shape) -> Tensor:
-        """Return where the mask allows pairs, for default positions, without reading values."""
+        """Return which pairs the mask allows at default positions, without reading values."""
         return self.allows(pairs.b, pairs.h, pairs.q + (shape[3] - shape[2]), pairs.kv)
 
 
@@ -141,7 +141,7 @@ class Converted(Unread):
         return together if self.rule is None else together & self.rule.allows(b, h, q - q_start, kv - kv_start)
 
     def _dense(self) -> Mask:
-        """Return the mask of a function that converts a token mask or a pair mask, as a dense mask."""
+        """Return the mask as a `Dense` mask, for functions that convert a token mask or a pair mask."""
         from saccade.masks.rules.dense import Dense  # noqa: PLC0415  it imports the module of the base class
 
         x = self.tensor

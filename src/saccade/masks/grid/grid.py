@@ -50,7 +50,7 @@ class Hulls(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """The grid cells that belong to the rows of a box of a mask.
+    """The grid cells of the rows in a box of the mask.
 
     Attributes:
         ends: top, bottom, left and right of the cells on the grid (inclusive); None if there are no cells.

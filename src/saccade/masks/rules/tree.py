@@ -130,8 +130,8 @@ def _parents_of_item(row: object) -> tuple[int, ...]:
 def _intervals(parents: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     """Return the start and end of each token's interval and the token's depth, int64 ``[3, len]``.
 
-    In depth-first order, a token and its descendants are contiguous: their indices form the interval
-    ``range(first, end)``.
+    In depth-first order, a token and its descendants are contiguous: ``range(first, end)`` contains their indices in
+    this order.
     """
     size = np.ones(len(parents), dtype=np.int64)
     for index in range(len(parents) - 1, -1, -1):
