@@ -81,7 +81,7 @@ def backward(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of q, k and v for one tile with torch's flash operation, in the shapes of q, k and v.
+    """Compute the gradients with respect to q, k and v for one tile with torch's flash operation.
 
     ``out`` and ``lse`` belong to the *complete* rows, although the tile may contain only part of them. Rows with +inf
     in the lse contribute no gradient.
@@ -119,7 +119,7 @@ def held(
     added: tuple[int, int] | None,
     threads: int,
 ) -> Held:
-    """Return the peak bytes of a `forward` call of torch's flash operation, results included.
+    """Return the peak bytes of a `forward` call of torch's flash operation, including results.
 
     Args:
         q: (batch, heads, rows, width).

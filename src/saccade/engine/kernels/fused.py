@@ -36,7 +36,7 @@ _PAIR_OF_ROWS = 3.0  # time per pair with complete rows, relative to this kernel
 class Fused(KernelWithBackward):
     """Exact attention with the operation behind ``F.scaled_dot_product_attention``, run on the tiles of a plan.
 
-    Cost: time grows with the number of pairs in the tiles. Besides inputs and outputs, memory holds one tile.
+    Cost: time grows with the number of pairs in the tiles. Beyond inputs and outputs, memory is needed for one tile.
     """
 
     name = "fused"
@@ -110,7 +110,7 @@ class Fused(KernelWithBackward):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Compute the gradients of query, key and value with torch's flash operation."""
+        """Compute the gradients with respect to query, key and value with torch's flash operation."""
         (width, value_dim), sign = (inputs.query.shape[3], value.shape[3]), _sign(inputs)
         inputs, value = _prepared_inputs(inputs, value)
         out, grad_out = (_padded(x, value.shape[3]) for x in (results.out, results.grad_out))
@@ -148,7 +148,7 @@ def _prepared_inputs(inputs: AttentionInputs, value: Tensor) -> tuple[AttentionI
     query, key, value = _padded(query, width), _padded(key, width), _padded(value, width)
     sign = _sign(inputs)
     if sign is not None:
-        # The operation multiplies masked scores, already -inf, by the scale too. So the sign goes to the query.
+        # The operation also multiplies masked scores, already -inf, by the scale, so move the sign to the query.
         return inputs.replaced(query=query * sign, key=key, scale=-inputs.scale or 1.0), value
     if query is not inputs.query or key is not inputs.key:
         inputs = inputs.replaced(query=query, key=key)
