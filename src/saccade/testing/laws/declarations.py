@@ -61,7 +61,7 @@ def promises(subject: Subject, case: Case) -> str | None:
 
 @law(needs=None, where=(declines_something,))
 def declined(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """An input that is declined beforehand is refused with an error, for the stated reasons; it is never ignored."""
+    """An input that the function declines in advance raises an error with the stated reasons; it is never ignored."""
     control = _control(subject, case, dtype)
     if not control.missing(subject) and not control.reasons(subject):
         control.run(subject, subject.function)  # a function that refuses even this refuses everything
@@ -75,7 +75,7 @@ def declined(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(promises,))
 def offered(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """An offered option is answered, forward and backward: no input is refused that was not declined beforehand."""
+    """An offered option works forward and backward: the function refuses only inputs that it declines in advance."""
     for trial in _trials(subject, case, dtype):
         if trial.missing(subject) or trial.reasons(subject):
             continue

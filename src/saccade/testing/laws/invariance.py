@@ -37,14 +37,14 @@ def linear(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(needs=("gqa",), where=(conditions.shares_keys,))
 def gqa(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Grouped heads give the same as with their group's keys and values repeated for each head."""
+    """Grouped heads give the same output as keys and values that are repeated for each query head."""
     problem = case.problem(dtype, subject.device)
     same("the output of grouped heads", subject.output(problem), subject.output(problem.ungrouped()), dtype)
 
 
 @law(where=(conditions.has_several_items,))
 def batch(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A batch item gives the same result as alone."""
+    """A batch item gives the same result in the batch as on its own."""
     problem = case.problem(dtype, subject.device)
     together = subject.output(problem)
     for index in range(case.batch):

@@ -18,7 +18,7 @@ _LEAST = 1e-7  # weights above this are representable in every dtype
 
 @law(where=(conditions.has_queries_and_keys,))
 def sensitivity(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """The gradient of a row reaches the values that it may attend to, and no other."""
+    """The gradient of an output row reaches the values that the row may attend to, and no others."""
     problem = case.problem(dtype, subject.device).leaves()
     out = subject.output(problem)
     holds(out.requires_grad, "the output does not depend differentiably on the values")
@@ -58,7 +58,7 @@ def polarity(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(conditions.is_causal, conditions.hides_something))
 def causality(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Under a causal mask, changing the future changes nothing before it."""
+    """Under a causal mask, changing later keys and values does not change earlier rows."""
     problem = case.problem(dtype, subject.device)
     before = subject.output(problem)
     positions = [case.positions_of_item(b) for b in range(case.batch)]
@@ -127,10 +127,10 @@ def rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(conditions.hides_something, conditions.has_queries_and_keys))
 def blindness(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """NaN or inf in a query, or in the gradient of its row, reaches no gradient of a key that it may not attend to.
+    """NaN or inf in a query, or in the gradient of its row, reaches no gradient of a key that the query may not see.
 
-    The row of a query without visible keys is 0 and its lse -inf, whatever the query contains. No other row's
-    gradients change, nor those of keys and values that it may not attend to.
+    The row of a query without visible keys is 0 and its lse is -inf, whatever the query contains. The gradients of
+    other queries do not change, and neither do those of keys and values that the query may not attend to.
     """
     problem = case.problem(dtype, subject.device)
     sees = problem.sees_something
@@ -168,7 +168,7 @@ def blindness(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(conditions.shows_something,))
 def honesty(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A NaN in a query, or in a key or value that it may attend to, shows in its output; in scores, also in its lse."""
+    """NaN in a query, visible key or visible value shows in the output; NaN in a query or key also shows in the lse."""
     problem = case.problem(dtype, subject.device)
     for key in _spread(range(problem.key.shape[2]), 2):
         sees = problem.allowed[..., key]
