@@ -1,6 +1,6 @@
-"""Write broken claims as short scripts that run without this library, for bug reports.
+"""Write short scripts for bug reports, which demonstrate broken claims without this library.
 
-A script prints one number. For a correct model, the number is below 1e-5.
+Each script prints one number, which is below 1e-5 for a correct model.
 """
 
 from __future__ import annotations

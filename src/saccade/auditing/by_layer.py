@@ -34,8 +34,8 @@ _NO_ROWS = (nn.Linear, *_CONVOLUTIONS)
 def mixers(subject: ModelUnderTest) -> dict[str, Tensor]:
     """Find the modules that mix tokens: innermost modules with parameters whose output rows depend on other input rows.
 
-    Each module that takes rows runs once more with half of the rows changed (or half of each text, if there are two).
-    Modules that contain a mixing module are not run again.
+    Each module that takes rows is rerun with half of the rows changed (or half of each text, if there are two). Modules
+    that contain a mixing module are not rerun.
 
     Returns:
         A mapping from module names, in running order, to the tokens of the texts that the module mixes, bool
@@ -191,7 +191,7 @@ class ByLayer:
         return {name: measured_rule(rows, documents) for name in self.mixed if (rows := self.seen(name))}
 
     def distances(self, name: str) -> Tensor:
-        """Return all pairs at a distance at which some measured row sees a token, bool ``[length, length]``."""
+        """Extend the pairs measured for a module to all rows by their distances, bool ``[length, length]``."""
         length = self.subject.shape[1]
         used = torch.zeros(2 * length, dtype=torch.bool)
         used[0] = True
@@ -340,7 +340,7 @@ class ByLayer:
 
 
 def _unused_distances(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
-    """Return the tokens at distances from the row at which no row of the module sees a token, bool ``[length]``."""
+    """Return the tokens at a distance from the probed row at which no row of the module sees any token."""
     length = next(iter(sizes.values())).shape[1]
     used = torch.zeros(2 * length, dtype=torch.bool)
     for other, size in sizes.items():

@@ -164,10 +164,10 @@ def _in_both_dtypes(
 
 
 def _with_noise(runner: Runner, ids: Tensor, seed: int, stored: float = 0.0) -> tuple[Tensor, float]:
-    """Return the output rows for the full text, and the effect of rounding every module's result and the outputs once.
+    """Return the output rows for the full text, and how much a rounding error in every module changes them.
 
-    The outputs are included because a model need not end with a module. A head that shares its weights with the
-    embedding is often a plain function call.
+    A rounding error in the output rows themselves is added, because a model need not end with a module: an output head
+    that shares its weights with the embedding is often a plain function call.
     """
     whole = runner.whole(ids)
     noise = jitter(runner.model, lambda: runner.whole(ids), seed=seed, tables=stored)

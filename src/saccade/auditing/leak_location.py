@@ -20,8 +20,8 @@ def first_module(subject: ModelUnderTest, reach: Reach, key: tuple[int, int], ve
     """Return the name of the first module that leaks: it carries a change of a token to a row that must not see it.
 
     Two runs are compared row by row and bit by bit: one with the model's own vectors, and one with a different vector
-    for the token. A row shows a leak if no allowed path leads to it up to the module's layer and the module changes its
-    output row although its input row is unchanged.
+    for the token. A row shows a leak if no allowed path leads from the token to the row up to the module's layer, and
+    if the module's output row differs between the runs although its input row does not.
 
     Returns:
         The name of the module in the model; empty if no module shows the leak.

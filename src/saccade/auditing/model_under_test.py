@@ -262,7 +262,7 @@ class ModelUnderTest:
 
 
 def can_cache(model: nn.Module) -> bool:
-    """Return whether a model of transformers takes ``use_cache``, as a parameter or through its ``**kwargs``."""
+    """Return whether a transformers model takes ``use_cache``, as a parameter or through its ``**kwargs``."""
     parameters = inspect.signature(model.forward).parameters
     has_kwargs = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     return "use_cache" in parameters or (has_kwargs and hasattr(getattr(model, "config", None), "use_cache"))

@@ -69,7 +69,7 @@ def combs(reach: Reach, judged: Tensor, tests: int, seed: int, borders: Sequence
 
 
 def _edges(reach: Reach, judged: Tensor) -> list[tuple[int, int]]:
-    """Return rows where errors are likely: ends of texts and components, and both sides of multiples of 64 (tiles)."""
+    """Return rows where errors are likely: ends of texts and components, and both sides of tile borders."""
     label, _ = reach.components()
     between = label[:, 1:] != label[:, :-1]
     end = torch.ones(len(label), 1, dtype=torch.bool)

@@ -232,7 +232,7 @@ _COLUMNS = 90  # number of text columns in a line of the title
 
 
 def drawn(declared: Tensor, measured: Tensor, title: str) -> Figure:
-    """Draw the declared and the measured rule as two panels, with outputs as rows from the top and tokens as columns.
+    """Draw the declared and the measured rule as two panels, with outputs as rows and tokens as columns.
 
     Args:
         declared, measured: the pairs of output and token, bool ``[length, length]``.

@@ -105,26 +105,26 @@ class Runner:
         raise Unanswered("the model's cache is not reordered")
 
     def implemented(self, name: str) -> Self:
-        """Return the runner of a copy of the model that uses the attention implementation called ``name``."""
+        """Return a runner for a copy of the model that uses the attention implementation called ``name``."""
         raise Unanswered("the model has one implementation of attention")
 
     def ours(self, lengths: Sequence[int]) -> Self:
-        """Return the runner of a copy of the model that uses saccade's kernel with the lengths of packed texts."""
+        """Return a runner for a copy of the model that uses saccade's kernel, given the lengths of packed texts."""
         raise Unanswered("its attention cannot be replaced")
 
     def trained(self) -> Self:
-        """Return the runner of a copy of the model in training mode, with all dropout probabilities set to 0."""
+        """Return a runner for a copy of the model in training mode, with all dropout probabilities set to 0."""
         other = copy.deepcopy(self.model).train()
         for part in other.modules():
             without_dropout(part)
         return self.on(other)
 
     def checkpointed(self) -> Self:
-        """Return the runner of a copy of the model that recomputes activations in the backward pass."""
+        """Return a runner for a copy of the model that recomputes activations in the backward pass."""
         raise Unanswered("the model has no gradient_checkpointing_enable")
 
     def compiled(self) -> Self:
-        """Return the runner of a compiled copy of the model."""
+        """Return a runner for a compiled copy of the model."""
         other = copy.deepcopy(self.model)
         return self.on(torch.compile(other, backend="aot_eager"))  # type: ignore[arg-type]  # called like a module
 
@@ -137,7 +137,7 @@ class Runner:
         raise Unanswered("the model takes no positions")
 
     def on_axes(self, ids: Tensor) -> Tensor:
-        """Run a model that has several position axes with the same positions, those of plain text, on each axis."""
+        """Run a model with several position axes, using the positions of plain text on every axis."""
         raise Unanswered("its positions have one axis")
 
     def steps(self, ids: Tensor, split: Sequence[int]) -> Tensor:
@@ -161,7 +161,7 @@ class Runner:
 
 
 class PlainRunner(Runner):
-    """The runner of a module that takes only ids, without cache, mask or positions."""
+    """Runner for a module that takes only ids, without cache, mask or positions."""
 
 
 def without_dropout(part: object) -> None:

@@ -68,7 +68,7 @@ class SetupBatch:
 
     @property
     def is_packed(self) -> bool:
-        """Whether some row holds several texts."""
+        """Whether any row contains several texts."""
         return any(len(own[own >= 0].unique()) > 1 for own in self.documents)
 
     def claims(self) -> Iterator[ClaimResult]:
@@ -141,7 +141,7 @@ class SetupBatch:
         return _held(name)
 
     def _broken(self, name: str, wrong: Tensor, seen: Kind, why: str) -> ClaimResult:
-        """Return a claim that is broken at the first True of ``wrong``, or held if there is none."""
+        """Return a claim that is broken at the first position where ``wrong`` is True; if there is none, it held."""
         if not bool(wrong.any()):
             return _held(name)
         item, place = wrong.nonzero()[0].tolist()

@@ -89,7 +89,7 @@ class Case:
 
     @cached_property
     def allowed(self) -> Tensor:
-        """The pairs that may attend, bool ``[batch, num_heads, q_len, kv_len]``: the rule applied to each pair."""
+        """The rule applied to each pair, bool ``[batch, num_heads, q_len, kv_len]``; True = may attend."""
         shape = (self.batch, self.num_heads, self.q_len, self.kv_len)
         if self.rule is None:
             return self._dense_mask()

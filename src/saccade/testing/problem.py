@@ -20,13 +20,13 @@ Part = Literal["early", "late", "even", "odd"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
-    """A problem for an attention function: its inputs, and the pairs that may attend.
+    """A problem for an attention function: its inputs, and the allowed pairs of query and key.
 
     Attributes:
         query: ``[batch, heads, q_len, head_dim]``.
         key, value: ``[batch, kv_heads, kv_len, key_dim or value_dim]``; keys and queries have the same width, unless
             the score accepts different widths.
-        allowed: bool ``[batch, heads, q_len, kv_len]``, the pairs that may attend.
+        allowed: bool ``[batch, heads, q_len, kv_len]``, True = may attend.
         mask: the allowed pairs as a mask object, for functions that take masks; None allows every pair.
         bias, scale, softcap: options of the function; None if not used.
         dropout_p: dropout probability. Its results are random, so laws test only whether it is accepted.

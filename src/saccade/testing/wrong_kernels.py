@@ -47,7 +47,7 @@ def zero_tail(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, ..
 
 
 def complete_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-    """Return the inputs without the last, incomplete block of 128 keys."""
+    """Return the inputs without the incomplete last block of 128 keys."""
     read = k.shape[2] // 128 * 128
     return q, k[:, :, :read], v[:, :, :read], mask[..., :read]
 
@@ -61,7 +61,7 @@ def as_contiguous(x: Tensor) -> Tensor:
 
 
 def interleaved(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-    """Return the inputs with fewer than 8 key heads assigned to query heads in turn, instead of in groups."""
+    """Return the inputs with query heads assigned to key heads in turn, not in groups, if there are 2 to 7 key heads."""
     if not 1 < k.shape[1] < 8:
         return q, k, v, mask
     times = q.shape[1] // k.shape[1]

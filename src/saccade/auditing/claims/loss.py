@@ -50,7 +50,7 @@ def _labels(asked: Asked) -> Tensor:
 
 
 def _run(asked: Asked, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logits and the loss of a run with labels."""
+    """Run the model with labels, and return the logits and the loss."""
     given: Any = asked.inputs
     with torch.enable_grad():
         try:

@@ -1,4 +1,4 @@
-"""The claims about positions: neither a shift nor equal positions on several axes matter, and positions are used."""
+"""The claims that shifting all position ids does not matter, and that the model uses the position ids it receives."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _SHIFT, _STRETCH = 13, 3
 
 
 def positions(asked: Asked) -> list[ClaimResult]:
-    """Check that shifts of all positions do not matter in models with relative positions, and that positions are used.
+    """Check that shifting all positions does not matter in models with relative positions, and that positions are used.
 
-    Positions are used if multiplying them by 3 changes the outputs.
+    Positions are used if multiplying them by 3 changes the outputs. In models with several position axes, equal
+    positions on all axes must also give the same outputs as no explicit positions.
     """
     ids = asked.ids
     pairs: dict[str, RunPair] = {

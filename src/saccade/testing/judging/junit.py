@@ -42,5 +42,5 @@ def junit_xml(judgement: Judgement) -> str:
 
 
 def _printable(text: str) -> str:
-    """Replace control characters, which XML cannot contain, by spaces."""
+    """Replace control characters, which XML cannot contain, with spaces."""
     return "".join(character if character.isprintable() else " " for character in text)

@@ -49,13 +49,13 @@ class _Trial:
 
 
 def declines_something(subject: Subject, case: Case) -> str | None:
-    """Return why a law about declared options does not apply, unless the subject declines some option."""
+    """Return a reason not to apply a law about declared options if the subject declines nothing."""
     trials = _trials(subject, case, torch.float32)
     return None if any(trial.missing(subject) or trial.reasons(subject) for trial in trials) else "nothing is declined"
 
 
 def promises(subject: Subject, case: Case) -> str | None:
-    """Return why a law about declared options does not apply, unless the subject declares what it accepts."""
+    """Return a reason not to apply a law about declared options if the subject does not declare what it accepts."""
     return None if subject.promises else "the accepted options are not declared"
 
 

@@ -24,7 +24,7 @@ _ALL_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @law()
 def oracle(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """The output is softmax attention as defined, computed in float64."""
+    """The output equals softmax attention by its definition, computed in float64."""
     problem = case.problem(dtype, subject.device)
     close("the output", subject.output(problem), problem.truth()[0], dtype)
 
@@ -163,7 +163,7 @@ def relative(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(needs=("sink_logit",))
 def sink(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A sink adds a term that belongs to no key to each denominator; the lse includes it."""
+    """A sink adds a term without a key to each softmax denominator, and the lse includes this term."""
     problem = case.problem(dtype, subject.device)
     sunk = problem.but(sink_logit=some_sink(problem))
     out, lse = sunk.truth()

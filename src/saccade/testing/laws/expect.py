@@ -17,7 +17,7 @@ class LawBroken(AssertionError):  # noqa: N818 - a verdict, not a fault of the p
 
 
 def holds(fact: bool | Tensor, sentence: str) -> None:
-    """Raise `LawBroken` with ``sentence`` as message unless the fact is true."""
+    """Raise `LawBroken` with the message ``sentence`` unless ``fact`` is true."""
     if not fact:
         raise LawBroken(sentence)
 

@@ -14,7 +14,7 @@ from saccade.testing.subject import Subject
 
 @law()
 def ones(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Weights sum to 1 minus the sink's share; with values of 1, the output of a row that sees some key is this sum."""
+    """The weights of a row with a visible key sum to 1 minus the sink's share; for values of 1, this is the output."""
     problem = case.problem(dtype, subject.device)
     problem = problem.but(value=torch.ones_like(problem.value))
     out = subject.output(problem)

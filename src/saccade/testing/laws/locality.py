@@ -74,7 +74,7 @@ def causality(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(conditions.has_empty_rows,))
 def empty_rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A row that may attend to nothing gives exactly 0, its lse is -inf, and its gradients are 0."""
+    """A row without a visible key is exactly 0, its lse is -inf, and its gradients are 0."""
     problem = case.problem(dtype, subject.device)
     empty = ~problem.sees_something
     out = subject.output(problem)[empty]
@@ -115,7 +115,7 @@ def isolation(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(conditions.has_queries_and_keys, conditions.has_several_queries))
 def rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Queries are independent: no content of one query, not even NaN, changes another row."""
+    """Queries are independent: the content of one query, even NaN, does not change any other row."""
     problem = case.problem(dtype, subject.device)
     before = subject.output(problem)
     for query in _spread(range(problem.query.shape[2]), 2):

@@ -19,14 +19,14 @@ _CHOSEN = (0, 62, 63, 64, 127, 128, -1)
 
 @law(cases=SIZE_CASES, dtypes=_DTYPES)
 def sizes(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """At the sizes of models, the output is that of the definition, in the norm of the tensor and of every row."""
+    """At the sizes of real models, the output matches the definition in the norm of the tensor and of every row."""
     problem = _packed(case.problem(dtype, subject.device))
     near("the output", subject.output(problem), problem.truth()[0], dtype)
 
 
 @law(cases=SIZE_CASES, dtypes=_DTYPES)
 def gradients_at_sizes(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """At the sizes of models, gradients are those of the definition, in the norm of the tensor and of every row."""
+    """At the sizes of real models, gradients match the definition in the norm of the tensor and of every row."""
     problem = case.problem(dtype, subject.device)
     want = truth_gradients(problem)
     for name, got in gradients(subject, problem).items():
@@ -92,7 +92,7 @@ def _pull_back(total: Tensor, problem: Problem) -> tuple[Tensor, ...]:
 def _packed(problem: Problem) -> Problem:
     """Return the problem with queries, keys and values as views of one tensor, as projections return them.
 
-    Tensors of different lengths or widths are left as they are.
+    Tensors of different lengths or widths are left unchanged.
     """
     tensors = (problem.query, problem.key, problem.value)
     if len({x.shape[2:] for x in tensors}) > 1:
