@@ -61,7 +61,7 @@ def as_contiguous(x: Tensor) -> Tensor:
 
 
 def interleaved(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-    """Return the inputs with query heads assigned to key heads in turn, not in groups, if there are 2 to 7 key heads."""
+    """Return the inputs with query heads assigned to key heads in turn, not in groups, for 2 to 7 key heads."""
     if not 1 < k.shape[1] < 8:
         return q, k, v, mask
     times = q.shape[1] // k.shape[1]
