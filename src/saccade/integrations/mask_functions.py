@@ -1,4 +1,4 @@
-"""Convert the mask functions of transformers to masks: known functions by their structure, others by evaluation."""
+"""Convert transformers' mask functions to masks: known functions by their structure, others by evaluation."""
 
 from __future__ import annotations
 
@@ -152,5 +152,5 @@ def _texts_of(rule: Mask) -> tuple[tuple[int, ...], ...] | None:
 
 
 def _lengths(number: Tensor) -> list[list[int]]:
-    """Return the lengths of packed documents from the document number of each token, ``[batch, tokens]``."""
+    """Return the lengths of packed documents, given the document number of each token, ``[batch, tokens]``."""
     return [row.unique_consecutive(return_counts=True)[1].tolist() for row in number]

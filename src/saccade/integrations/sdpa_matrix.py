@@ -29,7 +29,7 @@ def sdpa_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str
 
 
 def sdpa_output(arguments: Mapping[str, Any], out: Tensor) -> CallOutput | None:
-    """Return the output of a call of torch's SDPA; None for nested tensors."""
+    """Wrap the output of a call of torch's SDPA as a `CallOutput`; return None for nested tensors."""
     query, key, value = (arguments[name] for name in ("query", "key", "value"))
     if is_nested(query, key, value):
         return None
@@ -42,7 +42,7 @@ def sdpa_output(arguments: Mapping[str, Any], out: Tensor) -> CallOutput | None:
 
 
 def leading_shape(*tensors: Tensor) -> torch.Size:
-    """Return the shape of the dimensions before heads, length and width that the tensors of a call broadcast to."""
+    """Return the broadcast shape of a call's leading dimensions, those before heads, length and width."""
     return torch.broadcast_shapes(*(x.shape[:-3] for x in tensors))
 
 
@@ -51,7 +51,7 @@ def sdpa_matrix(arguments: Mapping[str, Any], pattern: Mask | None = None) -> At
 
     Args:
         arguments: the arguments of the call by name.
-        pattern: joined with the mask of the call by ``&``; not with nested tensors.
+        pattern: combined with the call's mask by ``&``; ignored for nested tensors.
     """
     query, key = arguments["query"], arguments["key"]
     if is_nested(query, key):
@@ -85,7 +85,7 @@ def unsupported_sdpa(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
 
 
 def run_sdpa(args: tuple[Any, ...], kwargs: Mapping[str, Any], attend: Attend) -> Tensor | None:
-    """Run a call of torch's SDPA by another function; return None if that function returns None."""
+    """Compute a call of torch's SDPA with ``attend``; return None if ``attend`` does."""
     arguments = sdpa_arguments(args, kwargs)
     query, value = arguments["query"], arguments["value"]
     shape = leading_shape(query, arguments["key"], value)
