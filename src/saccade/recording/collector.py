@@ -46,7 +46,11 @@ class Selection:
         self._used: set[int | str] = set()
 
     def has_layer(self, name: str) -> bool:
-        """Return whether a layer is selected for recording; must be called for layers in the order of their calls."""
+        """Return whether a layer is selected for recording.
+
+        Layers are numbered in the order in which this method is first called for them, so it must be called for every
+        layer that runs.
+        """
         number = self._known.setdefault(name, len(self._known))
         if self._numbers is None:
             return True
@@ -57,7 +61,7 @@ class Selection:
         return number in self._numbers or bool(patterns)
 
     def may_mean(self, name: str) -> bool:
-        """Return whether a module without a recorded call may be selected: True if layers are selected by number."""
+        """Return whether an unrecorded module may be selected; selection by number rules no module out."""
         return self._numbers is None or bool(self._numbers) or any(fnmatchcase(name, one) for one in self._patterns)
 
     @property
@@ -93,7 +97,7 @@ class KeepOptions(NamedTuple):
         statistics: statistics to compute.
         summaries: whether to record all statistics of a summary.
         matrices: whether to record queries and keys.
-        gradients: whether to record gradients by the weights in the backward pass.
+        gradients: whether to record gradients with respect to the weights in the backward pass.
     """
 
     statistics: tuple[Statistic[Any, Any], ...]
@@ -108,7 +112,7 @@ class Collector:
     Args:
         options: the data to record for each call.
         selection: the layers and heads to record.
-        callback: called with each matrix; None for no callback.
+        callback: called with each matrix, unless it is None.
     """
 
     def __init__(self, options: KeepOptions, selection: Selection, callback: Callable[[str, Matrix], None] | None):
