@@ -1,8 +1,8 @@
 """Dry runs: run every operation on tensors that have shapes but no memory, and record its cost.
 
 The cost of multiplying an attention matrix by values is the forecast of its kernel, which `AttentionMatrix.explain`
-also reports. All other operations of saccade run one by one. Programs that depend on the values of tensors cannot be
-run dry.
+also reports. All other operations of saccade run one by one. A dry run is impossible for programs that depend on the
+values of tensors.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class DryRun(Watch):
         return result
 
     def _attend(self, arguments: Any, results: Any, *, is_backward: bool) -> None:
-        """Record an attention product or its gradients, with the cost that its kernel forecasts."""
+        """Record an attention product or its gradients, with the cost forecast by its kernel."""
         with _real_tensors():
             inputs, value_dim, request = custom_op.operator_inputs([stand_in(x) for x in arguments])
             if self._past and inputs.shape[2] == inputs.shape[3]:
