@@ -132,7 +132,7 @@ def _listed(claims: Sequence[Claim], by_document: bool, as_markdown: bool, langu
 
 
 def _documents(claims: Sequence[Claim]) -> list[Document]:
-    """Return the documents with the statements that the claims check; all claims also keep unchecked statements."""
+    """Return the documents with the statements that the claims check, plus unchecked ones if all claims are given."""
     names = {claim.name for claim in claims} | ({""} if len(claims) == len(CLAIMS) else set())
     documents = (one._replace(says=tuple(said for said in one.says if said.claim in names)) for one in DOCUMENTS)
     return [one for one in documents if one.says]

@@ -41,7 +41,7 @@ class Operation(NamedTuple):
         moved: bytes read and written, each tensor once.
         size: number of elements in the result, or of query-key pairs in an attention product.
         shape: ``(batch, rows, inner, columns)`` for a matrix product, ``(tiles, width)`` for an attention product with
-            width head_dim + value_dim, otherwise empty.
+            width head_dim + value_dim, empty for other operations.
         dtype: dtype of the numbers, such as ``"float32"``.
         is_backward: whether it computes the gradients of an attention product.
     """

@@ -97,7 +97,7 @@ def _values_of(config: Any, key: str) -> Iterator[Any]:
 
 
 class _Facts(NamedTuple):
-    """Data about the full sequence that all ranks share during one call of a transformers model.
+    """Data about the full sequence that all ranks share during one call to a transformers model.
 
     Attributes:
         lengths: lengths of the documents in each batch item; None for a single document.

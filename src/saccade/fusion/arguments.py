@@ -1,4 +1,4 @@
-"""Inspect calls of torch functions: which tensors are among the arguments, and whether the call writes into them."""
+"""Inspect calls to torch functions: which tensors are among the arguments, and whether the call writes into them."""
 
 from __future__ import annotations
 

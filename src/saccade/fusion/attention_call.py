@@ -1,4 +1,4 @@
-"""Recover an attention call of a model from its lazy weights and the values that they multiply."""
+"""Recover a model's attention call from its lazy weights and the values that they multiply."""
 
 from __future__ import annotations
 

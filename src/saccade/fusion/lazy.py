@@ -47,7 +47,7 @@ _AS = frozenset({Tensor.expand_as, Tensor.view_as, Tensor.reshape_as, Tensor.typ
 
 
 class Operation:
-    """A deferred call of a torch function, which returns the same result as an immediate call would have.
+    """A deferred call to a torch function, which returns the same result as an immediate call would have.
 
     Args:
         func, args, kwargs: the call; an `Operation` among the arguments is replaced by its result.

@@ -131,7 +131,7 @@ class FuseAttention(TorchFunctionMode):
         return out
 
     def _product(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return a matrix product as a lazy tensor if it may be attention scores; otherwise compute it."""
+        """Return a matrix product as a lazy tensor if it may be attention scores; if not, compute it."""
         is_known = self._tap is not None and self._tap.knows((args, kwargs))
         product = product_of(func, args, kwargs) if is_eager() and not is_known else None
         scores = None if product is None else scores_of(product, self._repeats)
@@ -181,7 +181,7 @@ class FuseAttention(TorchFunctionMode):
         return self._product(func, args, kwargs) if func in PRODUCTS else self._plain(func, args, kwargs)
 
     def _follow_weights(self, lazies: list[LazyTensor]) -> None:
-        """Track weights that have been computed until they are multiplied by values."""
+        """Track weights that have been computed, until the model multiplies them by values."""
         for pending in (one.pending for one in lazies):
             softmax, axes = pending.scores.softmax, pending.scores.axes.axes
             if self._tap is not None and softmax in axes:

@@ -338,7 +338,7 @@ _DETACH = frozenset(_functions("detach"))
 
 
 def followed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Scores | RowMaximum | None:
-    """Return the lazy scores after a call of a torch function, or None if `Scores` cannot express the result.
+    """Return the lazy scores after a call to a torch function, or None if `Scores` cannot express the result.
 
     If the torch function returns its argument, the same `Scores` object is returned.
     """

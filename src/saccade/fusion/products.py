@@ -165,7 +165,7 @@ PRODUCTS = frozenset(_PARSERS)
 
 
 def product_of(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
-    """Return the `Product` that a call of a torch function computes, or None if the call is not supported."""
+    """Return the `Product` that a call to a torch function computes, or None if the call is not supported."""
     return _PARSERS[func](args, dict(kwargs))
 
 
@@ -231,14 +231,17 @@ def _grouped(scores: Scores, product: Product, left: Repeated | None, right: Rep
 
 
 def _heads(product: Product, axes: dict[str, Axis], batch: Axis) -> Axis | None:
-    """Return the factors of the head axis: the last axis that both tensors have, if it comes after a batch axis."""
+    """Return the factors of the head axis, or None if the product has fewer than four axes.
+
+    The head axis is the last axis that both tensors have, not counting the first.
+    """
     shared = [x for x in product.letters if x in product.left_letters and x in product.right_letters]
     of_both = [axes[x] for x in shared[1:] if set(axes[x]) <= set(batch)]
     return (of_both or [()])[-1] if len(product.letters) > 3 else None
 
 
 def _lead(product: Product) -> list[str]:
-    """Return the letters of a product that do not stand for positions: all but one query letter and one key letter."""
+    """Return the letters of a product that do not index positions: all but one query letter and one key letter."""
     letters = product.letters
     of_left = [x for x in letters if x not in product.right_letters]
     of_right = [x for x in letters if x not in product.left_letters]

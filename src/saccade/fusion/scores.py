@@ -49,7 +49,8 @@ class Scores:
         axes: the axes that the model sees, as products of factors; see `saccade.fusion.axes.Axes`.
         left, right: the tensors, with one dimension for each factor in `batch` and `left_only` or `right_only`, then
             the dimension that is summed over.
-        batch, left_only, right_only: the factors that both tensors, only the left one, and only the right one have.
+        batch: the factors that both tensors have.
+        left_only, right_only: the factors that only the left or only the right tensor has.
         heads: the factors in `batch` that are heads; None if unknown, for instance if heads and batch were joined.
         lead: the factors of either tensor that do not index positions of queries or keys.
         product_dtype: the dtype in which the product is computed.
@@ -279,7 +280,7 @@ class Scores:
         return replace(self, dtype=dtype) if dtype in FLOATS else None
 
     def softmaxed(self, axis: int, dtype: torch.dtype | None = None) -> Scores | None:
-        """Return the attention weights: the softmax of the scores over an axis, which must be the axis of the keys."""
+        """Return the attention weights: the softmax of the scores over an axis, which must be the key axis."""
         is_known = self.maximum_of in (None, self.axes.axes[axis])
         if not (self.is_keys(axis) and is_known) or dtype not in (None, *FLOATS):
             return None
@@ -318,7 +319,7 @@ def read(x: Tensor) -> Tensor:
 
 
 def version_of(x: Tensor) -> int:
-    """Return the version of an operand: how often it was modified in place. Inference tensors do not count this."""
+    """Return how often an operand was modified in place; inference tensors do not count this, so return 0 for them."""
     return 0 if x.is_inference() else x._version
 
 

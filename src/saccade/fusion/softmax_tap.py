@@ -99,7 +99,10 @@ class SoftmaxTap:
         return bool(self._states) and any(x in self._states for x in tensors_in(arguments))
 
     def _state_after(self, func: Any, args: Any, kwargs: Any) -> _State | None:
-        """Return the state of the result of a call on tracked weights, without its version; None if it is unknown."""
+        """Return the state of the result of a call with tracked weights, or None if it is unknown.
+
+        The version is 0, because the result does not exist yet.
+        """
         known_args, known_kwargs = mapped(self._known, (args, kwargs))
         found = [x for x in _items((args, kwargs)) if isinstance(self._known(x), Scores)]
         if not found:

@@ -80,7 +80,7 @@ def check_supported(module: nn.Module, facts: Mapping[str, Any]) -> None:
 
 
 def check_ends(module: nn.Module, ends: Mapping[str, Tensor], placed: Placed) -> None:
-    """Raise if the packed texts in the arguments end at other tokens than those in the attention mask."""
+    """Raise if the boundaries of packed texts in the arguments differ from those in the attention mask."""
     texts = placed.texts or ((len(placed.kv_positions),),)
     wrong = [name for name, end in ends.items() if texts != (tuple(end.diff().tolist()),)]
     if wrong:
@@ -91,7 +91,7 @@ def check_ends(module: nn.Module, ends: Mapping[str, Tensor], placed: Placed) ->
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_read(files: tuple[str, ...], name: str) -> bool:
-    """Return whether an attention function in the given source files reads an argument; not traced by the compiler."""
+    """Return whether an attention function in the given source files reads an argument; the compiler skips this."""
     return name in _read_by_functions(files)
 
 

@@ -22,7 +22,7 @@ _PAGED = "paged caches have kernels of their own"
 
 
 class AttentionCall(NamedTuple):
-    """A call of a transformers attention function, converted to the inputs of an attention matrix.
+    """A call to a transformers attention function, converted to the inputs of an attention matrix.
 
     Attributes:
         query: ``[batch, heads, q_len, head_dim]``.
@@ -215,7 +215,7 @@ def _placed_for_flash(
     *,
     is_causal: bool,
 ) -> Placed:
-    """Build the mask of a call of ``flash_attention_2`` or a similar function, which gets padding and a window.
+    """Build the mask of a call to ``flash_attention_2`` or a similar function, which takes padding and a window.
 
     Args:
         q_len, kv_len: numbers of queries and keys; the last query has the position of the last key.

@@ -95,7 +95,7 @@ class Capture:
 
 
 class Listener(NamedTuple):
-    """The capture of one module's calls, with the module's name.
+    """A capture, and the name under which it records the calls to one module.
 
     Attributes:
         name: the module's name in the recording.

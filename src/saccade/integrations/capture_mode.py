@@ -46,7 +46,7 @@ _NAMED = frozenset({"softmax", "Softmax", "scaled_dot_product_attention", "multi
 def capture_own_code(model: nn.Module, capture: Capture) -> Iterator[None]:
     """Capture the attention that modules of ``model`` compute in their own code, under the name of the module.
 
-    This covers calls of ``F.scaled_dot_product_attention``, ``F.multi_head_attention_forward``, FlexAttention,
+    This covers calls to ``F.scaled_dot_product_attention``, ``F.multi_head_attention_forward``, FlexAttention,
     flash-attn's and xformers' functions, `saccade.attention` and `saccade.attention_with_lse`; weights computed by
     matmul and softmax and multiplied by values; and other dense weights, if they come from a softmax. If a module
     computes attention several times in one forward pass, the second call is named after the module with ":1" appended,
@@ -188,13 +188,13 @@ def _emit(make: Any, output: AnyOutput | None = None) -> None:
 
 
 def _capture_attention(capture: Capture, inputs: AttentionInputs, impl: Impl) -> None:
-    """Capture a call of `saccade.attention` by a third-party module; this library's layers are captured elsewhere."""
+    """Capture a call to `saccade.attention` by a third-party module; this library's layers are captured elsewhere."""
     if not _called_by_library(sys._getframe(1)):
         emit_all([(listener, lambda: matrix_from_inputs(inputs, impl)) for listener in _listeners(capture)])
 
 
 def _capture_redirected(capture: Capture, redirected: Redirected, call: Call) -> None:
-    """Capture an attention call of a module's own code that `saccade.replace_attention` runs."""
+    """Capture an attention call in a module's own code that `saccade.replace_attention` computes."""
     output = CallOutput(redirected.out, lambda grad: grad, lambda: call.value, call.dropout_p)
     emit_all([(listener, lambda: redirected.matrix) for listener in _listeners(capture)], output)
 

@@ -43,7 +43,7 @@ def is_named_cross(name: str, kind: str) -> bool:
 
 
 def kind_of_call(site: Site, q_len: int, kv_len: int) -> Kind:
-    """Return the kind of an attention call of a running module.
+    """Return the kind of an attention call made by a running module.
 
     The module's name is checked first, then its arguments for a second sequence. If neither decides, equal lengths mean
     self-attention, and with unequal lengths the kind is unknown. It is also unknown if an equally long second sequence

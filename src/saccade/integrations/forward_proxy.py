@@ -15,7 +15,7 @@ from saccade.integrations.capture_context import Capture, Listener
 
 
 class CapturedCall(NamedTuple):
-    """A call of a captured module.
+    """A call to a captured module.
 
     Attributes:
         module: the module.

@@ -1,4 +1,4 @@
-"""Build the attention matrix of a call of ``nn.MultiheadAttention``."""
+"""Build the attention matrix of a call to ``nn.MultiheadAttention``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def layer_matrix(
     key_padding_mask: Tensor | None,
     norm: nn.Module | None = None,
 ) -> AttentionMatrix:
-    """Return the matrix of a call of ``nn.MultiheadAttention``, projecting queries and keys once more.
+    """Return the matrix of a call to ``nn.MultiheadAttention`` by projecting its queries and keys a second time.
 
     Args:
         module: an object with the weights and options of an ``nn.MultiheadAttention``.
@@ -58,7 +58,7 @@ def layer_matrix(
 def layer_output(
     module: Any, inputs: Sequence[Tensor], out: Tensor, batch_first: bool, dropout_p: float
 ) -> CallOutput | None:
-    """Wrap the output of a call of ``nn.MultiheadAttention`` as a `CallOutput`; return None for nested tensors.
+    """Wrap the output of a call to ``nn.MultiheadAttention`` as a `CallOutput`; return None for nested tensors.
 
     Args:
         module: an object with the weights and options of an ``nn.MultiheadAttention``.

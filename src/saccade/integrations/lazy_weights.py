@@ -134,7 +134,7 @@ def weights_of(
     is_single: bool = False,
     items: Nested | None = None,
 ) -> Tensor:
-    """Return the weights of a call of ``nn.MultiheadAttention``, as `LazyWeights` if there are many.
+    """Return the weights of a call to ``nn.MultiheadAttention``, as `LazyWeights` if there are many.
 
     Args:
         matrix: the matrix of the call, ``[batch, heads, q_len, kv_len]``.

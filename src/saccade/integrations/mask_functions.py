@@ -44,7 +44,7 @@ def place(
 
 
 def with_padding(placed: Placed, is_token: Tensor) -> Placed:
-    """Mask padding in a mask rule, and store the number of padding tokens before each text.
+    """Add padding to a mask rule, and store the number of padding tokens before each text.
 
     Args:
         placed: a mask rule and the positions of the tokens.

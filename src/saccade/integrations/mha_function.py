@@ -1,4 +1,4 @@
-"""Convert calls of ``F.multi_head_attention_forward``, the function behind ``nn.MultiheadAttention``."""
+"""Convert calls to ``F.multi_head_attention_forward``, the function behind ``nn.MultiheadAttention``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PROJECTED = "static_k= are keys that have been projected before, perhaps for he
 
 
 def function_matrix(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AttentionMatrix:
-    """Return the attention matrix of a call of ``F.multi_head_attention_forward``.
+    """Return the attention matrix of a call to ``F.multi_head_attention_forward``.
 
     Raises:
         UnsupportedError: the call passes keys that are already projected.
@@ -60,7 +60,7 @@ def unsupported_function(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> st
 def run_mha_function(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], attend: Attend
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Compute a call of ``F.multi_head_attention_forward`` with ``attend``; return None if ``attend`` does.
+    """Compute a call to ``F.multi_head_attention_forward`` with ``attend``; return None if ``attend`` does.
 
     Args:
         args, kwargs: the arguments of the call.

@@ -40,13 +40,13 @@ class OtherFunction:
     dropout: str = ""
 
     def call(self, arguments: Arguments) -> Call:
-        """Convert a call of the function to an attention `Call`."""
+        """Convert a call to the function to an attention `Call`."""
         query, key, value = (self._four(arguments[name]) for name in _names(arguments))
         dropout_p = float(arguments[self.dropout]) if self.dropout else 0.0
         return Call(lambda rule: self.matrix(arguments, query, key, rule), value, query.shape[2], dropout_p)
 
     def run(self, arguments: Arguments, attend: Attend) -> Tensor | None:
-        """Compute a call of the function with ``attend``; return None if ``attend`` does."""
+        """Compute a call to the function with ``attend``; return None if ``attend`` does."""
         redirected = attend(self.call(arguments))
         if redirected is None:
             return None
@@ -54,7 +54,7 @@ class OtherFunction:
         return out if arguments[_names(arguments)[0]].dim() == 4 else out.squeeze(2)
 
     def output(self, arguments: Arguments, out: Tensor) -> CallOutput:
-        """Wrap the output of a call of the function as a `CallOutput`."""
+        """Wrap the output of a call to the function as a `CallOutput`."""
         call = self.call(arguments)
         return CallOutput(out, self._four, lambda: call.value, call.dropout_p)
 
@@ -172,7 +172,7 @@ _lock = threading.Lock()
 
 @contextmanager
 def visible_functions(model: nn.Module) -> Iterator[None]:
-    """Make calls of other packages' attention functions visible to torch function modes within the block.
+    """Make calls to other packages' attention functions visible to torch function modes within the block.
 
     The functions are replaced in the global namespaces of the modules' source files. A compiled function runs
     uncompiled while a mode is active.

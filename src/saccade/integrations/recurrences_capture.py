@@ -259,7 +259,7 @@ def _capture_lightning(call: CapturedCall) -> Any:
 
 @dataclass
 class _Projection:
-    """The projection module of a running lightning attention, with its output."""
+    """The projection module of a lightning attention layer that is running, with its output."""
 
     module: nn.Module
     out: Tensor | None = None

@@ -58,7 +58,7 @@ class Handler(Protocol):
     """An object that computes a model's attention calls or leaves them to the model's own code."""
 
     def attend(self, site: Site, call: Call) -> Redirected | None:
-        """Compute an attention call of a running module, or return None to leave it to the module's own code."""
+        """Compute a running module's attention call, or return None to leave it to the module's own code."""
 
     def leave(self, site: Site, reason: str) -> None:
         """Receive the reason why some attention stays in the model's own code."""
@@ -86,7 +86,7 @@ _MULTIPLIES = "it multiplies the result of a softmax, which is not softmax atten
 class RedirectMode(FuseAttention):
     """A torch function mode that passes the attention calls in a model's own code to a handler.
 
-    It redirects attention written as matmul, softmax and matmul, and calls of ``F.scaled_dot_product_attention``,
+    It redirects attention written as matmul, softmax and matmul, and calls to ``F.scaled_dot_product_attention``,
     ``F.multi_head_attention_forward`` and other packages' attention functions. It leaves saccade's kernels alone.
 
     Args:
@@ -131,7 +131,7 @@ class RedirectMode(FuseAttention):
             yield
 
     def _run_function(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Let the handler run a call of an attention function; return None to leave the call alone."""
+        """Let the handler run a call to an attention function; return None to leave the call alone."""
         site = self._site()
         if site is None:
             return None

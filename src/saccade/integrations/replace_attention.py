@@ -53,7 +53,7 @@ def replace_attention(
     Attention is replaced in one of two ways. As *modules*, saccade replaces ``nn.MultiheadAttention`` with all its
     flags, alone or within ``nn.Transformer*``; attention modules with a single ``qkv`` projection, like timm's; and
     transformers models, as with `saccade.integrations.transformers.install`. In all other modules it replaces *calls*:
-    they run their own code, but saccade computes their calls of torch's attention functions, and attention written as
+    they run their own code, but saccade computes their calls to torch's attention functions, and attention written as
     matmul, softmax and matmul. The modules remain the same objects, but their class becomes a subclass of the
     original: ``isinstance``, parameters, ``state_dict()``, hooks and attributes are unchanged, so optimizers,
     checkpoints and wrappers still work. Under ``torch.compile``, modules that run as calls run eagerly, with one
@@ -229,7 +229,7 @@ def _has_own_code(module: nn.Module) -> bool:
 
 
 def _may_be_swapped(module: nn.Module) -> bool:
-    """Return whether a module runs its class's ``forward``, and in Python."""
+    """Return whether a module's ``forward`` is the Python method of its class."""
     is_script = isinstance(module, torch.jit.ScriptModule)
     return not (is_script or "forward" in vars(module) or inspect.isbuiltin(module.forward))
 

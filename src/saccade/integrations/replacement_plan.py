@@ -134,7 +134,7 @@ class ReplacementPlan:
     _has_run: bool = False
 
     def attend(self, site: Site, call: Call) -> Redirected | None:
-        """Compute an attention call of a running module, or return None to leave it to the module's own code."""
+        """Compute a running module's attention call, or return None to leave it to the module's own code."""
         if site.name in self.left:
             self._note(site, "its own code", f"{LEFT}: named in leave=")
             return None

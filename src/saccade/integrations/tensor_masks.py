@@ -52,5 +52,5 @@ def both(rule: Mask, other: Mask) -> Mask:
 
 
 def joined(rule: Mask | None, other: Mask | None) -> Mask | None:
-    """Combine two mask rules with ``&``; None stands for no rule."""
+    """Combine two mask rules with ``&``; None means no rule."""
     return rule if other is None else other if rule is None else both(rule, other)

@@ -25,7 +25,7 @@ _FAST_PATH = (nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder, nn.T
 
 
 def capture_torch_layers(model: nn.Module, capture: Capture) -> AbstractContextManager[None]:
-    """Capture each call of an ``nn.MultiheadAttention``, even if an encoder layer's fast path bypasses it.
+    """Capture each call to an ``nn.MultiheadAttention``, even if an encoder layer's fast path bypasses it.
 
     The layers run unchanged in training and evaluation, on the fast path and with nested tensors. Queries and keys are
     projected a second time for the matrix, because the fast path does not return them.

@@ -29,7 +29,7 @@ CALLED_AS = "attention"  # the name in error messages
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CallMask(Unread):
-    """The mask of one attention call of a transformers model in a traced program.
+    """The mask of one attention call in a transformers model in a traced program.
 
     Args:
         function: the model's mask function.

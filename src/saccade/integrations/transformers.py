@@ -64,7 +64,7 @@ def install(name: str = "saccade", *, mask: Mask | MaskOfLayer | None = None) ->
         ValueError: the name has a special meaning in transformers.
         UnsupportedError: raised when the model runs, if its own code reads the mask, which would lack ``mask``.
 
-    Cost: none. Each call of a layer costs the same as `saccade.attention`.
+    Cost: none. Each call to a layer costs the same as `saccade.attention`.
 
     Example:
         >>> from saccade import masks

@@ -287,7 +287,7 @@ def _may_run_attention(module: nn.Module) -> bool:
 
 
 def _run(call: CapturedCall) -> Any:
-    """Run a module while each intervention receives the attention calls of its code."""
+    """Run a module, and pass the attention calls in its own code to each intervention."""
 
     def run(listeners: Sequence[Listener]) -> Any:
         if not listeners:
@@ -319,7 +319,7 @@ class _Calls:
         self._intervention = intervention
 
     def attend(self, site: Site, call: Call) -> Redirected | None:
-        """Compute an attention call of a module's own code, if it is edited."""
+        """Compute an attention call in a module's own code, if it has edits."""
         if not _is_last(self._intervention, site.module):
             return None  # the most recent intervention applies the edits of all
         number, site.calls = site.calls, site.calls + 1

@@ -79,7 +79,7 @@ class Mark(NamedTuple):
         return key[:, :, 0].shape == self.newest.shape and key.dtype == self.newest.dtype
 
     def _is_before(self, matrix: Matrix) -> bool:
-        """Return whether another call's last query has a later position than this call's, or the call has more keys."""
+        """Return whether another call comes later: its last query has a later position, or it has more keys."""
         position = _position_of_last(matrix)
         has_moved = self.position is not None and position is not None and position > self.position
         return has_moved or matrix.shape[3] > self.kv_len
@@ -115,7 +115,7 @@ _REMEMBERED = 64  # maximum number of threads per layer; if there are more, the 
 
 
 class Ends:
-    """The `Mark` of the last call of each layer in each thread, to recognise the calls that continue it.
+    """The `Mark` of the last call to each layer in each thread, to recognise the calls that continue it.
 
     A call continues a run if it adds keys to the keys of the run's last call. Cross-attention adds no keys, so a call
     with the same keys continues a run only during a generation, that is, if the preceding self-attention in the same
@@ -131,11 +131,11 @@ class Ends:
         self._not_chosen: dict[int, tuple[str, Callable[[], Matrix]]] = {}
 
     def pass_over(self, name: str, make: Callable[[], Matrix]) -> None:
-        """Store a call of an unselected layer, which may show that the thread's next call belongs to a generation."""
+        """Store a call to an unselected layer, which may show that the thread's next call belongs to a generation."""
         self._not_chosen[threading.get_ident()] = (name, make)
 
     def forget_passed_over(self) -> None:
-        """Discard the stored calls of unselected layers."""
+        """Discard the stored calls to unselected layers."""
         self._not_chosen.clear()
 
     def continued(self, name: str, matrix: Matrix) -> tuple[Run | None, int]:
@@ -162,7 +162,7 @@ class Ends:
             del ends[oldest]
 
     def _follow(self, name: str, make: Callable[[], Matrix]) -> None:
-        """Record whether the call of an unselected layer is part of a generation."""
+        """Record whether the call to an unselected layer is part of a generation."""
         here = threading.get_ident()
         try:
             matrix = make()

@@ -1,4 +1,4 @@
-"""Collector: receive each captured call of a layer and add it to a recording."""
+"""Collector: receive each captured call to a layer and add it to a recording."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ class Selection:
         return number in self._numbers or bool(patterns)
 
     def may_mean(self, name: str) -> bool:
-        """Return whether an unrecorded module may be selected; selection by number rules no module out."""
+        """Return whether a module without a recorded call may be one of the selected layers.
+
+        If layers are selected by number, it may be, because such a module has no number.
+        """
         return self._numbers is None or bool(self._numbers) or any(fnmatchcase(name, one) for one in self._patterns)
 
     @property
@@ -124,7 +127,7 @@ class Collector:
         self._is_over = False
 
     def on_call(self, name: str, captured: CapturedMatrix) -> None:
-        """Add one captured call of a layer to the recording, if the layer is selected."""
+        """Add one captured call to a layer to the recording, if the layer is selected."""
         with self._lock:
             if not self._selection.has_layer(name):
                 self._ends.pass_over(name, captured.make)

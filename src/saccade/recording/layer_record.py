@@ -27,7 +27,7 @@ _IN_SUMMARY: dict[Statistic[Any, Any], str] = {
 
 
 class Call(NamedTuple):
-    """The recorded data of one call of a layer.
+    """The recorded data of one call to a layer.
 
     Attributes:
         shape: (batch, heads, q_len, kv_len) of the call's matrix.
@@ -189,7 +189,7 @@ class Run:
         return tuple(self._answer(statistic) for statistic in statistics)
 
     def uniform(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
-        """Return the uniform baselines of statistics: their results if every query spread evenly over its visible keys.
+        """Return the uniform baselines of statistics: their results if all visible keys of a query had equal weights.
 
         Args:
             statistics: statistics from `saccade.statistics`, or custom ones.

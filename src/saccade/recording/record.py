@@ -56,7 +56,7 @@ def record(
 ) -> AbstractContextManager[Recording]:
     """Record the attention of a model while it runs on its own kernels, with bitwise identical outputs.
 
-    Within the ``with`` block, every call of these attention layers is recorded:
+    Within the ``with`` block, every call to these attention layers is recorded:
 
     - layers of transformers models, with any attention implementation;
     - ``nn.MultiheadAttention`` and ``nn.TransformerEncoder``, in training, in evaluation and on the fast path;
@@ -86,7 +86,7 @@ def record(
             "pooled": a map of 64 × 64 cells. "qk": queries and keys, to compute any statistics later. "gradients": the
             gradients with respect to the weights of calls without dropout, in ``recording.gradients`` after the
             backward pass. An empty tuple stores nothing, for use with a callback.
-        callback: called as ``callback(name, matrix)`` after each call of a layer. The matrix is lazy and refers to the
+        callback: called as ``callback(name, matrix)`` after each call to a layer. The matrix is lazy and refers to the
             tensors of the model, so use it immediately or store "qk".
 
     Returns:
@@ -157,7 +157,7 @@ def _check_recorded(model: nn.Module, selection: Selection, not_recorded: dict[s
 
 
 def _hint(model: nn.Module) -> str:
-    """Return an error hint on how to make a model of a known library call attention that can be recorded."""
+    """Return a hint for an error message: how to make this model compute its attention so that it can be recorded."""
     libraries = {type(module).__module__.partition(".")[0] for module in model.modules()}
     ways = [way for library, way in _WAYS_OUT.items() if library in libraries]
     return "; ".join([*ways, "any module can call torch.nn.functional.scaled_dot_product_attention"])
