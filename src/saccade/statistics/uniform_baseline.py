@@ -29,8 +29,8 @@ class Uniform(NamedTuple):
         visible: number of keys that each query sees, ``[batch | 1, heads | 1, q_len]``.
         received: column sums of uniform attention, ``[batch | 1, heads | 1, kv_len]``.
         distance: mean distance from each query to the keys that it sees, ``[batch | 1, heads | 1, q_len]``.
-        near: number of visible keys of each query in each range of `Near`, by name, each ``[batch | 1, heads | 1,
-            q_len]``.
+        near: for each `Near` range, by name, the number of keys in it that each query sees,
+            ``[batch | 1, heads | 1, q_len]``.
     """
 
     visible: Tensor
@@ -56,9 +56,9 @@ class Near(NamedTuple):
 
 
 def uniform_of_mask(inputs: AttentionInputs, positions: CheckedPair, near: tuple[Near, ...]) -> Uniform:
-    """Compute the uniform baseline from a mask's plan: in closed form, or pair by pair in partial tiles.
+    """Compute the uniform baseline from a mask's plan: in closed form for full tiles, pair by pair for partial tiles.
 
-    Cost: O(pairs in partial tiles) time; the edge of a causal mask costs nothing.
+    Cost: O(pairs in partial tiles) time; the diagonal tiles of a causal mask also have a closed form.
     """
     whole = _even_info(inputs, positions)
     items, num_heads = whole.shape[:2]
@@ -89,7 +89,7 @@ def _is_counted(strip: ColumnRange) -> bool:
 
 
 def _visible_keys(inputs: AttentionInputs, tile: Tile, strip: ColumnRange, start: int) -> Seen:
-    """Return which keys of a column range each row of a tile sees, from row ``start`` on, for the uniform baseline."""
+    """Return which keys in a range of columns each row of a tile sees, starting at row ``start``."""
     rows = torch.arange(start, start + tile.height, device=inputs.device)
     if strip.partial is True:
         return Seen(strip.keys, torch.full_like(rows, len(strip.keys)), None)
