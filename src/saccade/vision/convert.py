@@ -1,4 +1,4 @@
-"""Conversion of vision modules' state dicts to and from timm: names and shapes change, values do not."""
+"""Convert the state dicts of vision modules to and from timm: names and shapes change, values do not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from saccade.vision.cbam_and_bam import CBAM
 from saccade.vision.gates import ECA, ChannelAttention, SpatialAttention
 from saccade.vision.non_local import NonLocal
 
-# Our names of parts, with timm's names.
+# Our names of submodules, mapped to timm's names.
 _CHANNEL = {"reduce": "fc1", "expand": "fc2"}
 _SPATIAL = {"conv": "conv.conv", "norm": "conv.bn"}
 _PARTS: dict[type[nn.Module], dict[str, str]] = {

@@ -1,4 +1,4 @@
-"""Checks of feature maps ``[batch, channels, H, W]``, and conversion to tokens and back."""
+"""Check feature maps ``[batch, channels, H, W]``, and convert them to tokens and back."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_features(features: Tensor, channels: int | None, parameter: Tensor | N
 
 
 def reduced(channels: int, ratio: int) -> int:
-    """Return the number of channels in the bottleneck of a gate for feature maps, ``channels / ratio``.
+    """Return the number of channels in a gate's bottleneck, ``channels / ratio``.
 
     Raises:
         ValueError: an argument is not an int of at least 1, or ``ratio`` does not divide ``channels``.
