@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
 _SIZE = 9.0  # points
-_SMALL = 1e-6  # of numbers on a logarithmic axis that are written out
-_FEW_DECADES = 2  # of a logarithmic axis that is numbered at 2 and 5 as well
+_SMALL = 1e-6  # smallest number that is written in full on a logarithmic axis
+_FEW_DECADES = 2  # a logarithmic axis that is shorter than this is also numbered at 2 and 5
 _COLUMN = 0.62 * _SIZE  # points of one column of text, with a margin
 
 
@@ -61,7 +61,7 @@ def name_rows(
 
 
 def name_axis(axis: "Axis", name: str) -> None:
-    """Write the name of a map's axis beside the axis."""
+    """Write the name of a map's axis next to the axis."""
     shown, families = drawable_title(translated(name))
     axis.set_label_text(shown, size=_SIZE, family=families, style="italic", **PLAIN)
 
@@ -72,7 +72,7 @@ def plain_number(x: float) -> str:
 
 
 def number_logarithmically(axis: "Axis", low: float, high: float) -> None:
-    """Write plain numbers along a logarithmic axis from ``low`` to ``high``: powers of ten, between few 2 and 5 too."""
+    """Write plain numbers along a logarithmic axis from ``low`` to ``high``, at powers of ten and, if few, 2 and 5."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415  matplotlib is optional
 
     is_short = high < low * 10**_FEW_DECADES

@@ -80,7 +80,7 @@ def report(
             kernel.
         other_tokens: tokens of the second recording; ``tokens`` if None.
         names: names of the two recordings.
-        title: text above the page.
+        title: title at the top of the page.
         batch: the batch item to show.
         heads: (layer, head) pairs to show in detail. If None, as many heads as fit are shown, the most informative of
             each kind first.
@@ -173,7 +173,7 @@ def write(
 def page_parts(
     options: Options, given: object, other: object = None, other_tokens: Tokens = None, live: float = 0.0
 ) -> dict[str, str]:
-    """Return the compressed data of an HTML report, as a dict by names."""
+    """Return the compressed data of an HTML report, as a dict by name."""
     if other is None and other_tokens is not None:
         raise value_error("other_tokens", "be left out where there is no other recording", kind(other_tokens))
     check_tokens(other_tokens)
