@@ -256,7 +256,7 @@ def cost() -> Figure:
 
 
 def features() -> Figure:
-    """Draw the figure on random features: the errors of two kinds of features against the angle of query and key."""
+    """Draw the figure on random features: the errors of two kinds of features by the angle between query and key."""
     figure, (axes,) = side_by_side(1, 4.6)
     angles = torch.linspace(0, math.pi, 91, dtype=torch.float64)
     x = torch.tensor([0.7, 0.0], dtype=torch.float64)
@@ -317,12 +317,12 @@ def side_by_side(count: int, width: float) -> tuple[Figure, tuple[Axes, ...]]:
 
 
 def head(axes: Axes, title: str, size: float = 10) -> None:
-    """Set the title of a panel of a figure, aligned left."""
+    """Set the left-aligned title of a figure's panel."""
     axes.set_title(title, loc="left", size=size, color=INK)
 
 
 def legend(axes: Axes, **place: Any) -> None:
-    """Add a legend to a panel of a figure."""
+    """Add a legend to a figure's panel."""
     axes.legend(frameon=False, fontsize=8, **place)
 
 
