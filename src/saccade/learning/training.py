@@ -164,7 +164,7 @@ class Learner(nn.Module):
 
         Args:
             tokens: sequences no longer than ``length``.
-            asked: bool ``[batch, length]``, True for the tokens to compute logits for; if None, all tokens.
+            asked: bool ``[batch, length]``, True for the tokens whose logits are computed; all tokens if None.
 
         Returns:
             ``[batch, length, vocab_size]``, or ``[selected tokens, vocab_size]``.

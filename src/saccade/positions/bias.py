@@ -94,5 +94,5 @@ class Bias(ArgumentHints, nn.Module):
         return table[:, :, rows, between - first]
 
     def address(self, positions: Tensor) -> Tensor:
-        """Map positions to numbers whose differences are the distances of the bias: themselves, or grid addresses."""
+        """Return numbers whose differences are the bias's distances: the positions or, on a grid, their addresses."""
         return as_positions(positions)

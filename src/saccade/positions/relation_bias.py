@@ -34,9 +34,9 @@ class RelationTable(ArgumentHints, nn.Module):
             the CPU, where reading them is cheap.
         TypeError: the relations are neither int64 nor int32.
 
-    Cost: ``num_relations * num_heads`` parameters; the bias of a call is as large as the attention matrix. If that is
-        too large,
-    ``score=lambda score, b, h, q, kv: score + weight[relations[b, q, kv], h]`` reads it tile by tile.
+    Cost: ``num_relations * num_heads`` parameters; the bias of a call is as large as the attention matrix. If
+    that is too large, pass ``score=lambda score, b, h, q, kv: score + weight[relations[b, q, kv], h]`` instead, which
+    reads it tile by tile.
 
     Example:
         >>> bonds = RelationTable(2, num_relations=3)

@@ -68,7 +68,7 @@ class Linear(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class NTK(Scaling):
-    r"""Rotary scaling by a larger base: the lowest frequency is divided by ``factor``, the highest stays as it is.
+    r"""Rotary scaling by a larger base: the lowest frequency is divided by ``factor``, the highest is unchanged.
 
     .. math:: \mathrm{base}' = \mathrm{base} \cdot \mathrm{factor}^{D / (D - 2)}
 

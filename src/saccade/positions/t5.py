@@ -87,7 +87,7 @@ class T5(Bias):
         )
 
     def _bucket_of(self, distance: Tensor) -> Tensor:
-        """Return the T5 bucket of a distance of at least 0, counted within one side."""
+        """Return the T5 bucket of a nonnegative distance, counted within one side."""
         # Use float32 and this order of operations for every dtype, so that buckets have the same bounds as in training.
         far = torch.log(distance.clamp(min=1).float() / self._single) / math.log(self.max_distance / self._single)
         wide = self._single + (far * (self._per_side - self._single)).to(torch.int64)

@@ -13,7 +13,7 @@ from saccade.support.numerics import widest_dtype
 
 
 class Head(NamedTuple):
-    """A head in a ranking, with the value by which it is ranked.
+    """An attention head in a ranking.
 
     Attributes:
         layer, head: indices, from 0.

@@ -50,7 +50,7 @@ class PerRow(Statistic[RowState, Tensor]):
         """
 
     def of_nothing(self, info: MatrixInfo) -> Tensor:
-        """Return the value of the statistic for rows that attend to nothing, as the initial results of all rows."""
+        """Return the initial results of all rows, which remain the results of rows that attend to no key."""
         return torch.zeros(info.shape[:3], dtype=info.dtype, device=info.device)
 
     def quantity(self, q: Positions, kv: Positions) -> Quantity | None:

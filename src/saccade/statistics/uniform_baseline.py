@@ -40,7 +40,7 @@ class Uniform(NamedTuple):
 
 
 class Near(NamedTuple):
-    """A named range of lags or of first positions. The uniform baseline counts the visible keys in this range."""
+    """A named range of lags or initial positions. The uniform baseline counts the visible keys in this range."""
 
     name: str
     what: str
@@ -75,7 +75,7 @@ def uniform_of_mask(inputs: AttentionInputs, positions: CheckedPair, near: tuple
 
 
 def _even_info(inputs: AttentionInputs, positions: CheckedPair) -> MatrixInfo:
-    """Return the properties of the uniform attention matrix. Batch and heads are 1 if all have the same mask."""
+    """Return the properties of the uniform attention matrix. Batch and heads have size 1 if the mask is shared."""
     batch, heads, q_len, kv_len = inputs.shape
     # A user's function may depend on the batch item and head even if the shape of its mask does not show it.
     shape = (batch, heads) if inputs.rule.asks_functions else inputs.rule.shape
@@ -147,7 +147,7 @@ def _uniform_rows(block: Block) -> Block:
 
 
 class Seen(NamedTuple):
-    """The keys in a range that some rows see, for the uniform baseline.
+    """The keys in a range that are visible to some rows, for the uniform baseline.
 
     Attributes:
         keys: the range of keys.
@@ -211,7 +211,7 @@ class _Sums:
         q = torch.arange(rows.start, rows.stop, rows.step, device=device) + lead - keys.start
 
         def below(key: Tensor) -> Tensor:
-            """Return the number of visible keys of each row that are before an index."""
+            """Return how many of the visible keys of each row are before an index."""
             return torch.minimum(((key + step - 1) // step).clamp_min(0), first)
 
         self.visible[index] += first

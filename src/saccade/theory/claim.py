@@ -148,7 +148,7 @@ def _one_thread() -> Iterator[None]:
 def claim(
     topic: str | None = None, *, latex: str, source: str, verdict: Verdict, conditions: str = ""
 ) -> Callable[[Check], Claim]:
-    """Turn a function into a `Claim` with the function's name, its docstring as statement and its module as topic."""
+    """Turn a function into a `Claim`; its docstring becomes the statement, and its module becomes the topic."""
 
     def make(trial: Check) -> Claim:
         name = trial.__name__.replace("_", "-")

@@ -21,7 +21,7 @@ def flow(tokens: Tensor, layers: int, sharpness: float, sign: float = 1.0, step:
         layers: number of layers.
         sharpness: the factor for the scores, β.
         sign: the factor for the values, 1 or -1.
-        step: the factor for what a layer adds.
+        step: the factor for the output of each layer, which is added to the tokens.
     """
     x = tokens[None, None]
     for _ in range(layers):

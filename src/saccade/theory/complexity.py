@@ -1,4 +1,4 @@
-"""Claims about the complexity of attention, Linformer and Performer, in counted operations and bytes."""
+"""Claims about the cost of attention, Linformer and Performer, measured in operations and bytes."""
 
 from __future__ import annotations
 

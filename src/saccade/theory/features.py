@@ -39,7 +39,7 @@ def variance_of_trigonometric(x: Tensor, y: Tensor) -> Tensor:
 
 
 def orthogonal_directions(draw: Draw, count: int, width: int) -> Tensor:
-    """Return random orthogonal directions with the lengths of normal vectors, ``[count, width, width]``."""
+    """Return random orthogonal directions whose lengths are those of normal vectors, ``[count, width, width]``."""
     rotation, triangle = torch.linalg.qr(draw.normal(count, width, width))
     rotation = rotation * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None]
     return rotation.mT * draw.normal(count, width, width).norm(dim=-1, keepdim=True)

@@ -29,7 +29,7 @@ def least_error_of_one_head(share: tuple[float, float] = (-1.0, 1.0)) -> float:
 
 
 def best_of_one_head(first: float, second: float) -> float:
-    """Return the share of the variance of x₁ - x₂ that one head cannot explain, even by its best W(a x₁ + b x₂)."""
+    """Return the share of the variance of x₁ - x₂ that one head, even with the best W(a x₁ + b x₂), cannot explain."""
     return 1 - (first - second) ** 2 / (2 * (first**2 + second**2))
 
 

@@ -23,8 +23,8 @@ def next_by_induction(tokens: Tensor, layers: int = 2, attend: Callable[..., Ten
     """Predict the token after each token with layers built by hand, int64 ``[n]``.
 
     The first layer attends to the previous token and stores it. The last layer attends to the token whose stored token
-    equals the current one, and copies it: it is the token that followed an earlier occurrence. With one layer, nothing
-    is stored.
+    equals the current one, and copies it. This is the token that followed an earlier occurrence. With one layer,
+    nothing is stored.
     """
     n = len(tokens)
     letters = torch.nn.functional.one_hot(tokens).double()

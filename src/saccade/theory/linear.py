@@ -23,7 +23,7 @@ def without_softmax(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def with_softmax(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return softmax attention with scale 1, for tensors without batch and heads."""
+    """Return softmax attention with scale 1, for tensors without batch and head dimensions."""
     return attention(query[None, None], key[None, None], value[None, None], scale=1.0)[0, 0]
 
 
@@ -132,7 +132,7 @@ def softmax_weights(query: Tensor, key: Tensor) -> Tensor:
 
 
 def rank_below_the_diagonal(matrix: Tensor) -> int:
-    """Return the rank of the block of a matrix that leads from the first half of tokens to the second."""
+    """Return the rank of the matrix block that maps the first half of the tokens to the second half."""
     half = len(matrix) // 2
     return int(torch.linalg.matrix_rank(matrix[half:, :half], rtol=1e-10))
 

@@ -1,4 +1,4 @@
-"""Claims about masking: large negative numbers, masked tokens, and rows that may attend to nothing."""
+"""Claims about masking: large negative numbers, masked tokens, and queries that may attend to no key."""
 
 from __future__ import annotations
 

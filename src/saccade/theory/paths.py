@@ -150,7 +150,7 @@ def distance_does_not_matter(
     x = draw.normal(1, 12, _WIDTH)
 
     def influences(build: Callable[[Draw], Callable[[Tensor], Tensor]]) -> Tensor:
-        """Return how strongly each position depends on each other, ``[12, 12]``."""
+        """Return how strongly each position depends on every position, ``[12, 12]``."""
         every = torch.autograd.functional.jacobian(build(draw), x)
         return every.square().sum((0, 2, 3, 5)).sqrt()
 

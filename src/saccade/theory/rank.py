@@ -32,7 +32,7 @@ def centred_logs(weights: Tensor) -> Tensor:
 
 
 def spread_of_rows(x: Tensor) -> float:
-    """Return the distance of tokens from their mean, relative to their norm: 0 if all rows are equal, with rank one."""
+    """Return the distance of tokens from their mean, relative to their norm; it is 0 if all tokens are equal."""
     return float((x - x.mean(-2, keepdim=True)).norm() / x.norm())
 
 

@@ -47,7 +47,7 @@ def law_of_entropy(kv_len: int, sigma: float) -> float:
 
 
 def softmax_naively(scores: Tensor) -> Tensor:
-    """Return exp over its sum along the last axis, without subtracting the largest score: large scores overflow."""
+    """Return softmax over the last axis, computed without subtracting the maximum, so that large scores overflow."""
     powers = scores.exp()
     return powers / powers.sum(-1, keepdim=True)
 

@@ -17,7 +17,7 @@ _CLASSES = 8
 
 
 class Task(NamedTuple):
-    """A task on short sequences to train a small layer on.
+    """A training task with short sequences, for a small layer.
 
     Attributes:
         draw: a function that draws a number of examples with a generator. It returns tokens ``[examples, n, fields]``,

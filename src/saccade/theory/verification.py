@@ -94,7 +94,7 @@ def verify(
     seeds: int = 1,
     progress: Callable[[Finding], None] | None = None,
 ) -> Verification:
-    """Check claims against their verdicts.
+    """Check whether measurements confirm the verdicts of claims.
 
     Args:
         claims: the claims to check; None means all.

@@ -20,7 +20,7 @@ class BatchNorm(nn.BatchNorm2d):
         return nn.functional.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias)
 
     def check_spread(self, count: int) -> None:
-        """Raise if the batch norm would train on feature maps with one value per channel, which have no variance.
+        """Raise an error if the batch norm would train on a single value per channel, which has no variance.
 
         Raises:
             ValueError: ``count`` is 1 in training.
@@ -32,7 +32,7 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 def check_features(features: Tensor, channels: int | None, parameter: Tensor | None) -> None:
-    """Raise unless a feature map has the right shape, dtype and device.
+    """Raise an error unless a feature map has the right shape, dtype and device.
 
     It must be non-empty, ``[batch, channels, H, W]``, with the device and dtype of ``parameter``.
 

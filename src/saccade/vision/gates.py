@@ -92,7 +92,7 @@ def pooled(features: Tensor, how: str) -> Tensor:
 
 
 class ECA(ArgumentHints, nn.Module):
-    r"""Efficient channel attention: a gate for every channel, from one small convolution.
+    r"""Efficient channel attention: a gate for every channel, computed by one small convolution.
 
     .. math:: s = \sigma(w * \mathrm{mean}(x)), \qquad \mathrm{out}_c = s_c\, x_c
 
@@ -199,7 +199,7 @@ class SpatialAttention(ArgumentHints, nn.Module):
         return torch.sigmoid(logits if self.norm is None else self.norm(logits))
 
     def check(self, features: Tensor) -> None:
-        """Raise unless the spatial gate supports the feature map.
+        """Raise an error unless the spatial gate supports the feature map.
 
         Raises:
             ValueError, TypeError: as listed for the class.

@@ -21,7 +21,7 @@ _BAR = 0.26  # inches
 
 
 def blend(grey: Array, weights: Array, limits: tuple[float, float], opacity: float) -> Array:
-    """Return an image with the colours of weights over it, ``[..., 3]``.
+    """Return an image overlaid with the colours of weights, ``[..., 3]``.
 
     Args:
         grey: the image, from 0 to 1, broadcastable to the weights.

@@ -97,7 +97,7 @@ class Canvas:
             scale.set_title(shown, size=8, color=INK, pad=4, loc="left", family=families)
 
     def add_scale_axes(self, width: float) -> "Axes":
-        """Add empty axes for a scale, ``width`` inches wide, to the right of the map and of its height."""
+        """Add empty axes for a scale, ``width`` inches wide and as high as the map, to the right of the map."""
         self.scale_widths.append(width)
         return self.figure.add_axes((0.0, 0.0, 1.0, 1.0))
 

@@ -261,7 +261,7 @@ def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
 
 
 def _close_together(times: Sequence[float], errors: Sequence[float]) -> list[tuple[float, float, list[str]]]:
-    """Return the points of a tradeoff chart with their numbers; points too close to number separately are merged."""
+    """Return the points of a tradeoff chart with their numbers; points that are too close to each other are merged."""
     groups: list[tuple[float, float, list[str]]] = []
     for number, (x, y) in enumerate(zip(times, errors, strict=True), start=1):
         for left, low, numbers in groups:

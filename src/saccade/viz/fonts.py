@@ -101,7 +101,7 @@ def covering_families(characters: Iterable[str]) -> tuple[list[str], set[str]]:
 
 
 def _known_faces() -> list[_Face]:
-    """Return the font faces that matplotlib has listed, and the bundled font; the most legible families come first."""
+    """Return the font faces that matplotlib knows and the bundled font; the most legible families come first."""
     from matplotlib import font_manager  # noqa: PLC0415  matplotlib is optional
 
     if all(entry.name != _OWN_FAMILY for entry in font_manager.fontManager.ttflist):

@@ -189,7 +189,7 @@ def _draw_cells(
 
 
 def _draw_values(axes: "Axes", image: "AxesImage", matrix: Array) -> None:
-    """Write each value of a heatmap into its cell, in black or white, whichever contrasts more with the cell."""
+    """Write each value of a heatmap into its cell, in black or white, whichever has more contrast with the cell."""
     pattern = "{:.2f}" if np.nanmax(np.abs(matrix)) < 10 else "{:.3g}"
     for (row, column), value in np.ndenumerate(matrix):
         red, green, blue, _ = image.to_rgba(np.array([value]))[0]

@@ -189,7 +189,10 @@ def _indices(patches: object, length: int) -> list[int]:
 
 
 def _grid(grid: object, count: int, *, is_exact: bool) -> tuple[int, int]:
-    """Return the patch grid's numbers of rows and columns; unless ``is_exact``, other keys may precede the patches."""
+    """Return the numbers of rows and columns of the patch grid.
+
+    Unless ``is_exact``, other keys may precede the patches.
+    """
     if grid is None:
         side = isqrt(count)
         before = count - side * side

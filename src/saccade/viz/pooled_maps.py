@@ -52,7 +52,7 @@ def chosen(matrix: Matrix, batch: object, head: object) -> tuple[int, int]:
 
 
 def refuse_choice(**named: object) -> None:
-    """Raise if dense weights are drawn with an option that only applies to lazy matrices."""
+    """Raise an error if dense weights are drawn with an option that only applies to lazy matrices."""
     for name, value in named.items():
         if value not in (None, 0):
             hint = "index an array yourself: weights[batch, head]"

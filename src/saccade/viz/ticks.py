@@ -24,7 +24,7 @@ _COLUMN = 0.62 * _SIZE  # points of one column of text, with a margin
 
 
 def check_labels(argument: str, labels: Sequence[str] | None, count: int, lines: str) -> None:
-    """Raise unless tick `labels` are None or there is one for each of ``count`` rows or columns (``lines``)."""
+    """Raise an error unless `labels` is None or has one tick label for each of ``count`` rows or columns."""
     if isinstance(labels, str):
         hint = "list(text) is one label per character."
         raise type_error(argument, "be a list of strings", "one string", hint=hint)
@@ -72,7 +72,10 @@ def plain_number(x: float) -> str:
 
 
 def number_logarithmically(axis: "Axis", low: float, high: float) -> None:
-    """Write plain numbers along a logarithmic axis from ``low`` to ``high``, at powers of ten and, if few, 2 and 5."""
+    """Write plain numbers along a logarithmic axis from ``low`` to ``high``.
+
+    Powers of ten are numbered. On an axis of less than two decades, 2 and 5 times these powers are also numbered.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415  matplotlib is optional
 
     is_short = high < low * 10**_FEW_DECADES
@@ -107,7 +110,7 @@ def _write(
 
 
 def _number(axis: "Axis", places: Ints, length: float, *, across: bool) -> None:
-    """Number the ticks of an axis: with round numbers if positions are consecutive, otherwise with some positions."""
+    """Number the ticks of an axis with round numbers or, if positions are not consecutive, with selected positions."""
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415  matplotlib is optional
 
     # Use as many ticks as fit; small maps number every cell.

@@ -34,7 +34,7 @@ def _filled(text: str, columns: int) -> list[str]:
 
 
 def _pieces(text: str) -> list[str]:
-    """Split a title into pieces between which a line may break; spaces belong to the piece before."""
+    """Split a title into pieces between which a line may break; spaces belong to the piece before them."""
     glued = _TOGETHER.sub(lambda found: re.sub(r"\s", "\0", found[0]), text)
     pieces: list[str] = []
     for character in glued:

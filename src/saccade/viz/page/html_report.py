@@ -28,7 +28,7 @@ _SIZE = 8_000_000
 
 
 class Options(NamedTuple):
-    """The options of a report, apart from its data; see `report`."""
+    """The options of a report, except for its data; see `report`."""
 
     tokens: Tokens = None
     title: str = "Attention"
@@ -113,7 +113,7 @@ def report(
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path to write a report to; raise unless a file can be written there."""
+    """Return the path to write a report to; raise an error unless a file can be written there."""
     check_type("path", path, (str, os.PathLike), "be a path")
     destination = Path(path)
     if destination.is_dir() or not destination.parent.is_dir():

@@ -52,7 +52,7 @@ class _Layer(NamedTuple):
 def checked_labels(
     layers: dict[str, Source], tokens: Tokens, item: int, heads: Sequence[tuple[int, int]] | None
 ) -> dict[str, Labels]:
-    """Return the tokens of all layers on a page; raise if tokens, batch item or heads are invalid.
+    """Return the tokens of all layers on a page; raise an error if tokens, batch item or heads are invalid.
 
     Raises:
         TypeError, ValueError: tokens, batch item or heads do not match the layers.
