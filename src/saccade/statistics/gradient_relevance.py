@@ -113,8 +113,9 @@ def _checked(
 ) -> tuple[list[tuple[_Blocks, int]], Tensor]:
     """Check the arguments of a relevance map, and return the layers and the initial rows.
 
-    Each layer is a function that yields blocks of attention times gradient, together with the number of heads. The rows
-    are those of the identity for the queries, ``[batch, len, len(queries)]`` in float32 or wider.
+    Each layer is a function that yields blocks of attention times gradient, together with the number of heads. The
+    initial rows are rows of the identity matrix, one for each query: ``[batch, len, len(queries)]`` in float32 or
+    wider.
     """
     pairs = [[*matrices], [*gradients]]
     if not pairs[0]:

@@ -91,7 +91,7 @@ def transformer_layer(x: Tensor, widening: int = 4) -> Tensor:
 def operations_are_quadratic(
     draw: Draw, *, attend: Attend = dense, layer: Callable[[Tensor, int], Tensor] = transformer_layer
 ) -> Measurements:
-    """Exact attention takes O(n² d) operations: twice the length takes four times as many."""
+    """Exact attention takes O(n² d) operations: doubling the length quadruples them."""
     count = _cost_by_length(attend)
     yield equal("operations, n = 1,024, d = 64, against 2 n² (d + d)", count(1024), 4 * 1024**2 * 64)
     yield equal("growth for twice the length", growth(count, 1024), 4.0)

@@ -68,14 +68,14 @@ def report(
     every query and key. These weights are exact; a weight that is known only from a map cell is marked "at most".
 
     Args:
-        given: a lazy matrix; dense weights, ``[batch, heads, q_len, kv_len]``; a list of either with one entry per
-            layer, or a dict by layer names; or a `saccade.recording.Recording`, whose recorded results are shown (with
-            ``keep="qk"``, everything can be shown).
+        given: a lazy matrix, or dense weights ``[batch, heads, q_len, kv_len]``; a list of these with one entry per
+            layer, or a dict from layer names to them; or a `saccade.recording.Recording`, whose recorded results are
+            shown (with ``keep="qk"``, everything can be shown).
         path: path of the HTML file; an existing file is replaced atomically.
         tokens: readable tokens of the text, one for each key; for two texts, a pair (query tokens, key tokens); or a
-            dict of either by layer names, such as
+            dict from layer names to either of these, such as
             ``{"encoder*": source, "decoder*self*": target, "*": (target, source)}``, where the first matching name
-            counts. Numbers if None.
+            counts. If None, the page shows numbers.
         other: a second recording to compare with, such as one of a different model, a later checkpoint or another
             kernel.
         other_tokens: tokens of the second recording; ``tokens`` if None.
