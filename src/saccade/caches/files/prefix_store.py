@@ -45,8 +45,8 @@ class PrefixStore:
             shared.
 
     Raises:
-        TypeError, ValueError: invalid arguments, a folder that may not be written to, or something in the way where
-            the store would write.
+        TypeError, ValueError: invalid arguments, a path that is not a folder, or a folder that may not be read or
+            written.
 
     Cost: each block has a file of ``layers * kv_heads * block_size * (head_dim + value_dim)`` elements. To restore a
     prefix, each of its files is read once.
