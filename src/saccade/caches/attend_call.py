@@ -67,7 +67,7 @@ class Call(NamedTuple):
 
     @property
     def treats_heads_alike(self) -> bool:
-        """True if the mechanism declares that weights depend only on dot products and the mask, alike in every head."""
+        """True if the mechanism declares that its matrix depends only on dot products and the mask in every head."""
         return getattr(self.mechanism, "treats_heads_alike", False)
 
     @property
@@ -107,7 +107,7 @@ class KeyValueSpec(NamedTuple):
 
     @classmethod
     def of(cls, key: Tensor, value: Tensor) -> KeyValueSpec:
-        """Return the sizes, dtype and device of new keys and values; raise if they do not match each other."""
+        """Return the sizes, dtype and device of keys and values."""
         batch, kv_heads, _, head_dim = key.shape
         return cls(batch, kv_heads, head_dim, value.shape[3], key.dtype, key.device)
 

@@ -289,7 +289,7 @@ class LayerCache(ArgumentHints):
                 raise error(what, f"be {was}, as in the cache", got, hint=hint)
 
     def _sizes(self, contents: Contents) -> dict[str, int]:
-        """Return the sizes of state tensors that follow from the settings, to check a file against them."""
+        """Return the sizes of state tensors that follow from the settings and the saved length, to check a file."""
         return {}
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:

@@ -23,7 +23,7 @@ class RemembersSegments(Protocol):
     def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """Return four values: output, updated compressive memory, where it has NaN or inf, and tokens to store."""
+        """Return the output, the updated memory, which heads of it contain NaN or inf, and which tokens to store."""
         ...
 
 

@@ -67,16 +67,17 @@ class EvictingCache(LayerCache):
     again.
 
     `crop` continues as if the removed tokens had never been passed. It is possible only while no token has been
-    evicted, and not into a call in which padding followed tokens. If queries vote in every call, at most the last 32
-    tokens can be removed. With ``evict_once``, all tokens after the first call can be removed, even after an eviction.
+    evicted, and not into a call in which padding followed tokens. If attention is summed in every call, at most the
+    last 32 tokens can be removed. With ``evict_once``, all tokens after the first call can be removed, even after an
+    eviction.
 
     Args:
         budget: number of tokens that each key head stores after a call.
         recent: number of last tokens that are never evicted; half of the budget when None.
 
     Attributes:
-        voting_queries: number of queries at the end of each call whose attention is summed in ``received``; None for
-            all. With 0, ``received`` is 0.
+        voting_queries: number of queries at the end of each call whose attention is summed in ``received`` (the *voting
+            queries*); None for all. With 0, ``received`` is 0.
         evict_once: whether tokens are evicted only after the first call.
 
     Raises:
@@ -84,8 +85,8 @@ class EvictingCache(LayerCache):
         UnsupportedError: an impossible crop, or, with voting queries, a matrix whose rows are not distributions.
 
     Cost: memory for ``batch * kv_heads * budget`` keys and values, and 12 bytes for each key (16 in float64). If
-    all queries vote, another 132 bytes for each key until a token is evicted. If queries vote, a call computes their
-    weights a second time: n²/2 weights for a prompt of n tokens if all vote, in O(n) memory.
+    ``voting_queries`` is None, another 132 bytes for each key until a token is evicted. A call computes the weights of
+    its voting queries a second time: n²/2 weights for a prompt of n tokens if there is no limit, in O(n) memory.
 
     Example:
         >>> from saccade import masks, mechanisms
@@ -234,7 +235,7 @@ class EvictingCache(LayerCache):
 
 
 def _voting_call(call: Call, voting_queries: int | None) -> Call | None:
-    """Return the call with only the voting queries, the last ones of each item, or None if no query votes."""
+    """Return the call with only its voting queries, the last ones of each item, or None if there are none."""
     query, where = call.query, call.positions
     if voting_queries == 0:
         return None
@@ -261,7 +262,7 @@ class HeavyHitterCache(EvictingCache):
     the keys. A sum favours early tokens, because more queries have seen them. Tokens that a later question needs may
     be evicted.
 
-    The equivalent run, errors and cost are those of an `EvictingCache` in which all queries vote.
+    The equivalent run, errors and cost are those of an `EvictingCache` with ``voting_queries=None``.
 
     Args:
         budget, recent: see `EvictingCache`.
@@ -286,8 +287,8 @@ class SnapKVCache(EvictingCache):
     After the first call, and only then, each key head selects the tokens to keep: the last ``window`` tokens and, of
     the earlier tokens, the ``budget - window`` that received the most attention from the window. This attention is
     summed over the last tokens and over the heads that share the keys. It is then averaged over ``pool`` neighbouring
-    tokens, so that some context of important tokens is kept. Padding neither votes nor displaces a token. An item that
-    consists only of padding in the first call keeps all tokens.
+    tokens, so that some context of important tokens is kept. Padding neither affects the sum nor displaces a token. An
+    item that consists only of padding in the first call keeps all tokens.
 
     The first call equals the dense run. Later calls equal the dense run in which the tokens that a key head evicted
     are masked. The question must be at the end of the prompt, since tokens that only a later question needs may be
@@ -295,7 +296,8 @@ class SnapKVCache(EvictingCache):
 
     Args:
         budget: number of tokens of the first call that each key head keeps.
-        window: number of tokens at the end of the first call that vote and are kept; at most the budget.
+        window: number of tokens at the end of the first call, which are always kept and whose attention selects the
+            others; at most the budget.
         pool: number of neighbouring tokens to average over; must be odd.
 
     Raises:
@@ -303,7 +305,7 @@ class SnapKVCache(EvictingCache):
         UnsupportedError: a crop into the first call after an eviction, or a matrix whose rows are not distributions.
 
     Cost: memory for ``batch * kv_heads * (budget + later tokens)`` keys and values, and 12 bytes for each key (16 in
-    float64). Voting costs one pass over ``window`` rows in the first call.
+    float64). The selection takes one pass over ``window`` rows in the first call.
 
     Example:
         >>> from saccade import masks, mechanisms

@@ -22,7 +22,7 @@ class Packed(NamedTuple):
             adjacent tokens, the first one in the lowest bits.
         steps: the difference between adjacent codes, float32 or float64: for each block and channel, ``[batch,
             kv_heads, blocks, width]``, or for each token, ``[batch, kv_heads, blocks * block_size, 1]``.
-        zeros: the number midway between those of the smallest and the largest code, with the shape of ``steps``.
+        zeros: the number halfway between the lowest and the highest level, with the shape of ``steps``.
         rest: unrounded columns of the unfinished block, ``[batch, kv_heads, fewer than block_size, width]``.
         size: block_size.
         bits: number of bits in a code.

@@ -87,7 +87,7 @@ class Linear(FeatureMechanism):
 
 
 def _map_of(feature_map: FeatureMapName | FeatureMap) -> FeatureMap:
-    """Return the feature map with a name, or the function itself if a function is passed."""
+    """Return the feature map for a name. If a function is passed, return it unchanged."""
     if isinstance(feature_map, str):
         hint = "a function of your own will do, too"
         return _MAPS[check_choice("feature_map", feature_map, _MAPS, hint=hint)]

@@ -25,8 +25,8 @@ class LayerPattern:
 
     Attributes:
         mask: which earlier tokens a token may attend to, such as ``masks.sliding_window(1024)``; None for all.
-        rotary: whether the layer rotates queries and keys. If not, only the causal mask tells the layer about the order
-            of tokens.
+        rotary: whether the layer rotates queries and keys. If not, the order of tokens affects the layer only through
+            the causal mask.
         rotary_base, rotary_scaling: see `saccade.positions.Rotary`.
         temperature: a position-dependent factor for queries, or None; see `saccade.positions.QueryTemperature`.
 

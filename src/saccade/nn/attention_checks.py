@@ -112,7 +112,7 @@ def check_nested_call(
 ) -> None:
     """Raise unless an attention call supports nested tensors.
 
-    Its mask and bias must be defined on positions, and it must have no positions and no cache.
+    Its mask and bias must be functions of positions, and it must have no positions and no cache.
     """
     places = {"positions": positions, "kv_positions": kv_positions, "rotary_positions": rotary_positions}
     check_nested(mask, bias, None, **places, cache=cache)
@@ -182,7 +182,7 @@ def _has_documents(mask: Mask) -> bool:
 def checked_bias(bias: object) -> Bias:
     """Return a bias that all calls of an attention layer can use.
 
-    It must be defined on positions. Raise for a tensor, because its shape fits only one call.
+    It must be a function of positions. Raise for a tensor, because its shape fits only one call.
     """
     hint = "for instance positions.ALiBi(num_heads), or a saccade.positions.Bias of your own"
     return check_type("bias", bias, Bias, "be a rule on positions with a cache", hint=hint)

@@ -33,8 +33,8 @@ def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, re
     Returns:
         ``[batch, heads, len, value_dim]``.
 
-    Cost: O(len * (width + value_dim) * CHUNK + len * width * value_dim) time. In addition to inputs and output, memory
-    for one state ``[batch, groups, width, value_dim]`` and one chunk.
+    Cost: O(len * (width + value_dim) * CHUNK + len * width * value_dim) time, and memory for one state ``[batch,
+    groups, width, value_dim]`` and one chunk in addition to inputs and output.
     """
     line = Line() if line is None else line
     run = _operation if is_tracing() else _PrefixSums.apply

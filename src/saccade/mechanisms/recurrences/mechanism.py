@@ -146,7 +146,7 @@ def _check_heads(inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> N
 
 
 def _nonfinite(x: Tensor) -> Tensor | None:
-    """Return which tokens have NaN or +inf in a query, key or gate, bool ``[batch, heads, len]``, or None if none has.
+    """Return which tokens of a query, key or gate contain NaN or +inf, bool ``[batch, heads, len]``; None for none.
 
     -inf is not marked, because it is a valid decay.
     """

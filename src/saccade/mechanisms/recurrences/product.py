@@ -27,8 +27,8 @@ def product(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) ->
     Returns:
         The outputs, ``[sequences, len, value_dim]``, and the last state.
 
-    Cost: O(len * (head_dim + value_dim) * CHUNK + len * head_dim * value_dim) time. In addition to inputs and output,
-    memory for one group of chunks; the backward pass stores the inputs and one state for each group.
+    Cost: O(len * (head_dim + value_dim) * CHUNK + len * head_dim * value_dim) time, and memory for one group of chunks
+    in addition to inputs and output. The backward pass stores the inputs and one state for each group.
     """
     run = _operation if is_tracing() else _Product.apply
     out, last, _ = run(*rule.tensors, value, state, segment, rule.scale, rule.is_delta)
