@@ -48,8 +48,8 @@ class Visible:
         offset: the number for which query i has the position of key ``i + offset``; None if tokens are not known to be
             in order.
         q_positions, kv_positions: int64 ``[batch | 1, len]``; -1 for padding.
-        hidden_rows, hidden_keys: bool ``[batch | 1, len]``, rows that the mask or padding hides from all keys, and keys
-            hidden from all rows; None if there are certainly none.
+        hidden_rows, hidden_keys: bool ``[batch | 1, len]``, rows that attend to no key because they are padding or
+            outside all documents, and keys to which no row may attend; None if there are certainly none.
         q_documents, kv_documents: int64 ``[batch | 1, len]``, the document of each token; None without documents. A
             token outside all documents is hidden. If tokens are in order, it counts as part of the document before it.
     """
