@@ -268,7 +268,7 @@ class Modes(NamedTuple):
         Returns:
             The part of the outputs, ``[batch, channels, len]``, and the new state.
         """
-        length, added = value.shape[2], []
+        length, added, incoming = value.shape[2], [], state
         whole = length - length % _BLOCK
         for part in (value[:, :, :whole], value[:, :, whole:]):
             if not part.shape[2]:
@@ -279,8 +279,8 @@ class Modes(NamedTuple):
             reached = torch.view_as_complex(reached.unflatten(3, (-1, 2)))
             states = []
             for i in range(blocks.shape[2]):
-                states.append(state)
-                state = powers[:, count] * state + reached[:, :, i]
+                states.append(incoming)
+                incoming, state = powers[:, count] * incoming, powers[:, count] * state + reached[:, :, i]
             decayed = torch.view_as_real(
                 (powers[:, 1 : count + 1] * self.weight.to(state.dtype)[:, None]).conj_physical()
             )

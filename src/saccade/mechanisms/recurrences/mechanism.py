@@ -57,10 +57,10 @@ class Recurrence(Approximate):
         if Order.of(visible, inputs.shape[2], inputs.shape[3]).is_sorted:
             reason = "a state is read in the order in which it was written: keys stand in order, and queries last"
             raise unsupported("positions", [reason], hint="sort the tokens, or use a mechanism without a state")
-        bad = [_nonfinite(x) for x in (inputs.key, decay, beta) if x is not None]
-        tainted, nonfinite_queries = _union(bad), _nonfinite(inputs.query)
         if decay is not None:
-            decay = decay.clamp(min=_LEAST)  # -inf empties the state
+            decay = decay.clamp(min=_LEAST)  # -inf is valid: it empties the state
+        tainted = _union([_nonfinite(x) for x in (inputs.key, decay, beta) if x is not None])
+        nonfinite_queries = _nonfinite(inputs.query)
         query, key, decay, beta = (_clean(x, inputs.wide) for x in (inputs.query, inputs.key, decay, beta))
         assert query is not None and key is not None  # noqa: PT018  for the type checker
         return RecurrenceMatrix(
@@ -146,13 +146,10 @@ def _check_heads(inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> N
 
 
 def _nonfinite(x: Tensor) -> Tensor | None:
-    """Return which tokens of a query, key or gate contain NaN or +inf, bool ``[batch, heads, len]``; None for none.
-
-    -inf is not marked, because it is a valid decay.
-    """
+    """Return which tokens of a query, key or gate contain NaN or inf, bool ``[batch, heads, len]``; None for none."""
     if is_surely_finite(x):
         return None
-    return (x.detach().isnan() | (x.detach() == torch.inf)).any(-1) if x.shape[3] else None
+    return (~x.detach().isfinite()).any(-1) if x.shape[3] else None
 
 
 def _union(marks: list[Tensor | None]) -> Tensor | None:
