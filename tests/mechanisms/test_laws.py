@@ -31,6 +31,17 @@ class Difference(mechanisms.Mechanism):
         return both(*(torch.cat([x, x.flip(-1) / 2], -1) for x in (query, key)), **given)
 
 
+class Fading(mechanisms.Mechanism):
+    """Attention with forget gates of keys of any width: each is the sum of its key."""
+
+    def forward(self, query: Tensor, key: Tensor, **given: object) -> Matrix:
+        gates = key.sum(-1, keepdim=True) + 1.0
+        return mechanisms.Forgetting(query.shape[3])(query, torch.cat([key, gates], 3), **given)
+
+    def reasons(self, mask: Mask) -> tuple[str, ...]:
+        return mechanisms.Forgetting(1).reasons(mask)
+
+
 class Filter(mechanisms.Mechanism):
     """The same state space in every head; what keys hold is not read."""
 
@@ -85,6 +96,7 @@ MAKERS: dict[str, Callable[[int], mechanisms.Mechanism]] = {
     "nystrom": lambda kv_len: mechanisms.Nystrom(4),
     **{name: (lambda kv_len, rule=rule: rule) for name, rule in RULES.items()},
     "differential": lambda kv_len: Difference(),
+    "forgetting": lambda kv_len: Fading(),
     "s4d": lambda kv_len: Filter(),
     "convolution": lambda kv_len: Convolution(),
     "memory": lambda kv_len: Remembering("linear"),
@@ -99,6 +111,7 @@ OTHERWISE = {
         "ones": "slots are learned, and rows need not sum to 1",
     },
     "differential": {"ones": "rows sum to 1 - λ"},
+    "forgetting": {"key_order": "a key fades by those behind it"},
     "nystrom": {
         "key_order": "a landmark holds neighbours",
         "rows": "a landmark is a mean of queries",
@@ -193,7 +206,7 @@ def test_broken_laws_are_the_known_ones(name: str, law: str) -> None:
 def test_masks_that_hide_keys_only_are_padding(name: str, mask: Mask) -> None:
     q, k, v = torch.randn(3, 2, 2, 11, 4, dtype=torch.float64)
     mechanism = MAKERS[name](11).double()
-    causal = Causal() if name in (*RULES, "s4d", "memory", "memory, delta") else Full()
+    causal = Causal() if name in (*RULES, "forgetting", "s4d", "memory", "memory, delta") else Full()
     mask, padding = mask & causal, Padding([7]) & causal
     torch.testing.assert_close(mechanism(q, k, mask=mask) @ v, mechanism(q, k, mask=padding) @ v)
     dense = mechanism(q, k, mask=mask).to_dense()

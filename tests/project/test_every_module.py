@@ -23,6 +23,7 @@ from saccade.nn import (
     EncoderLayer,
     EncoderStack,
     FeedForward,
+    ForgettingAttention,
     LatentAttention,
     MultiHeadAttention,
     Recurrence,
@@ -55,6 +56,7 @@ SOURCES: Makes = {
         16, 4, latent_dim=6, head_dim=6, rotary_dim=2, query_latent_dim=5, rotary=positions.Rotary(2), mask=CAUSAL
     ),
     "DifferentialAttention": lambda: DifferentialAttention(16, 2, mask=CAUSAL, rotary=positions.Rotary(4)),
+    "ForgettingAttention": lambda: ForgettingAttention(16, 4, num_kv_heads=2),
     "AttentionBlock": lambda: AttentionBlock(16, 4, mask=CAUSAL),
     "AttentionPool": lambda: AttentionPool(16),
     "AttentionPool with heads": lambda: AttentionPool(16, num_heads=4, num_queries=2),
@@ -91,6 +93,7 @@ MATRICES: Makes = {
     "Performer": lambda: mechanisms.Performer(8, redraw=3),
     "Performer with directions": lambda: mechanisms.Performer(directions=torch.randn(8, 4)),
     "Differential": lambda: mechanisms.Differential(2),
+    "Forgetting": lambda: mechanisms.Forgetting(3),
     "Linformer": lambda: mechanisms.Linformer(7, 3),
     "GatedLinear": lambda: mechanisms.GatedLinear.retnet(2),
     "Delta": mechanisms.Delta,
@@ -161,7 +164,7 @@ CASES: Makes = {
     "RelationTable": lambda: positions.RelationTable(4, 9),
     "RotaryTables": lambda: positions.RotaryTables(*positions.Rotary(16).tables(range(9))),
 }
-CAUSAL_ONLY = ("GatedLinear", "Delta", "SSD", "S4D", "CompressiveMemory")
+CAUSAL_ONLY = ("Forgetting", "GatedLinear", "Delta", "SSD", "S4D", "CompressiveMemory")
 QKV = [torch.randn(2, heads, 7, 4, generator=torch.Generator().manual_seed(1)) for heads in (4, 2, 2)]
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(2))
 TABLE = torch.randn(2, 5, 5, 16, generator=torch.Generator().manual_seed(4))

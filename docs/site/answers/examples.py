@@ -55,6 +55,7 @@ MECHANISMS = {
     "TopK": "TopK(DotProducts(), 4)",
     "TopK of index keys": "TopK(LightningIndexer(q, k, w), 4)",
     "Differential": "Differential(head_dim // 2)",
+    "Forgetting": "Forgetting(head_dim - 1)",
     "Linear": "Linear()",
     "Performer": "Performer(64)",
     "Linformer": "Linformer(kv_len, 6)",

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from saccade import masks, mechanisms
 from saccade.masks import Mask
 from saccade.mechanisms import Mechanism
-from saccade.nn import MultiHeadAttention, Recurrence, StateSpace
+from saccade.nn import ForgettingAttention, MultiHeadAttention, Recurrence, StateSpace
 
 
 class Mixer(NamedTuple):
@@ -152,6 +152,7 @@ MIXERS: Mapping[str, Mixer] = MappingProxyType(
         "linear, 1 head": attention_mixer(_causal, mechanisms.Linear, heads=1),
         "Performer": attention_mixer(_causal, lambda: mechanisms.Performer(32)),
         "Linformer": Mixer(_linformer, sees_later=True),
+        "forgetting": Mixer(lambda width, length, layer: ForgettingAttention(width, 8)),
         "delta": _recurrence(mechanisms.Delta),
         "delta, 1 head": _recurrence(mechanisms.Delta, heads=1),
         "gated delta": _recurrence(mechanisms.Delta, decay="token"),

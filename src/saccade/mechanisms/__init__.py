@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from saccade.mechanisms.base import Mechanism
 from saccade.mechanisms.compressive import CompressiveMemory
 from saccade.mechanisms.differential import Differential
+from saccade.mechanisms.forgetting import Forgetting
 from saccade.mechanisms.gated_linear import SSD, Delta, GatedLinear
 from saccade.mechanisms.linear import Linear
 from saccade.mechanisms.linformer import Linformer
@@ -24,6 +25,7 @@ __all__ = [
     "Softmax",
     "TopK",
     "Differential",
+    "Forgetting",
     "Linear",
     "Performer",
     "Linformer",
