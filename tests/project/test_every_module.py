@@ -63,6 +63,8 @@ SOURCES: Makes = {
     "FeedForward": lambda: FeedForward(16, 8, gated=True, activation="gelu_tanh"),
     "StateSpace": lambda: StateSpace(16, 4),
     "Recurrence": lambda: Recurrence(16, 4, decay="channel"),
+    "Recurrence of DeltaProduct": lambda: Recurrence(16, 4, mechanisms.DeltaProduct(2), decay="token"),
+    "Recurrence of RWKV7": lambda: Recurrence(16, 4, mechanisms.RWKV7()),
     "Recurrence of SSD": lambda: Recurrence(16, 4, mechanisms.SSD(4)),
     "EncoderLayer": lambda: EncoderLayer(MultiHeadAttention(16, 4), FeedForward(16, 8), norm="rms"),
     "DecoderLayer": lambda: DecoderLayer(MultiHeadAttention(16, 4, mask=CAUSAL), FeedForward(16, 8)),
@@ -97,6 +99,8 @@ MATRICES: Makes = {
     "Linformer": lambda: mechanisms.Linformer(7, 3),
     "GatedLinear": lambda: mechanisms.GatedLinear.retnet(2),
     "Delta": mechanisms.Delta,
+    "DeltaProduct": lambda: mechanisms.DeltaProduct(1),
+    "RWKV7": mechanisms.RWKV7,
     "SSD": lambda: mechanisms.SSD(2),
     "S4D": lambda: mechanisms.S4D(2, 4),
     "ShortConvolution": lambda: mechanisms.ShortConvolution(2, 3),
@@ -164,7 +168,7 @@ CASES: Makes = {
     "RelationTable": lambda: positions.RelationTable(4, 9),
     "RotaryTables": lambda: positions.RotaryTables(*positions.Rotary(16).tables(range(9))),
 }
-CAUSAL_ONLY = ("Forgetting", "GatedLinear", "Delta", "SSD", "S4D", "CompressiveMemory")
+CAUSAL_ONLY = ("Forgetting", "GatedLinear", "Delta", "DeltaProduct", "RWKV7", "SSD", "S4D", "CompressiveMemory")
 QKV = [torch.randn(2, heads, 7, 4, generator=torch.Generator().manual_seed(1)) for heads in (4, 2, 2)]
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(2))
 TABLE = torch.randn(2, 5, 5, 16, generator=torch.Generator().manual_seed(4))

@@ -62,6 +62,8 @@ MECHANISMS = {
     "Nystrom": "Nystrom(6)",
     "GatedLinear": "GatedLinear()",
     "Delta": "Delta()",
+    "DeltaProduct": "DeltaProduct(1)",
+    "RWKV7": "RWKV7()",
     "SSD": "SSD(heads)",
     "S4D": "S4D(heads, 8)",
     "ShortConvolution": "ShortConvolution(heads, 4)",

@@ -60,8 +60,8 @@ def tp_plan(model: nn.Module, degree: int) -> dict[str, ParallelStyle]:
             plan[f"{prefix}query_projection"] = ColwiseParallel()
             plan |= {f"{prefix}{which}_projection": keys for which in ("key", "value")}
             plan[f"{prefix}output_projection"] = RowwiseParallel()
-            gates = [one for one in ("gate_projection", "forget_projection") if getattr(part, one, None) is not None]
-            plan |= {f"{prefix}{one}": ColwiseParallel() for one in gates}
+            if part.gate_projection is not None:
+                plan[f"{prefix}gate_projection"] = ColwiseParallel()
         elif isinstance(part, FeedForward):
             if part.hidden_dim % degree:
                 reasons.append(f"{label}: {degree} ranks do not divide {part.hidden_dim} channels")

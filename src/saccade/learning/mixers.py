@@ -157,6 +157,8 @@ MIXERS: Mapping[str, Mixer] = MappingProxyType(
         "delta, 1 head": _recurrence(mechanisms.Delta, heads=1),
         "gated delta": _recurrence(mechanisms.Delta, decay="token"),
         "gated delta, 1 head": _recurrence(mechanisms.Delta, heads=1, decay="token"),
+        "delta product": _recurrence(mechanisms.DeltaProduct),
+        "RWKV-7": _recurrence(mechanisms.RWKV7),
         "SSD": _recurrence(lambda: mechanisms.SSD(8)),
         "SSD, 1 head": _recurrence(lambda: mechanisms.SSD(1), heads=1),
         "S4D": Mixer(lambda width, length, layer: StateSpace(width, 16, projection_bias=False)),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import NoReturn
 
+import torch
 from torch import Tensor, nn
 
 from saccade.caches import CrossCache, LayerCache
@@ -18,6 +20,9 @@ from saccade.positions import Rotary
 from saccade.support.errors import unsupported, value_error
 
 
+_LIFETIMES = 2.0, 1024.0  # tokens after which an initial gate has let a share of 1/e remain: first and last head
+
+
 class ForgettingAttention(MultiHeadAttention):
     r"""Multi-head attention with forget gates, as in the Forgetting Transformer (FoX).
 
@@ -26,7 +31,8 @@ class ForgettingAttention(MultiHeadAttention):
 
     Each head has its own gates, which are computed from the tokens. The layer is causal, and for self-attention only.
     It needs no rotation, because gates tell what is near. Caches hold the gates, before their sigmoid, as channels of
-    the keys. The "Pro" layer of the paper also has ``qk_norm``, ``output_gate`` and a shift of keys and values (``short_convolution``).
+    the keys. The "Pro" layer of the paper also has ``qk_norm``, ``output_gate`` and a shift of keys and values
+    (``short_convolution``).
 
     Args:
         embed_dim: width of queries and of the output.
@@ -36,7 +42,8 @@ class ForgettingAttention(MultiHeadAttention):
         dropout_p, projection_bias, output_gate: see `MultiHeadAttention`.
 
     Attributes:
-        forget_projection: computes the gates before their sigmoid, ``embed_dim`` to ``num_heads``.
+        forget_projection: computes the gates before their sigmoid, ``embed_dim`` to ``num_heads``. Its bias starts so
+            that weights fall to 1/e within 2 tokens in the first head and 1,024 in the last, spaced logarithmically.
 
     Raises:
         ValueError: sizes that do not divide evenly, inputs of the wrong width, or keys of other tokens.
@@ -91,6 +98,14 @@ class ForgettingAttention(MultiHeadAttention):
         self.mask = Causal() if mask is None else mask if mask.is_causal else Causal() & mask
         self.forget_projection = nn.Linear(embed_dim, num_heads)
         self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialize with Xavier-uniform weights, zero biases and gates of log-spaced lifetimes."""
+        super().reset_parameters()
+        if hasattr(self, "forget_projection"):  # made after those of the base class
+            first, last = (math.log(tokens) for tokens in _LIFETIMES)
+            lifetimes = torch.linspace(first, last, self.num_heads).exp()
+            self.forget_projection.bias.data.copy_(-torch.expm1(1.0 / lifetimes).log())
 
     def _heads(
         self,
