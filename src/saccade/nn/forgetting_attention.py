@@ -19,7 +19,6 @@ from saccade.nn.qk_norm import QKNorm
 from saccade.positions import Rotary
 from saccade.support.errors import unsupported, value_error
 
-
 _LIFETIMES = 2.0, 1024.0  # tokens after which an initial gate has let a share of 1/e remain: first and last head
 
 
