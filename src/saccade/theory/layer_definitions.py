@@ -104,6 +104,11 @@ def add_and_norm(layer: nn.TransformerEncoderLayer, x: Tensor, causal: Tensor) -
     return layer_norm(x + fed, x.shape[-1:], layer.norm2.weight, layer.norm2.bias)
 
 
+def pytorch_decoder_layer(width: int) -> nn.Module:
+    """Return PyTorch's decoder layer with two heads, without dropout."""
+    return nn.TransformerDecoderLayer(width, 2, 16, dropout=0.0, batch_first=True)
+
+
 @claim(
     "heads",
     latex=r"y=\mathrm{LN}(x+\mathrm{Attn}(x)),\qquad z=\mathrm{LN}(y+\mathrm{FFN}(y))",
@@ -114,7 +119,10 @@ def add_and_norm(layer: nn.TransformerEncoderLayer, x: Tensor, causal: Tensor) -
     "a third part between the two, cross-attention to the encoder; models of today put the norm before each part",
 )
 def a_decoder_layer_has_two_parts(
-    draw: Draw, *, parts: Callable[[nn.TransformerEncoderLayer, Tensor, Tensor], Tensor] = add_and_norm
+    draw: Draw,
+    *,
+    parts: Callable[[nn.TransformerEncoderLayer, Tensor, Tensor], Tensor] = add_and_norm,
+    whole: Callable[[int], nn.Module] = pytorch_decoder_layer,
 ) -> Measurements:
     """A decoder layer is masked self-attention and a feed-forward network, each followed by add and norm."""
     n, width = 6, 8
@@ -132,7 +140,7 @@ def a_decoder_layer_has_two_parts(
         "PyTorch's layer, causal mask, norm after each part: output, against the two parts", *outputs(False), 1e-9
     )
     yield differ("the norm before each part", *outputs(True), 0.1)
-    whole = draw.module(lambda: nn.TransformerDecoderLayer(width, 2, 16, dropout=0.0, batch_first=True))
+    decoder = draw.module(lambda: whole(width))
     with torch.no_grad():
-        first, second = (whole(x, draw.normal(1, 4, width), tgt_mask=causal) for _ in range(2))
+        first, second = (decoder(x, draw.normal(1, 4, width), tgt_mask=causal) for _ in range(2))
     yield differ("PyTorch's decoder layer, another output of the encoder", first, second, 0.01)

@@ -85,7 +85,10 @@ def pseudoinverses(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     "the codes. Random projections align nothing. That trained models align texts with images is not measured",
 )
 def cross_attention_aligns_codes(
-    draw: Draw, *, maps: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = pseudoinverses
+    draw: Draw,
+    *,
+    maps: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = pseudoinverses,
+    weights: Callable[[Tensor, Tensor], Tensor] = weights_of,
 ) -> Measurements:
     """Cross-attention aligns two modalities: each token of one finds its counterpart in the other."""
     symbols, width = 12, 16
@@ -93,8 +96,8 @@ def cross_attention_aligns_codes(
     order = draw.permutation(symbols)
 
     def on_partner(of_query: Tensor, of_key: Tensor) -> Tensor:
-        weights = weights_of(first @ of_query, second[order] @ of_key * 100)
-        return weights.gather(1, order.argsort()[:, None])
+        of_pairs = weights(first @ of_query, second[order] @ of_key * 100)
+        return of_pairs.gather(1, order.argsort()[:, None])
 
     yield at_least(
         "maps to one space: smallest weight of the counterpart", float(on_partner(*maps(first, second)).min()), 0.99
