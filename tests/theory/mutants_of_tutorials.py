@@ -1,4 +1,4 @@
-"""Mistakes in what tests details of tutorials: tokens removed, heads split, layers printed or scaled, as in `mutants`."""
+"""Mistakes in what tests details of tutorials: heads, layers, patterns, printed code and scales, as in `mutants`."""
 
 import torch
 from tests.theory.mutant_functions import (
