@@ -183,7 +183,7 @@ def tiling_moves_fewer_numbers(
     right = attention(*(one[None, None] for one in x.values()))[0, 0]
     yield same("tiled, against the definition", large["output"], right, 1e-12)
     bits = float((large["output"] == whole["output"]).double().mean())
-    yield at_most("tiled, against weights stored: share of the output that is equal bit for bit", bits, 0.9)
+    yield at_most("tiled, against weights stored: share of the output that is equal bit for bit", bits, 0.14)
     yield equal("weights stored: numbers moved, against 4 n² + 4 n d", whole.moved, 4 * n**2 + 4 * n * width)
     yield equal("tiled, M = 20 d²: numbers moved, against 2 n d + 10 n² d²/M", large.moved, 2 * n * width * 5)
     yield at_least("how many times fewer", whole.moved / large.moved, 5.0)

@@ -81,7 +81,7 @@ def attention_gradients(
     yield equal(
         "all weight on the largest score: gradient of query and key", float(sum(x.abs().max() for x in seen[:2])), 0.0
     )
-    yield at_least("the same: gradient of the value", float(seen[2].abs().max()), 0.1)
+    yield at_least("the same: gradient of the value", float(seen[2].abs().max()), 0.4)
 
 
 @claim(latex=r"\sum_j (dS)_{ij}=0", source="the rows of softmax's Jacobian sum to 0", verdict="holds")

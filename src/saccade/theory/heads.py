@@ -71,9 +71,9 @@ def two_heads_do_what_one_cannot(
     outputs = [several(*[split(one)] * 3) for one in (tokens, moved)]
     change = (outputs[1] - outputs[0]).abs().amax((0, 2, 3))
     yield equal(
-        "two heads, each on half of the features: change of the first when the second half changes", change[0], 0
+        "two heads, each on half of the features: change of the first when the second half changes", float(change[0]), 0
     )
-    yield at_least("the same: change of the second", float(change[1]), 0.01)
+    yield at_least("the same: change of the second", float(change[1]), 0.5)
 
 
 @claim(
@@ -160,5 +160,5 @@ def each_head_learns_another_subspace(
 
     alike = [one[:1].expand(one.shape) for one in start]
     yield equal("two heads that start equal: largest difference after 30 steps", apart_after(alike), 0.0, 1e-9)
-    yield at_least("two heads that start differently: the same", apart_after(start), 0.1)
-    yield at_least("equal but for their blocks of W_O: the same", apart_after([*alike[:3], start[3]]), 0.01)
+    yield at_least("two heads that start differently: the same", apart_after(start), 0.5)
+    yield at_least("equal but for their blocks of W_O: the same", apart_after([*alike[:3], start[3]]), 0.3)

@@ -80,10 +80,10 @@ def one_projection_makes_all_heads(
     others = tuple(torch.cat([one[:1], draw.normal(*one[1:].shape)]) for one in weights)
     moved = heads(x, (others[0], others[1], others[2], others[3])) - own
     yield equal("change of head 1 when all others get new matrices", float(moved[0].abs().max()), 0.0)
-    yield at_least("the same: change of the others", float(moved[1:].abs().max()), 0.01)
+    yield at_least("the same: change of the others", float(moved[1:].abs().max()), 1.5)
     nothing = torch.zeros_like(seen)
     yield apart(
-        "W_O = 0, with a residual and a layer norm as in code: largest output", float(after(nothing, x).max()), 0.0, 0.5
+        "W_O = 0, with a residual and a layer norm as in code: largest output", float(after(nothing, x).max()), 0.0, 1.0
     )
     narrow, uneven = draw.normal(7, 10), weights_of_size(3, 10, 4)
     yield same(
@@ -139,8 +139,8 @@ def a_decoder_layer_has_two_parts(
     yield same(
         "PyTorch's layer, causal mask, norm after each part: output, against the two parts", *outputs(False), 1e-9
     )
-    yield differ("the norm before each part", *outputs(True), 0.1)
+    yield differ("the norm before each part", *outputs(True), 0.2)
     decoder = draw.module(lambda: whole(width))
     with torch.no_grad():
         first, second = (decoder(x, draw.normal(1, 4, width), tgt_mask=causal) for _ in range(2))
-    yield differ("PyTorch's decoder layer, another output of the encoder", first, second, 0.01)
+    yield differ("PyTorch's decoder layer, another output of the encoder", first, second, 0.06)

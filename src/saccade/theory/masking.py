@@ -159,4 +159,4 @@ def masks_hide_the_future_and_padding(
     lower = torch.ones(n, n, dtype=torch.bool).tril()
     of_queries = torch.autograd.functional.jacobian(lambda x: wrong_axis(x, k, v, lower)[0, 0].sum(-1), q)
     later = of_queries[:, 0, 0].abs().sum(-1).triu(1)
-    yield at_least("softmax over queries, causal: largest influence of a later token's query", float(later.max()), 1e-3)
+    yield at_least("softmax over queries, causal: largest influence of a later token's query", float(later.max()), 0.08)

@@ -294,6 +294,6 @@ def what_is_needed_must_be_attended_to(
         return influence(lambda x: functools.reduce(lambda x, one: one(x), stack, x), x)[:, n - 1 - subject]
 
     yield equal("one layer, the pair hidden: largest influence of the token", float(reached(pair, 1).max()), 0.0)
-    yield at_least("two layers, the pair hidden: smallest influence", float(reached(pair, 2).min()), 1e-6)
+    yield at_least("two layers, the pair hidden: smallest influence", float(reached(pair, 2).min()), 0.012)
     alone = float(reached(column, 2).max())
     yield equal("two layers, the token hidden from all others: largest influence", alone, 0.0)

@@ -179,8 +179,8 @@ def unscaled_gradients_vanish(
     ratio = math.sqrt(1024 / 64) * means[1024] / means[64]
     yield equal("mean times √d_k, d_k = 1,024 against 64", ratio, 1.0, 0.35, "the law 1/√d_k")
     many = draw.normal(20, 16).norm(dim=-1, keepdim=True) * draw.normal(20, 100_000)
-    left = float(movability(many * unscaled(16)).median())
-    yield at_least("unscaled, d_k = 16, 100,000 keys: median, which has not vanished", left, 0.75)
+    of_many = float(movability(many * unscaled(16)).median())
+    yield at_least("unscaled, d_k = 16, 100,000 keys: median, which has not vanished", of_many, 0.75)
     weights = (many * scale(16)).softmax(-1)
     steepest = float((weights * (1 - weights)).amax(-1).median())
     yield at_most("scaled, d_k = 16, 100,000 keys: largest derivative of a weight by its score, median", steepest, 1e-3)

@@ -67,7 +67,9 @@ def softmax_gives_distributions(draw: Draw, *, softmax: Callable[[Tensor], Tenso
     yield at_least("weight of a score 0.2 below the largest, 12 keys", float(softmax(near)[1]), 0.05)
     yield differ("weights after doubling the scores", softmax(2 * scores), weights, 0.01)
     single = softmax(torch.tensor([0.0, -200.0, -300.0], dtype=torch.float32))
-    yield equal("float32, scores 0, -200, -300: weight of the second less that of the third", single[1] - single[2], 0)
+    yield equal(
+        "float32, scores 0, -200, -300: weight of the second less that of the third", float(single[1] - single[2]), 0
+    )
     tied, alone = (softmax(torch.tensor(row, dtype=torch.float64)) for row in ([5.0, 5.0], [1.0, -3.0]))
     yield at_most("two rows: weight of 5 beside 5, over weight of 1 beside -3", float(tied[0] / alone[0]), 0.6)
 

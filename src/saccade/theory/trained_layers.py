@@ -246,23 +246,23 @@ def scaling_is_necessary(
     unscaled = attend(x @ of_query * 32**-0.5, x @ of_key, x, scale=1.0)
     yield same("W_Q divided by √d_k and no scale: output, against that with the scale", unscaled, scaled)
 
-    def accuracy(task: Task, scale: float | None, start: float = 1.0) -> Tensor:
-        return learned(layer(scale), task, steps=200, rate=0.01, start=start).accuracy
+    def accuracy(task: Task, scale: float | None, start: float = 1.0, seeds: int = 2) -> Tensor:
+        return learned(layer(scale), task, steps=200, rate=0.01, start=start, seeds=seeds).accuracy
 
     far, near = recall(), neighbours(1)
-    steady, unsteady = accuracy(near, None), accuracy(near, 1.0)
-    yield at_least("one of 16 keys, scaled: accuracy, worst of 4 seeds", float(accuracy(far, None).min()), 0.9)
-    yield at_most("one of 16 keys, no scale: accuracy, best of 4 seeds", float(accuracy(far, 1.0).max()), 0.3)
-    yield at_least("the token before, scaled: accuracy, worst of 4 seeds", float(steady.min()), 0.95)
+    yield at_least("one of 16 keys, scaled: accuracy, worse of 2 seeds", float(accuracy(far, None).min()), 0.9)
+    yield at_most("one of 16 keys, no scale: accuracy, better of 2 seeds", float(accuracy(far, 1.0).max()), 0.3)
+    yield at_least("the token before, scaled: accuracy, worse of 2 seeds", float(accuracy(near, None).min()), 0.95)
+    unsteady = accuracy(near, 1.0, seeds=4)
     yield at_least(
-        "the token before, no scale: accuracy of the best seed less that of the worst",
+        "the token before, no scale: accuracy of the best of 4 seeds less that of the worst",
         float(unsteady.max() - unsteady.min()),
         0.5,
     )
     smaller = accuracy(near, 1.0, start)
-    yield at_least("the same, W_Q started smaller by 1/√d_k: accuracy, worst of 4 seeds", float(smaller.min()), 0.95)
+    yield at_least("the same, W_Q started smaller by 1/√d_k: accuracy, worse of 2 seeds", float(smaller.min()), 0.95)
     hard = float(accuracy(far, 1.0, start).max())
-    yield at_most("one of 16 keys, no scale, W_Q started smaller: accuracy, best of 4 seeds", hard, 0.3)
+    yield at_most("one of 16 keys, no scale, W_Q started smaller: accuracy, better of 2 seeds", hard, 0.3)
 
 
 @claim(
