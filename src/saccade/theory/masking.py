@@ -84,8 +84,8 @@ def a_large_negative_number_masks(
     latex=r"s_{ij}+(1-m_{ij})\cdot(-10^9)",
     source="code that adds a mask to the scores",
     verdict="holds if",
-    conditions="as for a-large-negative-number-masks; near -10⁹ float32 has multiples of 64 only, so the weights of "
-    "a query that sees nothing are rounding errors; and -10⁴ leaves its true weights",
+    conditions="the conditions of a-large-negative-number-masks hold; near -10⁹ float32 has multiples of 64 only, so "
+    "the weights of a query that sees nothing are rounding errors; and -10⁴ leaves its true weights",
 )
 def an_added_number_masks(
     draw: Draw,

@@ -139,7 +139,7 @@ def variance_is_d_k(
     latex=r"\mathrm{Var}\bigl(q\cdot k/\sqrt{d_k}\bigr)=1",
     source=_VASWANI,
     verdict="holds if",
-    conditions="as for variance-is-d-k; for one fixed query, the variance in its row is |q|²/d_k",
+    conditions="the conditions of variance-is-d-k hold; for one fixed query, the variance in its row is |q|²/d_k",
 )
 def root_scale_standardises(draw: Draw, *, scale: Callable[[int], float] = inverse_root) -> Measurements:
     """Divided by the root of d_k, dot products have variance 1 whatever the width."""

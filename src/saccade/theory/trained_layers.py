@@ -228,10 +228,11 @@ def several_heads_beat_one(
     source="tutorials (the necessity of scaling); Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1, which suspects "
     "small gradients",
     verdict="holds if",
-    conditions="the start of training is meant, with entries of q and k of variance 1, and a task in which one of many "
-    "tokens is to be found: a layer without the scale then learns nothing. As to what can be computed, the scale is "
-    "not necessary: W_Q can hold it. If W_Q starts smaller by 1/√d_k, an easy task is learned without the scale; a "
-    "harder one is not at the same rate of Adam, whose steps do not become smaller with the weights",
+    conditions="the start of training is meant, with entries of q and k of variance about 1, and a task in which one "
+    "of many tokens is to be found: a layer without the scale then learns hardly more than chance. As to what can be "
+    "computed, the scale is not necessary: W_Q can hold it. If W_Q starts smaller by 1/√d_k, an easy task is learned "
+    "without the scale; a harder one is not at the same rate of Adam, whose steps do not become smaller with the "
+    "weights",
 )
 def scaling_is_necessary(
     draw: Draw,
