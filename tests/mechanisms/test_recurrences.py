@@ -316,3 +316,23 @@ def test_received_needs_one_sweep_and_other_questions_are_answered_beside_it():
     received, strongest = matrix.compute(statistics.Received(), statistics.TopK(2))
     torch.testing.assert_close(received, matrix.to_dense().sum(2))
     assert strongest.weights.shape == (BATCH, HEADS, 91, 2)
+
+
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf], ids=str)
+@pytest.mark.parametrize("which", ["query", "key", "beta"])
+@pytest.mark.parametrize("name", RULES)
+def test_infinity_spreads_as_nan_does(name, which, bad):
+    query, key, value = (x.detach() for x in inputs(length=20))
+    gates = RULES[name].gates(key)
+
+    def run(number):
+        tensors = {"query": query, "key": RULES[name].keys(key), **gates}
+        tensors[which] = tensors[which].clone()
+        tensors[which][0, 1, 7] = number
+        return RULES[name].inner(tensors.pop("query"), tensors.pop("key"), mask=CAUSAL, **tensors) @ value
+
+    if which == "beta" and "beta" not in gates:
+        gates["beta"] = torch.ones_like(key[..., 0])
+    expected = run(torch.nan)
+    assert expected[0, 1, 7].isnan().all()
+    torch.testing.assert_close(run(bad), expected, equal_nan=True)

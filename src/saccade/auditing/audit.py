@@ -64,57 +64,57 @@ def audit(
     seed: int = 0,
     group: ProcessGroup | None = None,
 ) -> Report:
-    """Audit a model: check which tokens influence which outputs against a rule, end to end and layer by layer.
+    """Audit a model, end to end and layer by layer, against a rule for which tokens may influence which outputs.
 
     The model runs unchanged, on its own kernels. An output may depend on a token only if the rule, composed over all
-    layers with their residual connections, allows it. Each module that mixes tokens is also run again in place, and
-    must follow the rule of its layer. There are two probes: changing the tokens' vectors, and computing gradients,
-    where any nonzero gradient counts. A compiled model is given vectors instead of tokens, and its modules run
-    uncompiled.
+    layers with their residual connections, allows it. Each module that mixes tokens is also rerun in place, and must
+    follow the rule of its layer. There are two probes: one changes the token vectors, and one computes gradients, where
+    any nonzero gradient counts. If the embedding table is compiled, the model receives vectors instead of tokens.
+    Modules of compiled models are tested uncompiled.
 
     Args:
-        model: a module or function from tokens ``[batch, length]``, or from vectors ``[batch, length, width]``, to
+        model: a module or function that maps tokens ``[batch, length]``, or vectors ``[batch, length, width]``, to
             rows ``[batch, length, ...]``.
-        rule: a mask for all layers, which may be text (`saccade.masks.parse`), a list with one mask for each layer, or
-            a mapping from patterns of module names to masks. For an encoder-decoder, a mapping from "encoder",
-            "decoder" and "cross" to a mask or a list. When None, it is read from ``model.config`` and reported as
-            assumed.
+        rule: one mask for all layers, or the text of a mask (see `saccade.masks.parse`); a list with one mask for each
+            layer; or a mapping from patterns of module names to masks. For an encoder-decoder, a mapping from
+            "encoder", "decoder" and "cross" to a mask or a list. When None, it is read from ``model.config`` and
+            reported as assumed.
         inputs: tokens or vectors, or all keyword arguments of the model; two random sequences when None. For an
             encoder-decoder, they must include ``input_ids`` (the source) and ``decoder_input_ids`` (the target).
-        tokens: name of the keyword argument that holds the tokens or vectors. When None, an argument with a name that
-            transformers uses, the only argument that can hold tokens, or the first parameter of the model.
+        tokens: name of the keyword argument that holds the tokens or vectors. When None, the audit takes an argument
+            with a name that transformers uses, the only argument that can hold tokens, or the model's first parameter.
         batch_first: whether tokens or vectors are ``[batch, length, ...]`` rather than ``[length, batch, ...]``. The
-            layout of modules and outputs is recognised.
-        module: the model that ``model`` calls, if that is a function; its embedding tables and layers are audited.
+            layouts of modules and outputs are detected automatically.
+        module: the model that ``model`` calls, if ``model`` is a function; its embedding tables and layers are audited.
         length: length of the random sequences.
-        layers: number of layers; the number of modules that mix tokens when None.
-        padding: bool ``[batch, length]``, True at tokens and False at padding, whose rows are not checked. All True
-            when None. For an encoder-decoder, each row holds the source followed by the target.
+        layers: number of layers; when None, the number of modules that mix tokens.
+        padding: bool ``[batch, length]``, True at tokens and False at padding. Rows of padding are not checked. When
+            None, there is no padding. For an encoder-decoder, each row holds the source followed by the target.
         outputs: a function that extracts the output rows from the model's result; by default the logits, the hidden
             states or the tensor itself.
-        packed: lengths of texts to cut the first sequence into. Each text must give the same rows packed as alone.
-        padded: whether to check that padding, left and right, changes nothing.
-        cache: whether to check that running a text in chunks through a cache gives the same as running it at once, for
-            several splits.
+        packed: lengths of the texts to cut the first sequence into. Each must give the same rows packed as on its own.
+        padded: whether to check that padding on the left and on the right does not change the rows of real tokens.
+        cache: whether to check, for several splits, that running a text in chunks through a cache gives the same rows
+            as running it at once.
         against: names of attention implementations ("eager", "sdpa") that must give the same outputs.
         claims: names of further claims to check: "states", "positions", "window", "sinks", "training",
-            "compiled", "batch", "loss", or "all" of them.
+            "compiled", "batch", "loss", or "all".
         tests: number of sets of rows to test.
-        seed: seed of the random text and of all changes.
+        seed: seed for the random texts and for all random changes.
         group: processes that run the model together, as with context parallelism. Every process must call this function
-            with equal inputs, and gets the same report. Not needed for replicas in DistributedDataParallel.
+            with the same inputs, and gets the same report. Not needed for replicas in DistributedDataParallel.
 
     Returns:
-        A `Report`, which can be printed. `Report.ok` is True if no claim is broken.
+        A `Report`, which can be printed. `Report.ok` is True if some claim held and no claim is broken.
 
     Raises:
-        TypeError, ValueError: the rule is not a mask, the model does not accept the inputs, the rows have a wrong
+        TypeError, ValueError: the rule is not a mask, the model does not accept the inputs, its rows have the wrong
             shape, or the model is in training mode with dropout.
 
-    Cost: one forward pass and two backward passes for each test, and ten more passes to measure noise and find the
-        modules. If there is a leak, identifying the pair takes log2 of the length more passes. With up to 64
-        tokens, the picture takes one backward pass for each token. The memory is that of one forward and backward
-        pass, and a byte for each pair of tokens and distinct rule.
+    Cost: one forward pass and two backward passes per test, plus about ten passes to measure noise and find the
+        modules. If there is a leak, finding the pair takes log2(length) more passes. With up to 64 tokens, the picture
+        takes one backward pass per token. The memory is that of one forward and backward pass, plus one byte per pair
+        of tokens for each distinct rule.
 
     Example:
         >>> import saccade as sc
@@ -212,7 +212,7 @@ def _versions(model: object) -> dict[str, str]:
 
 
 def assumed_rule(model: object) -> Declared:
-    """Return the rule that the configuration of a model declares; an error if it declares none."""
+    """Return the rule that a model's configuration declares; raise an error if it declares none."""
     rule = pair_from_config(model) if is_pair(model) else from_config(model)
     if rule is None:
         hint = "use the masks of saccade.masks: audit(model, masks.sliding_window(128))"
@@ -221,7 +221,7 @@ def assumed_rule(model: object) -> Declared:
 
 
 def _noise(subject: ModelUnderTest) -> float:
-    """Return how much noise (a second run, one rounding in every module) changes the audited model's outputs."""
+    """Return the largest output change that noise explains: `FACTOR` times that of a rerun or of rounding modules."""
     repeated = max(relative(subject.run(), subject.rows) for _ in range(2))
     written = subject.as_written
     rounded = 0.0 if written.module is None else jitter(written.module, written.run, base=written.rows)
@@ -229,7 +229,7 @@ def _noise(subject: ModelUnderTest) -> float:
 
 
 def _end_to_end(subject: ModelUnderTest, reach: Reach, probes: EndToEnd) -> list[ClaimResult]:
-    """Check two claims end to end: outputs see no forbidden token ("reach"), and see every allowed one ("sight")."""
+    """Check two claims: outputs depend on no forbidden token ("reach") and on every allowed token ("sight")."""
     leak = next((one for one in probes.findings if one.kind == "leak"), None)
     blind = next((one for one in probes.findings if one.kind == "blind"), None)
     if leak is not None:
@@ -251,14 +251,14 @@ def _end_to_end(subject: ModelUnderTest, reach: Reach, probes: EndToEnd) -> list
 
 
 def _limits(probes: EndToEnd) -> str:
-    """Return why a "reach" claim that held says little (nothing is forbidden, or no gradients), or an empty text."""
+    """Return why a "reach" claim that held is weak (the rule forbids nothing, or no gradients); empty if it is not."""
     if not probes.hides_something:
         return "the rule forbids nothing"
     return f"by changes alone: {probes.no_gradient}" if probes.no_gradient else ""
 
 
 def _located(subject: ModelUnderTest, reach: Reach, probes: EndToEnd, leak: CounterExample) -> CounterExample:
-    """Return the counter-example of a leak with the name of the module where the leak begins."""
+    """Return the counter-example of a leak, completed with the name of the module where the leak begins."""
     assert leak.key is not None
     module = first_module(subject, reach, leak.key, probes.swapped(reach.one(*leak.key)))
     return dataclasses.replace(leak, module=module)
@@ -343,7 +343,7 @@ def check_no_dropout(model: object) -> None:
 
 
 def without_cache(model: object, inputs: Tensor | Mapping[str, Any]) -> Tensor | Mapping[str, Any]:
-    """Return the inputs, with ``use_cache=False`` if the model takes it, so that modules run again find no old keys."""
+    """Return the inputs, with ``use_cache=False`` if the model takes it, so that rerun modules find no stale keys."""
     if not isinstance(model, nn.Module) or not can_cache(model):
         return inputs
     if isinstance(inputs, Tensor):
@@ -352,7 +352,7 @@ def without_cache(model: object, inputs: Tensor | Mapping[str, Any]) -> Tensor |
 
 
 def texts(model: object, length: int, seed: int, form: InputFormat) -> Tensor | dict[str, Tensor]:
-    """Return two random texts as inputs of an audit, and also two shorter targets for an encoder-decoder.
+    """Return two random texts as inputs for an audit, plus two shorter targets if the model is an encoder-decoder.
 
     The vocabulary size comes from the model's configuration, or from its first embedding table.
     """

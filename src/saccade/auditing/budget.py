@@ -1,4 +1,4 @@
-"""The class `Budget`: what an audit with some number of tests costs, and what it will miss."""
+"""The class `Budget`: the cost of an audit with a given number of tests, and the faults it will miss."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Budget(NamedTuple):
 
     @property
     def backward(self) -> int:
-        """Number of backward passes from end to end."""
+        """Number of backward passes of the end-to-end checks."""
         return 2 * (self.tests if self.length <= LONG else min(self.tests, PULLED))
 
     def missed(self, share: float) -> float:
-        """Return the probability that a fault is missed which shows in this share of random rows."""
+        """Return the probability of missing a fault that shows in the fraction ``share`` of random rows."""
         return (1 - share) ** self.tests
 
     def __str__(self) -> str:

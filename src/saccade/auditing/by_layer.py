@@ -1,4 +1,4 @@
-"""Audit a model layer by layer: run each module that mixes tokens again in place, and check the rule of its layer.
+"""Audit a model layer by layer: rerun each module that mixes tokens in place, and check it against its layer's rule.
 
 End to end, a rule composed over many layers allows nearly all pairs, a correct layer can hide the error of another,
 and the influence of a token is a product of small weights. A single module has none of these problems, so this check
@@ -25,7 +25,8 @@ from saccade.auditing.replay import replaying
 from saccade.auditing.rounding_noise import row_differences
 from saccade.auditing.zero_gradients import Probe, ZeroGradient, ZeroGradientReport, recheck
 
-_ROUNDING = 64  # units; experts may sum in a different order without mixing, so gradients check smaller changes
+# In units of eps. Experts may sum in a different order without mixing, so gradients decide about smaller changes.
+_ROUNDING = 64
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NO_ROWS = (nn.Linear, *_CONVOLUTIONS)
 
@@ -33,8 +34,8 @@ _NO_ROWS = (nn.Linear, *_CONVOLUTIONS)
 def mixers(subject: ModelUnderTest) -> dict[str, Tensor]:
     """Find the modules that mix tokens: innermost modules with parameters whose output rows depend on other input rows.
 
-    Each module that takes rows runs once more with half of the rows changed (or half of each text, if there are two).
-    Modules that contain a mixing module are not run again.
+    Each module that takes rows is rerun with half of the rows changed (or half of each text, if there are two). Modules
+    that contain a mixing module are not rerun.
 
     Returns:
         A mapping from module names, in running order, to the tokens of the texts that the module mixes, bool
@@ -64,7 +65,7 @@ def mixers(subject: ModelUnderTest) -> dict[str, Tensor]:
         if name in found and any(True for _ in subject.modules[name].parameters()):
             trained.append(name)
 
-    # Linear layers do not mix. A convolution has channels where others have rows, so its parent module is tested.
+    # Linear layers do not mix. A convolution's second axis is channels, not tokens, so its parent module is tested.
     modules = {name: own for name, own in subject.modules.items() if type(own) not in _NO_ROWS}
     with torch.no_grad(), replaying(subject, modules, look):
         subject.run()
@@ -73,7 +74,10 @@ def mixers(subject: ModelUnderTest) -> dict[str, Tensor]:
 
 
 def _depends(again: Callable[[Tensor], Tensor], hidden: Tensor, row: int, keys: Tensor) -> bool:
-    """Return whether a module's row, indexed across the batch, has a nonzero gradient for any token of ``keys``."""
+    """Return whether an output row of a module has a nonzero gradient with respect to any token in ``keys``.
+
+    ``row`` is an index into the flattened ``[batch, length]``.
+    """
     with torch.enable_grad():
         leaf = hidden.detach().clone().requires_grad_()
         rows = again(leaf).flatten(0, 1)
@@ -84,22 +88,22 @@ def _depends(again: Callable[[Tensor], Tensor], hidden: Tensor, row: int, keys: 
 
 
 class ByLayer:
-    """The check of mixing modules against the rules of their layers.
+    """The check of modules that mix tokens against the rules of their layers.
 
     Args:
         subject: the model and its input.
         mixed: the tokens that each module mixes, as `mixers` returns them. A module need not see other tokens.
         judged: the rows to check, bool ``[batch, length]``.
-        rows: number of rows of each module to test; only three for 512 tokens or more.
-        least: largest gradient that does not count as a leak, as a share of the largest gradient of the row.
+        rows: approximate number of rows to test in each module; from 512 tokens on, only three are tested.
+        least: largest gradient that does not count as a leak, as a fraction of the row's largest gradient.
 
     Attributes:
-        mixed: the same, and modules that mix more than the mixing modules inside explain, in running order.
+        mixed: the argument, plus modules that mix more than their submodules explain, in running order.
         findings: the first leak and the first blind pair of each module.
         looked_at: names of the modules that were checked because their outputs have gradients.
         attending: names of the modules that weight tokens by content. A module that mixes in other ways, such as a
             convolution, may see less than its layer allows.
-        zero_gradients: the report on gradients that are 0 but should not be 0.
+        zero_gradients: the report on gradients that are 0 but should not be.
     """
 
     def __init__(
@@ -120,11 +124,11 @@ class ByLayer:
         self._sizes: dict[Probe, Tensor] = {}
 
     def measure(self, places: Collection[int] = ()) -> ByLayer:
-        """Run all mixing modules again during one forward pass, and measure what some rows of each depend on.
+        """Rerun all mixing modules during one forward pass, and measure which tokens some of their rows depend on.
 
-        Besides rows at even distances, these are the rows ``places``. Modules around mixing modules are measured too:
-        such a module mixes by itself if it reaches more than the modules inside explain, as a layer does that
-        convolves its keys by a module and attends in plain functions.
+        The rows are evenly spaced, plus the rows ``places``. Modules that contain a mixing module are also measured.
+        Such a module mixes tokens itself if it reaches more than its submodules explain: for example, a layer that
+        convolves its keys in a submodule but computes attention with plain functions.
         """
         around, calls = {outer for name in self.mixed for outer in self._around(name)}, list[str]()
         names = [*self.mixed, *around - set(self.mixed)]
@@ -144,7 +148,7 @@ class ByLayer:
         return self
 
     def measure_rows(self, places: Collection[int], names: Sequence[str]) -> None:
-        """Measure more rows of some modules, such as the first row of each document."""
+        """Measure additional rows of the modules ``names``, such as the first row of each document."""
         more = sorted(places)
 
         def probes(name: str, call: int) -> list[Probe]:
@@ -156,9 +160,9 @@ class ByLayer:
             self._sizes |= self._pulled(self.subject, False, probes, names)
 
     def _around(self, name: str) -> Iterator[str]:
-        """Yield the names of the modules around a module that may mix tokens by themselves, inside of its layer.
+        """Yield the names of the modules that contain a module, up to its layer, and may mix tokens themselves.
 
-        A whole layer mixes only if it has a convolution of its own.
+        The layer itself is included only if one of its direct children is a convolution.
         """
         parts, modules = name.split("."), self.subject.modules
         for count in range(len(parts) - 1, 0, -1):
@@ -169,7 +173,7 @@ class ByLayer:
                 yield outer
 
     def seen(self, name: str) -> list[SeenRow]:
-        """Return the measured rows of a module: the tokens with nonzero gradients, for each judged row."""
+        """Return the measured rows of a module, each with the tokens for which its gradient is not 0."""
         found = [(probe.place, size) for probe, size in self._sizes.items() if probe.module == name]
         return [
             SeenRow((item, place), size[item] > self.least * size[item].max())
@@ -179,7 +183,7 @@ class ByLayer:
         ]
 
     def rules(self, documents: Tensor) -> dict[str, str]:
-        """Return what each module was measured to reach, as text, by its name.
+        """Return, by module name, a text that describes which tokens the module was measured to reach.
 
         Args:
             documents: the document of each token, int ``[batch, length]``.
@@ -187,7 +191,7 @@ class ByLayer:
         return {name: measured_rule(rows, documents) for name in self.mixed if (rows := self.seen(name))}
 
     def distances(self, name: str) -> Tensor:
-        """Return the pairs at distances at which some measured row sees a token, bool ``[length, length]``."""
+        """Extend the pairs measured for a module to all rows by their distances, bool ``[length, length]``."""
         length = self.subject.shape[1]
         used = torch.zeros(2 * length, dtype=torch.bool)
         used[0] = True
@@ -198,7 +202,7 @@ class ByLayer:
         return backwards.unfold(0, length, 1).flip(0)
 
     def _pairs(self, name: str) -> Tensor:
-        """Return the pairs of a module, bool ``[length, length]``: measured rows, and by distance for the others."""
+        """Return the pairs that a module reaches, bool ``[length, length]``; unmeasured rows follow from distances."""
         pairs, rows = self.distances(name), self.seen(name)
         for place in {one.row[1] for one in rows}:
             pairs[place] = torch.stack([one.seen for one in rows if one.row[1] == place]).any(0)
@@ -207,11 +211,11 @@ class ByLayer:
     def run(
         self, allowed: Callable[[str, int], Tensor], required: Callable[[str, int], Tensor] | None = None
     ) -> ByLayer:
-        """Judge all measured rows, and rerun those that seem blind to a token.
+        """Check all measured rows, and measure again those that seem blind to a token.
 
         Args:
             allowed: a function that returns the tokens that a row of a module may see, bool ``[batch, length]``.
-            required: a function that returns the tokens that the row has to see; the same when None.
+            required: a function that returns the tokens that the row must see; ``allowed`` when None.
         """
         sizes = self._sizes
         zeros = list[ZeroGradient]()
@@ -228,8 +232,8 @@ class ByLayer:
     def _without_near(self, report: ZeroGradientReport, sizes: Mapping[Probe, Tensor]) -> ZeroGradientReport:
         """Return the report without tokens that modules other than attention may ignore.
 
-        A convolution, for example, may ignore a token if a different row sees the token, or if no row sees any token
-        at this distance.
+        A convolution, for example, may ignore a token if another row sees it, or if no row sees any token at this
+        distance.
         """
         names = {one.probe.module for one in (*report.blind, *report.unsure)} - self.attending
         reaching = dict[str, Tensor]()
@@ -268,9 +272,10 @@ class ByLayer:
         names: Sequence[str],
         order: list[str] | None = None,
     ) -> dict[Probe, Tensor]:
-        """Return gradient sizes of the probed rows of modules, float64 ``[batch, length]``, by probe.
+        """Return the gradient sizes of the probed rows, float64 ``[batch, length]``, by probe.
 
-        With ``changed``, the modules run on different hidden states. Names are added to ``order`` as the modules end.
+        If ``changed`` is True, the modules run on different hidden states. After each call of a module, its name is
+        appended to ``order``.
         """
         found: dict[Probe, Tensor] = {}
         calls = Counter[str]()
@@ -335,7 +340,7 @@ class ByLayer:
 
 
 def _unused_distances(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
-    """Return the tokens at distances from the row at which no row of the module sees a token, bool ``[length]``."""
+    """Return the tokens at a distance from the probed row at which no row of the module sees any token."""
     length = next(iter(sizes.values())).shape[1]
     used = torch.zeros(2 * length, dtype=torch.bool)
     for other, size in sizes.items():
@@ -345,7 +350,7 @@ def _unused_distances(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
 
 
 def _seen_beside(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
-    """Return the tokens that any module of a layer sees from the probed row, as several modules may mix tokens."""
+    """Return the tokens that the probed row sees through any module of its layer, which may have several that mix."""
     layer = _layer(probe.module)
     beside = [other for other in sizes if other.place == probe.place and _layer(other.module) == layer]
     return torch.stack([sizes[other] > 0 for other in beside]).any(0)
@@ -357,7 +362,7 @@ def _layer(name: str) -> str:
 
 
 def _through(pairs: Sequence[Tensor], one: SeenRow) -> Tensor:
-    """Return the tokens that a row sees through modules in sequence, each beside a residual connection."""
+    """Return the tokens that a row sees through a sequence of modules, each with a residual connection."""
     tokens = torch.arange(len(one.seen)) == one.row[1]
     for own in reversed(pairs):
         tokens = tokens | own[tokens].any(0)

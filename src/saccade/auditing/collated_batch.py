@@ -1,4 +1,4 @@
-"""Find the texts in a batch that a collator made, and check its mask, positions and labels against them."""
+"""Find the texts in a collator's batch, and check the batch's mask, positions and labels against the texts."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _TELLING = ("position_ids", "seq_idx", "cu_seq_lens_q", "cu_seqlens", "document_
 
 
 class Place(NamedTuple):
-    """The place of a text in a batch: its row, and the range of its tokens."""
+    """The location of a text in a batch: its row, and the range of its tokens."""
 
     item: int
     tokens: slice
 
 
 class SetupBatch:
-    """A batch that a collator made of texts, and where it put each text.
+    """A collator's batch, and the location of each text in it.
 
     Args:
-        batch: what the collator returned: a mapping with ``input_ids`` ``[batch, length]``, or the ids.
-        texts: token ids of the texts, in the order in which the collator got them.
+        batch: the collator's result: a mapping with ``input_ids`` ``[batch, length]``, or the ids alone.
+        texts: token ids of the texts, in the order in which the collator received them.
 
     Attributes:
-        places: the place of each text; None for a text that is not in the batch as it is.
-        documents: the number of each token's text, int ``[batch, length]``; -1 at padding.
+        places: the location of each text; None for a text that does not occur unchanged in the batch.
+        documents: the index of each token's text, int ``[batch, length]``; -1 at padding.
     """
 
     def __init__(self, batch: object, texts: Sequence[Tensor]):
@@ -63,16 +63,16 @@ class SetupBatch:
 
     @property
     def lengths(self) -> list[list[int]]:
-        """Lengths of texts and of runs of padding in each row, in order."""
+        """Lengths of the texts and runs of padding in each row, in order."""
         return [torch.unique_consecutive(own, return_counts=True)[1].tolist() for own in self.documents]
 
     @property
     def is_packed(self) -> bool:
-        """Whether some row holds several texts."""
+        """Whether any row contains several texts."""
         return any(len(own[own >= 0].unique()) > 1 for own in self.documents)
 
     def claims(self) -> Iterator[ClaimResult]:
-        """Check what the collator made: texts, mask, positions and labels."""
+        """Check the collator's batch: its texts, mask, positions and labels."""
         yield self._whole_texts()
         yield self._mask()
         yield self._positions()
@@ -126,7 +126,7 @@ class SetupBatch:
         if labels.shape != self.ids.shape:
             return ClaimResult(name, "not answered", why=f"their shape is {list(labels.shape)}")
         labels, ids, real = labels.cpu(), self.ids.cpu(), self.documents >= 0
-        begins = torch.zeros_like(real)  # the first token of a row is nothing's next token
+        begins = torch.zeros_like(real)  # the first token of a row is never predicted
         begins[:, 1:] = (self.documents[:, 1:] != self.documents[:, :-1]) & real[:, 1:] & real[:, :-1]
         learned = labels != _IGNORED
         learned[:, 0] = False
@@ -141,7 +141,7 @@ class SetupBatch:
         return _held(name)
 
     def _broken(self, name: str, wrong: Tensor, seen: Kind, why: str) -> ClaimResult:
-        """Return a claim that is broken at the first True of ``wrong``, or held if there is none."""
+        """Return a claim that is broken at the first position where ``wrong`` is True; if there is none, it held."""
         if not bool(wrong.any()):
             return _held(name)
         item, place = wrong.nonzero()[0].tolist()
@@ -165,7 +165,7 @@ def ids_of(texts: Sequence[Any]) -> list[Tensor]:
     """Return the token ids of texts: mappings with ``input_ids``, lists of ids, or tensors ``[length]``.
 
     Raises:
-        TypeError, ValueError: there are no texts, or a text is not token ids.
+        TypeError: there are no texts, or a text is not a non-empty list of token ids.
     """
     found = [
         torch.as_tensor(text["input_ids"] if isinstance(text, Mapping) else text) if not isinstance(text, str) else None

@@ -37,7 +37,7 @@ def run_eagerly() -> Any:
 
 
 class CompiledModelUnderTest(ModelUnderTest):
-    """A model under test that is compiled fully or partly.
+    """A fully or partly compiled model under test.
 
     The end-to-end checks run the compiled code. Modules are tested on `as_written`, without compilation.
 
@@ -76,7 +76,7 @@ class CompiledModelUnderTest(ModelUnderTest):
 
 
 class _Written(ModelUnderTest):
-    """A compiled model under test as written, without its compiled code."""
+    """A compiled model under test that runs as written, without its compiled code."""
 
     @property
     def modules(self) -> dict[str, nn.Module]:

@@ -27,10 +27,10 @@ def rules_of(declared: Declared, mixers: Sequence[str], layers: int | None) -> l
     Args:
         declared: the rule or rules.
         mixers: names of the modules that mix tokens, in running order.
-        layers: number of layers; the number of mixers when None.
+        layers: number of layers; when None, the number of mixers.
 
     Raises:
-        TypeError, ValueError: a rule is not a mask, a list has the wrong length, or no pattern matches some module.
+        TypeError, ValueError: a rule is not a mask, a list has the wrong length, or a module matches no pattern.
     """
     count = layers or len(mixers) or 1
     if isinstance(declared, Mask):
@@ -49,11 +49,11 @@ def rules_of(declared: Declared, mixers: Sequence[str], layers: int | None) -> l
 
 
 def with_rules(declared: Declared, layered: ByLayer, layers: int | None, *, is_pair: bool) -> list[str]:
-    """Return the names of the modules that the declared rules are about, in running order.
+    """Return the names of the modules to which the declared rules apply, in running order.
 
-    These are the modules that attend. All modules that mix tokens have a rule if none attends, if patterns of names or
-    a list as long as all of them give each its rule, or if the model reads two texts. So has a module whose gradients
-    say nothing.
+    Rules apply to modules that compute attention, and to modules without gradients, which may do so. Rules apply to all
+    modules that mix tokens if none of them computes attention, if a mapping or a list of equal length assigns a rule to
+    each, or if the model is an encoder-decoder.
     """
     names = list(layered.mixed)
     attending = [name for name in names if name in layered.attending or name not in layered.looked_at]
@@ -69,10 +69,10 @@ def _by_pattern(declared: Mapping[str, Mask | Sequence[Mask]], name: str) -> Mas
 
 
 def from_config(model: Any) -> list[Mask] | Mask | None:
-    """Return the rule that the configuration of a model declares; None if the configuration does not determine a rule.
+    """Return the rule that a model's configuration declares; None if the configuration does not determine a rule.
 
     A window of w in transformers is `Window(w - 1, 0)`; ModernBERT's ``local_attention`` of w is
-    ``Window(w // 2, w // 2)``. A recurrence is causal. Nothing is assumed about layers of other kinds.
+    ``Window(w // 2, w // 2)``. Recurrent layers are causal. If there are layers of any other kind, the result is None.
     """
     config = getattr(model, "config", None)
     if isinstance(config, DecoderConfig):
@@ -91,7 +91,7 @@ def from_config(model: Any) -> list[Mask] | Mask | None:
 
 
 def _causal_layers(text: Any) -> list[Mask] | Mask | None:
-    """Return a causal rule for each layer, with a window for the layers whose configuration has one."""
+    """Return the causal rule of the layers, with a window where the configuration has one; None for unknown layers."""
     width = getattr(text, "sliding_window", None)
     if kinds := getattr(text, "layer_types", None):
         known = {"full_attention": None, "sliding_attention": width, "linear_attention": None}
@@ -102,12 +102,12 @@ def _causal_layers(text: Any) -> list[Mask] | Mask | None:
 
 
 def _text(config: Any) -> Any:
-    """Return the configuration of the part of a multimodal model that reads text."""
+    """Return the text part of a multimodal model's configuration; return other configurations unchanged."""
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def is_causal(model: Any) -> bool:
-    """Return whether a model of transformers is a causal language model."""
+    """Return whether a transformers model is a causal language model."""
     text = _text(model.config)
     is_decoder = getattr(text, "is_decoder", None)
     if is_decoder is False and hasattr(text, "add_cross_attention"):  # BERT and similar models can be either

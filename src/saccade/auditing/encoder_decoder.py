@@ -24,7 +24,7 @@ _DEEP = 1 << 20  # a number larger than the depth of any model
 
 
 def is_pair(model: object) -> bool:
-    """Return whether a model takes a source and a target, as encoder-decoders of transformers and saccade do."""
+    """Return whether a model takes a source and a target, like the encoder-decoders of transformers and saccade."""
     if isinstance(model, EncoderDecoder):
         return True
     return isinstance(model, nn.Module) and _TARGET in inspect.signature(model.forward).parameters
@@ -34,11 +34,11 @@ class EncoderDecoderUnderTest(ModelUnderTest):
     """An encoder-decoder under test. Its tokens are the source tokens followed by the target tokens.
 
     Args:
-        model: a model of transformers with ``get_encoder()``, or a `saccade.models.EncoderDecoder`.
+        model: a transformers model with ``get_encoder()``, or a `saccade.models.EncoderDecoder`.
         inputs: keyword arguments, including the token ids ``input_ids`` ``[batch, source_len]`` and
             ``decoder_input_ids`` ``[batch, target_len]``.
-        outputs: a function that extracts the target's rows from the model's result. The source's rows are the
-            encoder's result.
+        outputs: a function that extracts the target's rows from the model's result. The source's rows are the encoder's
+            output.
     """
 
     def _find(self) -> None:

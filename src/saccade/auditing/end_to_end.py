@@ -18,31 +18,32 @@ from saccade.auditing.zero_gradients import Probe, ZeroGradient, ZeroGradientRep
 
 
 class EndToEnd:
-    """The end-to-end probes of a model on one input, and the results of the probes.
+    """The end-to-end probes of a model on one input, and their results.
 
-    Every set of tokens is tested by two probes, because each misses leaks that the other detects. The gradient of an
-    output by a token that it must not see is exactly 0, so gradients show even the smallest leak, but they do not pass
-    through counts, routers and rounding. A change of the tokens passes through, if its effect exceeds the noise.
+    Every set of tokens is tested with two probes, because each misses leaks that the other detects. The gradient of an
+    output with respect to a token that it must not see is exactly 0. Gradients therefore show even the smallest leak,
+    but they do not pass through counts, routers or rounding. A change of the tokens does, if its effect exceeds the
+    noise.
 
     Args:
         subject: the model and its input.
         reach: the declared rules.
         judged: the rows to check, bool ``[batch, length]``: all except padding.
-        noise: a function that measures how much noise changes the outputs. It is called only if a row changes
-            that must not change.
+        noise: a function that measures how much noise changes the outputs. It is called only if a row changes that must
+            not.
         tests: number of sets of rows to test.
         seed: seed of the changes and of the selection of rows.
-        required: what outputs have to depend on; the declared rules when None.
+        required: what the outputs must depend on; ``reach`` when None.
 
     Attributes:
         findings: the first leak and the first blind pair.
         largest: largest change of a row that must not change, up to the first leak.
-        covered: share of the forbidden pairs for which some change could have shown a leak; None for 512 tokens
-            or more.
+        covered: fraction of the forbidden pairs for which some change could have shown a leak; None for 512 tokens or
+            more.
         hides_something: whether the rule forbids any pair, so that there is something to test.
         no_gradient: why the outputs have no gradients; empty if they have gradients.
-        zero_gradients: the report on gradients that are 0 but should not be 0.
-        unread: tokens whose vectors no output reads, bool ``[batch, length]``; looked for if some output sees less
+        zero_gradients: the report on gradients that are 0 but should not be.
+        unread: tokens whose vectors no output reads, bool ``[batch, length]``; determined only if some output sees less
             than it should.
     """
 
@@ -72,7 +73,7 @@ class EndToEnd:
 
     @cached_property
     def floor(self) -> float:
-        """The largest change of outputs that noise explains; 0 if it was not measured, as no row changed wrongly."""
+        """The largest output change that noise explains; 0 if not measured because no row changed that must not."""
         return self._noise() if self.largest else 0.0
 
     def run(self) -> EndToEnd:
@@ -127,9 +128,9 @@ class EndToEnd:
             self.findings.append(CounterExample("blind", one.row, one.first, 0.0, "", "gradient", self.subject.passes))
 
     def _without_unread(self, report: ZeroGradientReport) -> ZeroGradientReport:
-        """Return the report without tokens whose vectors no output reads, not even their own.
+        """Return the report without tokens whose vectors no output reads, not even the output at the same position.
 
-        A model puts other vectors in their place, as vision-language models do with placeholders of images.
+        The model replaces the vectors of such tokens, as vision-language models do with image placeholders.
         """
         if not report.blind:
             return report
@@ -138,7 +139,10 @@ class EndToEnd:
         return report._replace(blind=[one for one in kept if bool(one.keys.any())])
 
     def _puller(self, subject: ModelUnderTest, vectors: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """Return a function that computes gradients of output rows by every token, float64 ``[batch, length]``."""
+        """Return a function that measures gradients of output rows with respect to tokens, float64 ``[batch, length]``.
+
+        A token's gradient counts by its largest absolute component.
+        """
         leaf, out = subject.graph(vectors)
         draw = torch.Generator().manual_seed(1)
 

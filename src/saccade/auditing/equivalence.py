@@ -1,4 +1,4 @@
-"""Compare equivalent ways to run a model, with a tolerance derived from the effect of one rounding on that model."""
+"""Compare equivalent ways of running a model, with a tolerance derived from the effect of rounding on that model."""
 
 from __future__ import annotations
 
@@ -73,37 +73,37 @@ def sameness(
     factor: float = FACTOR,
     seed: int = 0,
 ) -> list[Pair]:
-    """Check that equivalent ways to run a model give the same rows.
+    """Check that equivalent ways of running a model give the same rows.
 
-    A text runs alone or in a batch, padded, packed, in chunks through a cache, and in training mode. The tolerance is
-    measured: two ways may differ by ``factor`` times the effect of one rounding in every part of this model on these
-    ids. If a copy of the model runs in float64 (see `TrueFloat64`), the copy is compared, and at least 1e-11 is
-    allowed.
+    Texts run alone or in a batch, padded, packed, in chunks through a cache, and in training mode. The tolerance is
+    measured: two runs may differ by at most ``factor`` times the effect of a single rounding error in every module of
+    this model on these ids. If a copy of the model runs in float64 (see `TrueFloat64`), the copy is compared, with a
+    tolerance of at least 1e-11.
 
     Args:
-        model: a model of transformers, a `saccade.models.Decoder` or `Encoder`, a module that takes only ids, or a
-            `Runner` that knows how to run it. It runs in eval mode and is left unchanged.
+        model: a transformers model, a `saccade.models.Decoder` or `Encoder`, a module that takes only ids, or a
+            `Runner` for the model. The model runs in eval mode and is left unchanged.
         ids: int ``[batch, len]``, without padding.
-        packed: lengths of texts to cut the first row of ``ids`` into. Each text must give the same rows packed as
-            alone. None skips this check.
+        packed: lengths of the texts to cut the first row of ``ids`` into. Each text must give the same rows packed as
+            on its own. None skips this check.
         padded: whether to check padding.
         cache: whether to check runs in chunks through a cache.
         against: names of attention implementations to compare with, such as ``"eager"`` and ``"sdpa"``.
         outputs: a function that extracts rows ``[batch, len, ...]`` from the model's result. None uses the logits, the
             last hidden states or the tensor itself.
-        factor: the allowed difference, as a multiple of the effect of one rounding.
-        seed: seed of the rounding.
+        factor: the allowed difference, as a multiple of the effect of a single rounding error in every module.
+        seed: seed of the random rounding errors.
 
     Returns:
         One `Pair` for each claim. If the model raises an exception, the claim is "not answered".
 
     Raises:
-        TypeError: the model is of no supported type, or the ids are not integers.
+        TypeError: the type of the model is not supported, or the ids are not integers.
         ValueError: the ids are outside the vocabulary or fewer than two, the lengths do not sum to the length of a
             row, or ``outputs`` does not return rows.
 
-    Cost: about 20 runs, and with ``cache`` a run for each token; memory for a copy of the model in float64, and
-    briefly for a second copy.
+    Cost: about 20 runs, plus one run per token with ``cache``; memory for a copy of the model in float64, and briefly
+    for a second copy.
     """
     runner = runner_of(model, outputs)
     lengths = _checked(runner, ids, packed, against)
@@ -129,14 +129,14 @@ def sameness(
 def compared_ways(
     runner: Runner, ids: Tensor, claims: Sequence[tuple[str, RunPair]], *, factor: float = FACTOR, seed: int = 0
 ) -> list[Pair]:
-    """Compare chosen pairs of ways to run a model, as `sameness` does for its own.
+    """Compare given pairs of equivalent runs of a model, with the tolerance of `sameness`.
 
     Args:
         runner: the runner of the model.
         ids: int ``[batch, len]``, without padding.
-        claims: the name of each claim, and its pair of ways.
-        factor: the allowed difference, as a multiple of the effect of one rounding.
-        seed: seed of the rounding.
+        claims: the name of each claim, and the pair of runs that it compares.
+        factor: the allowed difference, as a multiple of the effect of a single rounding error in every module.
+        seed: seed of the random rounding errors.
     """
     with restoring_state(runner.model), torch.no_grad():
         runner.model.eval()
@@ -164,10 +164,10 @@ def _in_both_dtypes(
 
 
 def _with_noise(runner: Runner, ids: Tensor, seed: int, stored: float = 0.0) -> tuple[Tensor, float]:
-    """Return the output rows for the full text, and the effect of one rounding in every module and in the outputs.
+    """Return the output rows for the full text, and how much a rounding error in every module changes them.
 
-    The outputs are included because a model need not end with a module. A head that shares its weights with the
-    embedding is often a plain function call.
+    A rounding error in the output rows themselves is added, because a model need not end with a module: an output head
+    that shares its weights with the embedding is often a plain function call.
     """
     whole = runner.whole(ids)
     noise = jitter(runner.model, lambda: runner.whole(ids), seed=seed, tables=stored)
@@ -175,7 +175,7 @@ def _with_noise(runner: Runner, ids: Tensor, seed: int, stored: float = 0.0) -> 
 
 
 def _judged(name: str, way: RunPair, models: Sequence[_ModelInDtype]) -> Pair:
-    """Compare two equivalent ways to run a model, in the first dtype in which the model can run both ways."""
+    """Compare two equivalent ways of running a model, in the first dtype in which the model can run both ways."""
     failed = ""
     for model in models:
         try:
@@ -205,7 +205,7 @@ def _unanswered(name: str, why: str) -> Pair:
 
 
 def _with_remedy(pairs: Sequence[Pair], by_ours: Pair, lengths: Sequence[int]) -> list[Pair]:
-    """Add a remedy to broken pairs of packed texts if saccade's kernel separates the texts: how to use the kernel."""
+    """Add instructions for saccade's kernel to broken pairs of packed texts, if that kernel separates the texts."""
     if by_ours.verdict != "held":
         return list(pairs)
     install = f'saccade.integrations.transformers.install("saccade-packed", mask=Documents({list(lengths)}))'
@@ -217,7 +217,7 @@ def _with_remedy(pairs: Sequence[Pair], by_ours: Pair, lengths: Sequence[int]) -
 
 
 def _dtypes(own: _ModelInDtype, wide: _ModelInDtype | None, reason: str) -> Iterator[Pair]:
-    """Yield the comparison of the model in its dtype with its float64 copy, allowing for rounding in that dtype."""
+    """Yield the comparison of a model with its float64 copy, allowing for rounding in the dtype of the model."""
     if own.whole.dtype is torch.float64:
         return
     name = f"{str(own.whole.dtype).removeprefix('torch.')} = float64"

@@ -1,4 +1,4 @@
-"""Pairs of equivalent ways to run a model. Each pair gives the rows of one way, and the rows that they should equal."""
+"""Pairs of equivalent ways of running a model. Each pair returns the rows of one way and the rows they should equal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RunPair = Callable[[FullRun], tuple[Tensor, Tensor]]
 def ways(
     runner: Runner, ids: Tensor, *, packed: Sequence[int], padded: bool, cache: bool, against: Sequence[str]
 ) -> Iterator[tuple[str, RunPair]]:
-    """Yield the selected pairs of ways to run a model, each with the name of the claim that both give equal rows."""
+    """Yield the selected pairs of equivalent ways of running a model, each with the name of its claim."""
     yield "one by one = in a batch", _batched(ids)
     yield "in training, without dropout", lambda own: (own.runner.trained().whole(ids), own.whole)
     yield "positions shifted", lambda own: (own.runner.shifted(ids, _SHIFT), own.whole)
@@ -42,7 +42,7 @@ def ways(
 
 
 def packed_with_our_kernel(ids: Tensor, lengths: Sequence[int]) -> RunPair:
-    """Return the pair that compares packed with separate texts on saccade's kernel, which gets the text lengths."""
+    """Return the pair that compares packed with separate texts on saccade's kernel, which receives the text lengths."""
     return lambda own: (own.runner.ours(lengths).packed(ids[:1], lengths), _alone(own.runner, ids[:1], lengths))
 
 
@@ -81,12 +81,12 @@ def _steps(ids: Tensor, window: int | None) -> list[tuple[str, RunPair]]:
 
 
 def one_by_one(ids: Tensor) -> tuple[str, RunPair]:
-    """Return the claim that single steps through a cache equal the run on all ids, and its pair of ways."""
+    """Return the claim that decoding token by token equals one run on all ids: its name, and the pair of runs."""
     return _split(ids, "one by one", range(1, ids.shape[1]))
 
 
 def steps_at_window(ids: Tensor, window: int) -> list[tuple[str, RunPair]]:
-    """Return the claims that two steps equal the run on all ids if they are cut around the width of a window."""
+    """Return the claims that two chunks, cut at or next to the width of a window, equal one run on all ids."""
     cuts = [cut for cut in (window - 1, window, window + 1) if 0 < cut < ids.shape[1]]
     return [_split(ids, f"cut at {cut}, window {window}", [cut]) for cut in cuts]
 
@@ -96,9 +96,9 @@ def _split(ids: Tensor, name: str, cuts: Sequence[int]) -> tuple[str, RunPair]:
 
 
 def _cached(ids: Tensor) -> list[tuple[str, RunPair]]:
-    """Return pairs that crop, fork or reorder a cache in the middle of a text. This must not change later rows.
+    """Return pairs that crop, fork or reorder a cache in the middle of a text, which must not change later rows.
 
-    The expected rows come from the same two chunks with an unmodified cache. Other pairs compare chunks with a full
+    The expected rows come from the same two chunks with an unmodified cache; other pairs compare chunks with a full
     run.
     """
     n, half = ids.shape[1], ids.shape[1] // 2

@@ -11,13 +11,13 @@ Kind = Literal["leak", "blind", "differs"]
 
 @dataclasses.dataclass(frozen=True)
 class CounterExample:
-    """A counter-example to a claim of an audit: a pair of output and token, or two runs that differ.
+    """A counter-example to a claim: an output and a token, or two equivalent runs that differ.
 
     Attributes:
         kind: "leak" (an output depends on a token that the rule forbids), "blind" (an output does not depend on
             a token that it should see) or "differs" (two equivalent runs differ).
         row: batch item and position of the output.
-        key: batch item and position of the token; None if kind is "differs".
+        key: batch item and position of the token; None if ``kind`` is "differs".
         size: size of the effect: a change relative to the root mean square of all outputs, or a gradient relative to
             the median gradient of allowed pairs; 0 for "blind".
         module: name of the module where the effect first appears; empty if unknown.
@@ -54,12 +54,12 @@ class CounterExample:
 
 @dataclasses.dataclass(frozen=True)
 class ClaimResult:
-    """The verdict of an audit on one claim.
+    """The audit's verdict on one claim.
 
     Attributes:
         name: the claim's name.
         verdict: "held", "broken" or "not answered".
-        largest: the largest effect where there should be none.
+        largest: the largest effect measured where there should be none.
         allowed: the largest effect that rounding alone can have.
         finding: the counter-example to a broken claim.
         why: why the claim was not answered, or a remark.

@@ -16,12 +16,12 @@ _KNOWN = ("inputs_embeds", "input_ids", "tokens")
 
 
 class InputFormat(NamedTuple):
-    """The format of a model's inputs, as far as the inputs themselves do not show it.
+    """The parts of a model's input format that cannot be inferred from the inputs.
 
     Args:
         tokens: name of the argument that holds the tokens or vectors; None to search for it.
         batch_first: whether the tokens or vectors are ``[batch, length, ...]`` rather than ``[length, batch, ...]``.
-        module: the model that a function calls.
+        module: the module that the model calls, if the model is a function.
     """
 
     tokens: str | None = None
@@ -42,8 +42,8 @@ class InputFormat(NamedTuple):
 def found_tokens(model: Callable[..., Any], inputs: object, name: str | None) -> Tensor:
     """Find the token ids or vectors among a model's inputs.
 
-    The tokens are in the argument called ``name``. If that is None, they are in an argument with a name that
-    transformers uses, in the only tensor that can hold tokens, or in the first parameter of the model.
+    The tokens are in the argument called ``name``. If ``name`` is None, they are in an argument with a name that
+    transformers uses, in the only tensor that can hold tokens, or in the model's first parameter.
 
     Raises:
         TypeError, ValueError: no argument holds tokens or vectors, or several could.

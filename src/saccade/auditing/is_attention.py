@@ -49,7 +49,7 @@ def reaching_others(rows: Tensor, leaf: Tensor) -> Tensor:
     """Return the tokens that influence the row of any other token, bool ``[batch, length]``.
 
     The indices of two different tokens differ in at least one bit. So for each bit, the function computes the gradients
-    of rows whose index has the bit set by tokens whose index does not, and the reverse.
+    of rows whose index has the bit set with respect to tokens whose index does not, and vice versa.
 
     Args:
         rows: outputs of a module, ``[batch, length, ...]``, with a graph.

@@ -20,8 +20,8 @@ def first_module(subject: ModelUnderTest, reach: Reach, key: tuple[int, int], ve
     """Return the name of the first module that leaks: it carries a change of a token to a row that must not see it.
 
     Two runs are compared row by row and bit by bit: one with the model's own vectors, and one with a different vector
-    for the token. A row shows a leak if no allowed path leads to it up to the module's layer and the module changes its
-    output row although its input row is unchanged.
+    for the token. A row shows a leak if no allowed path leads from the token to the row up to the module's layer, and
+    if the module's output row differs between the runs although its input row does not.
 
     Returns:
         The name of the module in the model; empty if no module shows the leak.
@@ -51,22 +51,24 @@ def first_module(subject: ModelUnderTest, reach: Reach, key: tuple[int, int], ve
         if bool((clean & unmoved & moved).any()):
             if not bool((clean & ~unmoved).any()):
                 return name.partition("#")[0]
-            second = second or name.partition("#")[0]  # it may only spread what a module around it has let in
+            second = second or name.partition("#")[0]  # it may only spread what an enclosing module has let through
     return second
 
 
 class SavedRuns:
-    """Checksums of two runs, of one model or of two with equal names of modules, to find where they part.
+    """Checksums of two runs, to find the first module where they diverge.
+
+    The runs may be of one model, or of two models with the same module names.
 
     Args:
-        subject: the model and its input, which say how rows lie in tensors.
+        subject: the model and its input, which determine the layout of rows in tensors.
     """
 
     def __init__(self, subject: ModelUnderTest):
         self.subject, self._found = subject, list[dict[str, Sums]]()
 
     def run(self, modules: Mapping[str, nn.Module] | None = None, run: Callable[[], object] | None = None) -> None:
-        """Run the model, or another one that takes rows of the same texts, and save the checksums of all rows."""
+        """Run the model, or another model on the same texts, and save the checksums of all rows."""
         recorder, named = _Sums(self.subject), self.subject.modules if modules is None else modules
         handles = [own.register_forward_hook(recorder.hook(name), with_kwargs=True) for name, own in named.items()]
         try:
@@ -77,7 +79,10 @@ class SavedRuns:
         self._found.append(recorder.found)
 
     def first_unlike(self) -> str:
-        """Return the name of the first module that gave other rows for equal rows in the second run; "" if none did."""
+        """Return the first module whose output rows differ between the runs although its input rows do not.
+
+        If there is no such module, the name is empty.
+        """
         first, second = self._found
         for name, (into, out) in second.items():
             other_into, other_out = first.get(name, ([], []))
@@ -89,7 +94,7 @@ class SavedRuns:
 
 
 class _Sums:
-    """Checksums of all input rows and output rows of each module call, to locate a leak."""
+    """Checksums of all input rows and output rows of each module call."""
 
     def __init__(self, subject: ModelUnderTest):
         self.subject, self.found = subject, dict[str, Sums]()

@@ -16,16 +16,16 @@ _HEADS = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel")
 
 
 def model_of(path: Path, *, seed: int = 0) -> nn.Module:
-    """Load a model of transformers for an audit, in evaluation mode.
+    """Load a transformers model for an audit, in evaluation mode.
 
     Args:
-        path: a folder with config.json and safetensors, or only a config.json. Without weights in the folder, they
-            are random, which is enough to detect a leak.
+        path: a folder with config.json and safetensors, or only a config.json. If there are no weights, random ones are
+            used, which is enough to detect a leak.
         seed: seed of random weights.
 
     Raises:
         ImportError: transformers is not installed.
-        ValueError: the path holds no configuration of a model that transformers supports.
+        ValueError: the path has no configuration that transformers supports.
     """
     with quiet_transformers("audit") as transformers, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -39,7 +39,7 @@ def model_of(path: Path, *, seed: int = 0) -> nn.Module:
 
 @contextmanager
 def quiet_transformers(command: str) -> Iterator[Any]:
-    """Import transformers to load a model, and silence the warnings and progress bars of transformers within the block.
+    """Import transformers, and silence its warnings and progress bars within the block.
 
     Raises:
         ImportError: transformers is not installed.

@@ -1,4 +1,4 @@
-"""Describe what a module was measured to reach as a rule: `self`, `window(2, 0)`, `causal`, `documents & causal`."""
+"""Describe the measured reach of a module as a rule: `self`, `window(2, 0)`, `causal`, `documents & causal`."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ def measured_rule(rows: Sequence[SeenRow], documents: Tensor) -> str:
     """Return the rule that all measured rows of a module follow, as text.
 
     The text begins with "within" if the rows see fewer tokens than the smallest rule that contains them, as with a
-    dilated convolution. A window counts keys besides the row's own.
+    dilated convolution. The width of a window does not include the row's own key.
 
     Args:
         rows: the measured rows.
-        documents: the document of each token, int ``[batch, length]``; tokens with one number may reach each other.
+        documents: the document number of each token, int ``[batch, length]``; tokens with equal numbers may reach each
+            other.
 
     Returns:
-        "self", "window(left, right)", "causal" or "full", with "documents & " in front if there are several documents
-        and no row sees another one.
+        "self", "window(left, right)", "causal" or "full", preceded by "documents & " if there are several documents and
+        no row sees a document other than its own.
 
     Example:
         >>> row = SeenRow((0, 3), torch.tensor([False, True, True, True, False]))
@@ -80,7 +81,7 @@ def grouped(rules: Mapping[str, str]) -> list[str]:
 
 
 class _Ends(NamedTuple):
-    """How far one row sees to each side, and how far its document goes."""
+    """How far one row sees to each side, and how far its document extends to each side."""
 
     left: int
     right: int
@@ -89,7 +90,7 @@ class _Ends(NamedTuple):
     place: int
 
     def clipped(self, left: int | None, right: int | None, length: int) -> Tensor:
-        """Return the tokens of a window in the row's document, bool ``[length]``; None is without a limit."""
+        """Return the tokens of a window within the row's document, bool ``[length]``; None means no limit."""
         back = self.left_most if left is None else min(left, self.left_most)
         ahead = self.right_most if right is None else min(right, self.right_most)
         at = torch.arange(length)
@@ -124,7 +125,7 @@ def _words(left: int, right: int, is_far: Sequence[bool]) -> str:
 
 
 def _run(numbers: Sequence[str]) -> str:
-    """Return numbers as text: "0-3" if they follow one another, else "0,2,3"."""
+    """Return numbers as text: "0-3" if they are consecutive, otherwise "0,2,3"."""
     if not numbers or numbers == [""]:
         return "".join(numbers)
     given = [int(one) for one in numbers]

@@ -1,4 +1,4 @@
-"""The class `ModelUnderTest`: a model that maps tokens to output rows, whose token vectors an audit can replace."""
+"""The class `ModelUnderTest`: a model whose token vectors an audit can replace, to see how its output rows change."""
 
 from __future__ import annotations
 
@@ -30,11 +30,14 @@ def depth_of(name: str, layers: int) -> int:
 
 
 class NoGradientError(Exception):
-    """Error for a model under test whose outputs have no gradients; the message says why."""
+    """Error raised if the outputs of a model under test have no gradients; the message says why."""
 
 
 def rows_of(out: Any) -> Tensor:
-    """Return the output rows in a model's result: logits, hidden states, the tensor itself, or a tuple's first item."""
+    """Extract the output rows from a model's result: logits, hidden states, the tensor itself, or a tuple's first item.
+
+    A tuple's first item is itself searched for logits, hidden states or a tensor.
+    """
     for name in ("logits", "last_hidden_state"):
         if isinstance(rows := getattr(out, name, None), Tensor):
             return rows
@@ -56,9 +59,9 @@ class ModelUnderTest:
         inputs: token ids ``[batch, length]`` or vectors ``[batch, length, width]``, or all keyword arguments,
             including the token ids or vectors.
         outputs: a function that extracts the rows ``[batch, length, ...]`` from the model's result; see `rows_of`.
-            Rows ``[length, batch, ...]`` are also recognised.
+            Rows ``[length, batch, ...]`` are detected and transposed.
         group: processes that run the model together; None for one process.
-        form: facts about the inputs that the inputs themselves do not show.
+        form: the parts of the input format that cannot be inferred from the inputs.
 
     Attributes:
         tokens: the tokens or vectors, batch first.
@@ -102,13 +105,13 @@ class ModelUnderTest:
 
     @property
     def modules(self) -> dict[str, nn.Module]:
-        """Modules of the model by name, without the embedding table; empty if the module is unknown."""
+        """The model's modules by name, without the embedding table; empty if the module is unknown."""
         named = () if self.module is None else self.module.named_modules()
         return {name: module for name, module in named if name and module is not self.table}
 
     @property
     def _other_text(self) -> Tensor:
-        """The token vectors, with different vectors for all tokens of the first batch item."""
+        """A copy of the token vectors in which all vectors of the first batch item are changed."""
         draw = torch.Generator().manual_seed(0)
         changed = self.vectors.clone()
         changed[0] += torch.randn(changed[0].shape, generator=draw, dtype=torch.float64).to(changed)
@@ -135,15 +138,15 @@ class ModelUnderTest:
 
     @property
     def parts(self) -> dict[str, slice]:
-        """The range of tokens of each text that the model reads, by name; here a single text."""
+        """The token range of each text that the model reads, by name. Only an encoder-decoder reads more than one."""
         return {"text": slice(0, self.shape[1])}
 
     def part_of(self, name: str) -> slice:
-        """Return the range of tokens whose rows a module takes."""
+        """Return the range of tokens whose rows a module processes."""
         return slice(0, self.shape[1])
 
     def read_from(self, hidden: Tensor) -> slice | None:
-        """Return the range of source tokens if ``hidden`` holds encoded rows for a decoder; otherwise return None."""
+        """Return the token range of the source if ``hidden`` is the output of an encoder; otherwise return None."""
         return None
 
     def layer_of(self, name: str, layers: int) -> int:
@@ -151,7 +154,7 @@ class ModelUnderTest:
         return depth_of(name, layers)
 
     def in_its_text(self, finding: CounterExample) -> CounterExample:
-        """Return a counter-example with positions counted from the beginning of their own text."""
+        """Return a counter-example with positions counted from the start of the text (source or target) they are in."""
         return finding
 
     @property
@@ -161,13 +164,13 @@ class ModelUnderTest:
 
     @property
     def borders(self) -> list[int]:
-        """The tokens on both sides of each border between two processes, if every process has equally many tokens."""
+        """The tokens on both sides of each boundary between processes, if all processes hold equally many tokens."""
         size = 1 if self.group is None else self.group.size()
         return [self.shape[1] * rank // size + side for rank in range(1, size) for side in (-1, 0)]
 
     @cached_property
     def in_float64(self) -> tuple[ModelUnderTest | None, str]:
-        """The same model in float64, for use within `TrueFloat64`, and "". If there is none, None and the reason.
+        """A float64 copy of the model, for use within `TrueFloat64`, and ""; or None and the reason for its absence.
 
         Cost: on first use, memory for a float64 copy of the model, and a few runs.
         """
@@ -184,14 +187,14 @@ class ModelUnderTest:
             return wide(model), ""
 
     def run(self, vectors: Tensor | None = None) -> Tensor:
-        """Run the model without gradients and return its rows. ``vectors``, if any, replace the token vectors."""
+        """Run the model without gradients and return its rows; if ``vectors`` are passed, they replace the tokens'."""
         with torch.no_grad():
             return broadcast_first(self._run(vectors), self.group)
 
     def graph(self, vectors: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Run the model with gradients: return the token vectors as a leaf, and output rows that depend on the leaf.
+        """Run the model with gradients, and return the token vectors as a leaf tensor and the output rows.
 
-        ``vectors``, if any, replace the token vectors.
+        If ``vectors`` are passed, they replace the token vectors.
 
         Raises:
             NoGradientError: the outputs have no gradient, or a kernel has no backward pass.
@@ -259,7 +262,7 @@ class ModelUnderTest:
 
 
 def can_cache(model: nn.Module) -> bool:
-    """Return whether a model of transformers takes ``use_cache``, as a parameter or through its ``**kwargs``."""
+    """Return whether a transformers model takes ``use_cache``, as a parameter or through its ``**kwargs``."""
     parameters = inspect.signature(model.forward).parameters
     has_kwargs = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     return "use_cache" in parameters or (has_kwargs and hasattr(getattr(model, "config", None), "use_cache"))

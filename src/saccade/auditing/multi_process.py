@@ -1,8 +1,8 @@
-"""Audit a model that several processes run together. All processes must decide by the same numbers.
+"""Audit a model that several processes run together. All processes must base their decisions on the same numbers.
 
 Each process has the full inputs and outputs, but every pass waits for all processes, so a process in a different branch
-would wait forever. Therefore every decision uses the numbers of the first process. Each process computes a part of the
-model's gradient, which is the sum over the processes.
+would wait forever. Therefore every decision uses the numbers of the first process. Each process computes only part of
+the model's gradient; the full gradient is the sum over all processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def replicated(model: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the module inside DistributedDataParallel, which runs without communication; other models unchanged.
+    """Return the module inside DistributedDataParallel, which runs without communication; return other models as is.
 
     Raises:
         ValueError: the replicas are compiled together with their communication.

@@ -36,9 +36,10 @@ class Rows(NamedTuple):
 
 
 def separating(reach: Reach) -> Iterator[Tensor]:
-    """Yield sets of tokens that separate components: for any two components, a set contains one but not the other.
+    """Yield sets of tokens that separate components: for any two components, some set contains one but not the other.
 
-    Each component is in a different half of the k sets (Sperner 1928), so k is about log2 of the number of components.
+    Each component is contained in a different half of the k sets (Sperner 1928), so k is about log2 of the number of
+    components.
     """
     label, count = reach.components()
     if count < 2:
@@ -50,9 +51,9 @@ def separating(reach: Reach) -> Iterator[Tensor]:
 
 
 def combs(reach: Reach, judged: Tensor, tests: int, seed: int, borders: Sequence[int] = ()) -> Iterator[Rows]:
-    """Yield sets of rows to test. Each set contains as many rows with disjoint sources as possible.
+    """Yield sets of rows to test. Each set collects rows with disjoint sources, starting from one row.
 
-    Each set starts from a row at an edge or at a random position. The first edges are ``borders``, in the first item.
+    The first row of a set is at an edge or at a random position. The edges ``borders``, in the first item, come first.
     """
     draw = torch.Generator().manual_seed(seed)
     edges = _edges(reach, judged)
@@ -68,7 +69,7 @@ def combs(reach: Reach, judged: Tensor, tests: int, seed: int, borders: Sequence
 
 
 def _edges(reach: Reach, judged: Tensor) -> list[tuple[int, int]]:
-    """Return rows where errors are likely: ends of texts and components, and both sides of multiples of 64 (tiles)."""
+    """Return rows where errors are likely: ends of texts and components, and both sides of tile borders."""
     label, _ = reach.components()
     between = label[:, 1:] != label[:, :-1]
     end = torch.ones(len(label), 1, dtype=torch.bool)
@@ -95,7 +96,7 @@ def _comb(reach: Reach, judged: Tensor, item: int, first: int) -> Rows:
 
 
 def halved(tokens: Tensor, shows: Callable[[Tensor], bool]) -> tuple[int, int]:
-    """Find one token for which ``shows`` holds by bisecting a set of tokens, with log2 of the set's size calls."""
+    """Bisect a set of tokens to find one for which ``shows`` is True, with log2(number of tokens) calls."""
     while int(tokens.sum()) > 1:
         places = tokens.flatten().nonzero()[: (int(tokens.sum()) + 1) // 2, 0]
         half = torch.zeros_like(tokens).flatten().index_fill(0, places, True).view_as(tokens)

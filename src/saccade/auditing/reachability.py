@@ -14,7 +14,7 @@ from saccade.support.errors import type_error, value_error
 from saccade.support.validation import check_int
 
 _LONGEST = 16_384  # a rule is stored densely, with one byte for each pair: up to 256 MB
-_BLOCK = 128  # number of rows processed at a time, so that little memory is needed besides the rule
+_BLOCK = 128  # number of rows processed at a time, so that little memory is needed in addition to the rule
 
 
 class Reach:
@@ -30,15 +30,15 @@ class Reach:
         rules: the masks of the layers, first to last.
         batch: number of batch items, which do not influence each other.
         length: number of tokens of each item.
-        beside: by layer, pairs that other modules of the layer let through before or after it, bool
+        beside: by layer index, the pairs that the layer's other modules let through before or after its rule, bool
             ``[batch, length, length]``.
 
     Raises:
         TypeError, ValueError: a rule is not a mask, there are no layers, a size is below 1, or there are more than
             16,384 tokens.
 
-    Cost: a byte for each pair of tokens and distinct rule (and batch item, if the rule distinguishes them). Each layer
-    reads its bytes once, and equal layers are skipped as soon as a set stops growing.
+    Cost: one byte per pair of tokens for each distinct rule (and for each batch item, if the rule distinguishes them).
+    A set is propagated by reading each layer's bytes once; equal layers are skipped once the set stops growing.
 
     Example:
         >>> from saccade import masks
@@ -69,7 +69,7 @@ class Reach:
             pairs = list((beside or {}).get(layer, ()))
             before = list((beside or {}).get(layer - 1, ()))
             is_like = layer > 0 and own is self._own[layer - 1] and len(pairs) == len(before)
-            if is_like and all(map(torch.equal, pairs, before)):  # one object, which stops a set from growing further
+            if is_like and all(map(torch.equal, pairs, before)):  # share the object, so that `_grown` can skip layers
                 self._layers.append(self._layers[-1])
             else:
                 self._layers.append(_between(own, pairs))
@@ -90,7 +90,7 @@ class Reach:
         return _grown(rows, reversed(self._layers), _keys_of)
 
     def one(self, item: int, place: int) -> Tensor:
-        """Return the set that contains only the token of ``item`` at position ``place``, bool ``[batch, length]``."""
+        """Return the set that contains only the token at position ``place`` of ``item``, bool ``[batch, length]``."""
         token = torch.zeros(self.shape, dtype=torch.bool)
         token[item, place] = True
         return token
@@ -98,7 +98,7 @@ class Reach:
     def components(self) -> tuple[Tensor, int]:
         """Return the connected component of each token, int64 ``[batch, length]``, and the number of components.
 
-        Cost: reads the row and the column of each token once.
+        Cost: one read of the row and the column of each token.
         """
         label, count = np.full(self.shape, -1), 0
         rules = list({id(layer): layer for layer in self._layers}.values())
@@ -131,7 +131,7 @@ def _written(rule: Mask, batch: int, length: int) -> Tensor:
 
 
 def _between(rule: Tensor, beside: Sequence[Tensor]) -> Tensor:
-    """Return the pairs that a layer lets through whose other modules let pairs through before or after its rule."""
+    """Compose a layer's rule with the pairs that its other modules let through before or after the rule."""
     itself = torch.eye(rule.shape[-1], dtype=torch.bool)
     whole = rule
     for pairs in beside:
@@ -141,7 +141,7 @@ def _between(rule: Tensor, beside: Sequence[Tensor]) -> Tensor:
 
 
 def _grown(tokens: Tensor, layers: Iterable[Tensor], step: Callable[[_Bools, _Bools], _Bools]) -> Tensor:
-    """Extend a set of tokens by those reached in each layer. Residual connections keep earlier tokens in the set."""
+    """Extend a set of tokens by those reached through each layer; residual connections keep earlier ones in the set."""
     settled = None
     for layer in layers:
         if layer is settled:

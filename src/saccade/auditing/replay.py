@@ -1,4 +1,4 @@
-"""Run modules of a model again in place: with the arguments of a real call, but other rows of hidden states."""
+"""Rerun modules of a model in place, with the arguments of a real call but different hidden states."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def replaying(
     modules: Mapping[str, nn.Module],
     look: Callable[[str, Callable[[Tensor], Tensor], Tensor, Tensor], None],
 ) -> Iterator[None]:
-    """Call ``look`` after each module that takes rows, with a function that runs the module again.
+    """Within the block, call ``look`` after each call of a module, with a function that reruns the module.
 
-    This applies to calls within the block. Inputs and outputs are ``[batch, length, ...]`` with a row for each token,
-    which is 0 for tokens that the module does not get.
+    Modules that do not take rows are skipped. Inputs and outputs are ``[batch, length, ...]``, with one row per token;
+    rows of tokens that the module does not receive are 0.
     """
     running = False
 
@@ -89,11 +89,11 @@ class _Argument(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int, bool]:
-        """A dictionary key for the argument, equal for arguments that were the same tensor."""
+        """A dictionary key for the argument, equal for arguments that hold the same rows."""
         return self.part.start, self.part.stop, self.is_turned
 
     def with_rows(self, other: Tensor) -> Tensor:
-        """Return a new value for this argument, in its layout: the rows of its tokens, from the rows of all tokens."""
+        """Select the rows of this argument's tokens from the rows of all tokens, in the argument's layout."""
         own = other[:, self.part]
         return (own.transpose(0, 1) if self.is_turned else own).contiguous()
 

@@ -40,22 +40,21 @@ class Report:
     """The results of an audit.
 
     Attributes:
-        model: the model's class, or the function's name.
+        model: name of the model's class or of the function.
         rule: the declared rule of each layer, as text. It begins with "assumed" if it comes from the configuration.
         claims: the result of each claim.
         shape: the number of batch items and the number of tokens of the input.
         dtype: dtype in which the model ran.
-        seed: seed of the input and of the changes.
-        floor: the largest change of outputs that noise explains; 0 if it was not measured because no row changed
-            that must not change.
+        seed: seed of the random input and of the random changes.
+        floor: the largest output change that noise explains; 0 if not measured because no row changed that must not.
         tests: number of sets of tokens that were tested.
-        covered: share of the forbidden pairs for which a change could have shown a leak; None if it was not counted.
+        covered: fraction of the forbidden pairs for which a change could have shown a leak; None if not counted.
         versions: versions of the packages.
-        script: ten lines that show the first broken claim (preferably a leak) without this library; empty if no claim
-            is broken or a script cannot show it.
-        declared, measured: the pairs that may influence each other and the pairs that do, for the first batch item,
-            bool ``[length, length]``; None if the input is too long.
-        reaches: by module that mixes tokens, the rule that it was measured to follow, as text.
+        script: a short script that shows the first broken claim (preferably a leak) without this library; empty if no
+            claim is broken or no script can show it.
+        declared, measured: whether each output may depend on each token, and whether it does, for the first batch item,
+            bool ``[length, length]``; None if the input is too long or there are no gradients.
+        reaches: for each module that mixes tokens, the rule that it was measured to follow, as text.
     """
 
     model: str
@@ -136,7 +135,9 @@ class Report:
         ]
 
     def picture(self) -> str:
-        """Return the audit's result for each pair as text: ``1`` is as declared, ``#`` a leak, and ``o`` a blind pair.
+        """Return the declared and the measured pairs as text: ``1`` for allowed, ``#`` for a leak, ``o`` for blind.
+
+        Each line is an output, and each column a token.
 
         Raises:
             ValueError: pairs were not measured, because the input had more than 64 tokens or there were no gradients.
@@ -205,7 +206,7 @@ def _mark(may: bool, does: bool) -> str:
 
 
 def reached_by_gradient(leaf: Tensor, out: Tensor, item: int = 0) -> Tensor:
-    """Return which tokens each output of one batch item depends on by its gradient, bool ``[length, length]``.
+    """Return the tokens for which each output of one batch item has a nonzero gradient, bool ``[length, length]``.
 
     Cost: a backward pass for each output.
     """
@@ -231,7 +232,7 @@ _COLUMNS = 90  # number of text columns in a line of the title
 
 
 def drawn(declared: Tensor, measured: Tensor, title: str) -> Figure:
-    """Draw the declared and the measured rule as two panels, with outputs as rows from the top and tokens as columns.
+    """Draw the declared and the measured rule as two panels, with outputs as rows and tokens as columns.
 
     Args:
         declared, measured: the pairs of output and token, bool ``[length, length]``.

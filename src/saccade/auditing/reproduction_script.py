@@ -1,6 +1,6 @@
-"""Write broken claims as short scripts that run without this library, for bug reports.
+"""Write short scripts for bug reports, which demonstrate broken claims without this library.
 
-A script prints one number. For a correct model, the number is below 1e-5.
+Each script prints one number, which is below 1e-5 for a correct model.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def script_of(
 
 
 def script_of_leak(model: object, inputs: Tensor | Mapping[str, Any], leak: CounterExample, seed: int) -> str:
-    """Return a script that changes the vector of one token and prints the change of an output that must not see it.
+    """Return a script that changes the vector of one token and prints how much an output that must not see it changes.
 
-    The script builds a model of transformers from its configuration, with random weights. For other models, or if some
+    The script builds a transformers model from its configuration, with random weights. For other models, or if an
     argument cannot be written in one line, the script is empty.
     """
     arguments = {"input_ids": inputs} if isinstance(inputs, Tensor) else dict(inputs)
@@ -72,9 +72,9 @@ def script_of_leak(model: object, inputs: Tensor | Mapping[str, Any], leak: Coun
 
 
 def script_of_pair(model: object, ids: Tensor, claim: str, lengths: Sequence[int], seed: int) -> str:
-    """Return a script that runs the model in two equivalent ways and prints how far apart they are.
+    """Return a script that runs the model in two equivalent ways and prints how much their rows differ.
 
-    As in `script_of_leak`, the model must be one of transformers. For claims that no script can show, it is empty.
+    As in `script_of_leak`, the model must be a transformers model. For claims that no script can show, it is empty.
     """
     if not isinstance(model, nn.Module) or not (model_lines := _model_lines(model, ids, seed)):
         return ""
@@ -87,7 +87,7 @@ def script_of_pair(model: object, ids: Tensor, claim: str, lengths: Sequence[int
 
 
 def _model_lines(model: object, ids: Tensor, seed: int) -> list[str]:
-    """Return the lines of a bug script that build a model of transformers and its tokens; [] for other models."""
+    """Return the lines of a bug script that build a transformers model and its tokens; [] for other models."""
     config: Any = getattr(model, "config", None)
     if not type(model).__module__.startswith("transformers.") or not hasattr(config, "to_diff_dict"):
         return []
@@ -103,7 +103,7 @@ def _model_lines(model: object, ids: Tensor, seed: int) -> list[str]:
 
 
 def _literal(value: object) -> str | None:
-    """Return a Python expression for a value in a bug script; None if the expression does not fit in a line."""
+    """Return a Python expression for a value in a bug script; None for large tensors and unsupported types."""
     if isinstance(value, Tensor):
         if value.numel() and bool((value == 1).all()) and value.dtype == torch.int64:
             return f"torch.ones({list(value.shape)}, dtype=torch.int64)"
@@ -143,11 +143,11 @@ def run_lines(model: nn.Module, read: str) -> list[str]:
 def claim_lines(
     claim: str, model: nn.Module, ids: Tensor, lengths: Sequence[int] = (), read: str = ".logits"
 ) -> list[str]:
-    """Return the lines of a bug script that run the model in two equivalent ways; [] if the claim compares no two ways.
+    """Return the lines of a bug script that run the model in the two ways that a claim compares; [] for other claims.
 
     Args:
         claim: the name of the claim in `saccade.auditing.equivalence`.
-        model: a model of transformers.
+        model: a transformers model.
         ids: int ``[batch, len]``.
         lengths: lengths of the packed texts.
         read: the attribute of the model's result that holds the rows.

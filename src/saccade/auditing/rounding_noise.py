@@ -1,4 +1,4 @@
-"""Measure the effect of rounding on a model: the unit for differences between equivalent ways to run the model."""
+"""Measure the effect of rounding on a model: the unit in which differences between equivalent runs are expressed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ In about 500 pairs of correct runs, the multiple was at most 1.2.
 
 
 def row_differences(a: Tensor, b: Tensor) -> Tensor:
-    """Return the largest difference of ``a`` and ``b`` in each row, relative to the root mean square of all of ``b``.
+    """Return the largest difference between ``a`` and ``b`` in each row, relative to the root mean square of ``b``.
 
     Args:
         a, b: rows ``[batch, len, ...]``, with equal shapes.
@@ -43,7 +43,7 @@ def row_differences(a: Tensor, b: Tensor) -> Tensor:
 
 
 def relative(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference of two tensors with equal shapes, relative to the root mean square of ``b``.
+    """Return the largest difference between two tensors of equal shape, relative to the root mean square of ``b``.
 
     The difference is infinite if only one tensor is NaN at an index.
     """
@@ -58,18 +58,18 @@ def jitter(
     tables: float = 0.0,
     base: Tensor | None = None,
 ) -> float:
-    """Return how much one rounding in every part of a model changes its outputs.
+    """Measure how much a single rounding error in every module changes a model's outputs.
 
-    Each number that a module without submodules returns is moved one unit up or down at random. The largest change of
-    the outputs over all repeats is the scale for differences between correct runs.
+    Each number returned by a module without submodules is moved up or down by one unit in the last place, at random.
+    The largest output change over all repeats is the scale for differences between correct runs.
 
     Args:
         model: the model. Its hooks, buffers, training flags and random state are left unchanged.
         run: a function that runs the model and returns the outputs.
         repeats: number of repeats.
         seed: seed of the signs.
-        tables: relative change of tables that are not trained, such as sines of positions. It is the rounding of the
-            dtype in which the tables were stored, if the model now runs in a wider dtype.
+        tables: relative change of untrained tables, such as sinusoidal positions. If the model runs in a wider dtype
+            than the one in which the tables were stored, pass the rounding error of the latter.
         base: the result of ``run``, if it is already known.
 
     Returns:
@@ -130,13 +130,13 @@ def _copy(buffer: Tensor | None) -> Tensor | None:
 
 
 def _moved(out: Any, draw: torch.Generator) -> Any:
-    """Change each number of a module's result by one unit of rounding, except infinities, NaN and 0 (often exact)."""
+    """Move each number in a module's result by one unit in the last place, except infinities, NaN and 0."""
     if isinstance(out, Tensor):
-        if not out.is_floating_point() or type(out) is LazyTensor:  # weights of replaced attention, which are not built
+        if not out.is_floating_point() or type(out) is LazyTensor:  # weights of replaced attention are never built
             return out
         up = torch.randint(0, 2, out.shape, generator=draw, dtype=torch.bool).to(out.device)
         ends = torch.where(up, math.inf, -math.inf).to(out.dtype)
-        return torch.where(out.isfinite() & (out != 0), torch.nextafter(out, ends), out)
+        return torch.where(out.isfinite() & (out != 0), torch.nextafter(out, ends), out)  # a result of 0 is often exact
     if type(out) in (tuple, list):
         return type(out)(_moved(one, draw) for one in out)
     return out

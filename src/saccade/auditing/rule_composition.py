@@ -1,7 +1,7 @@
-"""Compose the declared rules of a model's layers with what was measured of modules that mix without attention.
+"""Compose the declared rules of a model's layers with the measured reach of modules that mix without attention.
 
-The rules of layers are about attention. A convolution, a token shift or a norm over time beside it has no rule: it may
-reach whatever the whole model may, and what it was measured to reach is part of what the outputs may depend on.
+Declared rules describe attention. A convolution, token shift or norm over time next to it has no rule: it may reach
+whatever the whole model may reach, and its measured reach is added to what the outputs may depend on.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from saccade.masks import Mask
 
 
 class Composition:
-    """The declared rules and the measured modules of one model, composed.
+    """The composition of a model's declared rules with its measured modules.
 
     Args:
         subject: the model and its input.
         rules: the rule of each layer, first to last.
-        ruled: names of the modules that the rules are about, in running order.
+        ruled: names of the modules to which the rules apply, in running order.
         by_layer: the measured modules.
 
     Attributes:
         declared: the composition of the declared rules alone.
-        reach: the composition of the declared rules and the measured modules that are within `declared`.
+        reach: the composition of the declared rules with the measured modules that stay within `declared`.
     """
 
     def __init__(self, subject: ModelUnderTest, rules: Sequence[Mask], ruled: Sequence[str], by_layer: ByLayer):
@@ -48,20 +48,20 @@ class Composition:
 
     @property
     def others(self) -> list[str]:
-        """Names of the modules that mix tokens without attention, and have no rule."""
+        """Names of the modules that mix tokens but have no rule, because they do not compute attention."""
         return [name for name in self._by_layer.mixed if name not in self.ruled]
 
     def required(self, name: str, place: int) -> Tensor:
-        """Return the tokens that a row of a module has to see, bool ``[batch, length]``.
+        """Return the tokens that a row of a module must see, bool ``[batch, length]``.
 
-        A module without a rule has to see a token only if no other row takes it in; see `ByLayer`.
+        A module without a rule must see a token only if no other row sees it; see `ByLayer`.
         """
         return self.declared.own(self._layers[name])[:, place] if name in self.ruled else self._through_all(place)
 
     def allowed(self, name: str, place: int) -> Tensor:
         """Return the tokens that a row of a module may see, bool ``[batch, length]``.
 
-        A module with a rule may see what the rule of its layer allows, extended by the measured modules inside of it.
+        A module with a rule may see what the rule of its layer allows, extended by the measured modules inside it.
         """
         own = self.required(name, place)
         if name not in self.ruled:
@@ -100,13 +100,17 @@ class Composition:
         return pairs.tril() if is_causal else pairs
 
     def _beginnings(self) -> set[int]:
-        """Return the first and the last row of each document but the first and the last, at most eight borders."""
+        """Return the rows on both sides of each boundary between documents, for at most eight boundaries."""
         label, _ = self.declared.components()
         borders = (label[:, 1:] != label[:, :-1]).any(0).nonzero().flatten().tolist()[:8]
         return {row for border in borders for row in (border, border + 1)}
 
     def _places(self, layers: int) -> dict[str, int]:
-        """Return the layer of each module: in running order if each layer has one module with a rule, else by name."""
+        """Return the layer of each module.
+
+        If each layer has exactly one module with a rule, the running order determines the layers. If not, the names of
+        the modules do.
+        """
         names = list(self._by_layer.mixed)
         if len(self.ruled) != layers or len(self.subject.parts) > 1:
             return {name: self.subject.layer_of(name, layers) for name in names}
@@ -118,5 +122,5 @@ class Composition:
 
 
 def _step(tokens: Tensor, pairs: Tensor) -> Tensor:
-    """Return the tokens that any of the rows ``tokens`` reaches by ``pairs``, bool ``[batch, length]``."""
+    """Return the tokens that any of the rows ``tokens`` reaches through ``pairs``, bool ``[batch, length]``."""
     return torch.stack([own[rows].any(0) for own, rows in zip(pairs, tokens, strict=True)])

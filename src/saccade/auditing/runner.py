@@ -1,4 +1,4 @@
-"""The class `Runner`: equivalent ways to run a model, as methods that are the same for every kind of model."""
+"""The class `Runner`: methods that run a model in equivalent ways, with one interface for all kinds of models."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Outputs = Callable[[Any], Tensor]
 
 
 class Unanswered(Exception):  # noqa: N818  # not an error: a model that cannot be run in this way is not wrong
-    """Raised by a runner if the model cannot be run in the requested way; the message says why."""
+    """Exception raised by a runner if the model cannot be run in the requested way; the message says why."""
 
 
 class WrongArgument(ValueError):  # noqa: N818  # the name says that the argument is wrong
-    """Raised by a runner for a wrong argument of the user. Other exceptions during a run come from the model."""
+    """Exception raised by a runner for an invalid user argument. Other exceptions during a run come from the model."""
 
 
 class Runner:
-    """Equivalent ways to run a model of token ids, ``model(ids)``. Subclasses add more ways.
+    """Equivalent ways of running a model that takes token ids, as ``model(ids)``. Subclasses support more of them.
 
-    Each way returns the rows of the tokens without padding, ``[batch, len, ...]``, or raises `Unanswered`.
+    Each method returns the rows of all tokens except padding, ``[batch, len, ...]``, or raises `Unanswered`.
 
     Args:
         model: the module to run.
@@ -51,7 +51,7 @@ class Runner:
         return None
 
     def on(self, model: nn.Module) -> Self:
-        """Return a runner of the same kind and with the same options for a different model."""
+        """Return a runner of the same kind, with the same options, for another model."""
         other = copy.copy(self)
         other.model = model
         return other
@@ -69,15 +69,15 @@ class Runner:
         raise Unanswered("the model takes no padding mask")
 
     def packed(self, ids: Tensor, lengths: Sequence[int], *, beside: Beside = "positions") -> Tensor:
-        """Run the model on texts packed one after another, ids ``[1, len]``, distinguished by their positions.
+        """Run the model on packed texts, ids ``[1, len]``, with positions that restart at the beginning of each text.
 
-        In addition to the positions, the model may get a cache to fill, a mask of ones (no padding), or an additive
-        mask with four dimensions (0 for allowed pairs).
+        ``beside`` is what the model receives in addition to the positions: nothing, a cache to fill, a mask of ones (no
+        padding), or an additive mask with four dimensions (0 for allowed pairs).
         """
         raise Unanswered("the model takes no lengths of texts")
 
     def packed_inputs(self, ids: Tensor, lengths: Sequence[int]) -> tuple[dict[str, Any], str]:
-        """Return the model's arguments for packed texts, with all it can be told of them, and the arguments' names."""
+        """Return arguments that describe packed texts as fully as the model accepts, and the names of the arguments."""
         raise Unanswered("the model takes no lengths of texts; give packed inputs and a rule with documents")
 
     def start(self) -> Any:
@@ -93,7 +93,7 @@ class Runner:
         return copy.deepcopy(state)
 
     def rewindable(self, state: Any) -> Any:
-        """Return a cache, prepared so that `cropped` can later remove its last tokens."""
+        """Prepare a cache so that `cropped` can later remove its last tokens, and return it."""
         return state
 
     def cropped(self, state: Any, tokens: int) -> Any:
@@ -101,47 +101,47 @@ class Runner:
         raise Unanswered("the model's cache is not cropped")
 
     def reordered(self, state: Any, rows: Tensor) -> Any:
-        """Return a cache that consists of the batch items ``rows``, int64 ``[batch]``."""
+        """Return a cache that holds the batch items ``rows``, int64 ``[batch]``, in this order."""
         raise Unanswered("the model's cache is not reordered")
 
     def implemented(self, name: str) -> Self:
-        """Return the runner of a copy of the model that uses the attention implementation called ``name``."""
+        """Return a runner for a copy of the model that uses the attention implementation called ``name``."""
         raise Unanswered("the model has one implementation of attention")
 
     def ours(self, lengths: Sequence[int]) -> Self:
-        """Return the runner of a copy of the model on saccade's kernel, which gets the lengths of packed texts."""
+        """Return a runner for a copy of the model that uses saccade's kernel, given the lengths of packed texts."""
         raise Unanswered("its attention cannot be replaced")
 
     def trained(self) -> Self:
-        """Return the runner of a copy of the model in training mode, with every dropout at 0."""
+        """Return a runner for a copy of the model in training mode, with all dropout probabilities set to 0."""
         other = copy.deepcopy(self.model).train()
         for part in other.modules():
             without_dropout(part)
         return self.on(other)
 
     def checkpointed(self) -> Self:
-        """Return the runner of a copy of the model that recomputes activations in the backward pass."""
+        """Return a runner for a copy of the model that recomputes activations in the backward pass."""
         raise Unanswered("the model has no gradient_checkpointing_enable")
 
     def compiled(self) -> Self:
-        """Return the runner of a compiled copy of the model."""
+        """Return a runner for a compiled copy of the model."""
         other = copy.deepcopy(self.model)
         return self.on(torch.compile(other, backend="aot_eager"))  # type: ignore[arg-type]  # called like a module
 
     def filling_cache(self, ids: Tensor) -> Tensor:
-        """Run the model on all ids at once, while it fills a cache."""
+        """Run the model on all ids at once while it fills a cache."""
         raise Unanswered("the model has no cache")
 
     def stretched(self, ids: Tensor, by: int, axis: int | None = None) -> Tensor:
-        """Run the model with every position multiplied by ``by``, on one axis of several or on all."""
+        """Run the model with positions multiplied by ``by``, on one position axis or, for None, on all axes."""
         raise Unanswered("the model takes no positions")
 
     def on_axes(self, ids: Tensor) -> Tensor:
-        """Run the model with the positions of text on each axis of a model with several."""
+        """Run a model with several position axes, using the positions of plain text on every axis."""
         raise Unanswered("its positions have one axis")
 
     def steps(self, ids: Tensor, split: Sequence[int]) -> Tensor:
-        """Run the model through a cache, on chunks of the ids that are cut at the positions ``split``."""
+        """Run the model with a cache on consecutive chunks of the ids, cut at the positions ``split``."""
         state, rows = self.start(), []
         for piece in ids.tensor_split(list(split), dim=1):
             out, state = self.more(piece, state)
@@ -161,7 +161,7 @@ class Runner:
 
 
 class PlainRunner(Runner):
-    """The runner of a module that takes only ids, without cache, mask or positions."""
+    """Runner for a module that takes only ids, without cache, mask or positions."""
 
 
 def without_dropout(part: object) -> None:

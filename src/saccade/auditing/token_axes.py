@@ -1,4 +1,4 @@
-"""Find the token axis of tensors whose shape is ambiguous because batch and length are equal; checksums of rows."""
+"""Find the token axis of tensors that are ambiguous because batch and length are equal, and compute row checksums."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """Return the floating-point tensors among a module's arguments or results, to find their token axis."""
+    """Return the floating-point tensors among a module's arguments or results."""
     values = value if isinstance(value, tuple | list) else value.values() if isinstance(value, dict) else [value]
     return [one for one in values if isinstance(one, Tensor) and one.is_floating_point()]
 
@@ -24,7 +24,7 @@ def row_sums(x: Tensor) -> Tensor:
 
 
 def is_time_first(before: Tensor, after: Tensor) -> bool:
-    """Return whether the token axis comes first: changing the first text changed only one column.
+    """Return whether the token axis comes first, so that changing the first text changed only the first column.
 
     Args:
         before, after: the tensor ``[n, n, ...]`` without and with the change.
@@ -36,12 +36,12 @@ def is_time_first(before: Tensor, after: Tensor) -> bool:
 def names_time_first(
     modules: Mapping[str, nn.Module], run: Callable[[Tensor | None], object], other: Tensor
 ) -> frozenset[str]:
-    """Return the names of modules whose token axis comes first, ``[length, batch, ...]``, if both sizes are equal.
+    """Return the names of modules whose tensors are ``[length, batch, ...]``, for a batch as large as the length.
 
     Args:
         modules: the modules by name.
-        run: a function that runs the model on the given vectors, or on its own vectors for None.
-        other: vectors ``[batch, length, width]`` that differ from the model's own in the first text.
+        run: a function that runs the model on the given vectors, or for None on the vectors of its tokens.
+        other: vectors ``[batch, length, width]`` that differ from those of the tokens in the first text.
 
     Cost: two forward passes, and 8 bytes for each row of each module.
     """

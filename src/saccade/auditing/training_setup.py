@@ -1,4 +1,4 @@
-"""The function `audit_setup`: audit a whole training set-up, a model together with the collator of its batches."""
+"""The function `audit_setup`: audit a whole training set-up, a model together with the collator that builds batches."""
 
 from __future__ import annotations
 
@@ -34,29 +34,33 @@ def audit_setup(
     tests: int = 12,
     seed: int = 0,
 ) -> Report:
-    """Audit a training set-up: what the collator makes of texts, and what the model makes of that batch.
+    """Audit a training set-up: the batch that the collator builds from texts, and the model's outputs for that batch.
+
+    The following claims are checked:
 
     - The collator keeps each text whole, marks padding, counts positions from the start of each text, and gives no
       labels to padding or to the first token of a text.
-    - On that batch, the model keeps its rule within each text (`audit`), and gives the rows of each text alone.
-    - The loss reads the labels that it should.
+    - On that batch, the model follows its rule within each text (see `audit`), and each text gives the same rows as on
+      its own.
+    - The loss reads the right labels.
 
     Args:
-        model: a language model with ``input_ids``, and for the loss with ``labels``. It runs in eval mode.
-        collator: the function from a list of texts to a batch that the trainer or data loader uses.
-        texts: token ids of texts: mappings with ``input_ids``, lists or tensors.
-        rule: the mask within one text, for all layers or for each; read from ``model.config`` when None.
-        claims: names of further claims of `audit`.
+        model: a language model that takes ``input_ids``, and ``labels`` to compute a loss. It runs in eval mode.
+        collator: the function with which the trainer or data loader turns a list of texts into a batch.
+        texts: the token ids of each text, as a mapping with ``input_ids``, a list or a tensor.
+        rule: the rule within each text, as for `audit`; when None, it is read from ``model.config``.
+        claims: names of further claims to check, as for `audit`.
         tests: number of sets of rows to test.
-        seed: seed of all changes.
+        seed: seed for all random changes.
 
     Returns:
         A `Report`, whose first claims are about the collator.
 
     Raises:
-        TypeError, ValueError: the texts are not token ids, the collator returns no batch of them, or as for `audit`.
+        TypeError, ValueError: the texts are not token ids, the collator does not return a batch that contains them, or
+            `audit` raises the error.
 
-    Cost: an `audit` of the batch, a run for each text, and three to measure noise.
+    Cost: one `audit` of the batch, one run per text, and three runs to measure noise.
 
     Example:
         >>> import torch, saccade as sc
@@ -96,7 +100,7 @@ def _device(inputs: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
 
 
 def _in_texts(rule: Declared, lengths: Sequence[Sequence[int]]) -> Declared:
-    """Return a rule that holds within each text, for all layers, for each layer or by patterns of names."""
+    """Restrict a rule to pairs within one text, whether it is one mask, a list by layer or a mapping by module name."""
     if isinstance(rule, Mask):
         return masks.Documents(lengths, rule=rule)
     if isinstance(rule, Mapping):
@@ -105,7 +109,7 @@ def _in_texts(rule: Declared, lengths: Sequence[Sequence[int]]) -> Declared:
 
 
 def _alone(model: nn.Module, batch: SetupBatch, inputs: Mapping[str, Any]) -> ClaimResult:
-    """Check that each text gives the same rows in the batch as alone."""
+    """Check that each text gives the same rows in the batch as on its own."""
     name, more = "texts in the batch = alone", {"use_cache": False} if can_cache(model) else {}
 
     def run(**given: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Run models of transformers in every way that the parameters of their ``forward`` support."""
+"""Run transformers models in every way that the parameters of their ``forward`` support."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from saccade.support.errors import value_error
 
 
 class TransformersRunner(Runner):
-    """The runner of a model of transformers, which passes ``input_ids`` and other parameters to its ``forward``."""
+    """Runner for a transformers model, which passes ``input_ids`` and other parameters to the model's ``forward``."""
 
     _RELATIVE: ClassVar = ("default", "linear", "llama3", "yarn")  # rotations that do not depend on the length
 
@@ -81,7 +81,7 @@ class TransformersRunner(Runner):
         facts: dict[str, Any] = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), ends.to(ids.device))
         facts |= dict.fromkeys(("max_length_q", "max_length_k"), max(lengths))
         told = {"seq_idx, cu_seq_lens": facts | {"seq_idx": label.to(ids.device)}, "cu_seq_lens": facts}
-        for names, more in told.items():  # what collators of transformers tell a model; some models refuse it
+        for names, more in told.items():  # arguments that transformers' collators pass; some models reject them
             try:
                 with torch.no_grad():
                     self.model(**inputs, **more)
@@ -108,7 +108,7 @@ class TransformersRunner(Runner):
         return state
 
     def cropped(self, state: Any, tokens: int) -> Any:
-        if not getattr(state, "is_croppable", True):  # recurrent states, for which crop raises no error
+        if not getattr(state, "is_croppable", True):  # recurrent states, whose crop raises no error
             raise Unanswered("its cache says that it is not cropped")
         state.crop(-tokens)
         return state
@@ -158,7 +158,7 @@ class TransformersRunner(Runner):
 
     @property
     def has_positions(self) -> bool:
-        """Whether the model has a module of positions, or a configuration of rotations."""
+        """Whether the model has a module whose name suggests positions, or a configuration of rotary embeddings."""
         named = any(re.search(r"rot|rope|pos|wpe", name.lower()) for name, _ in self.model.named_modules())
         return named or bool(getattr(self._text_config, "rope_parameters", None))
 
@@ -191,7 +191,7 @@ class TransformersRunner(Runner):
         return self._model.config
 
     @property
-    def _model(self) -> Any:  # it has more attributes than a torch module, and transformers need not be installed
+    def _model(self) -> Any:  # no type: it has more attributes than nn.Module, and transformers may not be installed
         return self.model
 
     @property
@@ -205,11 +205,11 @@ class TransformersRunner(Runner):
         return inspect.signature(self.model.forward).parameters.keys()
 
     def _placed(self, ids: Tensor, places: Tensor) -> Tensor:
-        """Convert positions counted from 0 to position ids of the transformers model."""
+        """Convert positions that start at 0 to the model's position ids, which may start elsewhere."""
         return places.to(ids.device) + self.begin(ids)
 
     def begin(self, ids: Tensor) -> int:
-        """Return the model's first position id, which for RoBERTa follows that of padding.
+        """Return the model's first position id, which for RoBERTa is one after the padding's.
 
         With position ids that start at this id, the model gives the same result as without position ids.
         """

@@ -1,9 +1,9 @@
 """Decide whether a gradient of 0 means a blind pair, or only a dead unit, a saturated softmax or decay.
 
 An output that does not depend on a token has gradient 0 on every input and in every dtype. So a gradient of 0 is
-checked again on different vectors, and then on both sets of vectors in true float64. If it is 0 even there, the pair is
-blind, unless the pair lies beyond gradients that shrink to the smallest floats. A recurrence forgets in this way, and
-forgetting cannot be distinguished from masking.
+checked again on different vectors, and then on both sets of vectors in true float64. If it is still 0, the pair is
+blind, unless the gradients of tokens nearer to the output shrink to the smallest floats. A recurrence forgets in this
+way, and forgetting cannot be distinguished from masking.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Its arguments are a model, whether to change the model's vectors, and the probes
 
 
 class ZeroGradient(NamedTuple):
-    """An output, and the allowed tokens for which its gradient is 0.
+    """An output, and the allowed tokens with respect to which its gradient is 0.
 
     Attributes:
         probe: the probe that can measure the gradient again.
@@ -57,7 +57,7 @@ class ZeroGradient(NamedTuple):
 
 
 class ZeroGradientReport(NamedTuple):
-    """The causes of gradients of 0.
+    """Gradients that are 0 but should not be, sorted by cause.
 
     Attributes:
         blind: gradients that are 0 because the output does not depend on the token.
@@ -72,7 +72,7 @@ class ZeroGradientReport(NamedTuple):
     why: str = ""
 
     def describe(self, subject: ModelUnderTest) -> str:
-        """Describe in one line the gradients of 0 that do not show a blind pair."""
+        """Describe in one line the zero gradients that do not prove a blind pair."""
         floats = "float64 holds" if not self.why else f"floats hold, without float64 ({self.why}),"
         parts = [f"{_pairs(subject, self.decayed)} decayed below what {floats} and not judged"] if self.decayed else []
         if self.unsure:
@@ -83,7 +83,7 @@ class ZeroGradientReport(NamedTuple):
 def recheck(
     subject: ModelUnderTest, zeros: Sequence[ZeroGradient], sizes: dict[Probe, Tensor], pull: Pull
 ) -> ZeroGradientReport:
-    """Measure gradients of 0 again, and report which of them show blind pairs.
+    """Measure zero gradients again, and report which of them show blind pairs.
 
     Args:
         subject: the model and its input.
@@ -116,7 +116,7 @@ def recheck(
 def _narrowed(
     zeros: Sequence[ZeroGradient], sizes: dict[Probe, Tensor], subject: ModelUnderTest, changed: bool, pull: Pull
 ) -> tuple[list[ZeroGradient], dict[Probe, Tensor]]:
-    """Measure gradients of 0 again. Return two values: those that are still 0, and the largest gradients so far."""
+    """Measure zero gradients again. Return two values: those that are still 0, and the largest gradients so far."""
     if not zeros:
         return [], sizes
     more = pull(subject, changed, {one.probe for one in zeros})
@@ -128,9 +128,9 @@ def _narrowed(
 def _faded(size: Tensor, one: ZeroGradient, dtype: torch.dtype) -> Tensor:
     """Return the tokens whose gradient is 0 because of decay: beyond all large gradients and preceded by small ones.
 
-    This applies to each side of the row. A token that is nearer than a token with a large gradient was masked, not
-    forgotten. A gradient is small if it is near the smallest numbers of the dtype, or near the rounding error of larger
-    gradients, which may cancel in their sum.
+    Each side of the row is examined separately. A token that is nearer than a token with a large gradient was masked,
+    not forgotten. A gradient is small if it is near the smallest numbers of the dtype, or near the rounding error of
+    larger gradients, which may cancel in their sum.
     """
     item, place = one.row
     info = torch.finfo(dtype)

@@ -1,4 +1,4 @@
-"""Caches: stored keys and values (or sums of them), so that an attention layer need not recompute them."""
+"""Caches that store keys and values (or sums of them), so that attention layers need not recompute them."""
 
 from typing import TYPE_CHECKING
 

@@ -12,19 +12,19 @@ from saccade.caches.buffers import reused
 from saccade.caches.call_arguments import Call
 from saccade.masks.rules.key_ranges import KeyRanges
 
-_AT_ONCE = 1 << 23  # bytes of keys that are gathered at once, small enough to stay in a core's cache
+_AT_ONCE = 1 << 23  # bytes of keys to gather at a time, few enough to stay in a core's cache
 
 
 class BlockRead:
     """The columns that a decoding step reads: the selected blocks, and the unfinished block at the end.
 
     Args:
-        keys, values: keys and values of all tokens, ``[batch, kv_heads, room, width]``; the allocated columns form full
-            blocks.
+        keys, values: cached keys and values, ``[batch, kv_heads, room, width]``. The number of allocated columns,
+            ``room``, is a multiple of ``size``.
         chosen: indices of the selected finished blocks, int64 ``[batch, kv_heads, blocks]``.
-        spare: marks of the selected blocks that are hidden fillers, bool with the shape of ``chosen``; None if
-            there are none.
-        unfinished: number of columns in the unfinished block.
+        spare: bool with the shape of ``chosen``, True for masked blocks that only pad the table; None if there are
+            none.
+        unfinished: the columns of the unfinished block; may be empty.
         size: number of columns in a block.
     """
 
@@ -33,7 +33,7 @@ class BlockRead:
     ):
         self.chosen, self._spare = chosen, spare
         start, stop = unfinished.start, unfinished.stop
-        self.newest: tuple[Tensor, Tensor] | None = None  # with gradients; replaces the last column
+        self.newest: tuple[Tensor, Tensor] | None = None  # new key and value with gradients, read as last column
         self._start, self._stop, self._size = start, stop, size
         # A block is a row. Sizes are explicit, since -1 is ambiguous for tensors without elements.
         count = keys.shape[:3].numel() // size
@@ -47,12 +47,12 @@ class BlockRead:
 
     @property
     def column_bytes(self) -> int:
-        """Bytes of one column of the read blocks: one key and its value in one key head."""
+        """Bytes of one column: one key and its value in one key head."""
         return sum(x.shape[1] // self._size * x.element_size() for x in self._blocks)
 
     @property
     def ranges(self) -> KeyRanges:
-        """Columns in the selected blocks, as key ranges with one row for each key head of each batch item."""
+        """The columns that the step reads, as key ranges with one row for each key head of each batch item."""
         stop = self._stop
         first = self.chosen.flatten(0, 1).sort(1).values * self._size
         last = first + self._size
@@ -67,13 +67,13 @@ class BlockRead:
         return self.chosen.shape[0] * self.chosen.shape[1] * self.count * self.column_bytes
 
     def portions(self) -> list[slice]:
-        """Return slices of the (item, head) rows. The selected blocks of one slice fit into the reused memory."""
+        """Return slices of the (item, head) rows, each small enough for its selected keys to fit into reused memory."""
         each = self.count * self._blocks[0].shape[1] // self._size * self._blocks[0].element_size()
         step = max(1, _AT_ONCE // max(1, each))
         return [slice(i, i + step) for i in range(0, len(self._index), step)]
 
     def read(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """Return the selected keys and values of some (item, head) rows, ``[rows, columns, width]`` each."""
+        """Return the selected keys and values for some (item, head) rows, ``[rows, columns, width]`` each."""
         k, v = (self._gathered(name, table, rows) for name, table in zip(("keys", "values"), self._blocks, strict=True))
         if self.newest is None:
             return k, v
@@ -81,7 +81,7 @@ class BlockRead:
         return torch.cat([k[:, :-1], new_k], 1), torch.cat([v[:, :-1], new_v], 1)
 
     def columns(self, rows: slice) -> Tensor:
-        """Return the indices of the columns that a step reads in some (item, head) rows, int64 ``[rows, columns]``."""
+        """Return the indices of the columns that a step reads for some (item, head) rows, int64 ``[rows, columns]``."""
         device = self.chosen.device
         blocks = self.chosen.flatten(0, 1)[rows]
         whole = (blocks[:, :, None] * self._size + torch.arange(self._size, device=device)).flatten(1)
@@ -89,7 +89,7 @@ class BlockRead:
         return torch.cat([whole, rest], 1)
 
     def is_spare(self, rows: slice) -> Tensor | None:
-        """Mark selected columns that are hidden fillers, bool ``[rows, columns]``. If there are none, return None."""
+        """Mark columns of masked blocks that only pad the table, bool ``[rows, columns]``; None if there are none."""
         if self._spare is None:
             return None
         spare = self._spare.flatten(0, 1)[rows].repeat_interleave(self._size, 1)

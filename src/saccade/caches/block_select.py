@@ -1,4 +1,4 @@
-"""BlockSelectCache: stores all keys, and reads only the blocks that matter for the query of each step."""
+"""BlockSelectCache: stores all keys, but reads only the blocks that matter for each step's query."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ _ENTRIES = 1 << 21  # number of block scores computed at a time
 
 
 class BlockSelectCache(KVCache):
-    r"""Keys and values of all tokens; a step reads only the first and last blocks and those that matter to its query.
+    r"""A cache of all keys and values, of which a step reads only the first, the last and the highest-scoring blocks.
 
-    Columns are cut into blocks of ``block_size``. A call with several tokens (a prompt, a further question) reads
+    Columns are divided into blocks of ``block_size``. A call with several tokens (a prompt, a further question) reads
     everything and is exact. With ``prompt="sparse"``, each of its tokens instead reads the blocks that a step would. A
     call with one token reads ``budget`` tokens for each key head: the first ``sink_blocks`` blocks, the last
-    ``local_blocks`` blocks including the unfinished one, and *anchor blocks* up to the budget, which are the blocks in
-    between with the highest scores for this query. The softmax of the mechanism then runs over these tokens.
+    ``local_blocks`` blocks (including the unfinished one), and *anchor blocks*, which are the blocks in between with
+    the highest scores for this query. The softmax of the mechanism then runs over these tokens.
 
-    The result equals the run with a `KVCache` while at most ``budget`` tokens are stored. After that, each step equals
-    a dense run with all other blocks masked. Nothing is forgotten: the next step may read the blocks that this step
-    skips.
+    The result equals that of a `KVCache` while at most ``budget`` tokens are stored. After that, each step equals
+    a dense run in which all other blocks are masked. Nothing is forgotten: the next step may read blocks that this
+    step skips.
 
-    In a ragged batch both statements hold for each item. The budget of an item counts its tokens but no padding, and
-    blocks that contain only padding are ignored. Blocks are cut at the columns of the batch, so padding may move an
-    item's tokens to different blocks than in a run of this sequence alone.
+    In a ragged batch, this is true of each item. An item's budget counts its tokens but not its padding, and blocks
+    that contain only padding are ignored. Block boundaries are the same for all items of the batch, so padding may
+    move tokens to other blocks than if the sequence ran alone.
 
-    Heads that share keys read the same blocks. Each head's scores are normalised by a softmax over blocks, and the
-    score of a block is its maximum over these heads.
+    Heads that share keys read the same blocks. Each head's scores are normalised by a softmax over blocks, and a
+    block's score is the maximum over these heads.
 
     Args:
         block_size: number of tokens in a block, at least 1.
@@ -56,11 +56,11 @@ class BlockSelectCache(KVCache):
         sink_blocks: number of blocks at the beginning that are always read.
         local_blocks: number of blocks at the end that are always read, at least 1.
         scorer: ranks the other blocks; `saccade.scorers.BlockBounds` when None.
-        rescore_every: number of steps from one ranking of the blocks to the next. Steps in between use the last
-            ranking, with newer blocks ranked last.
-        prompt: "dense", or "sparse": each token of a call reads only the blocks that it would read in a step, so the
-            result does not depend on how a sequence is split into calls. This requires a causal mask, no padding, and
-            ``rescore_every=1``.
+        rescore_every: blocks are ranked again after this many steps. Steps in between reuse the last ranking, with
+            newer blocks ranked last.
+        prompt: "dense" or "sparse". With "sparse", each token of a call reads only the blocks that it would read in a
+            step, so the result does not depend on how a sequence is split into calls. This requires a causal mask, no
+            padding, and ``rescore_every=1``.
         max_len: see `KVCache`; rounded up to full blocks.
 
     Raises:
@@ -68,10 +68,10 @@ class BlockSelectCache(KVCache):
         UnsupportedError: a mechanism whose matrix is not a softmax, or a sparse prompt with padding or a mask that is
             not causal.
 
-    Cost: memory of a `KVCache`, and a summary for each finished block. For each key head, a step reads ``budget`` keys
-    and values and all summaries. If padding leaves blocks half empty, all items read as many blocks as the item that
-    needs most. With a bias, a custom score, a sink logit, or a mask that differs between heads, the arithmetic of a
-    step (not the reading) is repeated for each key head.
+    Cost: the memory of a `KVCache`, plus a summary for each finished block. For each key head, a step reads ``budget``
+    keys and values and all summaries. If padding leaves blocks partly empty, all items read as many blocks as the item
+    that needs the most. With a bias, a custom score, a sink logit, or a mask that differs between heads, a step
+    repeats its arithmetic (but not its reads) for each key head.
 
     Example:
         >>> from saccade import masks, mechanisms
@@ -89,7 +89,7 @@ class BlockSelectCache(KVCache):
     leaves = (
         *KVCache.leaves,
         Leaf("summary", "batch kv_heads blocks width", is_optional=True, is_saved=False),
-        Leaf("ranking", "batch kv_heads ranked", "wide", is_optional=True),  # the last ranking, if a later step uses it
+        Leaf("ranking", "batch kv_heads ranked", "wide", is_optional=True),  # the last ranking, if steps reuse it
     )
     numbers = ("exact_until", "age")
     equivalent_run = (
@@ -98,7 +98,7 @@ class BlockSelectCache(KVCache):
     exposes_all_keys, needs_softmax = False, True
 
     exact_until: int | None  # number of columns before the first step that skipped blocks
-    age: int  # number of steps that have used the ranking
+    age: int  # number of steps that have used the last ranking
     _summarized: int  # number of blocks with a summary
 
     def __init__(
@@ -138,7 +138,7 @@ class BlockSelectCache(KVCache):
 
     @property
     def summary(self) -> Tensor | None:
-        """Scorer's summaries of finished blocks, ``[batch, kv_heads, blocks, width]``; None before the first block."""
+        """The scorer's summaries of finished blocks, ``[batch, kv_heads, blocks, width]``; None if there are none."""
         return self._state["summary"][:, :, : self._summarized] if "summary" in self._state else None
 
     def advance(self, call: Call) -> Tensor:
@@ -185,7 +185,7 @@ class BlockSelectCache(KVCache):
             return self._select_for_prompt(query, summary, start)
 
         _check_sparse_prompt(call)
-        if stop <= self.budget:  # everything is read, and no block may be finished yet
+        if stop <= self.budget:  # all blocks are read; possibly none is finished yet
             return super().advance(call)
         out = super().advance(call._replace(mechanism=_BlockSparseMechanism(call, select, self.block_size)))
         if self.exact_until is None:
@@ -202,7 +202,7 @@ class BlockSelectCache(KVCache):
     def _read_in_place(
         self, call: Call, ranges: KeyRanges, finish: Callable[[Matrix, Tensor], tuple[Tensor]]
     ) -> tuple[Tensor]:
-        """Return the attention output of blocks read in place, with the key heads of all items as batch items."""
+        """Return the attention output for blocks that are read in place, treating each key head as a batch item."""
         batch, heads, q_len, _ = call.query.shape
         keys, values = (self._state[name][:, :, : ranges.columns].flatten(0, 1)[:, None] for name in ("key", "value"))
         query = call.query.reshape(len(keys), -1, q_len, call.query.shape[3])
@@ -222,7 +222,7 @@ class BlockSelectCache(KVCache):
             self.exact_until = None
 
     def _summary_of(self, keys: Tensor, table: Tensor | None, finished: int) -> Tensor:
-        """Return the summaries by which finished blocks are ranked. Each summary is computed only once."""
+        """Return the summaries used to rank finished blocks. Each summary is computed only once."""
         size, done = self.block_size, self._summarized
         if done < finished:
             blocks = keys[:, :, done * size : finished * size].unflatten(2, (finished - done, size))
@@ -236,7 +236,7 @@ class BlockSelectCache(KVCache):
         return self._state["summary"][:, :, :finished]
 
     def _rank(self, call: Call, summary: Tensor, visible: VisibleColumns) -> tuple[Tensor, int, int]:
-        """Rank finished blocks. Return three values: scores ``[batch, kv_heads, blocks]``, their age, bytes read."""
+        """Rank finished blocks. Return scores ``[batch, kv_heads, blocks]``, their age in steps, and the bytes read."""
         batch, kv_heads, blocks, _ = summary.shape
         last = self._state.get("ranking")
         if last is not None and self.age < self.rescore_every:
@@ -253,9 +253,9 @@ class BlockSelectCache(KVCache):
             return score_rows(self.scorer, query, summary).to(wide_dtype(query.dtype)) * query.shape[3] ** -0.5
 
     def _select(self, ranking: Tensor, visible: VisibleColumns) -> tuple[Tensor, Tensor | None]:
-        """Return the blocks that a step reads besides the unfinished one: int64 ``[batch, kv_heads, blocks]``.
+        """Return the blocks that a step reads in addition to the unfinished one, int64 ``[batch, kv_heads, blocks]``.
 
-        The second result marks hidden blocks that only fill up the table; it has the shape of the first, or is None.
+        The second result is a bool tensor of the same shape that marks masked blocks that only pad the table, or None.
         """
         blocks, size = ranking.shape[2], self.block_size
         order = ranking.clone()
@@ -275,9 +275,9 @@ class BlockSelectCache(KVCache):
             some = some.view(some.shape[0], ranking.shape[1], -1, blocks).any(2)
         order = order.masked_fill(~some, -torch.inf)
         if visible.is_all_real:
-            # If fewer blocks are visible than fit the budget, hidden blocks are read as well, and the mask hides them.
+            # If fewer blocks are visible than fit into the budget, masked blocks are read too; the mask hides them.
             return order.topk(self.budget // size - 1, 2, sorted=False).indices, None
-        # Padding does not use up the budget: an item reads more blocks if they contain fewer tokens.
+        # Padding does not count towards the budget: an item reads more blocks if they contain fewer tokens.
         rank, index = order.sort(dim=2, descending=True)
         counted = tokens[:, None].expand_as(index).gather(2, index).cumsum(2)
         left = self.budget - visible.real[:, blocks * size :].sum(1)
@@ -321,10 +321,11 @@ class BlockSelectCache(KVCache):
 
 
 class _BlockSparseMechanism(nn.Module):
-    """A mechanism wrapped for a sparse prompt: each query attends to its selected key blocks only.
+    """A wrapper that restricts each query of a sparse prompt to its selected key blocks.
 
     Args:
-        call: the cache call. select: selects blocks from queries and all keys; see `saccade.matrix.block_sparse`.
+        call: the cache call, with the mechanism to wrap.
+        select: maps the queries and all keys to block indices; see `saccade.matrix.block_sparse`.
         size: number of keys in a block.
     """
 
@@ -342,7 +343,7 @@ class _BlockSparseMechanism(nn.Module):
 
 
 def _check_sparse_prompt(call: Call) -> None:
-    """Raise unless the blocks can be selected for all tokens of a sparse prompt at once."""
+    """Raise unless blocks can be selected for all tokens of a sparse prompt in one pass."""
     reasons = []
     if not isinstance(call.kv_positions.given, range):
         reasons.append("it has padding, or positions of its own")

@@ -1,4 +1,4 @@
-"""Memory buffers for caches: on huge pages if available, usable in every gradient mode, or reused."""
+"""Functions that allocate cache buffers (on huge pages where available), reuse them, or make them usable again."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _KEPT = 1 << 26  # largest buffer in bytes that `reused` keeps; larger ones are 
 
 
 def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return an uninitialised buffer with the dtype and device of a tensor; a copy of it is an ordinary tensor.
+    """Return an uninitialised buffer with the dtype and device of a tensor.
 
-    A decoding step that reads ordinary 4 KB pages spends part of its time on address translation. A huge page needs one
-    entry of the page table for 2 MB. Torch does not request huge pages. This function does so on the CPU, but only for
-    huge pages that lie completely within the buffer, so that the buffer takes no more memory than a tensor.
+    A decoding step that reads ordinary 4 KB pages spends part of its time on address translation. A huge page needs
+    only one page-table entry for 2 MB, but torch does not request huge pages. On the CPU, this function requests those
+    that are completely inside the buffer, so the buffer takes no more memory than a tensor. Copies of the buffer are
+    ordinary tensors.
 
     Args:
         like: a tensor with the dtype and device of the buffer.
@@ -39,7 +40,7 @@ def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
         return like.new_empty(shape)  # torch raises the error for too little memory
     pages = torch.frombuffer(room, dtype=torch.uint8)
     start = -pages.data_ptr() % _HUGE
-    with contextlib.suppress(OSError):  # a system without huge pages fails here; ordinary pages work as well
+    with contextlib.suppress(OSError):  # without huge pages in the system, use ordinary pages
         room.madvise(_ADVICE, start, size // _HUGE * _HUGE)
     return pages[start : start + size].view(like.dtype).view(*shape)
 
@@ -47,9 +48,8 @@ def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
 def usable(x: Tensor) -> Tensor:
     """Return a cache buffer itself, or a copy if it is an inference tensor and inference mode has ended.
 
-    An inference tensor can neither be written to outside of inference mode nor be part of an autograd graph. Call this
-    function before using a tensor that was stored in an earlier call. It copies if the mode has changed, and costs
-    nothing otherwise.
+    Outside of inference mode, an inference tensor cannot be written to or take part in an autograd graph. Call this
+    function before using a tensor that was stored by an earlier call. It costs nothing unless it has to copy.
     """
     return x.clone() if x.is_inference() and not torch.is_inference_mode_enabled() else x
 
@@ -65,8 +65,8 @@ _MINE = _Kept()
 def reused(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Return an uninitialised buffer for one decoding step. The next call with the same name overwrites it.
 
-    Allocating new pages costs more than the copy that fills them. There is one buffer for each thread and name, shared
-    by all caches and not included in the memory size of any cache.
+    Allocating new pages costs more than filling them. All caches of a thread share one buffer for each name and
+    device, which no cache includes in its memory size.
     """
     size = math.prod(shape) * like.element_size()
     if size > _KEPT:
@@ -74,6 +74,6 @@ def reused(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     key = (name, like.device)
     piece = _MINE.pieces.get(key)
     if piece is None or piece.numel() < size:
-        with torch.inference_mode(False):  # memory made in inference mode could not be written to outside of it
+        with torch.inference_mode(False):  # an inference tensor could not be written to later
             piece = _MINE.pieces[key] = empty(torch.empty(0, dtype=torch.uint8, device=like.device), (size,))
     return piece[:size].view(like.dtype).view(shape)

@@ -1,4 +1,4 @@
-"""LayerCache: the base of all caches for one attention layer, described by settings and state."""
+"""LayerCache: the base class of all caches for one attention layer, which consist of settings and state."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ _NO_TOKENS = Positions(range(0))
 
 
 class LayerCache(ArgumentHints):
-    """The tokens that one attention layer has seen. The caller passes the cache to each call; no module stores it.
+    """The base class of caches that store what one attention layer needs from earlier tokens.
 
-    Every cache obeys one law: a prefill followed by extend and decode steps of any sizes gives the result of the full
-    run, for every causal mask. A cache that forgets tokens describes in ``equivalent_run`` the run that it equals
-    instead.
+    The caller passes the cache to each call; no module stores it. For every causal mask, a prefill followed by extend
+    and decode steps of any size gives the result of the full run. A cache that forgets tokens instead gives the result
+    of the run that its ``equivalent_run`` describes.
 
     A custom cache declares its ``settings`` and ``leaves``. Its `advance` returns the output of a call and stores what
     later calls need. `fork`, `reorder`, ``crop(0)``, `nbytes`, ``repr`` and `state` then work without further code.
 
     Attributes:
         settings: names of the constructor's arguments, which are stored as attributes with the same names.
-        leaves: declarations of the state's tensors, whose first axis is the batch. Once the cache has tokens, the
-            tensors are in ``_state`` by name.
+        leaves: declarations of the state's tensors, whose first axis is the batch. Once the cache contains tokens,
+            ``_state`` maps these names to the tensors.
         numbers: names of int and bool attributes that also belong to the state.
-        keeps_order: whether columns are stored in order of arrival, so that any positions are allowed.
+        keeps_order: whether columns are stored in order of arrival, so that positions may be in any order.
         exposes_all_keys: whether the mechanism receives the keys of all tokens so far, in order.
         max_len: largest number of columns; None for no limit.
         equivalent_run: the run without a cache that has the same result.
@@ -62,7 +62,7 @@ class LayerCache(ArgumentHints):
     max_len: int | None = None
 
     _state: dict[str, Tensor]
-    _shared: set[str]  # leaves whose memory a fork may share, so that nothing may be written there
+    _shared: set[str]  # leaves whose memory a fork may share, so they must not be written in place
     _length: int
     _tokens: Positions  # positions of all columns; without `keeps_order`, the last position of each item
     _spec: KeyValueSpec | None
@@ -79,7 +79,7 @@ class LayerCache(ArgumentHints):
 
     @property
     def nbytes(self) -> int:
-        """Memory of the cache in bytes, including spare room. Memory shared with a fork counts in both caches."""
+        """Memory of the cache in bytes, including unused capacity. Memory shared with a fork is counted in both."""
         return sum(x.nbytes for x in self._state.values()) + self._tokens.nbytes
 
     @property
@@ -103,22 +103,23 @@ class LayerCache(ArgumentHints):
         positions: GivenPositions = None,
         dropout_p: float = 0.0,
     ) -> Tensor:
-        """Store new keys and values, and attend to all that are stored.
+        """Store new keys and values, and attend to all stored keys and values.
 
         Args:
-            mechanism: returns the matrix of queries and keys.
+            mechanism: maps queries and keys to an attention matrix.
             query: ``[batch, heads, q_len, head_dim]``.
             key: ``[batch, kv_heads, q_len, head_dim]``, of the new tokens only.
             value: ``[batch, kv_heads, q_len, value_dim]``.
-            mask: the pairs that may attend, evaluated at positions.
-            positions: positions of the new tokens, with -1 for padding; those from `positions` of the cache when None.
-            dropout_p: dropout probability of the weights in this product.
+            mask: which pairs may attend, as a rule on token positions.
+            positions: positions of the new tokens, -1 for padding; when None, those that the method `positions`
+                returns.
+            dropout_p: dropout probability of the attention weights.
 
         Returns:
             ``[batch, heads, q_len, value_dim]``. If the call fails, the cache does not change.
 
         Raises:
-            UnsupportedError: gradient checkpointing, unless the cache was made inside the checkpointed function.
+            UnsupportedError: gradient checkpointing, unless the cache was created inside the checkpointed function.
         """
         self.check_not_replayed()
         if not callable(mechanism) or isinstance(mask, Tensor):
@@ -135,7 +136,7 @@ class LayerCache(ArgumentHints):
         else:
             tokens, held = self._advanced(new, batch, key.device), new
         out = self.advance(Call(mechanism, query, key, value, mask, new, held, dropout_p))
-        self._tokens, self._length = tokens, self._length + q_len  # the new columns count from here on
+        self._tokens, self._length = tokens, self._length + q_len  # only now, since `advance` may raise
         if self._spec is None and self._state:
             self._spec = KeyValueSpec.of(key, value)
         return out
@@ -162,7 +163,7 @@ class LayerCache(ArgumentHints):
         self._shared.clear()
 
     def crop(self, length: int) -> None:
-        """Forget all columns after the first ``length``; raise if that is not possible. A length of 0 always works."""
+        """Forget all columns after the first ``length``, or raise if that is impossible. A length of 0 always works."""
         self.check_crop(length)
         if length == 0:
             self._empty()
@@ -180,7 +181,7 @@ class LayerCache(ArgumentHints):
             raise unsupported(f"length={length}", [reason], hint=hint)
 
     def fork(self) -> Self:
-        """Return an independent copy of the cache. The original and the copy share memory until one of them writes."""
+        """Return an independent copy of the cache. The two share memory until one of them is written to."""
         other = copy.copy(self)
         other._state, other._traffic = dict(self._state), Traffic(0, 0)
         self._shared, other._shared = set(self._state), set(self._state)
@@ -188,7 +189,7 @@ class LayerCache(ArgumentHints):
         return other
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the numbers and tensors of the cache's contents, which a file stores together with its settings."""
+        """Return the numbers and tensors to save in a file, next to the settings, to restore the cache's contents."""
         tokens, tensors = self._tokens, {}
         for leaf in self.leaves:
             if leaf.is_saved and leaf.name in self._state and self.length:
@@ -233,20 +234,20 @@ class LayerCache(ArgumentHints):
             refuse_replay()
 
     def _forget(self) -> None:
-        """Drop all tokens of the cache and free their memory."""
+        """Drop all cached tokens and free their memory."""
         self._region = Region.current()
         self._state, self._shared, self._spec, self._traffic = {}, set(), None, Traffic(0, 0)
         self._tokens, self._length = _NO_TOKENS, 0
 
     def _empty(self) -> None:
-        """Forget all columns of the cache, whose memory may be reused for later columns."""
+        """Drop all cached tokens. A subclass may keep their memory for later tokens."""
         self._forget()
 
     def _crop(self, length: int) -> None:
-        """Forget all columns after the first ``length``, a number from 1 to one less than the stored columns."""
+        """Forget all columns after the first ``length``, which is at least 1 and less than the number of columns."""
 
     def _why_not_cropped(self, length: int) -> str | None:
-        """Return the reason why `crop` cannot go back to ``length`` columns. If it can, return None."""
+        """Return the reason why the cache cannot be cropped to ``length`` columns, or None if it can."""
         return "what later tokens did to it cannot be undone"
 
     def _check_new(self, query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -265,7 +266,7 @@ class LayerCache(ArgumentHints):
             raise value_error("tokens", f"fit in max_len {self.max_len}", got, hint=hint)
 
     def _advanced(self, new: Positions, batch: int, device: torch.device) -> Positions:
-        """Return the last positions in the cache after new tokens. Raise unless positions keep increasing."""
+        """Return each item's last position after new tokens. Raise unless positions keep increasing."""
         tokens = self._tokens.advanced(new, batch, device)
         if tokens is None:
             rule, hint = "come after those in the cache, one behind the other", "KVCache() takes any order"
@@ -274,11 +275,11 @@ class LayerCache(ArgumentHints):
         return tokens
 
     def _selected(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Copy some batch items of a cache's state tensor to new memory."""
+        """Copy some batch items of a state tensor to new memory."""
         return x[rows]
 
     def _check_spec(self, stored: KeyValueSpec, new: KeyValueSpec) -> None:
-        """Raise unless new keys and values have the sizes and dtype of the cached keys and values."""
+        """Raise unless new keys and values match the sizes, dtype and device of the cached ones."""
         hint = "a cache belongs to one layer and one batch: make a new one, or reorder(rows)"
         for name, old, received in zip(KeyValueSpec._fields, stored, new, strict=True):
             if old != received:
@@ -288,8 +289,8 @@ class LayerCache(ArgumentHints):
                 raise error(what, f"be {was}, as in the cache", got, hint=hint)
 
     def _sizes(self, contents: Contents) -> dict[str, int]:
-        """Return the sizes of state tensors that the cache's settings determine, before a file is read."""
+        """Return the sizes of state tensors that follow from the settings and the saved length, to check a file."""
         return {}
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
-        """Set the numbers of the state from a file. Raise if no cache of this kind could have written the file."""
+        """Restore the numbers of the state from a file. Raise if no cache of this kind could have written the file."""

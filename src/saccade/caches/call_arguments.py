@@ -1,4 +1,4 @@
-"""`Call`: the checked arguments of one call of a cache, with the checks and the interface of a mechanism."""
+"""The checked arguments of one cache call (`Call`), the checks, and the interface that a mechanism must have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from saccade.support.validation import ShapeSpec, check_int, is_integer
 
 
 class MakesMatrix(Protocol):
-    """The interface of a mechanism for a cache: a function from queries and keys to an attention matrix.
+    """The interface that a cache requires of a mechanism: it maps queries and keys to an attention matrix.
 
     A mechanism that declares ``treats_heads_alike``, as `saccade.mechanisms.Mechanism` does, may run faster.
     """
@@ -33,7 +33,7 @@ class Traffic(NamedTuple):
     """The number of bytes of keys and values that one cache call read and appended.
 
     Args:
-        bytes_read: bytes of all keys that any query needs, and of their values, each counted once.
+        bytes_read: bytes of all keys that at least one query needs, and of their values; each is counted once.
         bytes_appended: bytes of the new keys and values.
     """
 
@@ -46,9 +46,9 @@ class Call(NamedTuple):
 
     Args:
         mechanism, query, key, value, dropout_p: the arguments of the call.
-        mask: the mask, evaluated at positions; None for no mask.
+        mask: the mask, a rule on token positions; None for no mask.
         positions: positions of the new tokens.
-        kv_positions: positions of all tokens so far if the cache preserves their order, otherwise of the new tokens.
+        kv_positions: positions of all tokens so far if the cache keeps them in order; otherwise, of the new tokens.
     """
 
     mechanism: MakesMatrix
@@ -67,7 +67,7 @@ class Call(NamedTuple):
 
     @property
     def treats_heads_alike(self) -> bool:
-        """True if the mechanism declares that only dot products and the mask matter, in the same way in every head."""
+        """True if the mechanism declares that its matrix depends only on dot products and the mask in every head."""
         return getattr(self.mechanism, "treats_heads_alike", False)
 
     @property
@@ -107,7 +107,7 @@ class KeyValueSpec(NamedTuple):
 
     @classmethod
     def of(cls, key: Tensor, value: Tensor) -> KeyValueSpec:
-        """Return the sizes, dtype and device of new keys and values; raise if they do not match each other."""
+        """Return the sizes, dtype and device of keys and values."""
         batch, kv_heads, _, head_dim = key.shape
         return cls(batch, kv_heads, head_dim, value.shape[3], key.dtype, key.device)
 
@@ -120,7 +120,7 @@ _NEW = ShapeSpec(
 
 
 def check_call(mechanism: object, mask: object) -> None:
-    """Raise if a mechanism cannot be called, or if the mask is a tensor, whose columns no cache can match to tokens."""
+    """Raise if a mechanism is not callable or the mask is a tensor, because its columns cannot be matched to tokens."""
     if not callable(mechanism):
         hint = "for instance saccade.mechanisms.Softmax()"
         raise type_error("mechanism", "make matrices", type(mechanism).__name__, hint=hint)
@@ -161,10 +161,10 @@ def check_crop(length: object, stored: int) -> None:
 
 
 class Region(NamedTuple):
-    """The currently running region of gradient checkpointing, as far as it can be recognised.
+    """The region of gradient checkpointing that is currently running, if it can be identified.
 
-    A replay runs inside a backward pass, which has a number. In its first run, a region of the non-reentrant checkpoint
-    is recognised by torch's hooks for saved tensors. A region of the reentrant checkpoint cannot be recognised.
+    A replay runs inside a backward pass, which has a number. In the forward pass, a region of the non-reentrant
+    checkpoint is identified by torch's hooks for saved tensors; a region of the reentrant checkpoint cannot be.
 
     Args:
         graph_task: number of the backward pass; -1 outside of backward passes.

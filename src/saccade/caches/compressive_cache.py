@@ -23,29 +23,29 @@ class RemembersSegments(Protocol):
     def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """Return four values: output, updated compressive memory, where it has NaN or inf, and tokens to store."""
+        """Return the output, the updated memory, which heads of it contain NaN or inf, and which tokens to store."""
         ...
 
 
 class CompressiveCache(LayerCache):
-    """The cache of `saccade.mechanisms.CompressiveMemory`: constant size for sequences of any length.
+    """The cache for `saccade.mechanisms.CompressiveMemory`, whose size does not grow with the sequence.
 
-    It stores the sum over all finished segments, and the keys and values of the open segment, because segments are
-    added to the sum only when they are complete. The result equals the run with a `saccade.caches.KVCache` and the full
-    run. In a ragged batch, each item has its own segments. Tokens cannot be subtracted from a sum, so `crop` supports
-    only length 0. To try tokens that may be rejected, use `fork`, which copies nothing.
+    It stores a sum over all finished segments, and the keys and values of the open segment: a segment is added to the
+    sum only when it is complete. The result equals that of the full run and of a run with a `saccade.caches.KVCache`.
+    In a ragged batch, each item is divided into segments separately. Tokens cannot be subtracted from a sum, so `crop`
+    supports only length 0. To try tokens that may be rejected, use `fork`, which copies nothing.
 
     Gradients flow to the keys and values of the current call. Stored keys and values are constants.
 
     Args:
-        max_len: largest number of tokens; None for no limit. The memory is the same in both cases.
+        max_len: largest number of tokens; None for no limit. It does not affect the memory.
 
     Raises:
-        ValueError: tokens positioned before earlier ones, or a different batch size than before.
+        ValueError: positions do not increase, or the batch size changes.
         UnsupportedError: a mechanism without segments, a crop to a length other than 0, or dropout.
 
-    Cost: memory of ``batch * kv_heads * (head_dim * (value_dim + 1) + segment * (head_dim + value_dim))`` elements at
-    most, and 8 bytes for each stored token. A step reads and copies the open segment.
+    Cost: memory for at most ``batch * kv_heads * (head_dim * (value_dim + 1) + segment * (head_dim + value_dim))``
+    elements, and 8 bytes for each stored token. A step reads and copies the open segment.
 
     Example:
         >>> import torch
@@ -116,7 +116,7 @@ class CompressiveCache(LayerCache):
 
 
 def _concatenate_positions(stored: Tensor, new: Tensor) -> Positions:
-    """Return the positions of stored and then new tokens, for the segments of a compressive memory."""
+    """Concatenate the positions of stored and new tokens. Return them as a range if they are consecutive."""
     rows = max(len(stored), len(new))
     table = torch.cat([stored.expand(rows, -1), new.expand(rows, -1)], 1)
     first = Positions(None, table).one_by_one()
@@ -124,7 +124,7 @@ def _concatenate_positions(stored: Tensor, new: Tensor) -> Positions:
 
 
 def _open_segment_tokens(tokens: dict[str, Tensor], is_open: Tensor) -> dict[str, Tensor]:
-    """Return the tokens of each item's open segment, in order and followed by padding."""
+    """Return the tokens of each item's open segment in order, padded at the end."""
     count = int(is_open.sum(1).amax()) if len(is_open) else 0
     order = (~is_open).to(torch.uint8).sort(dim=1, stable=True).indices[:, :count]
     if len(order) == 1:

@@ -1,4 +1,4 @@
-"""CrossCache: the keys and values of a cross-attention context, projected once."""
+"""CrossCache: stores the keys and values of a cross-attention context, so that they are projected only once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CONTEXT = ShapeSpec("key [batch, kv_heads, len, head_dim]", "value [batch, kv_h
 
 
 class CrossCache(LayerCache):
-    """The cache of cross-attention, which stores the projected context of the first call for all later calls.
+    """A cache for cross-attention that stores the projected context of the first call for all later calls.
 
     ``mha(x, context, cache=cache)`` projects the context in the first call only. Later calls may omit the context. If
     they pass it, it must have the same shape, but its contents are not compared.
@@ -90,7 +90,7 @@ class CrossCache(LayerCache):
         if kv_positions is not None:
             batch, _, length, _ = key.shape
             checked = Positions.of(kv_positions, "kv_positions", length=length, batch=batch).given
-        # Not copied if gradients must reach the context; otherwise copied, so that no memory is shared with the caller.
+        # Share memory with the caller only if gradients must reach the context.
         self._state = {name: x if x.requires_grad else x.clone() for name, x in (("key", key), ("value", value))}
         if isinstance(checked, Tensor):
             self._state["kv_positions"] = torch.atleast_2d(checked).clone()
@@ -118,7 +118,7 @@ class CrossCache(LayerCache):
             positions: positions of the queries, if the mask needs them.
 
         Raises:
-            ValueError: there is no context yet, or the call passes a second one.
+            ValueError: no context is stored or passed, or a context is passed although one is stored.
         """
         check_call(mechanism, mask)
         if key is not None and value is not None:

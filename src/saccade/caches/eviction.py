@@ -1,4 +1,4 @@
-"""Caches of a fixed size, in which each key head evicts the tokens with the lowest scores."""
+"""Fixed-size caches in which each key head evicts the tokens with the lowest scores."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ _RECENT = (("earlier", "columns"), ("rows", "queries columns"))
 
 
 class Held(NamedTuple):
-    """The tokens that each key head of an evicting cache stores: padding first, then tokens from oldest to newest.
+    """The tokens stored by each key head of an evicting cache: padding first, then tokens from oldest to newest.
 
     Args:
         key, value: ``[batch, kv_heads, columns, width]``.
         table: positions of the tokens, int64 ``[batch, kv_heads, columns]``; -1 for padding.
-        received: attention that each token received from the voting queries, summed over the heads that share the keys;
-            float32 or float64 ``[batch, kv_heads, columns]``.
+        received: attention that each token received, summed over the voting queries (see
+            `EvictingCache.voting_queries`) and over the heads that share the keys; float32 or float64
+            ``[batch, kv_heads, columns]``.
     """
 
     key: Tensor
@@ -55,33 +56,37 @@ class Held(NamedTuple):
 
 
 class EvictingCache(LayerCache):
-    r"""A cache of the last ``recent`` tokens of each key head, and of the earlier tokens with the highest `score`.
+    r"""A cache that keeps each key head's last ``recent`` tokens and the earlier tokens with the highest `score`.
 
-    A custom rule only needs to define `score`. After every call, tokens beyond ``budget`` are evicted. A call reads all
-    tokens stored before it and its own tokens, so a prompt is exact. Padding never displaces a token.
+    A custom rule only needs to define `score`. After every call, tokens beyond ``budget`` are evicted. A call attends
+    to all tokens stored before it as well as its own, so the prompt is processed exactly. Padding never displaces a
+    token.
 
-    Each call equals a dense run in which the tokens that a key head has evicted before are masked. The result equals
-    the run with a `KVCache` until more than ``budget`` tokens have been passed. Evicted tokens cannot be read again.
+    Each call is equivalent to a dense run in which the tokens that a key head has already evicted are masked. The
+    result equals that of a `KVCache` until more than ``budget`` tokens have been passed. Evicted tokens cannot be read
+    again.
 
-    `crop` continues as if the last tokens had never been passed. It works until a token is evicted (with
-    ``evict_once``, for all tokens after the first call), for tokens that did not vote, and for the last 32 tokens.
+    `crop` continues as if the removed tokens had never been passed. It is possible only while no token has been
+    evicted, and not into a call in which padding followed tokens. If attention is summed in every call, at most the
+    last 32 tokens can be removed. With ``evict_once``, all tokens after the first call can be removed, even after an
+    eviction.
 
     Args:
         budget: number of tokens that each key head stores after a call.
         recent: number of last tokens that are never evicted; half of the budget when None.
 
     Attributes:
-        voting_queries: number of a call's last queries that count in ``received``; None for all. With 0, nothing is
-            summed and ``received`` is 0.
+        voting_queries: number of queries at the end of each call whose attention is summed in ``received`` (the *voting
+            queries*); None for all. With 0, ``received`` is 0.
         evict_once: whether tokens are evicted only after the first call.
 
     Raises:
-        ValueError: sizes out of range, tokens positioned before earlier ones, or a different batch size than before.
+        ValueError: a size is out of range, positions do not increase, or the batch size changes.
         UnsupportedError: an impossible crop, or, with voting queries, a matrix whose rows are not distributions.
 
     Cost: memory for ``batch * kv_heads * budget`` keys and values, and 12 bytes for each key (16 in float64). If
-    all queries vote, another 132 bytes for each key until a token is evicted. A call computes its weights a
-    second time, which are n²/2 weights for a prompt of n tokens, in O(n) memory.
+    ``voting_queries`` is None, another 132 bytes for each key until a token is evicted. A call computes the weights of
+    its voting queries a second time: n²/2 weights for a prompt of n tokens if there is no limit, in O(n) memory.
 
     Example:
         >>> from saccade import masks, mechanisms
@@ -107,7 +112,7 @@ class EvictingCache(LayerCache):
     voting_queries: int | None = None
     evict_once: ClassVar[bool] = False
 
-    _in_order_from: int  # number of columns whose order is no longer known, since padding was moved before tokens
+    _in_order_from: int  # number of first columns whose order of arrival was lost when padding was moved before tokens
 
     def __init__(self, budget: int, *, recent: int | None = None):
         super().__init__()
@@ -117,7 +122,7 @@ class EvictingCache(LayerCache):
             raise value_error("recent", f"be at most the budget {budget}", recent)
 
     def score(self, held: Held) -> Tensor:
-        """Return the eviction score of each token, ``[batch, kv_heads, columns]``; tokens with high scores stay.
+        """Return a score for each token, ``[batch, kv_heads, columns]``. Tokens with the lowest scores are evicted.
 
         Args:
             held: all stored tokens before the eviction; padding is evicted first, whatever its score.
@@ -171,7 +176,7 @@ class EvictingCache(LayerCache):
         *,
         product: bool = True,
     ) -> tuple[Tensor, ...]:
-        """Return the output of a call over all keys, and the statistic of its weights by which tokens are evicted."""
+        """Return the output of a call over all keys, and the statistic of its weights that decides on evictions."""
 
         def finish(matrix: Matrix, v: Tensor) -> tuple[Tensor, ...]:
             return (*(call.product(matrix, v) if product else ()), *(matrix.compute(question) if question else ()))
@@ -185,7 +190,7 @@ class EvictingCache(LayerCache):
         )
 
     def _best(self, held: Held) -> Held:
-        """Return the tokens to store: the last ``recent`` tokens, and those with the highest scores."""
+        """Return the tokens to keep: the last ``recent`` tokens, and those with the highest scores."""
         scores, (batch, kv_heads, columns) = self.score(held), held.table.shape
         _SCORES.check(scores, batch=batch, kv_heads=kv_heads, columns=columns)
         order = scores.masked_fill(held.table < 0, -torch.inf)
@@ -230,7 +235,7 @@ class EvictingCache(LayerCache):
 
 
 def _voting_call(call: Call, voting_queries: int | None) -> Call | None:
-    """Return the call with only the last queries of each item, which vote on evictions. Without any, return None."""
+    """Return the call with only its voting queries, the last ones of each item, or None if there are none."""
     query, where = call.query, call.positions
     if voting_queries == 0:
         return None
@@ -245,18 +250,19 @@ def _voting_call(call: Call, voting_queries: int | None) -> Call | None:
 
 
 def _padding_first(table: Tensor) -> Tensor:
-    """Return an order of the cached columns that moves padding before all tokens and keeps the order of tokens."""
+    """Return the column order that moves padding before all tokens and leaves tokens in order."""
     return (table >= 0).to(torch.uint8).sort(dim=-1, stable=True).indices
 
 
 class HeavyHitterCache(EvictingCache):
-    r"""A cache of the tokens that received the most attention, and of the last tokens, for each key head.
+    r"""A cache that keeps each key head's last tokens and the tokens that have received the most attention.
 
-    After every call, tokens beyond ``budget`` are evicted: of the tokens before the last ``recent``, those that
-    received the least attention from all queries so far, summed over the heads that share the keys. A sum favours early
-    tokens, because more queries have seen them. Tokens that a later question needs may have been evicted.
+    After every call, tokens beyond ``budget`` are evicted. The last ``recent`` tokens stay; of the others, those that
+    received the least attention are evicted. Attention is summed over all queries so far and over the heads that share
+    the keys. A sum favours early tokens, because more queries have seen them. Tokens that a later question needs may
+    be evicted.
 
-    The equivalent run, errors and cost are those of an `EvictingCache` in which all queries vote.
+    The equivalent run, errors and cost are those of an `EvictingCache` with ``voting_queries=None``.
 
     Args:
         budget, recent: see `EvictingCache`.
@@ -276,28 +282,30 @@ class HeavyHitterCache(EvictingCache):
 
 
 class SnapKVCache(EvictingCache):
-    r"""A cache of the prompt tokens that the prompt's last tokens attended to most, and of all tokens after the prompt.
+    r"""A cache of all tokens after the prompt and of the prompt tokens to which the end of the prompt attended most.
 
-    After the first call, and only then, each key head selects the tokens to store: the last ``window`` tokens and, of
-    those before, the ``budget - window`` that received the most attention from the window. This attention is summed
-    over the last tokens and over the heads that share the keys, then averaged over ``pool`` neighbouring tokens, which
-    preserves some context. Padding neither votes nor displaces a token. An item that consists only of padding in the
-    first call stores all tokens.
+    After the first call, and only then, each key head selects the tokens to keep: the last ``window`` tokens and, of
+    the earlier tokens, the ``budget - window`` that received the most attention from the window. This attention is
+    summed over the last tokens and over the heads that share the keys. It is then averaged over ``pool`` neighbouring
+    tokens, so that some context of important tokens is kept. Padding neither affects the sum nor displaces a token. An
+    item that consists only of padding in the first call keeps all tokens.
 
-    The first call equals the dense run; later calls equal the dense run in which the tokens that a key head
-    evicted are masked. The question must be at the end of the prompt, since tokens that only a later question needs
-    may be evicted.
+    The first call equals the dense run. Later calls equal the dense run in which the tokens that a key head evicted
+    are masked. The question must be at the end of the prompt, since tokens that only a later question needs may be
+    evicted.
 
     Args:
-        budget: number of tokens of the first call that each key head stores.
-        window: number of last tokens of the first call, which vote and are stored; at most the budget.
-        pool: number of neighbouring tokens to average over; odd.
+        budget: number of tokens of the first call that each key head keeps.
+        window: number of tokens at the end of the first call, which are always kept and whose attention selects the
+            others; at most the budget.
+        pool: number of neighbouring tokens to average over; must be odd.
 
     Raises:
         ValueError: sizes that do not fit together, or arguments that an `EvictingCache` rejects.
-        UnsupportedError: a crop into a first call after an eviction, or a matrix whose rows are not distributions.
-            Cost: memory ``batch * kv_heads * (budget + later tokens)`` keys and values, and 12 bytes for each (16 in
-            float64). Voting costs one pass over ``window`` rows, once.
+        UnsupportedError: a crop into the first call after an eviction, or a matrix whose rows are not distributions.
+
+    Cost: memory for ``batch * kv_heads * (budget + later tokens)`` keys and values, and 12 bytes for each key (16 in
+    float64). The selection takes one pass over ``window`` rows in the first call.
 
     Example:
         >>> from saccade import masks, mechanisms
@@ -329,7 +337,7 @@ class SnapKVCache(EvictingCache):
 
 @dataclasses.dataclass(frozen=True)
 class _AllWeights(Statistic[Tensor, Tensor]):
-    """The statistic that collects the weights of the voting queries, ``[batch, heads, q_len, kv_len]``."""
+    """A statistic that collects all weights of a call, ``[batch, heads, q_len, kv_len]``."""
 
     def start(self, info: MatrixInfo) -> Tensor:
         return torch.zeros(info.shape, dtype=info.dtype, device=info.device)
@@ -352,10 +360,10 @@ def _by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
 
 
 def _with_rows(before: Mapping[str, Tensor], summed: Tensor, new: Tensor) -> dict[str, Tensor]:
-    """Return the separate weights of the last voting queries, and the sum of the weights of all earlier queries.
+    """Return the weights of the last 32 voting queries one by one, and the summed weights of all earlier queries.
 
     Args:
-        before: the result before the new queries; empty if earlier weights are not stored separately.
+        before: the cache's state; the earlier result is in it unless earlier weights are not stored separately.
         summed: sums of earlier weights, ``[batch, kv_heads, columns]``, 0 for new tokens.
         new: weights of the new queries, ``[batch, kv_heads, queries, columns]``.
     """

@@ -1,4 +1,4 @@
-"""IndexedCache: all keys and values, and the index keys that a scorer uses to rank them."""
+"""IndexedCache: stores all keys and values, and the index keys that a scorer uses to rank them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from saccade.support.errors import unsupported
 
 
 class IndexedCache(KVCache):
-    """Keys and values of all tokens, and the index keys that a scorer uses to rank them; exact for `TopK`.
+    """A cache of all keys and values, and of the index keys that a scorer uses to rank them; exact for `TopK`.
 
-    Each call passes a mechanism with the index keys of the new tokens, ``TopK(LightningIndexer(q, k, w), …)``. The
-    cache calls this mechanism with the index keys of all tokens so far.
+    The mechanism passed to each call contains the index keys of the new tokens: ``TopK(LightningIndexer(q, k, w), …)``.
+    The cache replaces them by the index keys of all tokens so far.
 
     Args:
         max_len: as for `KVCache`.
 
     Raises:
-        UnsupportedError: a mechanism without index keys, or a call of `fill`, which has no index keys.
+        UnsupportedError: a mechanism without index keys, or a call of `fill`, which cannot pass index keys.
 
     Cost: as for a `KVCache`, plus ``batch * columns * dim`` elements for index keys.
 

@@ -1,4 +1,4 @@
-"""Int8Cache: keys and values of all tokens, rounded to 8 bits block by block."""
+"""Int8Cache: stores the keys and values of all tokens, rounded to 8 bits block by block."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _MOST = 127  # the largest code; the smallest is -127
 
 
 class Rounded(NamedTuple):
-    """Keys or values, rounded to int8 in finished blocks and exact in the unfinished block; shared by forks.
+    """Keys or values, rounded to int8 in finished blocks and exact in the unfinished block. Forks share the tensors.
 
     Args:
         codes: int8 ``[batch, kv_heads, blocks * block_size, width]``.
-        steps: float32 or float64 ``[batch, kv_heads, blocks, width]``: the step between adjacent codes in each block
-            and channel.
+        steps: the difference between adjacent codes in each block and channel, float32 or float64 ``[batch, kv_heads,
+            blocks, width]``.
         zeros: the number that code 0 represents, with the shape of ``steps``.
         rest: unrounded columns of the unfinished block, ``[batch, kv_heads, fewer than block_size, width]``.
         size: block_size.
@@ -49,7 +49,7 @@ class Rounded(NamedTuple):
             return self._replace(rest=rest)
         blocks = rest[:, :, : full * size].unflatten(2, (full, size)).to(self.steps.dtype)
         least, most = blocks.amin(3), blocks.amax(3)
-        # Halves, since the sum or the difference may overflow the dtype.
+        # Divide before adding, since the sum or the difference may overflow the dtype.
         zeros, steps = most / 2 + least / 2, (most / 2 - least / 2) / _MOST
         levels = (blocks - zeros[:, :, :, None]) / steps.clamp(min=torch.finfo(steps.dtype).tiny)[:, :, :, None]
         codes = levels.round().clamp(-_MOST, _MOST).to(torch.int8)
@@ -62,7 +62,7 @@ class Rounded(NamedTuple):
         )
 
     def read(self, new: Tensor, rows: slice) -> Tensor:
-        """Return the stored columns of some key heads as floats, then new columns, ``[rows, columns, width]``."""
+        """Return some key heads' stored columns as floats, followed by new columns, ``[rows, columns, width]``."""
         codes, steps, zeros, rest = (x.flatten(0, 1)[rows] for x in self[:4])
         blocks = steps.shape[1]
         wide = codes.view(len(codes), blocks, codes.shape[1] // max(1, blocks), codes.shape[2]) * steps[:, :, None]
@@ -71,15 +71,15 @@ class Rounded(NamedTuple):
 
 
 class Int8Cache(RoundedCache):
-    r"""Keys and values of all tokens in about a quarter of the memory of float32, or half that of bfloat16.
+    r"""A cache of all keys and values that needs about a quarter of the memory of float32, or half that of bfloat16.
 
-    A finished block is rounded once, separately for each channel, to 255 levels that are evenly spaced from the
-    smallest to the largest number of the channel in that block. So the error of an element is at most half a step,
+    A finished block is rounded once. In each channel, there are 255 evenly spaced levels from the smallest to the
+    largest number of that channel in the block, so the error of an element is at most half a step,
 
     .. math:: |\hat x - x| \le \frac{\max_{\text{block, channel}} x - \min_{\text{block, channel}} x}{508}
 
     (plus the rounding of the dtype), and the error of a score is at most ``scale * sum(|q_i| * step_i) / 2``. The
-    unfinished block and the new tokens of a call are read unrounded. The result equals the run with a `KVCache` of
+    unfinished block and the new tokens of a call are read unrounded. The result equals that of a `KVCache` with
     rounded keys and values, and is exact until the first block is finished.
 
     Args:
@@ -87,11 +87,11 @@ class Int8Cache(RoundedCache):
             steps.
 
     Raises:
-        ValueError: NaN or inf in a key or value, or a different batch size than before.
+        ValueError: NaN or inf in a key or value, or a changed batch size.
         UnsupportedError: a crop into a rounded block.
 
-    Cost: memory ``(1 + 8 / block_size)`` bytes for each element. A decoding step reads the codes and writes them as
-    floats, a few key heads at a time (all heads if they must run together). This saves memory, but not time.
+    Cost: ``(1 + 8 / block_size)`` bytes of memory for each element. A decoding step converts the codes to floats, a few
+    key heads at a time (all heads if they must run together). This saves memory, but not time.
 
     Example:
         >>> from saccade import masks, mechanisms
@@ -111,7 +111,7 @@ class Int8Cache(RoundedCache):
             Leaf(f"{name}.rest", f"batch kv_heads rest {width}"),
             Leaf(f"{name}.codes", f"batch kv_heads rounded {width}", "int8"),
             Leaf(f"{name}.steps", f"batch kv_heads blocks {width}", "wide"),
-            Leaf(f"{name}.zeros", f"batch kv_heads blocks {width}", "wide", is_optional=True),  # in files
+            Leaf(f"{name}.zeros", f"batch kv_heads blocks {width}", "wide", is_optional=True),  # absent in version 0.1
         )
     )
 

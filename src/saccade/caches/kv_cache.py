@@ -20,23 +20,24 @@ _SMALLEST = 16  # initial number of columns of a growing cache
 
 
 class KVCache(LayerCache):
-    r"""The exact keys and values of all tokens so far, for every mechanism.
+    r"""A cache of the exact keys and values of all tokens so far, for every mechanism.
 
-    Keys and values are stored unchanged, with ``kv_heads`` heads. By default token j is at position j. For a ragged
-    batch the caller passes positions, with -1 for padding on either side, and every item continues after its last token
-    (`padded_positions` computes such positions from lengths).
+    Keys and values are stored unchanged, with ``kv_heads`` heads. By default, token j is at position j. For a ragged
+    batch, pass positions with -1 for padding on either side; `padded_positions` computes them from lengths. Every item
+    then continues after its own last token.
 
     Gradients flow to the keys and values of the current call. Stored keys and values are constants.
 
     Args:
-        max_len: largest number of columns; the first call allocates memory for all of them. None to grow by doubling.
+        max_len: largest number of columns; the first call allocates memory for all of them. When None, the memory
+            doubles whenever it is full.
 
     Raises:
         ValueError: the cache is full, or the batch size, number of heads, width, dtype or device differs from earlier
             calls.
 
-    Cost: memory ``batch * kv_heads * columns * (head_dim + value_dim)`` elements, where columns is ``max_len``, or at
-    most twice the number of stored columns. Adding a token copies only its own key and value.
+    Cost: memory for ``batch * kv_heads * columns * (head_dim + value_dim)`` elements, where columns is ``max_len``, or
+    at most twice the number of stored columns. Adding a token copies only its own key and value.
 
     Example:
         >>> import torch
@@ -59,7 +60,7 @@ class KVCache(LayerCache):
     )
     keeps_order = exposes_all_keys = True
     needs_softmax: ClassVar[bool] = False
-    block_size: int = 1  # memory is allocated in multiples of it
+    block_size: int = 1  # memory is allocated in multiples of this many columns
 
     _tokens: Positions
 
@@ -109,7 +110,7 @@ class KVCache(LayerCache):
         return out
 
     def _bytes_read(self, matrix: AttentionMatrix, stored: int) -> int:
-        """Return how many bytes of stored keys and values a call reads. Several causal queries read nearly all."""
+        """Return how many of the ``stored`` bytes of keys and values a call reads under a mask that hides some."""
         batch, _, _, kv_len = matrix.shape
         tiles = matrix.inputs.plan.tiles
         needed = {(tile.batch.start, tile.batch.stop, strip.keys) for tile in tiles for strip in tile.columns}
@@ -117,7 +118,7 @@ class KVCache(LayerCache):
         return stored * min(batch * kv_len, columns) // max(1, batch * kv_len)
 
     def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> None:
-        """Store keys and values that are already known, such as those of a prefix, without attending.
+        """Store keys and values that were computed earlier, such as those of a prefix, without attending.
 
         Args:
             key: ``[batch, kv_heads, len, head_dim]``.
@@ -148,7 +149,7 @@ class KVCache(LayerCache):
     def _write_columns(self, name: str, start: int, new: Tensor) -> Tensor:
         """Write new columns of one cached tensor after its first ``start`` columns, and return a view of all columns.
 
-        Cost: a copy of ``new``, or of the full tensor when its memory has to grow.
+        Cost: copies ``new``, and all earlier columns if the memory has to grow.
         """
         x, stop = self._state.get(name), start + new.shape[2]
         is_out_of_reach = x is not None and x.is_inference() and not torch.is_inference_mode_enabled()
@@ -158,7 +159,7 @@ class KVCache(LayerCache):
         return x.narrow(2, 0, stop)
 
     def _grow(self, name: str, start: int, stop: int, new: Tensor) -> Tensor:
-        """Copy the first ``start`` columns of a cached tensor to new memory for at least ``stop`` columns."""
+        """Copy the first ``start`` columns of a cached tensor to new memory with room for at least ``stop`` columns."""
         old = self._state.get(name)
         size, room = (self.block_size, self.max_len) if name in ("key", "value") else (1, None)
         if room is None:
@@ -192,7 +193,7 @@ class KVCache(LayerCache):
 
 
 def check_softmax(matrix: Matrix, call: Call) -> None:
-    """Raise unless a matrix is a softmax, because some caches select tokens by their softmax weights."""
+    """Raise unless a matrix is a softmax, since some caches select tokens by their softmax weights."""
     if not isinstance(matrix, AttentionMatrix):
         reason = f"a {type(matrix).__name__} is no softmax, of which the largest terms could be chosen"
         hint = "KVCache() fits every mechanism"

@@ -1,4 +1,4 @@
-"""LatentCache: one short latent vector per token, which serves as key and value of all heads."""
+"""LatentCache: stores one short latent vector per token, which serves as key and value for all heads."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from saccade.support.validation import check_int
 
 
 class LatentCache(KVCache):
-    """The latents of all tokens and the rotated part of their keys, which is exactly what latent attention needs.
+    """A cache of each token's latent vector and the rotated part of its key, which is all that latent attention needs.
 
-    Latents and rotated parts are in one tensor: the first ``latent_dim`` channels of a key are its value, so only keys
-    are stored. A `KVCache` works with the same layers, but stores latents twice.
-    `saccade.nn.LatentAttention.new_cache` returns a LatentCache.
+    Both are stored in one tensor: the first ``latent_dim`` channels of a key are its value, so only keys are stored. A
+    `KVCache` works with the same layers, but stores latents twice. `saccade.nn.LatentAttention.new_cache` returns a
+    LatentCache.
 
     Args:
-        latent_dim: number of first channels of a key that are its value.
+        latent_dim: width of the values, which are the first channels of the keys.
         max_len: see `KVCache`.
 
     Raises:
         ValueError: values that are not a view of these channels of the keys; see also `KVCache`.
 
-    Cost: memory ``batch * columns * head_dim`` elements with one key head, where columns is ``max_len``, or at most
+    Cost: memory for ``batch * columns * head_dim`` elements with one key head, where columns is ``max_len``, or at most
     twice the number of stored columns.
 
     Example:
@@ -81,7 +81,7 @@ class LatentCache(KVCache):
     def _write_columns(self, name: str, start: int, new: Tensor) -> Tensor:
         if name == "key":
             return super()._write_columns(name, start, new)
-        stop = start + new.shape[2]  # written with the keys
+        stop = start + new.shape[2]  # the values were written with the keys
         return self._values_in(self._state["key"][:, :, :stop])
 
     def _sizes(self, contents: Contents) -> dict[str, int]:
@@ -94,5 +94,5 @@ class LatentCache(KVCache):
         super()._check_restored(contents, state | {"value": self._values_in(key)})
 
     def _values_in(self, key: Tensor) -> Tensor:
-        """Return the values, which are the first latent channels of the keys."""
+        """Return the values, which are the first ``latent_dim`` channels of the keys."""
         return key[..., : self.latent_dim]

@@ -1,4 +1,4 @@
-"""Cache: the caches of all layers of a model."""
+"""Cache: the caches of all layers in a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from saccade.support.errors import type_error, value_error
 class Cache:
     """The caches of a model's layers, in order; methods act on all of them.
 
-    A layer with two attention modules has a nested Cache: ``Cache([Cache([KVCache(), CrossCache()]), ...])``.
+    For a layer with two attention modules, nest a Cache: ``Cache([Cache([KVCache(), CrossCache()]), ...])``.
 
     Args:
         layers: `LayerCache` or `Cache` objects.
@@ -53,13 +53,13 @@ class Cache:
 
     @property
     def length(self) -> int:
-        """Number of columns of the model's self-attention; the context of cross-attention does not count."""
+        """Number of columns in the self-attention caches; the context of cross-attention does not count."""
         layers = self._self_attention
         return 0 if layers is None else layers.length
 
     @property
     def nbytes(self) -> int:
-        """Memory of the caches of all layers in bytes."""
+        """Memory of all layers' caches in bytes."""
         return sum(layer.nbytes for layer in self._layers)
 
     @property
@@ -74,20 +74,20 @@ class Cache:
         return None if layers is None else layers.positions(q_len)
 
     def reorder(self, rows: Tensor | Sequence[int]) -> None:
-        """Keep only the listed batch items in the caches of all layers, in the order of the list. Items may repeat."""
+        """Keep only the given batch items in all layers' caches, in the given order. Items may repeat (beam search)."""
         for layer in self._layers:
             layer.reorder(rows)
 
     def crop(self, length: int) -> None:
-        """Forget all columns after the first ``length`` in the caches of all layers."""
+        """Forget all columns after the first ``length`` in all layers' caches."""
         check_crop(length, self.length)
-        for own in self.flat:  # all or none
+        for own in self.flat:  # check all caches before any of them changes
             own.check_crop(length)
         for layer in self._layers:
             layer.crop(length)
 
     def fork(self) -> Cache:
-        """Return an independent copy of the caches of all layers. Memory is shared until one of the copies writes."""
+        """Return an independent copy of all layers' caches. Memory is shared until one of them is written to."""
         return Cache(layer.fork() for layer in self._layers)
 
     def __len__(self) -> int:
@@ -104,5 +104,5 @@ class Cache:
 
     @property
     def _self_attention(self) -> LayerCache | None:
-        """First self-attention cache, which counts the model's tokens. None if the model has only cross-attention."""
+        """The first self-attention cache, which counts the model's tokens; None if there is only cross-attention."""
         return next((layer for layer in self.flat if not isinstance(layer, CrossCache)), None)

@@ -1,4 +1,4 @@
-"""Positions of the tokens of a ragged batch that is padded to one length."""
+"""Token positions for a ragged batch that is padded to one length."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def padded_positions(
 
     Args:
         lengths: number of real tokens in each batch item, at least 0.
-        side: the side of the padding.
+        side: the side on which the items are padded.
         padded_len: length to which all items are padded; the length of the longest item when None.
 
     Returns:

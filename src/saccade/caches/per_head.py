@@ -22,21 +22,22 @@ def attend_by_head(
     portions: Sequence[slice] = (),
     sees_all: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Run attention in which each key head reads its own columns, and concatenate the results of all heads.
+    """Run attention in which each key head reads its own columns of the cache, and concatenate the heads' results.
 
     The key heads of all items are rows of one table, with index ``item * kv_heads + head``. If the mechanism and mask
-    do not differ between heads, many rows run at once, as batch items. Otherwise heads run together if all store the
-    same tokens. If not, they run one by one, each time with the arithmetic of all heads.
+    are the same for all heads, many rows run at once, as batch items. Otherwise, all heads run in one call if they
+    store the same tokens. If they do not, there is one call for each key head: it gives that head's keys to all query
+    heads, and only the results of the query heads that share the key head are used.
 
     Args:
         call: the cache call.
         kv_heads: number of key heads of each item.
-        read: returns the keys and values of a slice of rows, ``[rows, columns, width]`` each.
+        read: returns the keys and values for a slice of rows, ``[rows, columns, width]`` each.
         positions: returns the positions of these keys, int64 ``[rows, columns]``, -1 for masked keys. None if all heads
             store the same tokens, at the call's ``kv_positions``.
-        finish: computes results from a matrix and its values, each ``[batch, heads, ...]``.
+        finish: computes results ``[batch, heads, ...]`` from an attention matrix and the values.
         portions: slices of rows to run at once, in order; all rows when empty.
-        sees_all: whether every query sees all columns that are read.
+        sees_all: whether all columns that are read are visible to every query.
     """
     batch, heads, q_len, width = call.query.shape
     rows, group = batch * kv_heads, heads // kv_heads

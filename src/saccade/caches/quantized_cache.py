@@ -1,4 +1,4 @@
-"""QuantizedCache: keys and values of all tokens in 4 or 2 bits, several codes in a byte."""
+"""QuantizedCache: stores the keys and values of all tokens in 4 or 2 bits, with several codes in a byte."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from saccade.support.validation import check_choice
 
 
 class Packed(NamedTuple):
-    """Keys or values, rounded to a few bits in finished blocks and exact in the unfinished block; shared by forks.
+    """Keys or values, rounded to a few bits in finished blocks and exact in the unfinished block. Forks share them.
 
     Args:
         codes: int8 ``[batch, kv_heads, blocks * block_size * bits / 8, width]``: each byte holds the codes of
             adjacent tokens, the first one in the lowest bits.
-        steps: float32 or float64, the step between adjacent codes: of each block and channel, ``[batch, kv_heads,
-            blocks, width]``, or of each token, ``[batch, kv_heads, blocks * block_size, 1]``.
-        zeros: the number midway between the smallest and the largest code, with the shape of ``steps``.
+        steps: the difference between adjacent codes, float32 or float64: for each block and channel, ``[batch,
+            kv_heads, blocks, width]``, or for each token, ``[batch, kv_heads, blocks * block_size, 1]``.
+        zeros: the number halfway between the lowest and the highest level, with the shape of ``steps``.
         rest: unrounded columns of the unfinished block, ``[batch, kv_heads, fewer than block_size, width]``.
         size: block_size.
-        bits: bits of a code.
-        by_channel: whether numbers are rounded along tokens, as keys are, or along channels, as values are.
+        bits: number of bits in a code.
+        by_channel: whether each channel of a block has its own step, as for keys, or each token, as for values.
     """
 
     codes: Tensor
@@ -55,7 +55,7 @@ class Packed(NamedTuple):
         blocks = rest[:, :, : full * self.size].unflatten(2, (full, self.size)).to(self.steps.dtype)
         some = blocks if blocks.shape[axis] else blocks.new_zeros(*blocks.shape[:4], 1)  # values may have no channels
         least, most = some.amin(axis, keepdim=True), some.amax(axis, keepdim=True)
-        # Halves, since the sum or the difference may overflow the dtype.
+        # Divide before adding, since the sum or the difference may overflow the dtype.
         zeros, steps = most / 2 + least / 2, (most / 2 - least / 2) / (levels / 2)
         codes = (blocks - zeros) / steps.clamp(min=torch.finfo(steps.dtype).tiny) + levels / 2
         codes = codes.round().clamp(0, levels).to(torch.uint8).flatten(2, 3)
@@ -67,7 +67,7 @@ class Packed(NamedTuple):
         )
 
     def read(self, new: Tensor, rows: slice) -> Tensor:
-        """Return the stored columns of some key heads as floats, then new columns, ``[rows, columns, width]``."""
+        """Return some key heads' stored columns as floats, followed by new columns, ``[rows, columns, width]``."""
         packed, steps, zeros, rest = (x.flatten(0, 1)[rows] for x in self[:4])
         codes = _unpacked(packed, self.bits).to(steps.dtype) - ((1 << self.bits) - 1) / 2
         if self.by_channel:
@@ -79,7 +79,7 @@ class Packed(NamedTuple):
 
 
 def _packed(codes: Tensor, bits: int) -> Tensor:
-    """Pack uint8 codes ``[batch, heads, columns, width]`` of adjacent columns into int8 bytes."""
+    """Pack the uint8 codes ``[batch, heads, columns, width]`` of adjacent columns into int8 bytes."""
     several = codes.unflatten(2, (-1, 8 // bits))
     packed = torch.zeros_like(several[:, :, :, 0])
     for place in range(8 // bits):
@@ -88,40 +88,41 @@ def _packed(codes: Tensor, bits: int) -> Tensor:
 
 
 def _unpacked(packed: Tensor, bits: int) -> Tensor:
-    """Return the uint8 codes of `_packed`, for ``[rows, bytes, width]``."""
+    """Unpack ``[rows, bytes, width]`` to the uint8 codes that `_packed` packed."""
     whole = packed.contiguous().view(torch.uint8)
     parts = [(whole >> (bits * place)) & ((1 << bits) - 1) for place in range(8 // bits)]
     return torch.stack(parts, 2).flatten(1, 2)
 
 
 class QuantizedCache(RoundedCache):
-    r"""Keys and values of all tokens in 4 or 2 bits, in KIVI's layout: keys by channel, values by token.
+    r"""A cache of all keys and values in 4 or 2 bits. As in KIVI, keys are rounded by channel and values by token.
 
-    A few channels of keys are much larger than the others in all tokens, so each channel of a block of keys has its own
-    step and zero; values have no such channels, so each token of each head has its own. Numbers are rounded once, when
-    their block is full, to ``2 ** bits`` levels from the smallest to the largest. The error of an element is at most
+    A few channels of the keys are much larger than the others in all tokens, so each channel of a block of keys has its
+    own step and zero. Values have no such channels, so each token of each head has its own. Numbers are rounded once,
+    when their block is full, to ``2 ** bits`` levels from the smallest to the largest. The error of an element is at
+    most
 
     .. math:: |\hat x - x| \le \frac{\max x - \min x}{2\,(2^{\mathrm{bits}} - 1)}
 
     over its block and channel (keys), or its token and head (values), plus the rounding of the dtype. The unfinished
-    block and the new tokens of a call are read unrounded. The result equals the run with a `KVCache` of rounded keys
-    and values, and is exact until the first block is finished.
+    block and the new tokens of a call are read unrounded. The result equals that of a `KVCache` with rounded keys and
+    values, and is exact until the first block is finished.
 
-    Whether a model bears the error depends on the model: compare its logits with those of a `KVCache`.
+    Models differ in how well they tolerate the error, so compare the logits with those of a `KVCache`.
 
     Args:
         bits: 4 or 2.
         block_size: number of tokens that are rounded together, a multiple of ``8 / bits``; also the largest number of
-            tokens that stay unrounded. A step and a zero take 8 bytes for each channel of a block of keys, and for each
-            value of a head.
+            tokens that stay unrounded. A step and a zero take 8 bytes for each channel of a block of keys, and for the
+            value of each token and head.
 
     Raises:
-        ValueError: NaN or inf in a key or value, or a different batch size than before.
+        ValueError: NaN or inf in a key or value, or a changed batch size.
         UnsupportedError: a crop into a rounded block.
 
-    Cost: memory ``bits / 8 + 8 / block_size`` bytes for each element of a key, and ``bits / 8 + 8 / value_dim`` for
-        each element of a value. A decoding step unpacks the codes of a few key heads at a time. This saves memory, but
-        not time.
+    Cost: ``bits / 8 + 8 / block_size`` bytes of memory for each element of a key, and ``bits / 8 + 8 / value_dim`` for
+    each element of a value. A decoding step unpacks the codes of a few key heads at a time. This saves memory, but not
+    time.
 
     Example:
         >>> from saccade import masks, mechanisms

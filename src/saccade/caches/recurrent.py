@@ -1,4 +1,4 @@
-"""RecurrentCache: the running sum over all keys and values of linear attention or a recurrence."""
+"""RecurrentCache: the running sum over all keys and values in linear attention or a recurrence."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Memory(NamedTuple):
     """The recurrent state of linear attention: sums over all earlier keys and values.
 
     Attributes:
-        state: ``[batch, kv_heads, features, value_dim + 1]``, the sum of features times values, with the sum of
-            features as last column; or the state of a recurrence, which has no denominator, ``[batch, kv_heads,
-            head_dim, value_dim]``.
-        peak: ``[batch, kv_heads]``, the logarithm of a factor that was divided out of the sums; None for 0.
-        segment: int64 ``[batch | 1]``, the document of the last token; None without documents.
-        tainted: bool ``[batch, kv_heads]``, True where a NaN or inf was added; None if nowhere.
-        source: a value that is equal for states with the same features; None matches all.
+        state: for linear attention, the sum of features times values, with the sum of features as the last column,
+            ``[batch, kv_heads, features, value_dim + 1]``. For a recurrence, its state, which has no denominator,
+            ``[batch, kv_heads, head_dim, value_dim]``.
+        peak: the logarithm of a factor that was divided out of the sums, ``[batch, kv_heads]``; None if it is 0.
+        segment: the document of the last token, int64 ``[batch | 1]``; None without documents.
+        tainted: bool ``[batch, kv_heads]``, True where a NaN or inf was added; None if there is none.
+        source: identifies the feature map. States with equal sources have the same features; None matches any source.
     """
 
     state: Tensor
@@ -42,14 +42,14 @@ class Memory(NamedTuple):
 
     @property
     def taints(self) -> Tensor:
-        """Marks of heads with NaN or inf in their sums, bool ``[batch, kv_heads]``, all False if `tainted` is None."""
+        """True for heads with NaN or inf in their sums, bool ``[batch, kv_heads]``; all False if `tainted` is None."""
         whole = self.state
         return self.tainted if self.tainted is not None else whole.new_zeros(whole.shape[:2], dtype=torch.bool)
 
 
 @runtime_checkable
 class Recurrent(Protocol):
-    """The interface of a matrix of new tokens that continues from the `Memory` of all earlier tokens."""
+    """The interface of a matrix over new tokens that continues from the `Memory` of all earlier tokens."""
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
         """Return the output for the new tokens, and the recurrent memory that includes them."""
@@ -57,24 +57,24 @@ class Recurrent(Protocol):
 
 
 class RecurrentCache(LayerCache):
-    """The running sums of causal linear attention: constant memory for sequences of any length.
+    """A cache of the running sums of causal linear attention, with constant memory for sequences of any length.
 
-    For mechanisms whose matrix is a product of features (`saccade.mechanisms.Linear`, `saccade.mechanisms.Performer`)
-    and the causal masks that these mechanisms support. The result equals the run with a
-    `saccade.caches.KVCache` and the full run. The mask must be the same in every call. Tokens cannot be subtracted from
-    a sum, so `crop` supports only length 0. To try tokens that may be rejected, use `fork`, which copies nothing.
+    It serves mechanisms whose matrix is a product of features (`saccade.mechanisms.Linear`,
+    `saccade.mechanisms.Performer`) or a recurrence, with the causal masks that they support. The result equals that of
+    the full run and of a run with a `saccade.caches.KVCache`. The mask must be the same in every call. Tokens cannot be
+    subtracted from a sum, so `crop` supports only length 0. To try tokens that may be rejected, use `fork`, which
+    copies nothing.
 
-    Gradients flow to the keys and values of the current call. Stored keys and values are constants.
+    Gradients flow to the keys and values of the current call. The stored state is a constant.
 
     Args:
-        max_len: largest number of tokens; None for no limit. The memory is the same in both cases.
+        max_len: largest number of tokens; None for no limit. It does not affect the memory.
 
     Raises:
-        ValueError: a mask that is not causal, tokens positioned before earlier ones, or a different batch size than
-            before.
-        UnsupportedError: a mechanism without features, a crop to a length other than 0, or dropout.
+        ValueError: the mask is not causal, positions do not increase, or the batch size changes.
+        UnsupportedError: a mechanism without features or a recurrence, a crop to a length other than 0, or dropout.
 
-    Cost: memory ``batch * kv_heads * features * (value_dim + 1)`` elements; a token costs the same number of
+    Cost: memory for ``batch * kv_heads * features * (value_dim + 1)`` elements; a token costs the same number of
     multiplications.
 
     Example:
@@ -126,7 +126,7 @@ class RecurrentCache(LayerCache):
 
     @property
     def _memory(self) -> Memory | None:
-        """Stored recurrent state, in a form that the current gradient mode can use."""
+        """The stored recurrent state, in a form that the current gradient mode can use."""
         if not self._state:
             return None
         stored = {name: usable(x) for name, x in self._state.items()}
@@ -144,7 +144,7 @@ class RecurrentCache(LayerCache):
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         self._source = _source_in(contents)
-        # The denominator, if there is one, is an extra column.
+        # The denominator of linear attention is an extra column; a recurrence has none.
         if state["state"].shape[3] - contents.count("value_dim") not in (0, 1):
             raise contents.misfit("value_dim")
 
@@ -152,17 +152,17 @@ class RecurrentCache(LayerCache):
         return f"it holds one sum over {self.length} tokens, from which the last ones cannot be taken"
 
     def _check_spec(self, stored: KeyValueSpec, new: KeyValueSpec) -> None:
-        # The state is a sum of features, so keys may have any width, and narrow floats are widened.
+        # The state is a sum of features, so keys may have any width. It is float32 for all narrower dtypes.
         is_wide = stored.dtype == torch.float64, new.dtype == torch.float64
         dtype = stored.dtype if is_wide[0] == is_wide[1] else new.dtype
         super()._check_spec(stored, new._replace(head_dim=stored.head_dim, dtype=dtype))
 
 
 def _as_lists(source: Hashable) -> Any:
-    """Return the source of a recurrent state for a file: as JSON, with lists instead of tuples.
+    """Return the source of a recurrent state as JSON for a file, with lists instead of tuples.
 
     Raises:
-        UnsupportedError: it contains anything other than numbers, strings and None.
+        UnsupportedError: the source contains something other than numbers, strings and None.
     """
     if isinstance(source, tuple):
         return [_as_lists(part) for part in source]

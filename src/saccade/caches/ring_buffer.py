@@ -1,4 +1,4 @@
-"""Ring-buffer caches: a new token overwrites the slot of an old one, so memory is constant."""
+"""Ring-buffer caches, whose memory is constant because a new token overwrites the slot of an old one."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ Index = Tensor | slice
 
 
 class RingCache(LayerCache):
-    r"""A cache of the first few and the last positions. The result equals the dense run with the mask `rule`.
+    r"""A cache of the first few and the last few positions. The result equals the dense run with the mask `rule`.
 
-    Base class of caches that evict tokens only by position. A subclass passes the positions to keep, and the mask.
+    This is the base class of caches that evict tokens by position alone. A subclass passes the number of positions to
+    keep and the mask.
 
     Args:
-        rule: the mask of the equivalent dense run, in which only stored tokens are visible.
-        kept_first: number of positions at the beginning to keep, at least 0.
-        kept_last: number of last positions to keep, including the newest, at least 1.
+        rule: the mask of the equivalent dense run, which hides all tokens that are not stored.
+        kept_first: number of positions to keep at the beginning, at least 0.
+        kept_last: number of positions to keep at the end, including the newest, at least 1.
 
-    Cost: memory ``batch * kv_heads * (kept_first + kept_last) * (head_dim + value_dim)`` elements, allocated at once,
-    and 8 bytes for each stored token of each item (of all, if positions are the same). A step reads all stored tokens.
+    Cost: memory for ``batch * kv_heads * (kept_first + kept_last) * (head_dim + value_dim)`` elements, allocated by the
+    first call, and 8 bytes for each slot of each item (or of all items together if they have the same positions). A
+    step reads all stored tokens.
     """
 
     leaves: ClassVar[tuple[Leaf, ...]] = (
@@ -84,11 +86,11 @@ class RingCache(LayerCache):
     def _step(self, call: Call, table: Tensor, *, is_run: bool) -> Tensor:
         """Attend with one new token, which overwrites the slot of the token that leaves the ring buffer."""
         before = self._write(call, table)
-        used = min(self.length + 1, self._slots) if is_run else self._slots  # slots fill up one by one
+        used = min(self.length + 1, self._slots) if is_run else self._slots  # slots are filled in order
         try:
             mask, q_positions, kv_positions = self._step_mask(call, table, self._state["table"][:, :used])
             keys, values = self._state["keys"], self._state["values"]
-            if call.needs_graph:  # a graph must not contain memory that is written to later; new tokens get gradients
+            if call.needs_graph:  # the graph must not use memory that is overwritten later; new tokens need gradients
                 keys, values = keys.clone(), values.clone()
                 self._put({"keys": keys, "values": values}, call, table)
             if is_run and call.sees_all_before and call.treats_heads_alike:
@@ -114,7 +116,7 @@ class RingCache(LayerCache):
         return matrix.matmul(values, dropout_p=call.dropout_p)
 
     def _stored_and_new(self, call: Call, table: Tensor) -> tuple[Tensor, Tensor, GivenPositions]:
-        """Return keys, values and positions, each with the stored tokens (slots) first and then the new tokens."""
+        """Return the keys, values and positions of the stored tokens, in slot order, followed by the new tokens."""
         if not self._state:
             return call.key, call.value, call.positions
         stored = self._state["table"]
@@ -124,29 +126,29 @@ class RingCache(LayerCache):
         return torch.cat([self._unrotated_keys(), call.key], 2), values, kv_positions
 
     def _unrotated_keys(self) -> Tensor:
-        """Return the keys in the ring buffer, before any rotation."""
+        """Return the keys in the slots, as they were passed to the cache."""
         return self._state["keys"]
 
     def _step_mask(self, call: Call, q_table: Tensor, table: Tensor) -> tuple[Mask | None, Tensor, Tensor]:
-        """Return three values for a decoding step: the mask, the query position, and the positions of the slots."""
+        """Return the mask, the query's position and the positions of the slots for a decoding step."""
         return self._joined_mask(call.mask), q_table, table
 
     def _visible_slots(self, x: Tensor, place: int) -> Tensor:
-        """Return the slots of a tensor that are visible to a query at ``place``, if positions are 0, 1, 2, …"""
+        """Return the slots that are visible to a query at position ``place``, if positions are 0, 1, 2, …"""
         return x[:, :, : min(place + 1, self._slots)]
 
     def _joined_mask(self, rule: Mask | None) -> Mask:
         return self.rule if rule is None else self.rule & rule
 
     def _new_leaves(self, key: Tensor, value: Tensor) -> dict[str, tuple[Tensor, int]]:
-        """Return, for each tensor of the ring buffer, the entries of new tokens and the number of slots."""
+        """Return the new entries and the number of slots of each tensor in the ring buffer."""
         return {"keys": (key, self._slots), "values": (value, self._slots)}
 
     def _prepare_memory(self, call: Call, table: Tensor) -> None:
-        """Allocate writable memory for the slots, and a row of positions for each batch item if items differ."""
+        """Make the slots writable, and give each batch item its own row of positions if the items differ."""
         key, value = call.key, call.value
         if not self._state:
-            # Filled with zeros, because an empty slot is hidden but must not be NaN.
+            # Fill slots with zeros: the mask hides an empty slot, but NaN in it would spread.
             sizes = self._new_leaves(key, value)
             self._state = {name: x.new_zeros(*x.shape[:2], size, x.shape[3]) for name, (x, size) in sizes.items()}
             self._state["table"] = torch.full((1, self._slots), -1, dtype=torch.int64, device=key.device)
@@ -157,12 +159,12 @@ class RingCache(LayerCache):
             self._state["table"] = self._state["table"].repeat(len(table), 1)
 
     def _write(self, call: Call, table: Tensor) -> list[tuple[Tensor, Any, Tensor]]:
-        """Store new tokens that later calls need; return the overwritten entries and their slots in the ring."""
+        """Store the new tokens that later calls need. Return the overwritten entries, to undo a failed call."""
         self._prepare_memory(call, table)
         return self._put(self._state, call._replace(key=call.key.detach(), value=call.value.detach()), table)
 
     def _put(self, leaves: dict[str, Tensor], call: Call, table: Tensor) -> list[tuple[Tensor, Any, Tensor]]:
-        """Write new tokens into their ring-buffer slots; return the overwritten entries and their slots."""
+        """Write new tokens into their slots. Return (tensor, index, overwritten entries) for each tensor."""
         new = {name: x for name, (x, _) in self._new_leaves(call.key, call.value).items()}
         new["table"] = table[:, None, :, None]
         before, all_kept = [], self._places(call.positions.run, table, _FARTHEST)
@@ -179,15 +181,15 @@ class RingCache(LayerCache):
         return before
 
     def _places(self, run: range | None, table: Tensor, stop: int) -> tuple[Index, Index, Index] | None:
-        """Return three indices of the new tokens to store before ``stop``: batch items, columns and slots.
+        """Return the batch items, columns and slots of the new tokens to store whose positions are below ``stop``.
 
-        If there are no such tokens, return None.
+        If a single token is at ``stop`` or later, return None.
         """
         if run is not None and len(run) == 1:
             place, sinks = run[0], self._first_slots
             slot = place if place < sinks else sinks + (place - sinks) % self._last_slots
             return (slice(None), slice(None), slice(slot, slot + 1)) if place < stop else None
-        if run is not None and run:  # without values: a dry run has none
+        if run is not None and run:  # computed without tensor values, which a dry run lacks
             places = np.arange(run.start, run.stop, run.step)
             is_last = places > max(run[0], run[-1]) - self._last_slots
             columns = torch.from_numpy(((places < self._first_slots) | is_last) & (places < stop)).nonzero()[:, 0]
@@ -198,7 +200,7 @@ class RingCache(LayerCache):
         return rows if len(table) > 1 else slice(None), columns, self._slot(table[rows, columns])
 
     def _slot(self, positions: Tensor) -> Tensor:
-        """Return the slot of each position. The first positions have fixed slots; later positions take turns."""
+        """Return the slot of each position. The first positions have fixed slots; later ones reuse the rest in turn."""
         later = self._first_slots + (positions - self._first_slots) % self._last_slots
         return torch.where(positions < self._first_slots, positions, later)
 
@@ -212,7 +214,7 @@ class RingCache(LayerCache):
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         self.is_run = contents.value("is_run") is True
-        # Each position has its own slot; if positions are consecutive, the filled slots are known.
+        # The position determines the slot. If positions are 0, 1, 2, …, the contents of every slot are known.
         slot, table = torch.arange(self._slots, device=state["table"].device), state["table"]
         is_wrong = (table >= 0) & (self._slot(table) != slot)
         if self.is_run:
@@ -224,11 +226,11 @@ class RingCache(LayerCache):
 
 
 class SegmentCache(RingCache):
-    r"""A cache of the open segment and the ``memory`` tokens before it; all earlier tokens are forgotten.
+    r"""A cache of the open segment and the ``memory`` tokens before it. Earlier tokens are forgotten.
 
     The result equals the dense run with the layer's mask ``& masks.Segments(segment, memory)``, for any causal mask,
-    any split of the sequence into calls, and ragged batches. Segments are counted in positions, so each item has its
-    own segments.
+    any split of the sequence into calls, and ragged batches. Segments are defined by positions, so they may be in
+    different columns of each item.
 
     Gradients flow to the keys and values of the current call. Stored keys and values are constants. To train as in
     the paper, pass one segment in each call.
@@ -238,12 +240,13 @@ class SegmentCache(RingCache):
         memory: number of tokens to keep before the open segment, at least 0.
 
     Raises:
-        ValueError: sizes out of range, tokens positioned before earlier ones, or a different batch size than before.
-        UnsupportedError: a crop to a length for which tokens are missing, or a mechanism that does not support the
-            mask.
+        ValueError: a size is out of range, positions do not increase, or the batch size changes.
+        UnsupportedError: a crop that would need tokens that are already forgotten, or a mechanism that does not support
+            the mask.
 
-    Cost: memory ``batch * kv_heads * (segment + memory) * (head_dim + value_dim)`` elements, allocated at once, and 8
-    bytes for each stored token of each item (of all, if positions are the same). A step reads all stored tokens.
+    Cost: memory for ``batch * kv_heads * (segment + memory) * (head_dim + value_dim)`` elements, allocated by the first
+    call, and 8 bytes for each slot of each item (or of all items together if they have the same positions). A step
+    reads all stored tokens.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""RoundedCache: base class of caches that store finished blocks of keys and values with few bits."""
+"""RoundedCache: the base class of caches that store finished blocks of keys and values in a few bits."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from saccade.support.numerics import is_finite, not_finite
 from saccade.support.validation import check_int
 
 _PARTS = ("codes", "steps", "zeros", "rest")
-_AT_ONCE = 1 << 21  # bytes of keys that are converted at once, small enough to stay in a core's cache
+_AT_ONCE = 1 << 21  # bytes of keys to convert at a time, few enough to stay in a core's cache
 
 
 class Store(Protocol):
-    """Keys or values in few bits: finished blocks are rounded, the columns of the unfinished block are not.
+    """The interface of a store of keys or values that rounds finished blocks, but not the unfinished block.
 
-    Its tensors have the names of the cache's leaves: ``codes``, ``steps``, ``zeros`` and ``rest``.
+    It has the tensors ``codes``, ``steps``, ``zeros`` and ``rest``, which the cache keeps as leaves.
     """
 
     def extended(self, new: Tensor) -> Self:
-        """Return this store with new columns ``[batch, kv_heads, len, width]``. Blocks that are full are rounded."""
+        """Return this store with new columns ``[batch, kv_heads, len, width]``. Blocks that become full are rounded."""
         ...
 
     def read(self, new: Tensor, rows: slice) -> Tensor:
-        """Return the stored columns of some key heads as floats, then new columns, ``[rows, columns, width]``."""
+        """Return some key heads' stored columns as floats, followed by new columns, ``[rows, columns, width]``."""
         ...
 
 
 class RoundedCache(LayerCache):
-    """Base class of caches that hold all tokens, rounded block by block.
+    """The base class of caches that store all tokens, rounded block by block.
 
-    A subclass returns its stores, and has the leaves ``key.rest`` and ``value.rest`` for the unfinished block.
+    A subclass defines `_store`, and has the leaves ``key.rest`` and ``value.rest`` for the unfinished block.
 
     Args:
         block_size: number of tokens that are rounded together.
@@ -55,7 +55,7 @@ class RoundedCache(LayerCache):
 
     @abstractmethod
     def _store(self, name: str, like: Tensor) -> Store:
-        """Return the store named ``"key"`` or ``"value"``: before the first call, an empty one for ``like``."""
+        """Return the store of the keys or values (``name``); before the first call, an empty one for ``like``."""
 
     def advance(self, call: Call) -> Tensor:
         new = {"key": call.key, "value": call.value}
@@ -76,7 +76,7 @@ class RoundedCache(LayerCache):
         return out
 
     def _parts(self, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return codes, steps, zeros and rest of the store named ``"key"`` or ``"value"``."""
+        """Return the codes, steps, zeros and rest of the keys or values (``name``)."""
         codes, steps, zeros, rest = (self._state[f"{name}.{part}"] for part in _PARTS)
         return codes, steps, zeros, rest
 

@@ -1,4 +1,4 @@
-"""SinkWindowCache: the first tokens (attention sinks) and a window of the last ones, in constant memory."""
+"""SinkWindowCache: stores the first tokens (attention sinks) and a window of the last ones, in constant memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from saccade.support.validation import check_int, check_type
 
 
 class SinkWindowCache(RingCache):
-    r"""A cache of the first ``sink_tokens`` tokens and the last ``window`` tokens; all others are forgotten.
+    r"""A cache of the first ``sink_tokens`` tokens and the last ``window`` tokens. All others are forgotten.
 
     Without ``rotary``, tokens keep their positions, and the result equals the dense run with the layer's mask ``&
     masks.streaming(sink_tokens, window)``, for any causal mask, any split of the sequence into calls, and ragged
@@ -27,26 +27,25 @@ class SinkWindowCache(RingCache):
 
     With the layer's ``rotary``, positions are counted inside the cache, as if the sequence consisted only of the stored
     tokens. For each token, the result equals the dense run over these tokens at positions 0, 1, 2, …. However long the
-    stream, no distance is larger than in a sequence of ``sink_tokens + window`` tokens. Keys are stored unrotated and
-    rotated once, when they are read. Distances within the window do not change; only the first tokens are moved up to
-    the window.
+    stream, no distance is larger than in a sequence of ``sink_tokens + window`` tokens. Distances within the window do
+    not change, so only the first tokens are rotated again, to positions just before the window.
 
     Tokens that leave the window are lost, except for the first ones.
 
     Args:
-        sink_tokens: number of positions at the beginning to keep, at least 0.
-        window: number of last tokens to keep, including the newest, at least 1.
-        rotary: the rotary encoding of the layer, to count positions inside the cache; None to leave positions
-            unchanged.
+        sink_tokens: number of positions to keep at the beginning, at least 0.
+        window: number of tokens to keep at the end, including the newest, at least 1.
+        rotary: the layer's rotary encoding, to count positions inside the cache; None to leave positions unchanged.
 
     Raises:
-        ValueError: sizes out of range, tokens positioned before earlier ones, or a different batch size than before.
-        UnsupportedError: a crop to a length for which tokens are missing. With ``rotary``, also a mask that depends on
-            more than distances, positions other than 0, 1, 2, …, or a long call with a mechanism other than a softmax
-            without a sink logit.
+        ValueError: a size is out of range, positions do not increase, or the batch size changes.
+        UnsupportedError: a crop that would need tokens that are already forgotten. With ``rotary``, also a mask that
+            depends on more than distances, positions other than 0, 1, 2, …, or a call beyond ``sink_tokens + window``
+            with several tokens and a mechanism other than a softmax without a sink logit.
 
-    Cost: memory ``batch * kv_heads * (sink_tokens + window) * (head_dim + value_dim)`` elements, allocated at once, and
-    8 bytes for each stored token of each item (of all, if positions are the same). A step reads all stored tokens.
+    Cost: memory for ``batch * kv_heads * (sink_tokens + window) * (head_dim + value_dim)`` elements, allocated by the
+    first call, and 8 bytes for each slot of each item (or of all items together if they have the same positions). A
+    step reads all stored tokens.
 
     Example:
         >>> from saccade import masks, mechanisms
@@ -63,7 +62,7 @@ class SinkWindowCache(RingCache):
     settings = ("sink_tokens", "window", "rotary")
     leaves: ClassVar[tuple[Leaf, ...]] = (
         *RingCache.leaves[:2],
-        # With rotary, the first keys before rotation; in the slots they are rotated.
+        # With rotary, the first keys at their original positions. Their copies in the slots are rotated again.
         Leaf("sinks", "batch kv_heads sink_tokens head_dim", is_optional=True),
         *RingCache.leaves[2:],
     )
@@ -90,7 +89,7 @@ class SinkWindowCache(RingCache):
         return torch.cat([self._state["sinks"], keys[:, :, self.sink_tokens :]], 2) if "sinks" in self._state else keys
 
     def _attend_many(self, call: Call, table: Tensor) -> Tensor:
-        """Attend with several tokens, each of which sees the sinks and the window before it."""
+        """Attend with several tokens, each of which sees the sinks and its own window."""
         if self.rotary is None or not table.numel() or int(table.max()) < self._slots:
             return super()._attend_many(call, table)
         keys, values, kv_positions = self._stored_and_new(call, table)
@@ -100,7 +99,7 @@ class SinkWindowCache(RingCache):
             (call.query, near & ~first if self.sink_tokens else near, call.positions)
         ]
         if self.sink_tokens:
-            # Moving a key up by n positions is the same as moving the query back by n.
+            # Moving a key forward by n positions has the same effect as moving the query back by n.
             inside = table.clamp(max=self._slots - 1)
             parts.append((self.rotary(self.rotary.unrotate(call.query, table), inside), masks.Causal() & first, inside))
         outs, logs = [], []
@@ -120,8 +119,8 @@ class SinkWindowCache(RingCache):
         return leaves | {"sinks": (key, self.sink_tokens)} if self.rotary is not None and self.sink_tokens else leaves
 
     def _turn_sinks(self, rotary: Rotary, q_table: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotate the sinks so that they are next to the window; return query and slot positions inside the cache."""
-        shift = (q_table - (self._slots - 1)).clamp(min=0)  # [batch | 1, 1]; 0 for an item without a token
+        """Rotate the sinks to just before the window. Return the query and slot positions inside the cache."""
+        shift = (q_table - (self._slots - 1)).clamp(min=0)  # [batch | 1, 1]; 0 for an item whose new token is padding
         first = torch.arange(table.shape[1], device=table.device) < self.sink_tokens
         inside = torch.where(first | (table < 0), table, table - shift)
         if self.sink_tokens:
@@ -131,7 +130,7 @@ class SinkWindowCache(RingCache):
         return q_table - shift, inside
 
     def _check_inside(self, call: Call, table: Tensor) -> None:
-        """Raise unless positions can be counted inside a sink-window cache (with ``rotary``)."""
+        """Raise unless positions can be counted inside the cache, which ``rotary`` requires."""
         reasons = []
         if call.mask is not None and not call.mask.is_relative:
             reasons.append(f"positions are counted inside the cache, and {call.mask} reads more than distances")
@@ -159,7 +158,7 @@ class SinkWindowCache(RingCache):
 
 
 def _merge_softmaxes(outs: list[Tensor], logs: list[Tensor]) -> Tensor:
-    """Merge the outputs of softmaxes over sinks and window, which are disjoint sets of keys, into one output."""
+    """Merge the outputs of softmaxes over disjoint sets of keys (sinks and window) into one output."""
     log = torch.stack(logs)
     total = log.logsumexp(0)
     shares = (log - total).nan_to_num(nan=0.0).exp() * ~total.isinf()

@@ -65,7 +65,7 @@ def _print_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print the sentence of a warning without the place in the code that issued it."""
+    """Print the message of a warning without its source location."""
     print(f"saccade: {message}", file=sys.stderr if file is None else file)
 
 

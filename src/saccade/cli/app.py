@@ -45,7 +45,7 @@ def _print_version(asked: bool) -> None:
 
 
 def translate_help(command: Any) -> None:
-    """Put all help texts of a command, and of the commands below it, into the current language."""
+    """Translate all help texts of a command and its subcommands into the current language."""
     command.help, command.epilog = (
         None if text is None else translated(text) for text in (command.help, command.epilog)
     )
@@ -59,7 +59,7 @@ def translate_help(command: Any) -> None:
 
 
 def _speak(context: typer.Context, asked: str | None) -> None:
-    """Set the language of the command; back to the one before when it ends."""
+    """Set the language until the command ends."""
     if context.resilient_parsing:
         return
     if asked is not None and asked not in LANGUAGES:
@@ -70,9 +70,9 @@ def _speak(context: typer.Context, asked: str | None) -> None:
 
 
 def command_line() -> None:
-    """Run the command line; its help is in the language of the system, unless --lang is given."""
+    """Run the command line, with help in the language of the system unless --lang is given."""
     command = typer.main.get_command(app)
-    if "--lang" not in sys.argv:  # --help comes before other options have a value
+    if "--lang" not in sys.argv:  # --help is handled before other options have values
         with in_language(language_of(os.environ)):
             translate_help(command)
     command()

@@ -88,10 +88,10 @@ def audit(
     trainer: _Trainer = None,
     budget: _Budget = False,
 ) -> None:
-    """Check which tokens influence which outputs of a model against a rule, end to end and layer by layer.
+    """Check a model against a rule for which tokens may influence which outputs, end to end and layer by layer.
 
-    The model runs unchanged; changed tokens and gradients show which outputs depend on them. The exit status is 1 if a
-    claim is broken; with --strict, also if one was not answered.
+    The model runs unmodified; perturbed tokens and gradients show which outputs depend on which tokens. The exit status
+    is 1 if a claim is violated or, with --strict, if a claim could not be checked.
     """
     if budget:
         typer.echo(Budget(tests, length))

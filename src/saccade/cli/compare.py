@@ -75,13 +75,13 @@ def compare(
 ) -> None:
     """Compare masks, Linear, Performer, Linformer and Nystrom with exact attention, or train models with each mixer.
 
-    Each row has its error, time and memory; torch's scaled_dot_product_attention is a row, too. Queries, keys and
-    values come from a layer of a trained model that reads the text, a BERT-like encoder or a language model; text
-    beyond the model's length is left out. Nothing is trained here, although Linear and Linformer usually are. Limits of
+    Each row shows an error, a time and a memory size; torch's scaled_dot_product_attention also has a row. Queries,
+    keys and values come from a layer of a trained model that reads the text, a BERT-like encoder or a language model;
+    text beyond the model's length is left out. Nothing is trained, although Linear and Linformer usually are. Limits of
     a mechanism, such as no causal mask, are reported.
 
-    With --train: small models that differ in attention, mask, recurrence or convolution alone learn recall, copying,
-    ListOps and passkeys. All 294 trainings take some two hours of one core, a single one half a minute.
+    With --train: small models that differ only in attention, mask, recurrence or convolution learn recall, copying,
+    ListOps and passkeys. All 294 trainings take about two hours on one core; one takes half a minute.
     """
     if not train:
         others = ("--only", "--seeds", "--steps", "--runs", "--workers", "--markdown")
@@ -100,7 +100,7 @@ def compare(
 
 
 def _parsed(rules: Sequence[str]) -> list[Mask]:
-    """Return the masks that are written in options."""
+    """Parse the masks of the --mask options."""
     try:
         return [parse(rule) for rule in rules]
     except (TypeError, ValueError) as error:
@@ -108,7 +108,7 @@ def _parsed(rules: Sequence[str]) -> list[Mask]:
 
 
 def _quality(task: str) -> Callable[[Mechanism | Mask], float]:
-    """Return the function that trains small models on a task."""
+    """Return a function that trains a small model on a task and returns its accuracy."""
     if task not in QUESTIONS:
         refuse("compare", f"--quality must be one of {', '.join(QUESTIONS)}; got {visible(task)}")
     return quality_on(task)

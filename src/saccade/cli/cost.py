@@ -80,10 +80,10 @@ def cost(
     out: _Out = None,
     as_json: _Json = False,
 ) -> None:
-    """Estimate what attention or a model computes, moves and stores, before it is run.
+    """Estimate the compute, memory traffic and memory of attention or a model before it is run.
 
-    With --ranks: the traffic, memory and compute by rank of a forward pass of attention over a sequence on many ranks.
-    The fastest plan is chosen, for an assumed machine.
+    With --ranks: the traffic, memory and compute of each rank in a forward pass of attention over a sequence that is
+    split across ranks. The plan that is estimated to be fastest on an assumed machine is chosen.
     """
     if (rule is None) == (model is None):
         refuse("cost", "RULE must be given, or --model instead of it")

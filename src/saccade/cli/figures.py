@@ -29,9 +29,9 @@ _CHOSEN = "#00738c"
 
 
 def without_special(subject: Subject, weights: Tensor) -> tuple[Subject, Tensor]:
-    """Return the words of a text that are not special tokens, with the weights between them, for its figures.
+    """Return the words of a text that are not special tokens, with the weights between them, to be drawn in figures.
 
-    The weights do not change, so a row sums to less than 1 by what its word gives to special tokens.
+    The weights are not renormalised: a row sums to 1 minus the weight that its word gives to special tokens.
 
     Args:
         subject: the matrices of the text.

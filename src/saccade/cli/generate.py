@@ -52,10 +52,10 @@ def generate(
 ) -> None:
     """Continue a text with a language model: a small one that comes with the package, or one from a folder.
 
-    A folder holds config.json, safetensors and tokenizer.json of a GPT-2, Llama, Mistral or Qwen2 model.
+    A folder must contain config.json, safetensors and tokenizer.json of a GPT-2, Llama, Mistral or Qwen2 model.
 
-    The text goes to the standard output as its tokens come, or with --beams and --trace at the end; progress and
-    --trace go to the standard error. Ctrl-C ends it with the text so far.
+    The text goes to standard output token by token, or at the end with --beams or --trace; progress and --trace go to
+    standard error. Ctrl-C stops the generation and keeps the text so far.
     """
     sampler = _sampler(temperature, top_k, top_p)
     _check_options(sampler, max_new_tokens, beams, seed, trace=trace)
@@ -163,7 +163,7 @@ class TextPrinter:
     Args:
         tokenizer: the tokenizer that decodes the tokens.
         tokens: the beginning of the text, which is printed with the first new token.
-        at_once: whether to print tokens as they arrive; otherwise, all of them are printed at the end.
+        at_once: whether to print tokens as they arrive; if False, all of them are printed at the end.
 
     Cost: every print decodes the full text, because the text of a token depends on the tokens before it. In a long
     text, several tokens are printed together, so that printing remains cheaper than generation.

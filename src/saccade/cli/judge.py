@@ -1,4 +1,4 @@
-"""``saccade judge``: try the laws of attention on a kernel of any form."""
+"""``saccade judge``: test a kernel against the laws of attention."""
 
 import json
 import sys
@@ -68,10 +68,11 @@ def judge(
     as_json: _Json = False,
     strict: _Strict = False,
 ) -> None:
-    """Try the laws of attention on a kernel, and show the smallest input that breaks each law.
+    """Test a kernel against the laws of attention, and show the smallest input that violates each law.
 
-    The exit status is 1 if a law is broken that the claims do not expect to fail, or if no law could be tried; with
-    --strict, also if an expected failure is kept. A law that needs what is not claimed is not tried.
+    The exit status is 1 if a law is violated that the claims do not expect to fail, or if no law could be tested; with
+    --strict, also if a law holds that the claims expect to fail. A law is not tested if it needs a feature that the
+    kernel does not claim.
     """
     if as_json:
         refuse_beside(context, "--json", ("--scripts",), "holds the scripts")
@@ -129,7 +130,7 @@ def _judged(
 
 
 def _declaration(claims: str | None, more: Sequence[str]) -> Declaration:
-    """Read the claims of a file, with single claims of the command line on top of them."""
+    """Read the claims in a file, and let single claims from the command line override them."""
     try:
         return read_claims(claims, more)
     except OSError as error:

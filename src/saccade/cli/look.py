@@ -90,12 +90,12 @@ def look(
 ) -> None:
     """Show what a trained model attends to in a text: an encoder, a language model, or an encoder-decoder.
 
-    Word pieces are merged to words. The most telling head is chosen on words, without special tokens such as [CLS] and
-    [SEP], by the attention explained neither by distance nor by generally popular words or, with --by position, by
-    position mutual information (how much the position of a word says about where it attends).
+    Word pieces are merged into words. The most informative head is shown: among words, without special tokens such as
+    [CLS] and [SEP], it has the most attention explained neither by distance nor by generally popular words or, with
+    --by position, the most position mutual information (how much the position of a word says about where it attends).
 
-    A text that is longer than the model reads at once is cut into windows between words. One is shown, and whole.png
-    shows all of them along the diagonal.
+    A text that is longer than the model can read at once is split into windows between words. One is shown, and
+    whole.png shows all of them along the diagonal.
     """
     if to is not None:
         refuse_beside(context, "--to", ("--window", "--at-once"), "shows two texts at once")

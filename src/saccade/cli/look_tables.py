@@ -111,7 +111,7 @@ def print_choice(
 
 
 def print_parts(console: Console, summary: Summary, head: int) -> None:
-    """Print how a head divides its attention among the parts, compared with uniform attention.
+    """Print how a head divides its attention among the parts of a text, compared with uniform attention.
 
     Args:
         console: the console to print to.
@@ -193,7 +193,7 @@ def print_unknown(console: Console, model: str, words: Sequence[Word], token: st
 
 
 def which_window(model: str, windows: Sequence[Window], shown: int, most: int) -> str:
-    """Return a sentence about which window of the text is shown; empty if it is the full text."""
+    """Return a sentence that says which window of the text is shown, or "" if it is the full text."""
     if len(windows) == 1:
         return ""
     window, last = windows[shown], len(windows) - 1
@@ -218,7 +218,7 @@ def _names(words: Sequence[Word]) -> list[str]:
 
 
 def written(matrices: Sequence[Matrix], model: str, form: Format, window: int, *, is_cross: bool) -> str:
-    """Return the statistics of all layers and heads over tokens as text; missing numbers are null or empty cells.
+    """Format the statistics of all layers and heads as JSON or CSV; missing numbers are null or empty cells.
 
     Args:
         matrices: one matrix for each layer, for one batch item.

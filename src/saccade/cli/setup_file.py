@@ -1,4 +1,4 @@
-"""Call a function of a Python file that the command line names, as in ``my_setup.py:make``."""
+"""Call a function in a Python file, both named on the command line as in ``my_setup.py:make``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from saccade.support.errors import kind, shown, type_error, value_error
 
 
 def made_by(text: str) -> tuple[nn.Module, Callable[..., Any], Sequence[Any]]:
-    """Return the model, the collator and the texts that a function of a file returns.
+    """Call a function in a file, and return the model, the collator and the texts that it returns.
 
     Args:
-        text: the file and the function, ``my_setup.py:make``. The file runs.
+        text: the file and the function, ``my_setup.py:make``. The file is run.
 
     Raises:
         TypeError, ValueError: there is no such file or function, or it returns something else.
@@ -34,7 +34,7 @@ def names_a_function(text: str) -> bool:
 
 
 def model_made_by(text: str) -> nn.Module:
-    """Return the model that a function of a file returns; see `made_by`."""
+    """Call a function in a file, and return the model that it returns; see `made_by`."""
     made = _called(text, "MODEL")
     if not isinstance(made, nn.Module):
         raise type_error("MODEL", "return a torch module", kind(made))

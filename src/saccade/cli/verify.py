@@ -66,7 +66,7 @@ def verify(
     """Check claims about attention, theorem by theorem.
 
     Each claim comes with a verdict (it holds, it holds under conditions, it is refuted) and measurements that would
-    contradict a wrong one. The exit status is 1 if a measurement contradicts its verdict.
+    contradict a wrong verdict. The exit status is 1 if a measurement contradicts its verdict.
     """
     by_document = as_list and by == "document"
     if pictures is not None:
@@ -132,7 +132,7 @@ def _listed(claims: Sequence[Claim], by_document: bool, as_markdown: bool, langu
 
 
 def _documents(claims: Sequence[Claim]) -> list[Document]:
-    """Return the documents with the statements that the given claims check; with all claims, those not checked too."""
+    """Return the documents with the statements that the claims check, plus unchecked ones if all claims are given."""
     names = {claim.name for claim in claims} | ({""} if len(claims) == len(CLAIMS) else set())
     documents = (one._replace(says=tuple(said for said in one.says if said.claim in names)) for one in DOCUMENTS)
     return [one for one in documents if one.says]

@@ -37,7 +37,7 @@ _MODELS: Mapping[type, Callable[[Any], nn.Module]] = {
 
 
 class Sizes(NamedTuple):
-    """Input sizes for the cost forecast of a subject that does not define them, such as a mask."""
+    """Input sizes for forecasting the cost of a subject that does not define them, such as a mask."""
 
     batch: int
     num_heads: int

@@ -78,7 +78,7 @@ class Cost:
         parameter_bytes: bytes of all weights, buffers and other tensors of the modules.
         forward: a forward pass without gradients.
         training: a forward pass, its loss and all gradients.
-        decode: one more token after ``seq_len - 1``; None for a subject that does not decode.
+        decode: a decoding step after ``seq_len - 1`` tokens; None for a subject that does not decode.
         cache_bytes: bytes of the cache after ``seq_len`` tokens; None for a subject that does not decode.
     """
 

@@ -1,8 +1,8 @@
 """Dry runs: run every operation on tensors that have shapes but no memory, and record its cost.
 
 The cost of multiplying an attention matrix by values is the forecast of its kernel, which `AttentionMatrix.explain`
-also reports. All other operations of saccade run one by one. Programs that depend on the values of tensors cannot be
-run dry.
+also reports. All other operations of saccade run one by one. A dry run is impossible for programs that depend on the
+values of tensors.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Operation(NamedTuple):
         moved: bytes read and written, each tensor once.
         size: number of elements in the result, or of query-key pairs in an attention product.
         shape: ``(batch, rows, inner, columns)`` for a matrix product, ``(tiles, width)`` for an attention product with
-            width head_dim + value_dim, otherwise empty.
+            width head_dim + value_dim, empty for other operations.
         dtype: dtype of the numbers, such as ``"float32"``.
         is_backward: whether it computes the gradients of an attention product.
     """
@@ -106,7 +106,7 @@ class DryRun(Watch):
         return result
 
     def _attend(self, arguments: Any, results: Any, *, is_backward: bool) -> None:
-        """Record an attention product or its gradients, with the cost that its kernel forecasts."""
+        """Record an attention product or its gradients, with the cost forecast by its kernel."""
         with _real_tensors():
             inputs, value_dim, request = custom_op.operator_inputs([stand_in(x) for x in arguments])
             if self._past and inputs.shape[2] == inputs.shape[3]:

@@ -155,7 +155,7 @@ _HERE: list[Machine] = []
 
 
 def _interpolate(points: list[list[float]], at: float) -> float:
-    """Estimate the time of an operation between measured sizes by interpolation, beyond the largest by proportion."""
+    """Interpolate the time of an operation between measured sizes; beyond the largest, scale it with the size."""
     before, *others = points
     if at <= before[0]:
         return before[1]
@@ -181,7 +181,7 @@ class MachineFile(NamedTuple):
         return cls((Path(folder) if folder else base / "saccade") / f"machine-{name}.json")
 
     def read(self) -> dict[str, list[list[float]]]:
-        """Return the machine's stored measurements; if the file is missing or invalid, return none."""
+        """Return the machine's stored measurements, which are empty if the file is missing or invalid."""
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
             known = content["measured"]

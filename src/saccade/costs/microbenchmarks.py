@@ -99,7 +99,7 @@ def timed(run: Callable[[], object]) -> float:
 
 
 def small_operations() -> Tensor:
-    """Run many small operations from Python to time their overhead, using a recurrence chunk by chunk."""
+    """Run many small operations from Python, as a recurrence computed chunk by chunk, to time their overhead."""
     query, key, value = torch.ones(1, 4, 512, 32), torch.full((1, 4, 512, 32), 0.1), torch.ones(1, 4, 512, 32)
     return Delta()(query, key, mask=Causal()) @ value
 
@@ -137,7 +137,12 @@ def products(kind: str, dtype: str) -> list[list[float]]:
 
 
 def attention_samples(kernel: str, dtype: str, *, is_backward: bool) -> list[list[float]]:
-    """Measure attention: ``[seconds]`` of the startup, of a pair at each of `SIZES`, and of an additional tile."""
+    """Time attention products, or their gradients, with one kernel.
+
+    Returns:
+        Four times in seconds, each as ``[seconds]``: the startup, a query-key pair at each head width in `SIZES`, and
+        an additional tile.
+    """
     start = _attention(kernel, dtype, 16, SIZES[0], Causal(), is_backward=is_backward)
     pairs = []
     for width in SIZES:

@@ -33,16 +33,16 @@ _CACHE_SIZE = 16
 class ContextParallel:
     """Attention over a sequence that is split across ranks, equal to attention over the full sequence.
 
-    Every rank passes the queries, keys and values of its rows and gets their outputs. Visible keys are fetched from
-    other ranks, and their gradients are sent back. There is no global state, so a model may use several instances.
+    Each rank passes in the queries, keys and values of its rows and receives their outputs. Visible keys are fetched
+    from other ranks, and their gradients are sent back. There is no global state, so a model may use several instances.
 
     Args:
         group: a one-dimensional DeviceMesh or a process group; all ranks when None.
-        layout: the rows of each rank: "contiguous", "zigzag" or "striped", or a `Layout` (for "balanced", the one
-            of an exchange plan). It describes the data, so it is the same for all layers.
-        strategy: "fetch", "gather", "ulysses", or "auto" for the fastest by estimate; see `exchange`.
+        layout: how rows are assigned to ranks: "contiguous", "zigzag" or "striped", or a `Layout` (for "balanced", use
+            the layout of an exchange plan). It describes the data, so it is the same for all layers.
+        strategy: "fetch", "gather", "ulysses", or "auto" for the one estimated to be fastest; see `exchange`.
         machine: assumed speed of a rank, for "auto".
-        checks: whether ranks compare plans by a small message before each exchange. If the plans differ, all ranks
+        checks: whether ranks compare plans with a small message before each exchange. If the plans differ, all ranks
             raise the same error. Without checks, ranks with different plans may hang or receive wrong data.
 
     Raises:
@@ -129,8 +129,8 @@ class ContextParallel:
             mask, score, bias, scale, softcap, sink_logit, impl: as for `saccade.attention`. They apply to the full
                 sequence and are the same on every rank; the mask is a `Mask` or None.
             seq_len: number of tokens in the full sequence; ``rows * ranks`` when None.
-            dropout_p, seed: the same weights are dropped for any number of ranks. The seed must be the same on every
-                rank; if it is None, the first rank generates it for all.
+            dropout_p, seed: dropout probability and seed; they drop the same weights for any number of ranks. The seed
+                must be the same on every rank; if it is None, the first rank generates it for all.
 
         Returns:
             ``[batch, heads, rows, width]``.

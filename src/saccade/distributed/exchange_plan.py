@@ -240,8 +240,8 @@ def exchange(
         head_dim: width of a head.
         dtype: dtype of keys and values.
         ranks: number of devices.
-        layout: "contiguous", "zigzag", "striped", "balanced" (equal work, for packed documents), "auto" for the fastest
-            on the assumed machine, or a `Layout`.
+        layout: "contiguous", "zigzag", "striped", "balanced" (equal work, for packed documents), "auto" for the one
+            estimated to be fastest, or a `Layout`.
         strategy: "fetch" (the keys visible to a rank's queries), "gather" (all keys), "ulysses" (all rows of some
             heads), or "auto".
         machine: assumed speed of a rank, for "auto".
@@ -250,7 +250,7 @@ def exchange(
         ValueError, TypeError: a mask, name or number is invalid.
         UnsupportedError: the named strategy would not be exact; every reason is listed.
 
-    Cost: O(tokens / 128) of NumPy or less: 1,024 ranks and a million tokens take a fraction of a second.
+    Cost: at most O(tokens / 128) work in NumPy; 1,024 ranks and a million tokens take a fraction of a second.
 
     Example:
         >>> from saccade.masks import sliding_window
@@ -290,7 +290,7 @@ def exchange(
 
 
 def _reasons(strategy: str, mask: Mask, heads: int, kv_heads: int, ranks: int) -> tuple[str, ...]:
-    """Return the reasons why an exchange strategy would not be exact; an exact strategy has none."""
+    """Return the reasons why an exchange strategy would not be exact; the tuple is empty if it is exact."""
     if strategy != "ulysses":
         return ()
     why = []
@@ -302,7 +302,7 @@ def _reasons(strategy: str, mask: Mask, heads: int, kv_heads: int, ranks: int) -
 
 
 def _needs(mask: Mask, layout: str | Layout, seq_len: int, ranks: int) -> Needs:
-    """Return the keys that each rank needs, from a cache if the mask is compared by value."""
+    """Return the keys that each rank needs; the result is cached if the mask can be compared by value."""
     function: Any = _cached_needs if mask.is_value else _cached_needs.__wrapped__
     needs: Needs = function(mask, layout, seq_len, ranks)
     return needs

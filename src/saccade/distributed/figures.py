@@ -33,7 +33,10 @@ def traffic(plan: Exchange) -> Ints:
 
 
 def picture(plan: Exchange) -> str:
-    """Draw the transfers between ranks as text: rows receive, columns send, darker is more. Each row shows its work.
+    """Draw the transfers between ranks as text: rows receive, columns send, and darker cells mean more bytes.
+
+    The number after each row is the rank's work, as a multiple of the mean.
+
 
     With more than 32 ranks, adjacent ranks are grouped, and the maximum of each group is shown.
     """

@@ -12,7 +12,7 @@ from saccade.masks import Mask
 from saccade.plan import ALL, Groups
 from saccade.plan.key_ranges import Ints, KeyDomain
 
-_ROWS, _MOST_GROUPS = 128, 1 << 15  # rows in a block, and number of blocks
+_ROWS, _MOST_GROUPS = 128, 1 << 15  # rows in a block, and maximum number of blocks
 
 
 class Needs:
@@ -27,7 +27,7 @@ class Needs:
         ranks: int64 ``[ranges]``, the rank of each range, ascending.
         starts, stops: int64 ``[ranges]``, the bounds of the ranges, sorted and disjoint for each rank.
         pairs: int64 ``[ranks]``, the estimated number of pairs of each rank; a key that only some rows of a block see
-            counts half.
+            counts as half a pair per row.
 
     Cost: O(tokens / 128) NumPy operations or fewer; pairs are not evaluated.
     """

@@ -107,7 +107,7 @@ class SpreadMechanism(Mechanism):
         kv_positions: GivenPositions = None,
         **gates: Tensor,
     ) -> Matrix:
-        """Return this rank's rows of the attention matrix. Gates are ``[batch, heads, rows, ...]``, as on one rank."""
+        """Return this rank's rows of the attention matrix; gates are ``[batch, heads, rows, ...]`` for these rows."""
         context = self.context
         if query.shape[2] != key.shape[2]:
             reason = f"there are {query.shape[2]} queries and {key.shape[2]} keys: self-attention runs over ranks"
@@ -177,7 +177,7 @@ class SpreadMatrix(DerivedMatrix):
 
 
 def _reasons_against(mechanism: Mechanism) -> list[str]:
-    """Return the reasons why a mechanism cannot run in parallel across ranks; if it can, there are none."""
+    """Return the reasons why a mechanism cannot run in parallel across ranks; the list is empty if it can."""
     name = type(mechanism).__name__
     if not isinstance(mechanism, _OF_SEEN_KEYS + _CARRIED):
         return [f"{name} makes its rows of all keys at once, which no rank has"]

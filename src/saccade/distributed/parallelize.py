@@ -1,4 +1,4 @@
-"""parallelize(): make complete models of saccade and transformers run across ranks."""
+"""parallelize(): run complete saccade and transformers models across ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ALL_ROWS = (nn.MultiheadAttention, nn.RNNBase, AttentionPool, TableAttention)
 
 
 def parallelize(model: M, cp: ContextParallel, *, mask: Mask | None = None) -> M:
-    """Make a model run on a part of the sequence on each rank, with the results of the full sequence.
+    """Make each rank run a model on its part of the sequence, with the same results as for the full sequence.
 
     Its attention layers get mechanisms that run across ranks; parameters, their names and token-wise layers do not
     change. Call the model with the local rows and their positions:
@@ -36,7 +36,7 @@ def parallelize(model: M, cp: ContextParallel, *, mask: Mask | None = None) -> M
         model: a saccade model, or a transformers model that calls the attention interface; changed in place. Apply
             FSDP, DDP or tensor parallelism afterwards.
         cp: the `ContextParallel` of the ranks.
-        mask: for a transformers model, a pattern of the full sequence that is joined with the model's mask.
+        mask: for a transformers model, a pattern of the full sequence that is combined with the model's mask.
 
     Returns:
         The model.
@@ -74,7 +74,7 @@ def parallelize(model: M, cp: ContextParallel, *, mask: Mask | None = None) -> M
 
 
 def _kind_that_mixes(part: nn.Module) -> str:
-    """Return the kind of a module that cannot run on a part of the sequence; for any other module, return ""."""
+    """Return a description of a module that cannot run on part of the sequence, or "" if the module can."""
     if isinstance(part, AttentionLayer) and isinstance(part.mechanism, SpreadMechanism):
         return f"{type(part).__name__} over ranks already"
     if isinstance(part, _ALL_ROWS):

@@ -31,17 +31,17 @@ _KINDS: dict[tuple[int, int], Kind] = {
     (1, 1): "bi_causal",
 }
 """Segment kinds by how far the first and the last key move from one query to the next."""
-_ROWS = 1024  # in one block
+_ROWS = 1024  # rows in a block
 
 
 def block_mask(
     plan: Exchange, rank: int, block_size: tuple[int, int] = (128, 128), device: torch.device | str = "cpu"
 ) -> BlockMask:
-    """Convert one rank's part of a plan to FlexAttention's BlockMask of local rows by keys after the exchange.
+    """Convert one rank's part of a plan to a FlexAttention BlockMask over its rows and its keys after the exchange.
 
     Args:
         plan: a plan with strategy "fetch" or "gather".
-        rank: the rank of the rows.
+        rank: the rank whose rows the BlockMask covers.
         block_size: rows and columns of a block, as the backend requires.
         device: the device that FlexAttention will run on.
 
@@ -98,7 +98,7 @@ class QKRanges(NamedTuple):
 
 
 def qk_ranges(mask: Mask, seq_len: int) -> QKRanges:
-    """Export a self-attention mask to MagiAttention as the fewest segments of adjacent queries.
+    """Export a self-attention mask to MagiAttention as segments of adjacent queries.
 
     Args:
         mask: a mask that is the same for all batch items and heads.

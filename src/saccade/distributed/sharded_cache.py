@@ -25,8 +25,8 @@ class ShardedCache(KVCache):
     """A `saccade.caches.KVCache` across ranks, for sequences whose keys and values do not fit on one device.
 
     Every rank runs the model on the same new tokens, but stores the keys and values of only some of them: stripes of
-    tokens are assigned to the ranks in turn. Each rank attends to its own keys, and the results are merged by two
-    messages: one number and one output vector per head and query. A prefill and decoding steps of any sizes give the
+    tokens are assigned to the ranks in turn. Each rank attends to its own keys, and the results are merged with two
+    messages: one number and one output vector per head and query. A prefill and decoding steps of any size give the
     same result as a full run.
 
     Args:

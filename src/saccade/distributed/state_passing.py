@@ -20,7 +20,7 @@ from saccade.statistics.row_block import Block
 from saccade.support.errors import unsupported
 
 _DTYPES = (torch.float32, torch.float64)
-_PARTS = 8  # parts of the heads: the next rank starts with the first part while this rank computes the second
+_PARTS = 8  # groups of heads: the next rank starts on the first group while this rank computes the second
 
 
 class _Header(NamedTuple):
@@ -58,7 +58,7 @@ class Post:
         self._under_way: list[tuple[Any, Tensor]] = []
 
     def sent(self, out: Tensor, memory: Memory, peer: int) -> Tensor:
-        """Send a recurrent state to a rank and return ``out``; its backward pass receives the gradient of the state.
+        """Send a recurrent state to a rank and return ``out``, whose backward pass receives the state's gradient.
 
         Args:
             out: the output of the earlier tokens; its backward pass waits for the peer's gradient.
@@ -86,7 +86,7 @@ class Post:
             peer: the rank with the previous tokens, numbered within the group.
             device: the device of the state.
             sources: tensors of the receiving rank; a backward pass to any of them sends the gradient.
-            is_first: whether this is the first state that the rank receives, so that its gradient is the last one sent.
+            is_first: whether this is the first state that the rank receives, whose gradient is therefore sent last.
         """
         numbers = torch.empty(len(_Header._fields), dtype=torch.int64, device=device)
         header = _Header(*self.receive(numbers, peer).tolist())
@@ -230,7 +230,7 @@ class CarriedMatrix(Matrix):
             raise unsupported(type(self._like).__name__, [reason])
         rows = [self._rows_of_turn(turn, value[:, :, turn.rows]) for turn in self._turns]
         self._post.wait()
-        if not rows:  # no rows, but part of the graph, as on all ranks
+        if not rows:  # no rows, but part of the graph, as on other ranks
             return value.new_zeros(*self.shape[:3], value.shape[3]) + value.sum()
         return torch.cat(rows, 2)
 

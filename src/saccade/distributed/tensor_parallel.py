@@ -107,7 +107,7 @@ class SharedHead(ParallelStyle):
 
 
 def _reasons_against(layer: AttentionLayer, degree: int) -> list[str]:
-    """Return the reasons why the heads of a layer cannot be split across ranks; if they can, there are none."""
+    """Return the reasons why the heads of a layer cannot be split across ranks; the list is empty if they can."""
     if type(layer) is not MultiHeadAttention:
         return [f"{type(layer).__name__} is not split by heads; MultiHeadAttention is"]
     why, kv_heads = [], layer.num_kv_heads

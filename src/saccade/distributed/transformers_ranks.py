@@ -39,7 +39,7 @@ _names = (f"{_NAME}{number}" for number in itertools.count(1))
 
 
 def parallelize(model: Any, cp: ContextParallel, mask: Mask | None) -> None:
-    """Make a transformers model run on a part of the sequence on each rank; see `saccade.distributed.parallelize`."""
+    """Make each rank run a transformers model on its part of the sequence; see `saccade.distributed.parallelize`."""
     reasons = _reasons_against(model)
     reasons += [f"{name} is a {why}" for name, part in model.named_modules() if (why := why_it_mixes(part))]
     if reasons:
@@ -53,14 +53,14 @@ def parallelize(model: Any, cp: ContextParallel, mask: Mask | None) -> None:
 
 
 def why_it_mixes(part: nn.Module) -> str:
-    """Return the kind of a module that mixes tokens of the sequence; for any other module, return ""."""
+    """Return a description of a module that mixes tokens of the sequence, or "" if the module does not."""
     if isinstance(part, _MIXERS) or (isinstance(part, _ConvNd) and any(size > 1 for size in part.kernel_size)):
         return f"{type(part).__name__}, which mixes tokens"
     return ""
 
 
 def _reasons_against(model: Any) -> list[str]:
-    """Return the reasons why a transformers model cannot run on a part of a sequence; if it can, there are none."""
+    """Return the reasons why a transformers model cannot run on part of a sequence; the list is empty if it can."""
     name, config, parts = type(model).__name__, model.config.to_dict(), dict(model.named_modules())
     reasons = [f"{part} makes one vector of all tokens" for part in parts if part.rpartition(".")[2] == "pooler"]
     if str(model.config._attn_implementation).startswith(_NAME):
@@ -97,7 +97,7 @@ def _values_of(config: Any, key: str) -> Iterator[Any]:
 
 
 class _Facts(NamedTuple):
-    """Data about the full sequence that all ranks share during one call of a transformers model.
+    """Data about the full sequence that all ranks share during one call to a transformers model.
 
     Attributes:
         lengths: lengths of the documents in each batch item; None for a single document.

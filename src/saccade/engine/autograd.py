@@ -193,7 +193,7 @@ class _BackwardPass(torch.autograd.Function):
         again = torch.is_grad_enabled() and not is_transformed()
         second = _second_derivatives if again or not is_transformed() else _SecondDerivatives.apply
         *found, of_out, of_lse = second(ctx.inputs, ctx.dropped, needed, again, *ctx.saved_tensors, *grads)
-        # Output and lse depend on the sources, whose gradients include their share.
+        # Output and lse depend on the sources, whose gradients already include this dependence.
         return None, None, None, None, None, None, of_out, of_lse, *found
 
     @staticmethod
@@ -239,7 +239,7 @@ def _second_derivatives(
     create_graph: bool,
     *tensors: Tensor | None,
 ) -> Tensors:
-    """Return a kernel's second derivatives: gradients of the source tensors, of ``grad_out`` and of ``grad_lse``."""
+    """Return a kernel's second derivatives, with respect to the source tensors, ``grad_out`` and ``grad_lse``."""
     lse, grad_out, grad_lse, *both = tensors
     assert lse is not None
     assert grad_out is not None
@@ -317,7 +317,7 @@ def _folded_dropout(dropped: Dropped | None, inputs: AttentionInputs, size: int)
 
 
 def into_batch(x: Tensor | None, dim: int | None, size: int) -> Tensor | None:
-    """For the autograd function of attention: fold the axis that `vmap` maps (``size`` samples) into the batch axis."""
+    """Fold the axis of a tensor that `vmap` maps (``size`` samples) into the batch axis."""
     if x is None:
         return None
     x = x.movedim(dim, 0) if dim is not None else x.expand(size, *x.shape)

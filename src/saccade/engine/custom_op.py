@@ -80,7 +80,7 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request = eager.DEFA
         hint = "masks and scores of saccade, bool tensors, and frozen dataclasses of your own go into a program"
         raise unsupported("torch.export", why, hint=hint)
     # Arguments that an operator cannot take cause a graph break, or an error with fullgraph=True. Torch's decorator
-    # would do the same, but import the compiler with `import saccade`.
+    # would have the same effect, but `import saccade` would then import the compiler.
     torch._dynamo.graph_break(msg=f"attention cannot be one operation: {'; '.join(why)}")
     outside: Callable[..., tuple[Tensor, Tensor | None]] = torch.compiler.disable(_attend_eagerly)
     return outside(inputs, value, request)
@@ -110,14 +110,14 @@ def reasons(inputs: AttentionInputs, impl: str | Kernel) -> tuple[str, ...]:
 class _OperatorArguments(NamedTuple):
     """Arguments of the custom operator: the checked inputs as numbers and tensors.
 
-    AOTInductor passes neither an empty list nor NaN to an operator of another library, so none is among them.
+    AOTInductor cannot pass an empty list or NaN to an operator of another library, so the arguments contain neither.
 
     Attributes:
         query, key, value: ``[batch, heads, len, width]``.
-        tensors: the tensors that may have gradients, then those of the mask and positions, then the seed of dropout.
+        tensors: the tensors that may have gradients, then those of the mask and positions, then the dropout seed.
         num_sources: the number of tensors that may have gradients.
-        program: integers of the bias and the positions, then the serialised mask and score function.
-        numbers: scale, softcap (0 if there is none) and probability of dropout.
+        program: integers that describe the bias and the positions, then the serialised mask and score function.
+        numbers: scale, softcap (0 if there is none) and dropout probability.
         impl: the requested kernel.
     """
 
@@ -234,7 +234,7 @@ class _WithGradients:
 
 
 def _without_zeros(call: _OperatorArguments) -> AttentionInputs:
-    """Return the inputs without a bias whose terms are all 0, as a float mask has them in a traced program."""
+    """Return the inputs, without a bias that is all zeros, as can result from a float mask in a traced program."""
     inputs = call.inputs()
     is_zero = isinstance(inputs.bias, DenseTerm) and not call.wants_bias and not bool(inputs.bias.source.any())
     return inputs.replaced(bias=None) if is_zero else inputs
@@ -245,7 +245,7 @@ def _product(*arguments: Any) -> tuple[Tensor, Tensor]:
     call = _OperatorArguments(*arguments)
     seed = None if call.dropped is None else call.dropped.seed
     inputs = _without_zeros(call)
-    # While sizes are symbols, the batch items and heads that a mask distinguishes are not checked.
+    # While sizes are symbolic, the numbers of batch items and heads that a mask distinguishes cannot be checked.
     check_told_apart(inputs.rule, inputs.shape)
     out, lse = eager.attend(inputs, call.value, Request(call.numbers[2], call.kernel_name, seed, True))
     assert lse is not None
@@ -275,7 +275,7 @@ def _product_backward(*arguments: Any) -> list[Tensor]:
     dropped = call.dropped
     chosen = eager.choose_kernel(inputs, Request(call.numbers[2], call.kernel_name, needs_backward=True))
     wanted = (True, True, True, call.wants_bias, *(True,) * len(inputs.parameters))
-    kernel = cast("KernelWithBackward", chosen)  # `reasons` refuses the reference
+    kernel = cast("KernelWithBackward", chosen)  # `reasons` excludes the reference
     grads = list(nonfinite.backward(kernel, inputs, call.value, dropped, results, wanted))
     if call.program[0] == _NO_TERM:
         del grads[3]
@@ -307,7 +307,7 @@ def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
 
 
 def _of_tensors(grads: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return the gradients of all tensors, given those of the first ones; the others have none."""
+    """Pad the gradients of the first tensors to the number of tensors; the others have no gradient."""
     return [*grads, *(None,) * (len(tensors) - len(grads))]
 
 

@@ -38,10 +38,10 @@ reaches the reference."""
 
 
 def choose_kernel(inputs: AttentionInputs, request: Request = DEFAULT) -> Kernel:
-    """Return the kernel that will run for an ``A @ value``: the fastest one exact for the inputs, or the requested one.
+    """Return the kernel that will run ``A @ value``: the requested one, or the fastest that is exact for the inputs.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: the kernel's name is unknown.
         UnsupportedError: the requested kernel cannot run the inputs; every reason is listed.
     """
     if inputs.sink_logit is not None and not request.needs_lse:
@@ -74,7 +74,7 @@ def choose_kernel(inputs: AttentionInputs, request: Request = DEFAULT) -> Kernel
 
 
 def why_not(inputs: AttentionInputs, request: Request, kernel: Kernel) -> dict[str, tuple[str, ...]]:
-    """Return the reason why ``impl="auto"`` skips each other kernel; empty if the kernel was requested by name."""
+    """Return the reasons why ``impl="auto"`` skips the other kernels; empty if the kernel was requested by name."""
     passed_over: dict[str, tuple[str, ...]] = {}
     if request.impl != "auto":
         return passed_over
@@ -204,7 +204,7 @@ def _run(
 
 
 def _run_if_finite(kernel: Kernel, inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, Tensor | None] | None:
-    """Run a kernel that cannot mask single rows. If NaN or inf could spread, return None instead of the results."""
+    """Run a kernel that cannot mask individual rows. If NaN or inf could spread, return None instead of the results."""
     results = nonfinite.forward_if_clean(kernel, inputs, value)
     if results is None or kernel.has_second_derivatives:
         return results

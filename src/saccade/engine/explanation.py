@@ -1,4 +1,4 @@
-"""The report of `AttentionMatrix.explain`: which kernel would run, its cost, and why other kernels would not."""
+"""The report of `AttentionMatrix.explain`: which kernel would run, its cost, and why the others would not."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Explanation:
         shape: (batch, heads, q_len, kv_len).
         seen: result of the kernel's first-use check on this device; empty for kernels that need no check.
         mask: the mask as text, including the pattern recognised in a bool tensor.
-        window: the number of keys of each window in the mask, as text, since `Window` does not count the query's own
-            key; empty without one.
+        window: number of visible keys of each window in the mask, as text (`Window` does not count the query's own
+            key); empty without a window.
         tiles: number of boxes of ``[batch, heads, q_len, kv_len]`` that the kernel computes.
         pairs: number of query-key pairs whose scores the kernel computes, over batch and heads. It includes pairs that
             are computed together with allowed ones and then masked. For a causal mask, the fused kernel skips the
@@ -34,8 +34,8 @@ class Explanation:
         operations: operations by stage. "QKᵀ" and "AV" count floating-point operations, two for each multiplication and
             addition; "softmax" counts one exponential per pair. For scores other than dot products, "QKᵀ" counts what
             a dot product would take.
-        extra_bytes: peak memory of the forward product besides its inputs and outputs, in bytes: copies, blocks of
-            scores, the buffers of compiled operations (which grow with the number of threads), and the masked pairs
+        extra_bytes: peak memory in bytes of the forward product in addition to its inputs and outputs: copies, blocks
+            of scores, the buffers of compiled operations (which grow with the number of threads), and the masked pairs
             that the plan caches for the next product. Memory for autograd and the backward pass is not included.
     """
 
@@ -106,7 +106,7 @@ class Explanation:
 
 
 def _windows(mask: Mask) -> str:
-    """Return the numbers of keys of the windows in a mask; empty without one."""
+    """Return the number of keys of each window in a mask, as text; empty without a window."""
     counts = sorted({atom.keys for atom in mask.atoms() if isinstance(atom, Window) and atom.keys is not None})
     if not counts:
         return ""
@@ -115,7 +115,7 @@ def _windows(mask: Mask) -> str:
 
 
 def _extra_bytes(inputs: AttentionInputs, kernel: Kernel, cost: Cost, value_dim: int, *, is_reordered: bool) -> int:
-    """Return the peak bytes of ``A @ value`` besides inputs and outputs, including work before and after the kernel."""
+    """Return the peak bytes of ``A @ value`` beyond inputs and outputs, including work before and after the kernel."""
     (batch, heads, q_len, kv_len), query, wide = inputs.shape, inputs.query, inputs.compute_dtype
     rows, ledger = batch * heads * q_len, Ledger()
     out, lse = rows * value_dim * query.dtype.itemsize, rows * wide.itemsize

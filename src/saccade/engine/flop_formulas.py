@@ -14,9 +14,9 @@ from saccade.engine.custom_op import operator_inputs
 
 
 def visible_pairs(arguments: tuple[Any, ...]) -> int:
-    """Return the number of query-key pairs that the mask of an operator's arguments allows, over batch and heads.
+    """Return the number of query-key pairs that the mask of an operator call allows, over batch and heads.
 
-    Under ``FakeTensorMode`` the mask's tensors have no values; then every pair counts.
+    Under ``FakeTensorMode``, the mask's tensors have no values, so every pair counts.
     """
     query, key = arguments[:2]
     batch, heads, q_len, _ = query.shape

@@ -1,4 +1,4 @@
-"""AttentionInputs: the checked arguments of attention, as kernels and statistics read them."""
+"""AttentionInputs: the checked arguments of attention, in the form that kernels and statistics use."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class _Planned:
 class AttentionInputs:
     """The checked inputs of attention: query, key, mask, bias and options. Nothing is computed yet.
 
-    They define the scores ``modify(softcap(scale * score(query, key))) + bias`` where the mask allows, -inf elsewhere.
-    Kernels and statistics read only this class: arguments have been checked and positions translated to indices. The
-    fields are tensors, never modules: `of` applies score modules and reads the tables of biases.
+    They define the scores: ``modify(softcap(scale * score(query, key))) + bias`` for allowed pairs, -inf for masked
+    ones. Kernels and statistics read only this class: arguments have been checked and positions translated to indices.
+    The fields are tensors, never modules: `of` applies score modules and reads the tables of biases.
 
     Attributes:
         shape: (batch, heads, q_len, kv_len).
@@ -65,15 +65,16 @@ class AttentionInputs:
         rule: the mask, in the coordinates of the plan.
         origin: coordinates of the first query and the first key in the mask. Further coordinates are consecutive.
         scale: factor of the scores, with the default filled in.
-        softcap: bound of the scores; None if there is none.
+        softcap: bound on the scores; None if there is none.
         bias: the bias added to the scores; None without a bias.
         sink_logit: ``[heads]``, in `compute_dtype`; None without a sink.
         tile_function, parameters: function that computes the scores of a tile, and its tensors; None and () for dot
+            products.
         modification: the user's score function, called after scale and softcap; None if there is none.
         row_positions: positions of the rows if they are permuted, int64 ``[q_len]``; None if they are not.
         is_live: whether the mask reads tensors that may change between two products; see `current`.
-        answers: fingerprints of the results of a mask that calls functions, from the forward pass; the backward pass
-            compares its results with them.
+        answers: fingerprints of what the mask's functions returned in the forward pass. The backward pass checks that
+            they return the same.
     """
 
     shape: tuple[int, int, int, int]
@@ -164,13 +165,13 @@ class AttentionInputs:
         return made
 
     def current(self) -> AttentionInputs:
-        """Return inputs for the current contents of the mask's tensors. Patterns and plan are determined again."""
+        """Return inputs for the current contents of the mask's tensors. Patterns and plan are recomputed."""
         if not self.is_live:
             return self
         return self.replaced(rule=recognise_tensors(self.rule, self.shape, self.origin), is_live=False)
 
     def after_tracing(self) -> AttentionInputs:
-        """Return the inputs of a traced program for a run outside of its graph, with the mask read and checked."""
+        """Prepare the inputs of a traced program for a run outside of its graph: read and check the mask."""
         shape, encoded = self.shape, encode(self.rule)
         if encoded is None:
             rule = self.rule.with_atoms(lambda atom: cast("Mask", read_mask(atom, shape)))
@@ -204,7 +205,7 @@ class AttentionInputs:
 
     @property
     def is_plain(self) -> bool:
-        """True if scores are scaled dot products, at most reduced by a softcap."""
+        """True if scores are scaled dot products, with or without a softcap."""
         return self.tile_function is None and self.bias is None and self.modification is None
 
     @property
@@ -249,7 +250,7 @@ class AttentionInputs:
         return (self.query, self.key, value, bias, *self.parameters, *captured)
 
     def of_sources(self, sources: tuple[Tensor | None, ...]) -> tuple[AttentionInputs, Tensor]:
-        """Rebuild two values from tensors in the order of `sources`: the inputs with new tensors, and the value."""
+        """Rebuild the inputs and the value from tensors in the order of `sources`."""
         query, key, value, bias, *parameters = sources[: len(sources) - len(self.captured)]
         assert value is not None
         term = self.bias if self.bias is None or bias is None else self.bias.of(bias)

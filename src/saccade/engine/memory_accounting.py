@@ -30,7 +30,7 @@ class Cost(NamedTuple):
     Attributes:
         tiles: number of tiles of the plan that the kernel computes.
         pairs: number of query-key pairs whose scores the kernel computes, over batch and heads.
-        held: peak bytes besides the inputs, and the bytes of output and lse.
+        held: peak bytes without the inputs, and the bytes of output and lse.
     """
 
     tiles: int
@@ -50,12 +50,12 @@ class Ledger:
         self.now = self.most = 0
 
     def take(self, size: float) -> None:
-        """Add allocated bytes to the current number."""
+        """Add allocated bytes to the current total."""
         self.now += int(size)
         self.most = max(self.most, self.now)
 
     def give(self, size: float) -> None:
-        """Subtract freed bytes from the current number."""
+        """Subtract freed bytes from the current total."""
         self.now -= int(size)
 
     def touch(self, size: float) -> None:
@@ -130,7 +130,7 @@ _SHARES = 8  # shares of partial columns are rounded up to multiples of 1 / _SHA
 
 
 class Probe:
-    """Measures on a small part of a tile how many bytes a function would allocate for the full tile.
+    """A probe that measures on a small part of a tile how many bytes a function would allocate for the full tile.
 
     Queries and keys are replaced by zeros that take no memory.
 
@@ -178,7 +178,7 @@ def _with_zeros(inputs: AttentionInputs, width: int | None) -> AttentionInputs:
 
 
 def _memory_class(tile: Tile) -> Hashable:
-    """Return a key that is equal for tiles with similar bytes per pair: shares of partial columns, and strides."""
+    """Return a key shared by tiles that need similar memory per pair: shares of partial columns, and strides."""
     unsure = [len(strip.keys) for strip in tile.columns if strip.partial is not True]
     shares = (-(-_SHARES * size // tile.width) for size in (sum(unsure), max(unsure, default=0)))
     return (tile.rows.step, tile.columns[0].keys.step, min(len(tile.columns), 2), *shares)

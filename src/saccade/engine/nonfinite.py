@@ -1,4 +1,4 @@
-"""Containment of NaN and inf: they must not spread between a query and a key that may not attend to each other.
+"""Containment of NaN and inf: they must not spread between a query and a key that the query may not attend to.
 
 In a matrix product 0 * NaN is NaN, so masking alone does not contain them. Kernels therefore run on inputs whose
 non-finite rows are zeroed and masked. Afterwards the affected queries are set to NaN: those that may attend to such a
@@ -94,7 +94,7 @@ def _forward_by_autograd(
 
 def forward_if_clean(kernel: Kernel, inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, Tensor | None] | None:
     """Run a kernel that cannot mask rows. If NaN or inf could spread, return None; a different kernel must then run."""
-    # Even if nothing is masked: some kernels return finite results for a query of NaN.
+    # Check even if nothing is masked, because some kernels return finite results for a query of NaN.
     if not is_finite(inputs.query, inputs.key, value):
         return None
     out, lse = kernel.forward(inputs, value, None)
@@ -161,7 +161,7 @@ def _sanitized_inputs(
         out, lse = kernel.forward(inputs, value, dropped)
         if not is_finite(out):
             out, lse = _forward_again(kernel, inputs, value, dropped, (out, lse))
-        # The results of affected queries are NaN, whatever the inputs are.
+        # The results of affected queries are NaN, regardless of the inputs.
         grad_lse = None if results.grad_lse is None else results.grad_lse.masked_fill(sanitized.nan_scores, 0.0)
         grad_out = results.grad_out.masked_fill(sanitized.nan_output[..., None], 0.0)
         results = Backward(out, lse, grad_out, grad_lse)
@@ -180,7 +180,7 @@ def _forward_again(
     dropped: Dropped | None,
     found: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """If NaN may come from overflow at masked pairs, run the kernel again. If not, return the earlier results."""
+    """Run the kernel again if NaN may come from overflow at masked pairs. If not, return the earlier results."""
     instead = _rerun_after_overflow(kernel, inputs, value)
     return found if instead is None else instead[0].forward(*instead[1:], dropped)
 
@@ -196,7 +196,7 @@ def _rerun_after_overflow(
 
 
 def _without_large_values(inputs: AttentionInputs, value: Tensor) -> tuple[AttentionInputs, Tensor] | None:
-    """Return inputs without masked keys and values that could overflow. If none can or any is visible, return None."""
+    """Return inputs without masked keys and values that could overflow; None if there are none or any is visible."""
     if inputs.plan.is_full:
         return None
     most = math.sqrt(torch.finfo(inputs.compute_dtype).max) / 16
@@ -238,7 +238,7 @@ def _keeps_infinity(inputs: AttentionInputs) -> bool:
 
 
 def bytes_of_check(kernel: Kernel, inputs: AttentionInputs, value_dim: int) -> int:
-    """Return the peak bytes, besides a kernel's results, of the test for NaN and inf in `forward`."""
+    """Return the peak bytes of the test for NaN and inf in `forward`, in addition to a kernel's results."""
     batch, heads, q_len, kv_len = inputs.shape
     if inputs.plan.is_full:
         return 0
@@ -259,7 +259,7 @@ def sanitize(inputs: AttentionInputs, value: Tensor, nan_rows: Tensor | None = N
         inputs, value: the original inputs.
         nan_rows: bool ``[batch, heads, q_len]``, queries known to have a NaN score, for example from a bias.
 
-        Cost: O(len * head_dim). If there are non-finite rows, their pairs in the plan are also evaluated.
+    Cost: O(len * head_dim). If there are non-finite rows, their pairs in the plan are also evaluated.
     """
     bad_query, bad_key, bad_value = (not_finite(x) for x in (inputs.query, inputs.key, value))
     bad_query = bad_query if nan_rows is None else bad_query | nan_rows
@@ -306,7 +306,7 @@ def affected_queries(
 
 
 def _marked_columns(tile: Tile, marked: np.ndarray) -> Iterator[ColumnRange]:
-    """Yield the runs of a tile's columns that are non-finite, which means True in ``marked``, bool ``[kv_len]``."""
+    """Yield the runs of a tile's columns that are non-finite, as marked by True in ``marked``, bool ``[kv_len]``."""
     for strip in tile.columns:
         keys = strip.keys
         places = np.flatnonzero(marked[keys.start : keys.stop : keys.step])

@@ -1,7 +1,8 @@
-"""Attention in a program that becomes an ONNX model: ONNX's Attention, or the definition in plain operations.
+"""Attention in a program that is exported to ONNX: ONNX's Attention operator, or the definition in plain operations.
 
-ONNX runs none of the library's code, so nothing can be planned when the model runs, and the mask is written out: memory
-and time are those of dense attention. `saccade.engine.custom_op` calls `attend` while ``torch.onnx.export`` traces.
+An ONNX model runs none of the library's code. Nothing can be planned when the model runs, and the mask becomes a
+tensor, so memory and time are those of dense attention. `saccade.engine.custom_op` calls `attend` while
+``torch.onnx.export`` traces.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ CALLED_AS = "attention"  # in errors
 
 
 def is_exporting() -> bool:
-    """Return whether ``torch.onnx.export`` traces the program."""
+    """Return whether ``torch.onnx.export`` is tracing the program."""
     flags = sys.modules.get("torch.onnx._internal.exporter._flags")
     return bool(getattr(flags, "_is_onnx_exporting", False))
 
 
 def attend(inputs: AttentionInputs, value: Tensor, request: Request) -> tuple[Tensor, Tensor | None]:
-    """Return the output and the lse of attention in operations that ONNX has; the lse is None if no one needs it.
+    """Return the output and the lse of attention in operations that ONNX supports; the lse is None unless it is needed.
 
     Raises:
-        UnsupportedError: there is dropout, or the scores are changed by a function of the user.
+        UnsupportedError: there is dropout, or a user's function changes the scores.
     """
     reasons = ["dropout is for training, and ONNX models are for inference"] if request.dropout_p else []
     if inputs.modification is not None:
@@ -44,17 +45,17 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request) -> tuple[Te
     allowed, is_causal = _allowed(inputs)
     needs_lse = request.needs_lse or inputs.sink_logit is not None
     is_standard = inputs.tile_function is None and (inputs.bias is None or isinstance(inputs.bias, DenseTerm))
-    # ONNX adds the mask before it caps the scores, and then masked pairs would count.
+    # ONNX adds the mask before it caps the scores, so masked pairs would get positive weights.
     if is_standard and inputs.softcap is None and not needs_lse:
         return _by_attention(inputs, value, allowed, is_causal), None
     return _by_definition(inputs, value, allowed)
 
 
 def _allowed(inputs: AttentionInputs) -> tuple[Tensor | None, bool]:
-    """Return the allowed pairs, and whether they are those of ONNX's own causal flag.
+    """Return the allowed pairs, and whether they are the same as those of ONNX's causal flag.
 
-    The pairs are bool ``[batch | 1, heads | 1, q_len, kv_len]``, or None for all pairs. By ONNX's flag, the
-    first query is at the first key.
+    The pairs are bool ``[batch | 1, heads | 1, q_len, kv_len]``, or None for all pairs. ONNX's flag aligns the first
+    query with the first key.
     """
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # noqa: PLC0415  imports the compiler
 
@@ -74,7 +75,7 @@ def _pairs(inputs: AttentionInputs) -> Pairs:
 
 
 def pairs_of(rule: Mask, pairs: Pairs, shape: tuple[int, int, int, int], origin: tuple[int, int]) -> Tensor:
-    """Return where a mask allows pairs, given by indices, in operations that a traced program can contain."""
+    """Return which pairs of indices a mask allows, in operations that a traced program can contain."""
     if isinstance(rule, And | Or):
         parts = [pairs_of(part, pairs, shape, origin) for part in rule.parts]
         return reduce(torch.logical_and if isinstance(rule, And) else torch.logical_or, parts)
@@ -89,7 +90,7 @@ def pairs_of(rule: Mask, pairs: Pairs, shape: tuple[int, int, int, int], origin:
 
 
 def _by_attention(inputs: AttentionInputs, value: Tensor, allowed: Tensor | None, is_causal: bool) -> Tensor:
-    """Return the output of ONNX's Attention, which comes with opset 23."""
+    """Return the output of ONNX's Attention operator, which requires opset 23."""
     query, mask = inputs.query, None if is_causal else allowed
     if inputs.bias is not None:
         bias = inputs.bias.source.to(query.dtype)
@@ -98,11 +99,11 @@ def _by_attention(inputs: AttentionInputs, value: Tensor, allowed: Tensor | None
     out: Tensor = torch.onnx.ops.attention(query, inputs.key, value, mask, is_causal=is_causal, scale=inputs.scale)[0]
     if allowed is None or is_causal:
         return out
-    return torch.where(allowed.any(3, keepdim=True), out, 0.0)  # a query without keys has NaN in ONNX
+    return torch.where(allowed.any(3, keepdim=True), out, 0.0)  # a query without keys gives NaN in ONNX
 
 
 def _by_definition(inputs: AttentionInputs, value: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the output and the lse of attention by its definition."""
+    """Return the output and the lse of attention, computed from its definition."""
     wide, repeats = inputs.compute_dtype, inputs.shape[1] // inputs.key.shape[1]
     q = inputs.query.to(wide)
     k, v = (x.to(wide).repeat_interleave(repeats, 1) if repeats > 1 else x.to(wide) for x in (inputs.key, value))

@@ -45,16 +45,16 @@ class Backward(NamedTuple):
 
 
 def derivatives(of: Backward, grads: Tensors, needed: Sequence[bool], *, create_graph: bool = False) -> Tensors:
-    """Compute second derivatives: the gradients of `AttentionInputs.sources`, ``grad_out`` and ``grad_lse``.
+    """Compute second derivatives: the gradients with respect to the sources, ``grad_out`` and ``grad_lse``.
 
     Args:
         of: the inputs and results from which the first gradients were computed.
         grads: gradients with respect to the first gradients, one for each source, or None.
-        needed: whether the gradient is needed for each source, ``grad_out`` and ``grad_lse``.
+        needed: whether the gradient is needed for each of `AttentionInputs.sources`, ``grad_out`` and ``grad_lse``.
         create_graph: whether the result can be differentiated again.
 
-    Cost: several times the time of the first gradients. Memory holds one block of complete rows or, with
-    ``create_graph``, a dozen tensors of all pairs.
+    Cost: several times the time of the first gradients. Memory for one block of complete rows or, with
+    ``create_graph``, for a dozen tensors of all pairs.
     """
     inputs, value, grad_out, grad_lse = contained(of.inputs, of.value, of.lse, of.grad_out, of.grad_lse)
     of = of._replace(inputs=inputs, value=value, grad_out=grad_out, grad_lse=grad_lse)

@@ -25,7 +25,7 @@ from saccade.support.torch_modes import is_plain
 
 NAMES = frozenset(["entropy", "received"])
 _KERNELS = ("varlen", "flex")  # kernels for which this is fastest: others read complete rows anyway
-_LARGEST = 64.0  # largest score: rounding costs the differences a few times 6e-8 of it
+_LARGEST = 64.0  # largest score: the rounding error of differences is a few times 6e-8 of it
 
 
 def can_use_products(inputs: AttentionInputs, impl: str | Kernel) -> bool:
@@ -94,6 +94,6 @@ def _query_and_key(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
 
 
 def _transposed(rule: Mask) -> Mask | None:
-    from saccade.masks.convert.patterns import transposed  # noqa: PLC0415  knows masks that a product need not
+    from saccade.masks.convert.patterns import transposed  # noqa: PLC0415  imports masks that a product does not need
 
     return transposed(rule)

@@ -1,4 +1,4 @@
-"""Fuse or observe attention that other people's code writes as matmul, softmax and matmul."""
+"""Fuse or observe attention that third-party code writes as matmul, softmax and matmul."""
 
 from saccade.fusion.mode import FuseAttention
 from saccade.fusion.observe import ObserveAttention

@@ -1,4 +1,4 @@
-"""Calls of torch functions: the tensors among their arguments, and whether they write to them."""
+"""Inspect calls to torch functions: which tensors are among the arguments, and whether the call writes into them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The axes of a lazy tensor, as products of factors that views, transpositions and broadcasting regroup."""
+"""The axes of a lazy tensor, each a product of factors (sub-axes) that views and transpositions regroup."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def new_factor() -> int:
 
 @dataclass(frozen=True)
 class Axes:
-    """The visible axes of a tensor, each a product of factors with fixed sizes.
+    """The visible axes of a tensor, each a product of factors: sub-axes of fixed size.
 
     ``view(batch, heads, n, m)`` of a tensor ``[batch * heads, n, m]`` splits a factor; a transposition permutes axes.
     The operands of a lazy tensor have one dimension for each factor, so a view does not change them.
@@ -86,7 +86,7 @@ class Axes:
         return len(shape) <= len(own) and all(size in (1, visible) for size, visible in sizes)
 
     def by_factor(self, x: Tensor, factors: Sequence[int]) -> Tensor:
-        """Reshape a tensor that broadcasts to the lazy tensor: one dimension, possibly of size 1, for each factor."""
+        """Reshape a tensor that broadcasts to the lazy tensor to one dimension, possibly of size 1, for each factor."""
         x = x[(None,) * (len(self.axes) - x.dim())]
         return split_axes(x, self.axes, self.sizes, factors)
 
@@ -98,7 +98,7 @@ def _place_single(factors: list[int], sizes: Mapping[int, int], axes: list[list[
         factors: the remaining factors, in reverse order.
         sizes: the size of each factor.
         axes: the factors of the axes so far.
-        start: the first of the axes of size 1 at the end. Factors for which there is no such axis join the one before.
+        start: index of the first of the trailing axes of size 1. Any further factors join the axis before it.
     """
     single = list[int]()
     while factors and sizes[factors[-1]] == 1:

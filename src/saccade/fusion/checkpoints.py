@@ -1,4 +1,4 @@
-"""Fuse attention in checkpointed layers when the backward pass runs them again, as in the first run."""
+"""Fuse attention in checkpointed layers when the backward pass recomputes them, as in the first run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def enter_when_recomputed(context: Context) -> bool:
 
 
 def top_hook() -> Any:
-    """Return the innermost hook that saves tensors for a backward pass, such as that of a checkpoint; None if none."""
+    """Return the innermost hook that saves tensors for a backward pass, such as a checkpoint's, or None."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return None if hooks is None else hooks[0]
 

@@ -1,4 +1,4 @@
-"""LazyTensor: attention scores or weights whose operations are only run when their values are needed."""
+"""LazyTensor: attention scores or weights whose operations run only when their values are needed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _AS = frozenset({Tensor.expand_as, Tensor.view_as, Tensor.reshape_as, Tensor.typ
 
 
 class Operation:
-    """A deferred call of a torch function, which gives the result that it would have given immediately.
+    """A deferred call to a torch function, which returns the same result as an immediate call would have.
 
     Args:
         func, args, kwargs: the call; an `Operation` among the arguments is replaced by its result.
@@ -55,7 +55,7 @@ class Operation:
     Attributes:
         differentiable: the tensors among the arguments that require gradients.
         aliases: a view of each of these tensors, which replaces it as an argument when the call is run.
-        memory: an object that all calls whose results may share memory have in common.
+        memory: an object that identifies the memory of the result; calls with the same object may share memory.
     """
 
     def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
@@ -90,7 +90,7 @@ class Operation:
 
 
 def _setting() -> tuple[Any, ...]:
-    """Return the state of gradients and autocast, to be restored when a deferred call is run."""
+    """Return the current gradient and autocast settings, to be restored when a deferred call runs."""
     devices = _DEVICES if any_autocast() else ()
     casts = tuple((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices)
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), casts
@@ -98,7 +98,7 @@ def _setting() -> tuple[Any, ...]:
 
 @contextmanager
 def _as_set(setting: tuple[Any, ...]) -> Iterator[None]:
-    """Restore a state of gradients and autocast within the block, and disable torch function modes."""
+    """Restore gradient and autocast settings within the block, and disable torch function modes."""
     with ExitStack() as stack:
         stack.enter_context(torch._C.DisableTorchFunction())
         if _setting() != setting:
@@ -140,11 +140,11 @@ class Family:
     def compute(self) -> None:
         """Compute all lazy tensors of the family that are in use, unless an operand was overwritten.
 
-        Compiled code that gets a lazy tensor is interrupted by a graph break for this.
+        In compiled code that receives a lazy tensor, this causes a graph break.
         """
         (_uncompiled() if "torch._dynamo" in sys.modules else _compute)(self.waiting)
 
-    compute._torchdynamo_disable = True  # type: ignore[attr-defined]  # what the decorator does; it imports the compiler
+    compute._torchdynamo_disable = True  # type: ignore[attr-defined]  # as the decorator does, which imports the compiler
 
     def reads_memory_of(self, x: Tensor) -> bool:
         """Return whether a tensor shares memory with an operand of a lazy tensor that is not yet computed."""
@@ -184,7 +184,7 @@ class Pending:
         scores: the scores or weights that the lazy tensor represents, or the maximum of scores.
         operation: the deferred call that computes the values.
         family: the lazy tensors that are derived from the same matrix product.
-        memory: an object that all lazy tensors that may share the memory of the values have in common.
+        memory: an object that identifies the memory of the values; lazy tensors with the same object may share it.
     """
 
     def __init__(self, scores: Scores | RowMaximum, operation: Operation, family: Family, memory: object = None):
@@ -215,7 +215,7 @@ class Pending:
 
     @property
     def is_changed_alone(self) -> bool:
-        """Whether an in-place operation on the lazy tensor changes no other one that is in use and not computed."""
+        """Whether an in-place operation on this lazy tensor leaves all other uncomputed lazy tensors unchanged."""
         others = [x for x in self.family.waiting if x is not self]
         return not any(operation.memory is self.memory for x in others for operation in x.operation.chain())
 
@@ -231,7 +231,7 @@ class Pending:
 
     @property
     def _chain(self) -> dict[Operation, None]:
-        """The deferred calls of the lazy tensor, each once: scores may be read twice."""
+        """The deferred calls of the lazy tensor, without duplicates, since scores may be read twice."""
         return dict.fromkeys(self.operation.chain())
 
 
@@ -254,7 +254,7 @@ class LazyTensor(Tensor):
 
     @classmethod
     def of(cls, pending: Pending) -> LazyTensor:
-        """Return a lazy tensor for a pending state; its gradients are passed on to its operands."""
+        """Return a lazy tensor for a pending state, connected to its operands in autograd's graph."""
         operands = pending.differentiable
         return _Node.apply(pending, *operands) if operands else cls(pending)
 
@@ -279,7 +279,7 @@ class LazyTensor(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         for x in tensors_in((args, kwargs or {})):
             if type(x) is LazyTensor:
-                with torch._C._ForceDispatchKeyGuard(*x.pending.family.keys):  # as above autograd
+                with torch._C._ForceDispatchKeyGuard(*x.pending.family.keys):  # those of the model's own calls
                     x.pending.family.compute()
         args, kwargs = mapped(_detached, computed((args, kwargs or {})))
         return func(*args, **kwargs)
@@ -290,7 +290,7 @@ def _detached(x: Any) -> Any:
 
 
 def stand_ins(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Replace lazy tensors among the arguments by tensors without values, if the function only reads metadata."""
+    """Replace a lazy tensor among the arguments by a tensor without values, if the function only reads its metadata."""
     place = 0 if func in _LIKE else 1
     if len(args) <= place or type(args[place]) is not LazyTensor or args[place].pending.is_computed:
         return args

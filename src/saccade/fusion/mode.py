@@ -1,4 +1,4 @@
-"""FuseAttention: while a model runs, fuse attention that it computes by separate operations."""
+"""FuseAttention: while a model runs, fuse attention that it computes with separate operations."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FuseAttention(TorchFunctionMode):
     Products of two tensors are not computed when the model calls them. Instead, the operations on them are recorded:
     scaling, masks, biases, casts, views, a softmax, dropout; see `saccade.fusion.operations`. When the weights are
     multiplied by values, the attention call is run, and scores and weights are never built. Any other use computes
-    them by the operations that the model called, so the results of a model without attention are bitwise identical.
+    them with the operations that the model called, so the results of a model without attention are bitwise identical.
 
     Args:
         run: computes the output of an attention call; by default, saccade does.
@@ -55,7 +55,7 @@ class FuseAttention(TorchFunctionMode):
         on_weights: called with the weights ``[batch, heads, q_len, kv_len]`` of each softmax whose result is multiplied
             by values, possibly after dropout, casts, views and elementwise changes, but cannot run as an attention
             call.
-        on_unknown: called for each product with other results of a softmax, such as a part of the weights; only
+        on_unknown: called for each product with another result of a softmax, such as part of the weights; used only
             together with ``on_weights``.
 
     Gradients, autocast, checkpoints and inference mode work as in the model. Nothing is fused within
@@ -114,7 +114,7 @@ class FuseAttention(TorchFunctionMode):
 
     @contextmanager
     def _recomputed(self) -> Iterator[None]:
-        """Fuse a checkpointed layer that the backward pass runs again; all other operations there are left alone."""
+        """Fuse attention within the block, in which the backward pass recomputes a checkpointed layer."""
         is_on = self in torch.overrides._get_current_function_mode_stack()
         self._here.recomputed += 1
         try:
@@ -131,7 +131,7 @@ class FuseAttention(TorchFunctionMode):
         return out
 
     def _product(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return a matrix product as a lazy tensor if it may be attention scores; otherwise compute it."""
+        """Return a matrix product as a lazy tensor if it may be attention scores; if not, compute it."""
         is_known = self._tap is not None and self._tap.knows((args, kwargs))
         product = product_of(func, args, kwargs) if is_eager() and not is_known else None
         scores = None if product is None else scores_of(product, self._repeats)
@@ -143,16 +143,16 @@ class FuseAttention(TorchFunctionMode):
         return LazyTensor.of(Pending(scores.reading(operation.tensors), operation, family))
 
     def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Defer a torch call on lazy tensors if attention may contain it; otherwise run it."""
+        """Defer a torch call on lazy tensors if it may be part of attention; if not, run it."""
         lazies = [x for x in tensors_in((args, kwargs)) if type(x) is LazyTensor and not x.pending.is_computed]
         if func in PRODUCTS:
             for lazy in lazies:
-                if lazy.pending.scores.softmax is None:  # no softmax: an activation that may be multiplied again
+                if lazy.pending.scores.softmax is None:  # no softmax: an ordinary activation, not attention weights
                     lazy.pending.family.compute()
         lazies = [x for x in lazies if not x.pending.is_computed]
         if lazies:
             first = _whole(lazies)
-            for lazy in lazies:  # of two products, such as scores and a bias that depends on the query
+            for lazy in lazies:  # compute other products, such as a bias that depends on the query
                 if lazy.pending.family is not first.pending.family:
                     lazy.pending.family.compute()
             noted_args, noted_kwargs = mapped(_state, (args, kwargs))
@@ -181,7 +181,7 @@ class FuseAttention(TorchFunctionMode):
         return self._product(func, args, kwargs) if func in PRODUCTS else self._plain(func, args, kwargs)
 
     def _follow_weights(self, lazies: list[LazyTensor]) -> None:
-        """Follow weights that have been computed, until they are multiplied by values."""
+        """Track weights that have been computed, until the model multiplies them by values."""
         for pending in (one.pending for one in lazies):
             softmax, axes = pending.scores.softmax, pending.scores.axes.axes
             if self._tap is not None and softmax in axes:
@@ -189,7 +189,7 @@ class FuseAttention(TorchFunctionMode):
 
     def _attention(self, call: AttentionCall, output: Output, family: Family) -> Tensor | None:
         """Run an attention call; return None if it is left to the model's code."""
-        family.draws = False  # saccade generates it
+        family.draws = False  # saccade draws the dropout
         if call.dropout_p:
             self._draw()
         out = self._run(call)
@@ -200,7 +200,7 @@ class FuseAttention(TorchFunctionMode):
         return output.arranged(out)
 
     def _compute_before(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Compute lazy tensors whose operands a call overwrites, and pending dropout before other random calls."""
+        """Compute lazy tensors whose operands a call overwrites, and draw pending dropout before other random calls."""
         if _draws(func):
             self._draw()
         if (
@@ -240,7 +240,7 @@ def in_backward() -> bool:
 
 
 def _whole(lazies: list[LazyTensor]) -> LazyTensor:
-    """Return the first lazy tensor whose shape is that to which all of them broadcast, or the first of all."""
+    """Return the lazy tensor with the most elements, the one to whose shape the others may broadcast."""
     sizes = [tuple(x.pending.scores.axes.shape) for x in lazies]
     most = max(math.prod(size) for size in sizes)
     return next(x for x, size in zip(lazies, sizes, strict=True) if math.prod(size) == most)
@@ -270,7 +270,7 @@ def _noted(
 
 
 def _state(x: Any) -> Any:
-    """Return the `Scores` of a lazy tensor, or its values if they are already computed; other arguments unchanged."""
+    """Return a lazy tensor's `Scores`, or its values if they are already computed; return other arguments unchanged."""
     if type(x) is not LazyTensor:
         return x
     return x.pending.value if x.pending.is_computed else x.pending.scores

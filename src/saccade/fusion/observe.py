@@ -1,4 +1,4 @@
-"""ObserveAttention: report attention that a model computes by separate operations, without changing them."""
+"""ObserveAttention: report attention that a model computes with separate operations, without changing them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class ObserveAttention(TorchFunctionMode):
                 self._on_weights(arrange(weights.detach()))
 
     def report_unknown(self) -> None:
-        """Report a product with results of a softmax whose layout is unknown; here, nothing is done."""
+        """Handle a product with softmax results of unknown layout; by default, do nothing."""
 
     def _plain(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = self._tap.run(func, args, kwargs)
@@ -97,13 +97,13 @@ class ObserveAttention(TorchFunctionMode):
             self._states[out] = known, version_of(out)
 
     def _state(self, x: Any) -> Any:
-        """Return the scores that a tensor contains; if none are known or still valid, return the argument itself."""
+        """Return the known scores that a tensor contains; if there are none, return the argument unchanged."""
         if not isinstance(x, Tensor) or x not in self._states:
             return x
         scores, version = self._states[x]
         return scores if version == version_of(x) and scores.is_current else x
 
     def _weights(self, x: Any) -> Any:
-        """Return the `Scores` of a tensor if it contains attention weights; otherwise, return the argument itself."""
+        """Return the `Scores` of a tensor that contains attention weights; return any other argument unchanged."""
         state = self._state(x)
         return state if isinstance(state, Scores) and state.softmax is not None else x

@@ -132,7 +132,7 @@ def _cast_to(dtype: torch.dtype) -> Follow:
 
 
 def _contiguous(scores: Scores) -> Scores:
-    return replace(scores)  # an einsum may not be contiguous, although its axes are in order
+    return replace(scores)  # the result of an einsum may not be contiguous, although its axes are in order
 
 
 def _clone(scores: Scores, **_: Any) -> Scores:
@@ -258,7 +258,7 @@ def _get_item(scores: Scores, index: Any) -> Scores | None:
 
 
 def _number(x: Any) -> float | None:
-    """Return a scalar argument as a float: a number, or a CPU tensor with one element; None for anything else."""
+    """Return a number or a zero-dimensional CPU tensor as a float, or None for any other argument."""
     if isinstance(x, int | float) and not isinstance(x, bool):
         return float(x)
     if is_dense(x) and x.dim() == 0 and x.is_cpu and not x.requires_grad and not x.is_complex():
@@ -273,7 +273,7 @@ def _axis(scores: Scores, dim: Any) -> int | None:
 
 
 def _ints(sizes: Sequence[Any]) -> list[int] | None:
-    """Return the sizes in a call of a view, passed one by one or as a sequence; None for other arguments."""
+    """Return the sizes passed to a view, one by one or as a sequence, or None if one of them is not an int."""
     if len(sizes) == 1 and isinstance(sizes[0], list | tuple):
         sizes = sizes[0]
     return [int(x) for x in sizes] if all(type(x) is int for x in sizes) else None
@@ -327,7 +327,7 @@ _ALLOCATING = frozenset(
 
 
 def allocates(func: Callable[..., Any]) -> bool:
-    """Return whether the result of a function that scores follow shares no memory with them."""
+    """Return whether a function in `OPERATIONS` returns a result that shares no memory with the scores."""
     return OPERATIONS.get(func) in _ALLOCATING and not writes(func)
 
 
@@ -338,7 +338,7 @@ _DETACH = frozenset(_functions("detach"))
 
 
 def followed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Scores | RowMaximum | None:
-    """Return the lazy scores after a call of a torch function, or None if `Scores` cannot express the result.
+    """Return the lazy scores after a call to a torch function, or None if `Scores` cannot express the result.
 
     If the torch function returns its argument, the same `Scores` object is returned.
     """
@@ -350,5 +350,5 @@ def followed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return None
     try:
         return follow(*args, **kwargs)
-    except TypeError:  # arguments that torch knows, or refuses: it decides
+    except TypeError:  # unknown arguments: torch accepts or refuses them
         return None

@@ -1,4 +1,4 @@
-"""Product: a matrix product written as matmul, bmm, baddbmm or einsum, converted to the letters of an einsum."""
+"""Product: a matrix product written as matmul, bmm, baddbmm or einsum, converted to einsum notation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Product:
             product. A tensor of size 1 along an axis is broadcast.
         sizes: the size of each letter's axis.
         alpha: a number that multiplies the product.
-        added, beta: a tensor that is added to the product (None for no tensor), and the number that multiplies it.
+        added, beta: a tensor that is added to the product, or None, and the number that multiplies it.
     """
 
     left: Operand
@@ -165,7 +165,7 @@ PRODUCTS = frozenset(_PARSERS)
 
 
 def product_of(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
-    """Return the `Product` that a call of a torch function computes; None for any other call."""
+    """Return the `Product` that a call to a torch function computes, or None if the call is not supported."""
     return _PARSERS[func](args, dict(kwargs))
 
 
@@ -185,7 +185,7 @@ def scores_of(product: Product, repeats: Repeats) -> Scores | None:
     lead = _lead(product)
     letters = (product.left_letters, product.right_letters)
     for side, own, other in zip(has, letters, letters[::-1], strict=True):
-        side |= {x for x in own if x not in (*other, *lead)}  # a single query or key too
+        side |= {x for x in own if x not in (*other, *lead)}  # even if there is a single query or key
     factors = {x: new_factor() for x in product.letters if x in has[0] | has[1]}
     by_side = [[x for x in factors if x in has[0] and x in has[1]]]
     by_side += [[x for x in factors if x in side and x not in other] for side, other in (has, has[::-1])]
@@ -194,7 +194,7 @@ def scores_of(product: Product, repeats: Repeats) -> Scores | None:
         {factors[x]: product.sizes[x] for x in factors},
         tuple((factors[x],) if x in factors else () for x in product.letters),
     )
-    is_whole = axes.shape == tuple(product.sizes[x] for x in product.letters)  # or both are expanded along an axis
+    is_whole = axes.shape == tuple(product.sizes[x] for x in product.letters)  # not if both are expanded along an axis
     if not is_whole or not (left_only or right_only):
         return None
     scores = Scores(
@@ -231,14 +231,17 @@ def _grouped(scores: Scores, product: Product, left: Repeated | None, right: Rep
 
 
 def _heads(product: Product, axes: dict[str, Axis], batch: Axis) -> Axis | None:
-    """Return the factors of the head axis: the last axis of both tensors after the first, if there are four axes."""
+    """Return the factors of the head axis, or None if the product has fewer than four axes.
+
+    The head axis is the last axis that both tensors have, not counting the first.
+    """
     shared = [x for x in product.letters if x in product.left_letters and x in product.right_letters]
     of_both = [axes[x] for x in shared[1:] if set(axes[x]) <= set(batch)]
     return (of_both or [()])[-1] if len(product.letters) > 3 else None
 
 
 def _lead(product: Product) -> list[str]:
-    """Return the letters of a product that are not positions: all except one letter of queries and one of keys."""
+    """Return the letters of a product that do not index positions: all but one query letter and one key letter."""
     letters = product.letters
     of_left = [x for x in letters if x not in product.right_letters]
     of_right = [x for x in letters if x not in product.left_letters]
@@ -249,12 +252,12 @@ def _lead(product: Product) -> list[str]:
 
 
 def _may_be_factor(x: Operand) -> TypeGuard[Tensor]:
-    """Return whether a tensor may contain queries or keys. A parameter does not: it is the weight of a layer."""
+    """Return whether a tensor may contain queries or keys; a parameter may not, because it is a layer's weight."""
     return is_dense(x) and type(x) is Tensor and x.dtype in FLOATS and not x.is_conj() and not x.is_neg()
 
 
 def _arranged(x: Tensor, names: tuple[str, ...], kept: tuple[str, ...], summed: tuple[str, ...]) -> Tensor:
-    """Reshape a tensor of a product: first the axes that the product keeps, then all summed axes joined into one."""
+    """Reshape an operand of a product to the axes that the product keeps, followed by one axis for all summed axes."""
     for axis, name in enumerate(names):
         if name not in (*kept, *summed):
             x = x.narrow(axis, 0, 1)

@@ -1,4 +1,4 @@
-"""An attention call of a model, recovered from its lazy weights and the values that they multiply."""
+"""Recover a model's attention call from its lazy weights and the values that they multiply."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ _HIDDEN = -9990.0  # lower numbers mask a pair: -1e4, -1e9, the lowest number of
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """The inputs of softmax attention that was recovered from a model's operations; see `saccade.attention`.
+    """The inputs of a softmax attention call, recovered from a model's operations; see `saccade.attention`.
 
     Args:
         query: ``[batch, heads, q_len, head_dim]``.
         key, value: ``[batch, kv_heads, kv_len, head_dim]`` and ``[batch, kv_heads, kv_len, value_dim]``.
         mask: bool, True = may attend, broadcasts to ``[batch, heads, q_len, kv_len]``; None if every pair is allowed.
-            No row is empty: if a model fills a row with one number, the row's query is 0 and all pairs are allowed.
+            No row is empty: if a model fills a whole row with one number, the row's query is set to 0 and all its
+            pairs are allowed.
         bias: added to the scores, broadcasts to ``[batch, heads, q_len, kv_len]``; None for no bias.
         scale, softcap: see `saccade.attention`.
-        dropout_p: probability that a weight is dropped.
+        dropout_p: dropout probability of the weights.
     """
 
     query: Tensor
@@ -50,7 +51,7 @@ class AttentionCall:
         """Return the attention matrix of the call, without dropout.
 
         Args:
-            pattern: joined with the mask of the call by ``&``.
+            pattern: combined with the mask of the call by ``&``.
         """
         mask: Mask | Tensor | None = self.mask
         if pattern is not None:
@@ -65,7 +66,7 @@ class AttentionCall:
 
 
 class Output(NamedTuple):
-    """The layout and dtype that the model expects of the output of an attention call."""
+    """The layout and dtype in which the model expects the output of an attention call."""
 
     sizes: tuple[int, ...]
     order: tuple[int, ...]
@@ -77,7 +78,7 @@ class Output(NamedTuple):
         return out.to(self.dtype).reshape(self.sizes).permute(self.order).reshape(self.shape).contiguous()
 
     def to_heads(self, grad: Tensor, call: AttentionCall) -> Tensor:
-        """Convert a gradient by the model's output of a call to ``[batch, heads, q_len, value_dim]``."""
+        """Convert the gradient with respect to the model's output to ``[batch, heads, q_len, value_dim]``."""
         inverse = [self.order.index(axis) for axis in range(len(self.order))]
         x = grad.reshape([self.sizes[axis] for axis in self.order]).permute(inverse)
         return x.reshape(*call.query.shape[:3], call.value.shape[3])
@@ -89,14 +90,14 @@ def attention_call(
     """Convert a product of attention weights and values to an attention call; return None if that is not possible.
 
     It is not possible if the values depend on the query, if the weights are not summed over the axis of the softmax,
-    or if the model's result differs from exact attention: rows without a visible key, NaN and inf, or a mask whose
-    numbers are not negative enough to mask a pair.
+    or if the model's result may differ from exact attention because of rows without a visible key, NaN or inf, or a
+    mask whose numbers are not negative enough to mask a pair.
 
     Args:
         product: the product.
-        repeats: the tensors that repeat others.
-        is_any_number: whether NaN and inf are accepted too, which reach the outputs of queries that may see them, and
-            in the model's own code all outputs.
+        repeats: the known tensors with repeated entries.
+        is_any_number: whether to accept NaN and inf. The call passes them on only to queries that may attend to them;
+            the model's own code would pass them on to all outputs.
     """
     is_left = isinstance(product.left, Scores)
     weights, value = (product.left, product.right) if is_left else (product.right, product.left)
@@ -134,14 +135,14 @@ def attention_call(
 
 
 def _dtype_of_product(weights: Scores, value: Tensor) -> torch.dtype | None:
-    """Return the dtype of the product of attention weights and values; None if torch cannot multiply them."""
+    """Return the dtype of the product of attention weights and values, or None if torch cannot multiply them."""
     dtype = product_dtype(value)
     own = product_dtype(weights.left.new_empty(0, dtype=weights.dtype))
     return dtype if dtype == own and value.is_floating_point() else None
 
 
 class Roles(NamedTuple):
-    """The role of each factor of the weights' axes in an attention call; see `saccade.fusion.axes.Axes` for factors.
+    """The role of each factor (sub-axis) of the weights in an attention call; see `saccade.fusion.axes.Axes`.
 
     Args:
         items: the factors of the batch.
@@ -165,7 +166,7 @@ class Roles(NamedTuple):
 
     @property
     def dimensions(self) -> tuple[Axis, Axis, Axis, Axis]:
-        """The factors of the four dimensions of an attention call: batch, heads, queries and keys."""
+        """The factors (sub-axes) that form the four dimensions of an attention call: batch, heads, queries and keys."""
         return self.items, (*self.heads, *self.groups), self.rows, self.columns
 
     def length(self, factors: Axis) -> int:
@@ -203,12 +204,16 @@ def roles_of(weights: Scores, columns: Axis, of_values: set[int]) -> Roles | Non
 
 
 def _items(weights: Scores) -> Axis:
-    """Return the factors of the batch in an attention call, if those of the heads are known."""
+    """Return the factors of the batch in an attention call: those that both tensors have, except the heads."""
     return tuple(x for x in weights.batch if x not in (weights.heads or ()))
 
 
 def _rows(weights: Scores, columns: Axis, queries: Axis) -> Axis:
-    """Return the factors of the query axis: the axis along which masks and biases vary, or the one before the keys."""
+    """Return the factors (sub-axes) of the query axis.
+
+    If masks and biases vary along a single axis of the queries, it is that axis; if not, it is the one next to the
+    keys.
+    """
     visible, every = weights.axes.axes, weights.all_factors
     candidates = [axis for axis in visible if axis and set(axis) <= set(queries) - set(weights.lead)]
     tensors = [x.tensor for x in weights.terms] + [x.pairs for x in weights.fills] + [*weights.zeros]
@@ -270,7 +275,7 @@ def _ordered(x: Tensor, factors: Axis, order: Axis, roles: Roles) -> Tensor:
 def _values(
     x: Tensor, names: tuple[str, ...], shared: list[str], extra: list[str], axes: dict[str, Axis], roles: Roles
 ) -> Tensor:
-    """Reshape the values: one dimension per factor of batch, heads and keys, and one for all remaining axes."""
+    """Reshape the values to one dimension per factor of batch, heads and keys, and one for all remaining axes."""
     unused = [name for name in names if name not in (*shared, *extra)]
     for name in unused:
         x = x.narrow(names.index(name), 0, 1)
@@ -292,11 +297,11 @@ def _output(product: Product, axes: dict[str, Axis], roles: Roles, extra: list[s
 def _masked(
     weights: Scores, roles: Roles, query: Tensor, key: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None] | None:
-    """Return three tensors: the allowed pairs, the bias of the scores, and the rows whose query counts as 0.
+    """Return three tensors: the allowed pairs, the score bias, and the rows whose query must be set to 0.
 
-    If the softmax gives weight to a pair that should be masked, return None. A number such as -1e9 masks a pair if
-    its weight rounds to 0 next to any visible key. If all keys of a row are filled with the same number, they all
-    get the same weight.
+    If the softmax may give weight to a pair that should be masked, return None. A number such as -1e9 masks a pair if
+    the pair's weight rounds to 0 beside any visible key. If all keys of a row are filled with the same number, they
+    all get the same weight.
     """
     every = weights.all_factors
     hidden = [roles.four(fill.pairs, every) for fill in weights.fills]

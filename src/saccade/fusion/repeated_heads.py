@@ -13,7 +13,7 @@ from saccade.fusion.scores import is_dense, version_of
 
 
 class Repeated(NamedTuple):
-    """An axis along which entries are repeated, ``copies`` times each, one after another."""
+    """An axis along which each entry is repeated ``copies`` times in a row."""
 
     axis: int
     copies: int
@@ -48,7 +48,7 @@ class Repeats:
 
 
 def _by_repetition(x: Tensor, out: Tensor) -> Repeated | None:
-    """Return the axis that ``repeat_interleave`` has repeated."""
+    """Return the axis along which ``repeat_interleave`` has repeated entries."""
     axes = [axis for axis in range(out.dim()) if x.dim() == out.dim() and x.shape[axis] != out.shape[axis]]
     return Repeated(axes[0], out.shape[axes[0]] // x.shape[axes[0]]) if len(axes) == 1 and x.numel() else None
 

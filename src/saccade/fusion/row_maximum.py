@@ -1,4 +1,4 @@
-"""RowMaximum: the largest score of each row before it is computed, which code subtracts for a stable softmax."""
+"""RowMaximum: the maximum score of each row, not yet computed, which models subtract for a stable softmax."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from saccade.fusion.scores import Scores, version_of
 
 @dataclass(frozen=True)
 class RowMaximum:
-    """The maximum of lazy scores over their keys, with the axis of the keys kept.
+    """The maximum of lazy scores over the keys, with the key axis kept.
 
-    A softmax does not change if a number is subtracted from a row, and its gradient by that number is 0. So
+    Subtracting a number from a row does not change its softmax, and the gradient with respect to that number is 0. So
     ``(s - s.amax(-1, keepdim=True)).softmax(-1)`` is the softmax of ``s``.
 
     Args:
         of: the scores.
-        axis: the axis of the keys.
+        axis: the key axis.
         operands: each tensor that was read, with its version at that time.
         is_detached: whether the maximum is detached from autograd's graph.
     """
@@ -35,13 +35,13 @@ class RowMaximum:
 
     @property
     def axes(self) -> Axes:
-        """The axes that the model sees."""
+        """The axes of the maximum, as the model sees them."""
         axes = self.of.axes.axes
         return Axes(self.of.axes.sizes, (*axes[: self.axis], (), *axes[self.axis + 1 :]))
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that the model sees."""
+        """The dtype of the maximum, as the model sees it."""
         return self.of.dtype
 
     @property

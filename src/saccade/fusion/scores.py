@@ -1,4 +1,4 @@
-"""Scores: attention scores or weights before they are computed, as a matrix product and operations on it."""
+"""Scores: attention scores or weights that are not yet computed, as a matrix product and operations on it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class Term(NamedTuple):
-    """A bias tensor that is added to the scores, with one dimension for each factor of their axes."""
+    """A bias tensor that is added to the scores, with one dimension for each factor (sub-axis) of their axes."""
 
     tensor: Tensor
     scale: float = 1.0
@@ -42,24 +42,25 @@ class Fill(NamedTuple):
 class Scores:
     """The product of two tensors, scaled, capped, biased and masked; after a softmax, the attention weights.
 
-    Either tensor may contain the queries, which are only known once a softmax over the keys is applied. Methods return
-    the scores after an operation, or None if this class cannot express the result.
+    Either tensor may contain the queries; which one does is known only once a softmax over the keys is applied. Methods
+    return the scores after an operation, or None if this class cannot express the result.
 
     Args:
-        axes: the axes that the model sees, as products of factors.
+        axes: the axes that the model sees, as products of factors; see `saccade.fusion.axes.Axes`.
         left, right: the tensors, with one dimension for each factor in `batch` and `left_only` or `right_only`, then
             the dimension that is summed over.
-        batch, left_only, right_only: the factors of both tensors, of the left one only, and of the right one only.
+        batch: the factors that both tensors have.
+        left_only, right_only: the factors that only the left or only the right tensor has.
         heads: the factors in `batch` that are heads; None if unknown, for instance if heads and batch were joined.
-        lead: the factors of either tensor that are not positions of queries or keys.
+        lead: the factors of either tensor that do not index positions of queries or keys.
         product_dtype: the dtype in which the product is computed.
         dtype: the dtype that the model sees.
         scale: a number that multiplies the product, before the cap.
         factors: tensors that multiply the product, before the cap, with one dimension for each factor.
         cap: the number that multiplies the tanh; None if no tanh was applied.
         terms: biases that are added after the cap.
-        shift: sum of the numbers that were added; the softmax does not depend on it.
-        maximum_of: the factors of the axis whose maximum was subtracted; a softmax over it does not depend on that.
+        shift: sum of the numbers that were added; it does not affect the softmax.
+        maximum_of: the factors of the axis whose maximum was subtracted, which does not affect a softmax over it.
         fills: the masks that were applied.
         zeros: pairs whose scores were multiplied by 0, which must be masked later.
         softmax: the factors of the axis over which a softmax was applied.
@@ -118,7 +119,7 @@ class Scores:
 
     @property
     def _takes_factors(self) -> bool:
-        """Whether a tensor may multiply the scores: they have no cap, mask, softmax or number beside the product."""
+        """Whether the scores may be multiplied by a tensor, because they have no cap, mask, softmax or added number."""
         is_shifted = bool(self.shift) or self.maximum_of is not None
         return self.cap is None and not self.fills and not is_shifted and self.softmax is None
 
@@ -252,7 +253,7 @@ class Scores:
         Args:
             pairs: bool, True at the pairs to mask.
             value: the largest of the numbers.
-            others: the numbers of all pairs, if they differ.
+            others: the numbers for all pairs, if they differ.
         """
         if self.softmax is not None or pairs.dtype != torch.bool or not value < -100.0:
             return None
@@ -279,7 +280,7 @@ class Scores:
         return replace(self, dtype=dtype) if dtype in FLOATS else None
 
     def softmaxed(self, axis: int, dtype: torch.dtype | None = None) -> Scores | None:
-        """Return the attention weights: the softmax of the scores over an axis, which must be the axis of the keys."""
+        """Return the attention weights: the softmax of the scores over an axis, which must be the key axis."""
         is_known = self.maximum_of in (None, self.axes.axes[axis])
         if not (self.is_keys(axis) and is_known) or dtype not in (None, *FLOATS):
             return None
@@ -287,7 +288,7 @@ class Scores:
         return replace(self, softmax=self.axes.axes[axis], dtype=dtype)
 
     def is_keys(self, axis: int) -> bool:
-        """Return whether an axis of scores may be that of the keys: it belongs to one of the two tensors alone."""
+        """Return whether an axis of scores may be the key axis, because only one of the two tensors has it."""
         factors = set(self.axes.axes[axis])
         return (
             self.softmax is None and bool(factors) and any(factors <= {*x} for x in (self.left_only, self.right_only))
@@ -318,17 +319,17 @@ def read(x: Tensor) -> Tensor:
 
 
 def version_of(x: Tensor) -> int:
-    """Return the version of an operand: how often it was modified in place. Inference tensors do not count this."""
+    """Return how often an operand was modified in place; inference tensors do not count this, so return 0 for them."""
     return 0 if x.is_inference() else x._version
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype in which torch multiplies a tensor here: that of autocast if it is enabled, or the tensor's."""
+    """Return the dtype in which torch now multiplies a tensor: autocast's if it is enabled, or the tensor's own."""
     return torch.get_autocast_dtype(x.device.type) if is_autocast(x) and x.dtype != torch.float64 else x.dtype
 
 
 def softmax_dtype(x: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the softmax of scores here, which autocast may change."""
+    """Return the dtype that a softmax of scores has now, which autocast may change."""
     return _softmax_dtype(x.device, dtype, torch.get_autocast_dtype(x.device.type)) if is_autocast(x) else dtype
 
 

@@ -28,8 +28,8 @@ _ANY_PRODUCT = PRODUCTS | frozenset(
         *(torch.linalg.multi_dot, Tensor.mm, Tensor.mv, Tensor.addbmm, Tensor.addmm, Tensor.addmv),
     }
 )
-# Functions that select, join or repeat weights. The result of any other function depends on weights in a way that
-# matters if it has the same number of elements.
+# Functions that select, join or repeat weights. Results of these functions are tracked, whatever their size; results of
+# other functions only if they have as many elements as the weights.
 _PARTS = frozenset(
     {
         *("__getitem__", "select", "narrow", "index_select", "gather", "take_along_dim", "chunk", "split", "unfold"),
@@ -37,8 +37,8 @@ _PARTS = frozenset(
         *("broadcast_to", "repeat", "repeat_interleave", "tile", "pad", "constant_pad_nd"),
     }
 )
-# Functions that change weights, but not their axes: each weight by itself, or by the statistics of others. Names have
-# no underscores: "iadd" is ``__iadd__``, "mul" is also ``mul_``.
+# Functions that change weights but not their axes, either elementwise or by a normalisation. Leading and trailing
+# underscores are stripped from names: "iadd" is ``__iadd__``, and "mul" includes ``mul_``.
 _ELEMENTWISE = frozenset(
     {
         *("add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "div", "true_divide", "truediv"),
@@ -58,13 +58,13 @@ class SoftmaxTap:
     Weights are followed through casts, views, dropout, elementwise changes, such as masks or a normalisation after the
     softmax, and layers that mix heads. The product must sum over the axis of the softmax, or over an axis along which
     the weights now sum to 1 (slot attention: a softmax over the queries, normalised over the keys). If both operands of
-    a product are weights, those unchanged since their softmax count. Of weights that are selected or joined, the layout
-    is unknown; their products are only noted.
+    a product are weights, only those unchanged since their softmax are reported. If weights were selected or joined,
+    their layout is unknown, and ``on_unknown`` is called for their products.
 
     Args:
         on_weights: called before the product as ``on_weights(weights, arrange)``: the weights as the model multiplies
             them, and the function that arranges them as ``[batch, heads, q_len, kv_len]``.
-        on_unknown: called for each other product with a result of a softmax.
+        on_unknown: called for every other product with a softmax result.
     """
 
     def __init__(self, on_weights: Callable[[Tensor, Arrange], None], on_unknown: Callable[[], None] = lambda: None):
@@ -99,7 +99,10 @@ class SoftmaxTap:
         return bool(self._states) and any(x in self._states for x in tensors_in(arguments))
 
     def _state_after(self, func: Any, args: Any, kwargs: Any) -> _State | None:
-        """Return the state of the result of a call on tracked weights, without its version; None if it is unknown."""
+        """Return the state of the result of a call with tracked weights, or None if it is unknown.
+
+        The version is 0, because the result does not exist yet.
+        """
         known_args, known_kwargs = mapped(self._known, (args, kwargs))
         found = [x for x in _items((args, kwargs)) if isinstance(self._known(x), Scores)]
         if not found:
@@ -118,7 +121,7 @@ class SoftmaxTap:
     def _mixing(self, func: Any, args: Any, kwargs: Any) -> tuple[int, int | None] | None:
         """Return the axes of keys and queries in the result of a call that mixes heads; None for other calls.
 
-        The axis of the queries is None if there is one query.
+        The query axis is None if there is only one query.
         """
         known_args, known_kwargs = mapped(self._known, (args, kwargs))
         weights = next((x for x in _items((known_args, known_kwargs)) if isinstance(x, Scores)), None)
@@ -160,7 +163,7 @@ class SoftmaxTap:
             self._on_unknown()
 
     def _known(self, x: Any) -> Any:
-        """Return the `Scores` of tracked weights; otherwise, the argument itself."""
+        """Return the `Scores` behind tracked weights; return any other argument unchanged."""
         if not isinstance(x, Tensor) or x not in self._states:
             return x
         state = self._states[x]
@@ -182,7 +185,7 @@ class _State(NamedTuple):
 
     Args:
         scores: its axes; None if they are unknown.
-        version: its version when the axes were found.
+        version: its version when the axes were determined.
         is_changed: whether weights were changed since the softmax, by more than dropout and casts.
     """
 
@@ -192,7 +195,7 @@ class _State(NamedTuple):
 
 
 def _multiplied(x: Tensor, state: _State, product: Product) -> Scores | None:
-    """Return weights with the keys that a product sums over and their queries; None if they are not weights of it."""
+    """Return weights with the key axis that a product sums over, or None if it does not multiply them by values."""
     weights = state.scores
     assert weights is not None
     names, others = product.left_letters, product.right_letters
@@ -211,7 +214,7 @@ def _multiplied(x: Tensor, state: _State, product: Product) -> Scores | None:
 
 
 def _with_roles(weights: Scores, rows: Axis, columns: Axis) -> Scores:
-    """Return weights with the given factors of queries and keys; all others are those of the batch."""
+    """Return weights with the given query and key factors; all other factors belong to the batch."""
     if (rows, columns) == (weights.left_only, weights.softmax):
         return weights
     batch = tuple(one for axis in weights.axes.axes for one in axis if one not in (*rows, *columns))
@@ -243,7 +246,7 @@ def _places_in(product: Product, weights: Scores, column: int, row: int | None) 
 def _keeps_size(
     x: Tensor, weight: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, *_: Any, **__: Any
 ) -> bool:
-    """Return whether a convolution has an output for each pair: it mixes heads, and possibly neighbours."""
+    """Return whether a convolution of weights keeps one output per pair: it mixes heads, and possibly neighbours."""
     return stride in (1, (1, 1)) and (padding == "same" or weight.shape[-2:] == (1, 1))
 
 
@@ -259,7 +262,7 @@ def _items(tree: Any) -> Iterator[Any]:
 def _as_scores(x: Tensor, softmax_axis: int, row_axis: int | None = None) -> Scores:
     """Represent dense softmax weights by `Scores` with empty operands, to track their axes through operations.
 
-    If the axis of the queries is not known, it is taken to be the axis before the keys.
+    If the query axis is unknown, it is assumed to be the axis before the keys.
     """
     factors = [new_factor() if size > 1 else None for size in x.shape]
     axes = tuple(() if one is None else (one,) for one in factors)

@@ -80,7 +80,7 @@ def check_supported(module: nn.Module, facts: Mapping[str, Any]) -> None:
 
 
 def check_ends(module: nn.Module, ends: Mapping[str, Tensor], placed: Placed) -> None:
-    """Raise if the ends of packed texts among the arguments differ from the ends in the attention mask."""
+    """Raise if the boundaries of packed texts in the arguments differ from those in the attention mask."""
     texts = placed.texts or ((len(placed.kv_positions),),)
     wrong = [name for name, end in ends.items() if texts != (tuple(end.diff().tolist()),)]
     if wrong:
@@ -91,7 +91,7 @@ def check_ends(module: nn.Module, ends: Mapping[str, Tensor], placed: Placed) ->
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_read(files: tuple[str, ...], name: str) -> bool:
-    """Return whether an attention function in the given source files reads an argument; not traced by the compiler."""
+    """Return whether an attention function in the given source files reads an argument; the compiler skips this."""
     return name in _read_by_functions(files)
 
 
@@ -144,7 +144,7 @@ def _is_collected() -> bool:
 
 
 def _is_read_by_a_caller(frame: FrameType | None) -> bool:
-    """Return whether a calling model collects attention weights itself (PatchTST, Pix2Struct) and was told to."""
+    """Return whether a calling model that collects attention weights itself (PatchTST, Pix2Struct) was asked to."""
     while frame is not None:
         is_theirs = str(frame.f_globals.get("__name__")).startswith("transformers.")
         if is_theirs and _FLAG in frame.f_code.co_varnames and frame.f_locals.get(_FLAG):

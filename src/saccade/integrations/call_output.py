@@ -1,4 +1,4 @@
-"""The output of a captured attention call, from which the gradient by its weights is computed."""
+"""The output of a captured attention call, and the gradient with respect to the call's weights."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Refuse = Callable[[str], None]
 
 
 class CallOutput(NamedTuple):
-    """The output of a captured call, from which gradients by its weights are computed.
+    """The output of a captured call, used to compute the gradient with respect to the call's weights.
 
     Attributes:
         out: the tensor that the model computed.
-        to_heads: converts a gradient by ``out`` to ``[batch, heads, q_len, value_dim]``.
+        to_heads: converts the gradient with respect to ``out`` to ``[batch, heads, q_len, value_dim]``.
         value: returns the values of the call, ``[batch, kv_heads, kv_len, value_dim]``.
-        dropout_p: probability with which the call dropped weights.
+        dropout_p: dropout probability of the call.
     """
 
     out: Tensor
@@ -35,7 +35,10 @@ class CallOutput(NamedTuple):
     dropout_p: float = 0.0
 
     def watch(self, receive: Receive, refuse: Refuse) -> None:
-        """Call ``receive`` with the gradient by the weights in the backward pass, or ``refuse`` with the reason."""
+        """Request the gradient with respect to the weights.
+
+        The backward pass calls ``receive`` with it. If it is unavailable, ``refuse`` is called at once with the reason.
+        """
         if self.dropout_p:
             return refuse("its weights were dropped out at random; model.eval() or dropout 0 is exact")
         if not self.out.requires_grad:
@@ -51,10 +54,10 @@ class CallOutput(NamedTuple):
 
 
 class BuiltWeights(NamedTuple):
-    """The weights that a captured call has built, whose gradient autograd computes.
+    """Dense weights that a captured call has built, whose gradient autograd computes.
 
     Attributes:
-        weights: the tensor that the model multiplies by values.
+        weights: the tensor that the model multiplies by the values.
         arrange: converts it to ``[batch, heads, q_len, kv_len]``.
     """
 
@@ -62,7 +65,10 @@ class BuiltWeights(NamedTuple):
     arrange: Callable[[Tensor], Tensor]
 
     def watch(self, receive: Receive, refuse: Refuse) -> None:
-        """Call ``receive`` with the gradient by the weights in the backward pass, or ``refuse`` with the reason."""
+        """Request the gradient with respect to the weights.
+
+        The backward pass calls ``receive`` with it. If it is unavailable, ``refuse`` is called at once with the reason.
+        """
         if not self.weights.requires_grad:
             return refuse("its weights need no gradient")
 
@@ -75,32 +81,32 @@ class BuiltWeights(NamedTuple):
 
 
 class LaterOutput:
-    """The output of a matrix that a layer has not multiplied by values yet."""
+    """The future output of a matrix that a layer has not yet multiplied by values."""
 
     def __init__(self) -> None:
         self._watchers: list[tuple[Receive, Refuse]] = []
 
     @property
     def is_watched(self) -> bool:
-        """True if the gradient by the weights is wanted."""
+        """Whether the gradient with respect to the weights has been requested."""
         return bool(self._watchers)
 
     def watch(self, receive: Receive, refuse: Refuse) -> None:
-        """Do as `CallOutput.watch` once there is an output."""
+        """Store the callbacks, and pass them to `CallOutput.watch` once the output exists."""
         self._watchers.append((receive, refuse))
 
     def give(self, output: CallOutput) -> None:
-        """Watch the output, which now exists."""
+        """Watch the output with all stored callbacks."""
         for receive, refuse in self._watchers:
             output.watch(receive, refuse)
 
 
 class WatchedMatrix(DerivedMatrix):
-    """A matrix that gives its product with values to those who want the gradient by its weights.
+    """A matrix that reports its product with values, to compute the gradient with respect to its weights.
 
     Args:
         inner: the matrix.
-        output: the output of its product.
+        output: receives the product with values.
     """
 
     def __init__(self, inner: Matrix, output: LaterOutput):

@@ -22,11 +22,11 @@ Make = Callable[[], Matrix]
 
 
 class CapturedMatrix(NamedTuple):
-    """The attention matrix of a call that has just run, made when it is called.
+    """The attention matrix of a call that has just run, built when this object is called.
 
     Attributes:
         make: returns the matrix.
-        output: gives the gradient by the weights; None if the values of the call are unknown.
+        output: provides the gradient with respect to the weights; None if the values of the call are unknown.
     """
 
     make: Make
@@ -95,7 +95,7 @@ class Capture:
 
 
 class Listener(NamedTuple):
-    """The capture of one module's calls, with the module's name.
+    """A capture, and the name under which it records the calls to one module.
 
     Attributes:
         name: the module's name in the recording.
@@ -107,7 +107,7 @@ class Listener(NamedTuple):
 
 
 class _ThreadState(threading.local):
-    def __init__(self) -> None:  # not class attributes, which Dynamo does not find when it traces
+    def __init__(self) -> None:  # not class attributes, which Dynamo does not find while tracing
         self.depth = 0
         self.num_captured = 0
 
@@ -136,7 +136,7 @@ def refuse_compiled() -> None:
     """Raise `UnsupportedError` if a captured layer is being compiled."""
     if (
         torch.compiler.is_compiling()
-    ):  # by its full name: Dynamo runs frames without tensors and without `torch` as they are
+    ):  # by its full name: Dynamo does not trace frames that contain neither tensors nor `torch`
         reason = "a compiled graph runs no Python between its kernels"
         hint = "record the model before it is compiled, or under torch.compiler.set_stance('force_eager')"
         raise unsupported("a compiled model", [reason], hint=hint)

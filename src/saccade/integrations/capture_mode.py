@@ -1,4 +1,4 @@
-"""Capture the attention that modules compute in their own code, by torch's functions or by separate operations."""
+"""Capture the attention that modules compute in their own code, with torch's functions or with separate operations."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ _NAMED = frozenset({"softmax", "Softmax", "scaled_dot_product_attention", "multi
 def capture_own_code(model: nn.Module, capture: Capture) -> Iterator[None]:
     """Capture the attention that modules of ``model`` compute in their own code, under the name of the module.
 
-    Captured are calls of ``F.scaled_dot_product_attention``, ``F.multi_head_attention_forward``, FlexAttention,
-    flash-attn's and xformers' functions, `saccade.attention` and `saccade.attention_with_lse`; weights that are
-    computed by matmul and softmax and multiplied by values; and dense weights of any other origin, if they come of a
-    softmax. If a module computes attention several times in one forward pass, the second time is named after the module
-    with ":1" appended, and so on. A module that multiplies results of a softmax whose layout is unknown is noted as not
-    recordable. Layers of torch and of this library are captured elsewhere.
+    This covers calls to ``F.scaled_dot_product_attention``, ``F.multi_head_attention_forward``, FlexAttention,
+    flash-attn's and xformers' functions, `saccade.attention` and `saccade.attention_with_lse`; weights computed by
+    matmul and softmax and multiplied by values; and other dense weights, if they come from a softmax. If a module
+    computes attention several times in one forward pass, the second call is named after the module with ":1" appended,
+    the third with ":2", and so on. A module that multiplies softmax results whose layout is unknown is noted as not
+    recorded. Layers of torch and of this library are captured elsewhere.
     """
     modules = [(module, name, _capture_calls) for module, name in names_of(model).items() if not _is_known(module)]
     with capture_forwards(modules, capture), visible_functions(model):
@@ -137,12 +137,12 @@ class CaptureMode(ObserveAttention):
         return super().__torch_function__(func, types, args, kwargs)
 
     def report_call(self, call: AttentionCall, output: Output, out: Tensor) -> None:
-        """Capture attention that the module has computed by separate operations."""
+        """Capture attention that the module has computed with separate operations."""
         made = CallOutput(out, lambda grad: output.to_heads(grad, call), lambda: call.value, call.dropout_p)
         _emit(call.matrix, made)
 
     def report_weights(self, weights: Tensor, arrange: Callable[[Tensor], Tensor]) -> None:
-        """Capture the weights that the module has built, before it multiplies them by values."""
+        """Capture weights that the module has computed, before it multiplies them by values."""
         _emit(lambda: DenseMatrix(arrange(weights.detach())), BuiltWeights(weights, arrange))
 
     def report_unknown(self) -> None:
@@ -164,7 +164,7 @@ def capture_code_of(module: nn.Module, listeners: Iterable[Listener]) -> Iterato
 
 @contextmanager
 def _beneath_redirection(mode: CaptureMode) -> Iterator[None]:
-    """Switch a mode on beneath those that redirect calls, so that it observes only calls that these leave alone."""
+    """Activate a mode beneath the modes that redirect calls, so that it observes only calls that they leave alone."""
     stack = torch.overrides._get_current_function_mode_stack()
     above = [*itertools.takewhile(lambda one: isinstance(one, RedirectMode), reversed(stack))]
     for one in above:
@@ -182,19 +182,19 @@ def _beneath_redirection(mode: CaptureMode) -> Iterator[None]:
 
 
 def _emit(make: Any, output: AnyOutput | None = None) -> None:
-    """Emit an attention call to the listeners of the innermost running module, unless a kernel of ours made it."""
+    """Emit an attention call to the listeners of the innermost running module, unless a saccade kernel made it."""
     if not _is_ours(sys._getframe(1)):
         emit_all([(listener, make) for listener in _listeners()], output)
 
 
 def _capture_attention(capture: Capture, inputs: AttentionInputs, impl: Impl) -> None:
-    """Capture a call of `saccade.attention` by a third-party module; this library's layers are captured elsewhere."""
+    """Capture a call to `saccade.attention` by a third-party module; this library's layers are captured elsewhere."""
     if not _called_by_library(sys._getframe(1)):
         emit_all([(listener, lambda: matrix_from_inputs(inputs, impl)) for listener in _listeners(capture)])
 
 
 def _capture_redirected(capture: Capture, redirected: Redirected, call: Call) -> None:
-    """Capture an attention call of a module's own code that `saccade.replace_attention` runs."""
+    """Capture an attention call in a module's own code that `saccade.replace_attention` computes."""
     output = CallOutput(redirected.out, lambda grad: grad, lambda: call.value, call.dropout_p)
     emit_all([(listener, lambda: redirected.matrix) for listener in _listeners(capture)], output)
 
@@ -213,7 +213,7 @@ def _capture_calls(call: CapturedCall) -> Any:
 
 
 def _is_engine(frame: FrameType) -> bool:
-    """Return whether a torch call comes directly from a saccade kernel, which is not to be observed."""
+    """Return whether a torch call comes directly from a saccade kernel, which must not be observed."""
     return str(frame.f_globals.get("__name__")).startswith("saccade.engine.")
 
 

@@ -1,4 +1,4 @@
-"""Tell the self-attention calls of a model from its cross-attention calls, by names, arguments and lengths."""
+"""Distinguish a model's self-attention calls from its cross-attention calls by names, arguments and lengths."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CROSS = re.compile(
     r"cross.?att|att\w*.?cross|cross_?attn|xattn|enc(oder)?_?dec|encoder_attn|src_attn|multihead_attn|memory_att|attn2$",
     re.IGNORECASE,
 )
-# Parameters of a forward that hold the other sequence of cross-attention, and None in self-attention.
+# Parameters of ``forward`` that contain the second sequence in cross-attention, and None in self-attention.
 _OTHER = re.compile(
     r"context\w*|memory|xa|enc|cond|kv|source|src|encoder_\w+|enc_\w+|\w*encoder_(hidden_states|output\w*|out)|"
     r"key_value_states|cross\w*states|kv_\w+|other|y|z",
@@ -34,20 +34,20 @@ _OTHER = re.compile(
 )
 _KEY = re.compile(r"k|keys?", re.IGNORECASE)
 _NO_SEQUENCE = re.compile(r"mask|bias|pos|emb|rope|rot|freq|cos|sin|time|resid|state|cache|past|index|len|scale|weight")
-_DEPTH = 3  # number of enclosing modules whose arguments may tell, if those of the innermost are heads
+_DEPTH = 3  # number of modules to check, from the innermost outwards, while their arguments are split into heads
 
 
 def is_named_cross(name: str, kind: str) -> bool:
-    """Return whether the name of a module, or the name of its class, says that it is cross-attention."""
+    """Return whether a module's name or class name marks it as cross-attention."""
     return bool(_CROSS.search(kind)) or any(_CROSS.search(part) for part in name.split("."))
 
 
 def kind_of_call(site: Site, q_len: int, kv_len: int) -> Kind:
-    """Return the kind of an attention call of a running module.
+    """Return the kind of an attention call made by a running module.
 
-    Its name decides, then its arguments: a second sequence that is not the first one. Then equal lengths mean
-    self-attention. The kind is unknown if the lengths differ, or if a second sequence of equal length may be the same
-    tokens or others, such as the keys in ``attention(x + positions, x)``.
+    The module's name is checked first, then its arguments for a second sequence. If neither decides, equal lengths mean
+    self-attention, and with unequal lengths the kind is unknown. It is also unknown if an equally long second sequence
+    may or may not contain the same tokens, such as the keys in ``attention(x + positions, x)``.
     """
     if is_named_cross(site.name, type(site.module).__name__):
         return Kind.CROSS
@@ -58,7 +58,7 @@ def kind_of_call(site: Site, q_len: int, kv_len: int) -> Kind:
 
 
 def _by_arguments(site: Site, is_equally_long: bool) -> Kind | None:
-    """Return the kind of a call if the arguments of the running module tell, or of the modules around it."""
+    """Return the kind of a call if the arguments of the running module or its enclosing modules show it, or None."""
     inner: Site | None = site
     for _ in range(_DEPTH):
         if inner is None:
@@ -69,7 +69,7 @@ def _by_arguments(site: Site, is_equally_long: bool) -> Kind | None:
             return None
         if tensors[0][1].dim() < 4:
             return _by_tensors(arguments, tensors, is_equally_long)
-        inner = inner.outer  # queries, keys and values in heads come from a module around this one
+        inner = inner.outer  # an enclosing module has split the queries, keys and values into heads
     return None
 
 
@@ -92,12 +92,12 @@ def _by_tensors(arguments: dict[str, Any], tensors: list[tuple[str, Tensor]], is
 
 
 def _arguments(site: Site) -> dict[str, Any]:
-    """Return the arguments of a running module by the names of its parameters, with those left out as defaults."""
+    """Return a running module's arguments by parameter name, including defaults."""
     kinds = type(site.module).__mro__
     forward = next(kind.__dict__["forward"] for kind in kinds if "forward" in kind.__dict__ and not _is_ours(kind))
     try:
         bound = inspect.signature(forward).bind(site.module, *site.args, **site.kwargs)
-    except (TypeError, ValueError):  # a forward without a signature, or wrapped by a function with another
+    except (TypeError, ValueError):  # a forward without a signature, or wrapped by a function with a different one
         by_number = {f"[{number}]": x for number, x in enumerate(site.args)}
         return by_number | site.kwargs
     bound.apply_defaults()

@@ -25,7 +25,8 @@ def block_mask(
     """Return a BlockMask for ``flex_attention`` that equals the mask at default positions (bottom-right).
 
     Blocks without allowed pairs are left out, blocks with only allowed pairs are marked full, and FlexAttention
-    evaluates the mask in all other blocks. Exact for every mask; a mask without structure is evaluated in all blocks.
+    evaluates the mask in all other blocks. This is exact for every mask; a mask without structure is evaluated in all
+    blocks.
 
     Args:
         mask: any mask.
@@ -36,8 +37,8 @@ def block_mask(
         device: the device on which FlexAttention will run.
 
     Returns:
-        A BlockMask for ``batch`` items (1 if the mask is the same for all) and a single head that stands for all heads:
-        if the heads of the mask differ in a block, the mask is evaluated there.
+        A BlockMask for ``batch`` items (1 if the mask is the same for all) and a single head that represents all heads:
+        FlexAttention evaluates the mask in blocks where the heads differ.
 
     Cost: O(blocks²) bytes, without evaluating pairs; ``create_block_mask`` evaluates every pair.
 

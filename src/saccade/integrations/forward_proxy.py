@@ -15,7 +15,7 @@ from saccade.integrations.capture_context import Capture, Listener
 
 
 class CapturedCall(NamedTuple):
-    """A call of a captured module.
+    """A call to a captured module.
 
     Attributes:
         module: the module.
@@ -129,7 +129,7 @@ class Running(threading.local):
 
 @contextmanager
 def capture_forwards(modules: Iterable[tuple[nn.Module, str, Handler]], capture: Capture) -> Iterator[None]:
-    """Capture the ``forward`` calls of modules, each under a name and by a handler."""
+    """Capture the ``forward`` calls of modules, each with its own name and handler."""
     with ExitStack() as stack:
         for module, name, handler in modules:
             listener = Listener(name, capture)

@@ -78,7 +78,8 @@ class LazyMask(Tensor):
         device: the device of the model.
         dtype: bool or floating point.
         not_readable: the reason why operations must not read the mask; empty if they may.
-        traced: the same mask for a compiled function that gets this mask as an argument; None if it has no such form.
+        traced: the equivalent mask for a compiled function that receives this mask as an argument; None if there is
+            none.
 
     Raises:
         UnsupportedError: an operation would change its shape in place, such as ``unsqueeze_``, or would add a bool mask
@@ -106,12 +107,12 @@ class LazyMask(Tensor):
 
     @property
     def traced(self) -> Unread | None:
-        """The mask for a compiled function, without values of tensors; None if it has no such form or has memory."""
+        """The equivalent mask for a compiled function; None if there is none or memory has been allocated."""
         return None if self._content.memory is not None else self._content.traced
 
     @property
     def placed(self) -> Placed:
-        """The mask rule and the positions; if the memory of a bool mask was changed, a dense mask replaces the rule."""
+        """The mask rule and the positions; once a bool mask has been written into, the rule is a dense mask."""
         content, memory = self._content, self._content.memory
         if memory is None or torch.equal(memory, self._from_rule()):
             return content.placed
@@ -126,15 +127,15 @@ class LazyMask(Tensor):
 
     @property
     def may_hold_terms(self) -> bool:
-        """Whether the mask is a float mask with memory, which may also contain a bias of the scores."""
+        """Whether this is a float mask with allocated memory, which may contain a score bias besides masked pairs."""
         return self.is_in_memory and self.is_floating_point()
 
-    # A method with this name would run at every access to a shape.
+    # A method here would run whenever a shape is read.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
     def data(self) -> Tensor:
-        """The lazy mask detached from the graph, as `detach` returns it."""
+        """The lazy mask, detached from the graph as by `detach`."""
         return self.detach()
 
     @data.setter
@@ -146,7 +147,7 @@ class LazyMask(Tensor):
         raise _refused("sharing memory")
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]  # torch leaves out the last two
+    def __torch_dispatch__(  # type: ignore[override]  # torch's signature lacks the last two
         cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}

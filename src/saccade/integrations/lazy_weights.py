@@ -1,4 +1,4 @@
-"""LazyWeights: attention weights that a call returns with its output, but that are only computed when read."""
+"""LazyWeights: attention weights that a call returns with its output but computes only when they are read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from saccade.support.torch_modes import is_tracing
 CALLED_AS = "nn.MultiheadAttention"  # the name in error messages
 
 _LIMIT = 1 << 30  # maximum number of dense weights: 4 GB in float32
-# Properties of the weights that do not require their values.
+# Properties that can be read without computing the weights.
 _KNOWN = {
     getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_nested")
 } | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.is_floating_point, Tensor.ndimension}
@@ -95,7 +95,7 @@ class LazyWeights(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func == Tensor.requires_grad.__get__:  # type: ignore[attr-defined]  # a getter of C++
+        if func == Tensor.requires_grad.__get__:  # type: ignore[attr-defined]  # a C++ getter
             return args[0]._content.has_grad
         if func is Tensor.detach:
             content: _Content = args[0]._content
@@ -107,7 +107,7 @@ class LazyWeights(Tensor):
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]  # torch leaves the last two out, too
+    def __torch_dispatch__(  # type: ignore[override]  # torch's signature lacks the last two
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operation of torch's internal code on the dense attention weights, without gradient."""
@@ -134,16 +134,16 @@ def weights_of(
     is_single: bool = False,
     items: Nested | None = None,
 ) -> Tensor:
-    """Return the weights of a call of ``nn.MultiheadAttention``, as `LazyWeights` if there are many.
+    """Return the weights of a call to ``nn.MultiheadAttention``, as `LazyWeights` if there are many.
 
     Args:
         matrix: the matrix of the call, ``[batch, heads, q_len, kv_len]``.
-        is_averaged: whether to average over the heads, which removes the axis of the heads.
+        is_averaged: whether to average over the heads, which removes the head axis.
         dtype: the dtype of the weights.
         sources: tensors that the matrix reads.
-        is_single: whether the call had no batch dimension, so that the weights have no batch dimension either.
+        is_single: whether the call had no batch dimension, so that the weights have none either.
         items: the nested tensors of the call, if ``matrix`` is their packed matrix. The weights of shorter items are
-            filled with zeros, as in torch.
+            padded with zeros, as in torch.
     """
 
     def make() -> Tensor:

@@ -1,4 +1,4 @@
-"""Convert the mask functions of transformers to masks: known functions by their structure, others by evaluation."""
+"""Convert transformers' mask functions to masks: known functions by their structure, others by evaluation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def place(
 
 
 def with_padding(placed: Placed, is_token: Tensor) -> Placed:
-    """Mask padding in a mask rule, and store the number of padding tokens before each text.
+    """Add padding to a mask rule, and store the number of padding tokens before each text.
 
     Args:
         placed: a mask rule and the positions of the tokens.
@@ -152,5 +152,5 @@ def _texts_of(rule: Mask) -> tuple[tuple[int, ...], ...] | None:
 
 
 def _lengths(number: Tensor) -> list[list[int]]:
-    """Return the lengths of packed documents from the document number of each token, ``[batch, tokens]``."""
+    """Return the lengths of packed documents, given the document number of each token, ``[batch, tokens]``."""
     return [row.unique_consecutive(return_counts=True)[1].tolist() for row in number]

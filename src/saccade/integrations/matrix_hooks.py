@@ -1,4 +1,4 @@
-"""Change and collect the attention matrices of modules that run on saccade before they are multiplied by values."""
+"""Edit the attention matrices of modules that run on saccade, and collect their products with values."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _thread = _ThreadState()
 
 
 def edited_matrix(module: nn.Module, make: MakeMatrix) -> Matrix:
-    """Return the attention matrix that a module multiplies by values, after all edits of `saccade.intervene`.
+    """Return the attention matrix that a module multiplies by values, with all `saccade.intervene` edits applied.
 
     Raises:
-        UnsupportedError: there are edits, and the program is being compiled, which would keep them.
+        UnsupportedError: edits are active while the program is being compiled, which would make them permanent.
     """
     if not EDITORS:
         return make(None)
@@ -57,14 +57,14 @@ def edited_matrix(module: nn.Module, make: MakeMatrix) -> Matrix:
 def report_product(matrix: Matrix, value: Tensor, out: Tensor, dropout_p: float) -> None:
     """Report a product of a matrix and values to this thread's innermost `collected_products`.
 
-    Attention functions that are registered with another library call this, because no other code knows which mask and
-    bias they added to those of the call.
+    Attention functions registered with another library call this, because only they know which mask and bias they
+    added to those of the call.
 
     Args:
         matrix: the matrix.
         value: ``[batch, kv_heads, kv_len, value_dim]``.
         out: ``[batch, heads, q_len, value_dim]``.
-        dropout_p: probability with which weights were dropped.
+        dropout_p: dropout probability of the product.
     """
     if not is_tracing() and _thread.lists:
         _thread.lists[-1].append(Product(matrix, CallOutput(out, lambda grad: grad, lambda: value, dropout_p)))
@@ -72,7 +72,7 @@ def report_product(matrix: Matrix, value: Tensor, out: Tensor, dropout_p: float)
 
 @contextmanager
 def collected_products() -> Iterator[list[Product]]:
-    """Yield a list of the products that this thread reports within the block."""
+    """Yield a list that collects the products this thread reports within the block."""
     products: list[Product] = []
     _thread.lists.append(products)
     try:

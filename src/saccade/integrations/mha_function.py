@@ -1,4 +1,4 @@
-"""Convert calls of ``F.multi_head_attention_forward``, the function that ``nn.MultiheadAttention`` runs on."""
+"""Convert calls to ``F.multi_head_attention_forward``, the function behind ``nn.MultiheadAttention``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PROJECTED = "static_k= are keys that have been projected before, perhaps for he
 
 
 def function_matrix(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AttentionMatrix:
-    """Return the attention matrix of a call of ``F.multi_head_attention_forward``.
+    """Return the attention matrix of a call to ``F.multi_head_attention_forward``.
 
     Raises:
         UnsupportedError: the call passes keys that are already projected.
@@ -41,7 +41,7 @@ def function_matrix(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Attenti
 
 
 def function_output(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Tensor) -> CallOutput | None:
-    """Return the output of a call of ``F.multi_head_attention_forward``; None if the call cannot be converted."""
+    """Wrap the output of ``F.multi_head_attention_forward`` as a `CallOutput`; return None if this is unsupported."""
     if unsupported_function(args, kwargs):
         return None
     call = _arguments(args, kwargs)
@@ -60,7 +60,7 @@ def unsupported_function(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> st
 def run_mha_function(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], attend: Attend
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Run a call of ``F.multi_head_attention_forward`` by another function; return None if that one returns None.
+    """Compute a call to ``F.multi_head_attention_forward`` with ``attend``; return None if ``attend`` does.
 
     Args:
         args, kwargs: the arguments of the call.
@@ -94,7 +94,7 @@ def run_mha_function(
 
 
 def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the arguments of a call as attributes, with the names of ``nn.MultiheadAttention`` for the weights."""
+    """Return the arguments of a call as attributes, with the weights named as in ``nn.MultiheadAttention``."""
     bound = _FUNCTION.bind(*args, **kwargs)
     bound.apply_defaults()
     call = SimpleNamespace(**bound.arguments)

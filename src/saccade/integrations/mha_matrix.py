@@ -1,4 +1,4 @@
-"""Build the attention matrix of a call of ``nn.MultiheadAttention``."""
+"""Build the attention matrix of a call to ``nn.MultiheadAttention``."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def layer_matrix(
     key_padding_mask: Tensor | None,
     norm: nn.Module | None = None,
 ) -> AttentionMatrix:
-    """Return the matrix of a call of ``nn.MultiheadAttention``, projecting queries and keys once more.
+    """Return the matrix of a call to ``nn.MultiheadAttention`` by projecting its queries and keys a second time.
 
     Args:
         module: an object with the weights and options of an ``nn.MultiheadAttention``.
         query, key: the arguments of the call; nested tensors are allowed.
-        batch_first: whether the batch is the first dimension of the arguments; also True if they have no batch.
+        batch_first: whether the batch is the first dimension of the arguments; True if they have no batch dimension.
         attn_mask, key_padding_mask: the masks of the call.
         norm: the norm that the surrounding layer applies before the attention.
     """
@@ -49,7 +49,7 @@ def layer_matrix(
     batch, heads, kv_len, _ = k.shape
     rule, bias = rule_of(attn_mask, key_padding_mask, (batch, heads, q.shape[2], kv_len))
     places: dict[str, Any] = {}
-    if is_token is not None:  # padding has no rows
+    if is_token is not None:  # position -1 marks padding
         position = torch.arange(kv_len, device=k.device).expand(batch, -1)
         places = {"q_positions": torch.where(is_token, position, -1), "kv_positions": range(kv_len)}
     return AttentionMatrix(q, k, rule, bias=bias, **places)
@@ -58,14 +58,14 @@ def layer_matrix(
 def layer_output(
     module: Any, inputs: Sequence[Tensor], out: Tensor, batch_first: bool, dropout_p: float
 ) -> CallOutput | None:
-    """Return the output of a call of ``nn.MultiheadAttention``; None for nested tensors.
+    """Wrap the output of a call to ``nn.MultiheadAttention`` as a `CallOutput`; return None for nested tensors.
 
     Args:
         module: an object with the weights and options of an ``nn.MultiheadAttention``.
         inputs: query, key and value of the call.
         out: the output of the call.
-        batch_first: whether the batch is the first dimension of the arguments; also True if they have no batch.
-        dropout_p: probability with which the call dropped weights.
+        batch_first: whether the batch is the first dimension of the arguments; True if they have no batch dimension.
+        dropout_p: dropout probability of the call.
     """
     if any(x.is_nested for x in inputs):
         return None
@@ -75,7 +75,7 @@ def layer_output(
         return x if batch_first else x.transpose(0, 1)
 
     def to_heads(grad: Tensor) -> Tensor:
-        # The output projection is linear: the gradient by its input is the gradient by its output times the weights.
+        # The output projection y = x W.T is linear, so dL/dx = dL/dy W.
         weight = module.out_proj_weight if hasattr(module, "out_proj_weight") else module.out_proj.weight
         return (arranged(grad) @ weight.detach()).unflatten(2, (module.num_heads, -1)).transpose(1, 2)
 

@@ -1,4 +1,4 @@
-"""Attention functions of other packages: FlexAttention, flash-attn and xformers, found in the code of a model."""
+"""Find the attention functions of FlexAttention, flash-attn and xformers in a model's code, and convert their calls."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Arguments = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class OtherFunction:
-    """An attention function of another package, whose calls are converted to attention matrices.
+    """An attention function of another package, and how its calls are converted to attention matrices.
 
     Attributes:
         heads_first: whether its tensors are ``[batch, heads, len, width]``, instead of ``[batch, len, heads, width]``.
         unsupported: returns the reason why a call cannot be converted, or "" if it can.
-        matrix: returns the matrix of a call, from its arguments, queries and keys, with one more mask.
-        dropout: the name of the parameter with the probability of dropout.
+        matrix: returns the attention matrix of a call, given its arguments, queries, keys and an additional mask.
+        dropout: name of the parameter with the dropout probability; "" if there is none.
     """
 
     heads_first: bool
@@ -40,13 +40,13 @@ class OtherFunction:
     dropout: str = ""
 
     def call(self, arguments: Arguments) -> Call:
-        """Return the attention call that a call of the function makes."""
+        """Convert a call to the function to an attention `Call`."""
         query, key, value = (self._four(arguments[name]) for name in _names(arguments))
         dropout_p = float(arguments[self.dropout]) if self.dropout else 0.0
         return Call(lambda rule: self.matrix(arguments, query, key, rule), value, query.shape[2], dropout_p)
 
     def run(self, arguments: Arguments, attend: Attend) -> Tensor | None:
-        """Run a call of the function by another function; return None if that one returns None."""
+        """Compute a call to the function with ``attend``; return None if ``attend`` does."""
         redirected = attend(self.call(arguments))
         if redirected is None:
             return None
@@ -54,7 +54,7 @@ class OtherFunction:
         return out if arguments[_names(arguments)[0]].dim() == 4 else out.squeeze(2)
 
     def output(self, arguments: Arguments, out: Tensor) -> CallOutput:
-        """Return the output of a call of the function."""
+        """Wrap the output of a call to the function as a `CallOutput`."""
         call = self.call(arguments)
         return CallOutput(out, self._four, lambda: call.value, call.dropout_p)
 
@@ -114,11 +114,11 @@ def _xformers_matrix(arguments: Arguments, query: Tensor, key: Tensor, rule: Mas
 
 
 def _from_first(query: Tensor, key: Tensor) -> dict[str, Any]:
-    """Return the positions of a function that counts queries and keys from 0."""
+    """Return the position arguments for a function that numbers both queries and keys from 0."""
     return {"q_positions": range(query.shape[2]), "kv_positions": range(key.shape[2])}
 
 
-# By the package and the name of the function.
+# Keyed by package and function name.
 _FUNCTIONS = {
     ("torch", "flex_attention"): OtherFunction(True, _flex_unsupported, _flex_matrix),
     ("flash_attn", "flash_attn_func"): OtherFunction(False, _flash_unsupported, _flash_matrix, "dropout_p"),
@@ -129,7 +129,7 @@ _UNKNOWN = OtherFunction(False, lambda arguments: "its packed tensors are not co
 
 
 def _other_function(function: Any) -> OtherFunction | None:
-    """Return the conversion of an attention function of another package; None for any other value."""
+    """Return the conversion of another package's attention function, or None if ``function`` is anything else."""
     if not inspect.isfunction(function):
         return None
     name, package = function.__name__, str(function.__module__).partition(".")[0]
@@ -139,15 +139,15 @@ def _other_function(function: Any) -> OtherFunction | None:
 
 
 class VisibleFunction:
-    """An attention function of another package that torch function modes see, like functions of torch.
+    """A wrapper that makes another package's attention function visible to torch function modes.
 
     Args:
-        function: the function.
-        called: what the model calls: the function, or a compiled form of it.
+        function: the original function.
+        called: the callable in the model's code: the function, or a compiled form of it.
         other: the conversion of its calls.
 
     Attributes:
-        users: number of recordings and models that need it.
+        users: number of recordings and models that use the wrapper.
     """
 
     def __init__(self, function: Any, called: Any, other: OtherFunction):
@@ -172,10 +172,10 @@ _lock = threading.Lock()
 
 @contextmanager
 def visible_functions(model: nn.Module) -> Iterator[None]:
-    """Let torch function modes see the calls of other packages' attention functions within the block.
+    """Make calls to other packages' attention functions visible to torch function modes within the block.
 
-    The functions are replaced in the global names of the modules' source files. A function that was compiled runs
-    uncompiled while a mode is on.
+    The functions are replaced in the global namespaces of the modules' source files. A compiled function runs
+    uncompiled while a mode is active.
     """
     with ExitStack() as stack:
         for names in _namespaces(model):
@@ -186,21 +186,21 @@ def visible_functions(model: nn.Module) -> Iterator[None]:
 
 
 def make_visible(model: nn.Module) -> None:
-    """Do as `visible_functions`, for good."""
+    """Make the same calls visible as `visible_functions` does, but permanently."""
     for names in _namespaces(model):
         for name in [*names]:
             _see(names, name)
 
 
 def _namespaces(model: nn.Module) -> list[dict[str, Any]]:
-    """Return the global names of the source files of a model's classes, except those of torch and saccade."""
+    """Return the global namespaces of the files that define a model's classes, except torch's and saccade's."""
     files = {base.__module__ for module in model.modules() for base in type(module).__mro__}
     names = [name for name in files if not name.startswith(("torch.", "saccade.", "builtins"))]
     return [vars(sys.modules[name]) for name in names if name in sys.modules]
 
 
 def _see(names: dict[str, Any], name: str) -> bool:
-    """Make the function with a global name visible, if it is one of other packages; return whether it is."""
+    """Make a global visible if it is another package's attention function, and return whether it is."""
     with _lock:
         value = names[name]
         if isinstance(value, VisibleFunction):

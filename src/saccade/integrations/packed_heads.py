@@ -1,4 +1,4 @@
-"""Undo a packing of transformers' "sdpa": the query heads that share a key head, passed as the rows of one head."""
+"""Undo the packing by transformers' "sdpa" attention of query heads that share a key head into the rows of one head."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from saccade.integrations.sdpa_matrix import run_sdpa, sdpa_arguments
 
 
 def is_packed(inputs: list[Tensor], module: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a call of torch's SDPA has the query heads of a single query as rows, one head per key head.
+    """Return whether an SDPA call passes the query heads of a single token as rows, with one head per key head.
 
-    transformers does so in steps of a generation with grouped heads and a mask.
+    transformers does so in generation steps with grouped heads and a mask.
 
     Args:
         inputs: the tensors that the running module was called with.
@@ -33,10 +33,10 @@ def is_packed(inputs: list[Tensor], module: object, args: tuple[Any, ...], kwarg
 
 
 def run_packed(args: tuple[Any, ...], kwargs: Mapping[str, Any], attend: Attend) -> Tensor | None:
-    """Run a packed call of torch's SDPA by another function, which receives it with all heads and one query.
+    """Compute a packed SDPA call with ``attend``, which receives it unpacked: all query heads and a single query.
 
     Returns:
-        The packed output, ``[batch, kv_heads, groups, value_dim]``; None if the function returns None.
+        The packed output, ``[batch, kv_heads, groups, value_dim]``; None if ``attend`` returns None.
     """
     arguments = sdpa_arguments(args, kwargs)
     query, mask = arguments["query"], arguments.get("attn_mask")

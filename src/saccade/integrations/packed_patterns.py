@@ -18,7 +18,7 @@ from saccade.support.errors import unsupported
 
 
 def with_pattern(placed: Placed, pattern: Mask, position_ids: Tensor | None = None) -> Mask:
-    """Return the mask rule of a call joined with a pattern whose positions start at the first token of each text.
+    """Combine the mask rule of a call with a pattern whose positions start at the first token of each text.
 
     The texts are those that the model's mask separates. If it separates none, a text starts where ``position_ids``
     restart at 0. (transformers ignores restarts if there is a cache, which models create unless called with
@@ -65,7 +65,7 @@ def _is_of_batch(pattern: Mask) -> bool:
 
 
 def _texts_by_position(placed: Placed, position_ids: Tensor | None) -> tuple[tuple[int, ...], ...] | None:
-    """Return the lengths of packed texts if positions increase by 1 and restart at 0; otherwise, return None.
+    """Return the lengths of packed texts if positions increase by 1 and restart at 0, or None if they do not.
 
     Positions of image patches may also restart at 0, so only causal rules and dense masks are considered. Keys after
     the queries are the unused slots of a static cache.

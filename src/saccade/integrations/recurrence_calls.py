@@ -24,14 +24,14 @@ _DELTA, _LINEAR = Delta(), GatedLinear(scale=1.0)
 
 
 class Tokens(NamedTuple):
-    """The queries, keys and gates of the tokens in a call of a recurrence.
+    """The queries, keys and gates of the tokens in a recurrence call.
 
     Attributes:
         rule: the mechanism that computes the recurrence.
         query: ``[batch, heads, q_len, head_dim]``, the queries of the last ``q_len`` tokens.
         key: ``[batch, key_heads, kv_len, head_dim]``.
         decay: log decay, ``[batch, kv_heads, kv_len]``, or ``[..., head_dim]``.
-        beta: write strength, ``[batch, kv_heads, kv_len]``; None for 1.
+        beta: write strength, ``[batch, kv_heads, kv_len]``; None means 1.
     """
 
     rule: GatedLinear | Delta
@@ -41,7 +41,7 @@ class Tokens(NamedTuple):
     beta: Tensor | None
 
     def matrix(self) -> RecurrenceMatrix:
-        """Return the matrix of the recurrence in float32 or wider, as these models compute it for any weight dtype."""
+        """Return the recurrence's matrix in float32 or wider, as these models compute it for any weight dtype."""
         query, key, decay = (x.detach().to(wide_dtype(x.dtype)) for x in (self.query, self.key, self.decay))
         beta = None if self.beta is None else self.beta.detach()
         matrix: RecurrenceMatrix = self.rule(query, key, decay=decay, beta=beta, mask=Causal())
@@ -52,8 +52,8 @@ class Function(NamedTuple):
     """A function that models call to compute a recurrence.
 
     Attributes:
-        names: the names of its first arguments.
-        state: the name of the argument with the state before the tokens.
+        names: the names of its leading arguments.
+        state: the name of the argument that holds the state before the call.
         tokens: converts the arguments of a call to `Tokens`.
         last: returns the state after the call from its arguments and result; None if the state is unknown.
     """
@@ -65,7 +65,7 @@ class Function(NamedTuple):
 
 
 def _delta_tokens(arguments: Arguments) -> Tokens:
-    """Convert the arguments of a delta rule, ``[batch, len, heads, ...]``, to tokens."""
+    """Convert the arguments of a delta rule, ``[batch, len, heads, ...]``, to `Tokens`."""
     if arguments.get("cu_seqlens") is not None:
         raise _packed("cu_seqlens")
     query, key, decay, beta = (arguments[name].transpose(1, 2) for name in ("query", "key", "g", "beta"))
@@ -80,7 +80,7 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _scan_tokens(arguments: Arguments) -> Tokens:
-    """Convert Mamba-2's ``B, C [batch, len, groups, state]`` and ``dt [batch, len, heads]`` to tokens."""
+    """Convert Mamba-2's ``B, C [batch, len, groups, state]`` and ``dt [batch, len, heads]`` to `Tokens`."""
     if arguments.get("seq_idx") is not None:
         raise _packed("seq_idx")
     low, high = arguments.get("dt_limit") or (0.0, float("inf"))
@@ -101,7 +101,7 @@ def _step(raw: Tensor, bias: Tensor | None, arguments: Arguments) -> Tensor:
 
 
 def _ssd(query: Tensor, key: Tensor, step: Tensor, rate: Tensor) -> Tokens:
-    """Return the tokens of a Mamba-2 call for `saccade.mechanisms.SSD`, from its negative rates, ``[heads]``."""
+    """Return the `Tokens` of a Mamba-2 call, whose log decay is ``step`` times the negative ``rate [heads]``."""
     return Tokens(_LINEAR, query, key, step * rate[:, None].to(step), step)
 
 

@@ -34,17 +34,17 @@ class _State(NamedTuple):
     tokens: Tokens
 
     def of(self, rows: list[int]) -> _State:
-        """Return the recurrent state of selected batch items, as when beams are reordered."""
+        """Return the state of the selected batch items, for example after beams were reordered."""
         chosen = (x if x is None or not isinstance(x, Tensor) else x[rows] for x in self.tokens)
         return _State(self.state[rows], Tokens(*chosen))  # type: ignore[arg-type]
 
 
 class History:
-    """The tokens that the states in a model's caches were computed from, for one recording.
+    """The tokens from which the states in a model's caches were computed, stored for one recording.
 
     The weights of a decoding step need the keys of earlier tokens, but a recurrent layer's cache does not contain them.
-    So these keys are stored here as long as the cache exists. A state is recognised by its contents, so a state that
-    was changed by other code is refused.
+    So these keys are stored here as long as the cache exists. A state is recognised by its contents, so a state changed
+    by other code is refused.
 
     Cost: memory for the keys, like a cache of softmax attention; each call compares states.
     """
@@ -58,7 +58,7 @@ class History:
 
         Args:
             name: the layer's name.
-            cache: the cache that contains the state; None for no cache.
+            cache: the cache that contains the state; None if there is none.
             new: the tokens of this call.
             before, after: the states before and after the call; None if there is none.
 
@@ -259,7 +259,7 @@ def _capture_lightning(call: CapturedCall) -> Any:
 
 @dataclass
 class _Projection:
-    """The projection module of a running lightning attention, with its output."""
+    """The projection module of a lightning attention layer that is running, with its output."""
 
     module: nn.Module
     out: Tensor | None = None

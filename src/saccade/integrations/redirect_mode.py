@@ -1,4 +1,4 @@
-"""RedirectMode: while a model runs, pass the attention calls of its own code to a handler, which computes them."""
+"""RedirectMode: while a model runs, pass the attention calls in its own code to a handler that computes them."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ CALLED_AS = "replace_attention"  # the name in error messages
 
 @dataclass(eq=False)
 class Site:
-    """A running module, whose own code may compute attention.
+    """A running module whose own code may compute attention.
 
     Attributes:
         name: the module's name in the model.
         module: the module.
         args, kwargs: the arguments of its forward call.
-        checkpoint: the hook of the innermost `torch.utils.checkpoint` that the module runs in; None outside of any.
-        context: the context in which a checkpoint that the module begins is recomputed, once it is known.
-        outer: the running module of the same handler that has called the module; None for the outermost.
-        calls: number of attention calls so far; handlers may count them.
+        checkpoint: the hook of the innermost `torch.utils.checkpoint` around the module; None if there is none.
+        context: the context in which checkpoints inside the module are recomputed; None until it is needed.
+        outer: the enclosing running module with the same handler; None for the outermost.
+        calls: number of attention calls so far, if the handler counts them.
     """
 
     name: str
@@ -55,16 +55,16 @@ class Site:
 
 
 class Handler(Protocol):
-    """Computes the attention calls of a model, or leaves them to the model's code."""
+    """An object that computes a model's attention calls or leaves them to the model's own code."""
 
     def attend(self, site: Site, call: Call) -> Redirected | None:
-        """Compute an attention call of a running module; None leaves it to the module's own code."""
+        """Compute a running module's attention call, or return None to leave it to the module's own code."""
 
     def leave(self, site: Site, reason: str) -> None:
-        """Receive the reason why a product with the result of a softmax stays in the model's own code."""
+        """Receive the reason why some attention stays in the model's own code."""
 
     def finish(self, site: Site) -> None:
-        """Receive the outermost running module after it has run."""
+        """Handle the end of the outermost running module."""
 
 
 OBSERVERS: list[Callable[[Redirected, Call], None]] = []
@@ -72,7 +72,7 @@ OBSERVERS: list[Callable[[Redirected, Call], None]] = []
 
 
 class _Running(NamedTuple):
-    """A running module with the handler of its calls; no handler if nothing is redirected."""
+    """A running module and the handler of its calls; both are None while nothing is redirected."""
 
     handler: Handler | None
     site: Site | None
@@ -84,10 +84,10 @@ _MULTIPLIES = "it multiplies the result of a softmax, which is not softmax atten
 
 
 class RedirectMode(FuseAttention):
-    """A torch function mode that passes the attention of a model's own code to a handler.
+    """A torch function mode that passes the attention calls in a model's own code to a handler.
 
-    Passed on are attention that is written as matmul, softmax and matmul, and calls of
-    ``F.scaled_dot_product_attention`` and ``F.multi_head_attention_forward``. Kernels of saccade are left alone.
+    It redirects attention written as matmul, softmax and matmul, and calls to ``F.scaled_dot_product_attention``,
+    ``F.multi_head_attention_forward`` and other packages' attention functions. It leaves saccade's kernels alone.
 
     Args:
         handler: computes the calls.
@@ -116,7 +116,7 @@ class RedirectMode(FuseAttention):
         return super().__torch_function__(func, types, args, kwargs)
 
     def recompute_context(self) -> Context:
-        """Return the context in which a checkpoint is recomputed: this mode, with the module that began it."""
+        """Return the context in which a checkpoint is recomputed: this mode, within the module that started it."""
         site = self._site()
         if site is None or site.checkpoint is top_hook():
             return self._recomputed
@@ -126,12 +126,12 @@ class RedirectMode(FuseAttention):
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Switch the mode on within the block, also in a backward pass, which runs a module of a checkpoint again."""
+        """Activate the mode within the block, even in a backward pass that reruns a checkpointed module."""
         with self._recomputed() if in_backward() else self:
             yield
 
     def _run_function(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call of an attention function of torch by the handler; return None to leave it alone."""
+        """Let the handler run a call to an attention function; return None to leave the call alone."""
         site = self._site()
         if site is None:
             return None
@@ -180,12 +180,12 @@ class RedirectMode(FuseAttention):
             self.handler.leave(site, reason)
 
     def _site(self) -> Site | None:
-        """Return the innermost running module that belongs to the handler; None within `left_to_module`."""
+        """Return this handler's innermost running module, or None within `left_to_module`."""
         running = (one for one in reversed(_running.stack) if one.handler is None or one.handler is self.handler)
         return next((one.site for one in running), None)
 
 
-# For each attention function of torch: the function that runs its calls, and the one that says which it cannot run.
+# For each attention function of torch: a function that runs its calls, and one that returns why a call cannot be run.
 _FUNCTIONS: dict[Any, tuple[Callable[..., Any], Callable[..., str]]] = {
     F.scaled_dot_product_attention: (run_sdpa, unsupported_sdpa),
     F.multi_head_attention_forward: (run_mha_function, unsupported_function),
@@ -193,7 +193,7 @@ _FUNCTIONS: dict[Any, tuple[Callable[..., Any], Callable[..., str]]] = {
 
 
 def run_redirected(handler: Handler, site: Site, forward: Callable[..., Any]) -> Any:
-    """Run the forward of a module, and pass the attention calls of its own code to a handler."""
+    """Run a module's ``forward`` and pass the attention calls in its own code to a handler."""
     site.checkpoint = top_hook()
     site.outer = next((one.site for one in reversed(_running.stack) if one.handler is handler), None)
     with _running.within(_Running(handler, site)):
@@ -214,7 +214,7 @@ def _within(recomputed: Context, handler: Handler, site: Site) -> Iterator[None]
 
 @contextmanager
 def left_to_module() -> Iterator[None]:
-    """Redirect nothing within the block, in which a module of saccade computes its attention."""
+    """Disable redirection within the block, in which a saccade module computes its attention."""
     with _running.within(_Running(None, None)):
         yield
 
@@ -225,7 +225,7 @@ def _is_engine(frame: Any) -> bool:
 
 
 def _check_checkpoint(site: Site) -> None:
-    """Raise if a reentrant checkpoint within a module would run the module's attention again without the handler."""
+    """Raise if a reentrant checkpoint within a module would rerun the module's attention without the handler."""
     if torch.is_grad_enabled() or in_backward():
         return
     forward, frame = torch.utils.checkpoint.CheckpointFunction.forward.__code__, sys._getframe(1)

@@ -1,4 +1,4 @@
-"""Redirected calls: attention calls of a model that a function of ours computes."""
+"""Redirected calls: attention calls that a model is about to make and that saccade computes instead."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Call(NamedTuple):
     """An attention call that a model is about to make.
 
     Attributes:
-        matrix: returns the attention matrix of the call, with one more mask.
+        matrix: returns the attention matrix of the call, restricted by an additional mask.
         value: ``[batch, kv_heads, kv_len, value_dim]``.
         q_len: number of queries.
-        dropout_p: probability that a weight is dropped.
+        dropout_p: dropout probability.
     """
 
     matrix: Callable[[Mask | None], AttentionMatrix]
@@ -28,7 +28,7 @@ class Call(NamedTuple):
 
 
 class Redirected(NamedTuple):
-    """A computed attention call.
+    """The result of a redirected attention call.
 
     Attributes:
         out: ``[batch, heads, q_len, value_dim]``.

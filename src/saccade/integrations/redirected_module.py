@@ -23,7 +23,7 @@ class Redirection(NamedTuple):
 
 
 class RedirectedModule(SwappedClass):
-    """A module whose own code runs, except that the attention calls within it are passed to a handler."""
+    """A module that runs its own code, except that its attention calls are passed to a handler."""
 
     keeps_name: ClassVar[bool] = True
     _saccade_redirection: Redirection
@@ -37,10 +37,10 @@ class RedirectedModule(SwappedClass):
 
 
 def redirect(module: nn.Module, handler: Handler, name: str) -> None:
-    """Pass the attention calls of a module's own code to a handler, by `swap_class`.
+    """Pass the attention calls in a module's own code to a handler, using `swap_class`.
 
-    A few classes cannot be swapped, such as those whose first base is `abc.ABC`. Their calls count as those of the
-    module around them.
+    A few classes cannot be swapped, such as those whose first base is `abc.ABC`. Their calls are attributed to the
+    enclosing module.
     """
     try:
         swap_class(module, RedirectedModule)

@@ -1,4 +1,4 @@
-"""replace_attention: run the attention of a model on saccade, with the same weights."""
+"""replace_attention: run a model's attention on saccade, with the same weights."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, type_error, unsupported
 from saccade.support.validation import check_type
 
-_TAKEN = ("attn_mask", "is_causal")  # supported arguments of a timm-style attention besides its input
-_INSTALLED = "saccade-replaced"  # the name in transformers of attention with the masks of `replace_attention`
+_TAKEN = ("attn_mask", "is_causal")  # supported arguments of a timm-style attention module, besides its input
+_INSTALLED = "saccade-replaced"  # transformers' name for attention with the masks of `replace_attention`
 
 
 @argument_hints({})
@@ -50,43 +50,45 @@ def replace_attention(
 ) -> Replacements:
     """Run a model's attention on saccade with the same weights, names and outputs, in less time and memory.
 
-    Each attention runs in one of two ways. As a *module*: ``nn.MultiheadAttention`` with all its flags, by itself and
-    in ``nn.Transformer*``; attention modules with a single ``qkv`` projection, like timm's; and transformers models,
-    as with `saccade.integrations.transformers.install`. As *calls*: all other modules run their own code, except that
-    calls of torch's attention functions, and attention that is written as matmul, softmax and matmul, are computed by
-    saccade. The modules remain the same objects, but their class becomes a subclass of the original: ``isinstance``,
-    parameters, ``state_dict()``, hooks and attributes are unchanged, so optimizers, checkpoints and wrappers still
-    work. Under ``torch.compile``, modules that run as calls run eagerly, with one warning.
+    Attention is replaced in one of two ways. As *modules*, saccade replaces ``nn.MultiheadAttention`` with all its
+    flags, alone or within ``nn.Transformer*``; attention modules with a single ``qkv`` projection, like timm's; and
+    transformers models, as with `saccade.integrations.transformers.install`. In all other modules it replaces *calls*:
+    they run their own code, but saccade computes their calls to torch's attention functions, and attention written as
+    matmul, softmax and matmul. The modules remain the same objects, but their class becomes a subclass of the
+    original: ``isinstance``, parameters, ``state_dict()``, hooks and attributes are unchanged, so optimizers,
+    checkpoints and wrappers still work. Under ``torch.compile``, modules that run as calls run eagerly, with one
+    warning.
 
-    A single mask applies to self-attention only. An attention counts as cross-attention if ``cross_attention`` names
-    it, if its own name or class name does, such as ``cross_attn`` or ``EncDecAttention``, or if a call passes a second
-    sequence, such as ``context=``. Otherwise, equally many queries and keys mean self-attention, as do more keys than
-    queries in later calls, which come from a cache. A call that may be either is refused.
+    A single mask applies to self-attention only. A module is cross-attention if ``cross_attention`` names it, if its
+    name or class name says so, as in ``cross_attn`` or ``EncDecAttention``, or if a call passes a second sequence, such
+    as ``context=``. If none of these decides, a call with equally many queries and keys is self-attention, and so are
+    the module's later calls with more keys, which come from a cache. A call that may be either raises an error.
 
     Args:
         model: any module tree; changed in place. The configuration of a transformers model is copied first.
-        mask: a pattern for every self-attention; or a pattern, or None, for each name of a module, with ``*`` for any
-            characters, where the first name that matches counts: ``{"encoder.*": Window(64, 64)}``. It is joined with
-            the mask of each call by ``&``. In transformers models that run as modules, its positions start at the
-            first token of each text; see `saccade.integrations.transformers.install`. In calls, they start at the
-            first key.
+        mask: one pattern for all self-attention; or a mapping from module names, with ``*`` for any characters, to
+            patterns or None, of which the first match applies: ``{"encoder.*": Window(64, 64)}``. The pattern is
+            combined with the mask of each call by ``&``. In transformers models that run as modules, its positions
+            start at the first token of each text; see `saccade.integrations.transformers.install`. In calls, they
+            start at the first key.
         mechanism: the mechanism to use; exact softmax when None. Each module gets a copy. Not supported for
             transformers models that run as modules. Calls need a mechanism without parameters.
         leave: names of modules whose attention is not replaced, with ``*`` for any characters: ``["decoder.pool"]``.
-        cross_attention: names of the modules that are cross-attention, with ``*`` for any characters:
-            ``["decoder.*.cross"]``; then all others are self-attention. When None, names and calls decide.
-        partial: whether attention that saccade cannot run, such as a product with a part of the weights, stays in the
-            model's own code. When False, the first run of the model refuses it.
+        cross_attention: names of the cross-attention modules, with ``*`` for any characters:
+            ``["decoder.*.cross"]``; all others are then self-attention. When None, names and calls decide.
+        partial: whether attention that saccade cannot run, such as a product with part of the weights, may stay in the
+            model's own code. When False, the model's first run raises an error for it.
 
     Returns:
-        The attentions and how each runs, in the order of the model's modules. Calls are listed once they have run.
+        The attention modules and how each one runs, in the order of the model's modules. Modules that run as calls are
+        listed once they have run.
 
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: no module of the model matches a name in ``leave``, ``mask`` or ``cross_attention``.
-        UnsupportedError: the model contains unsupported attention, and nothing is replaced. The first run raises it
-            for attention that only shows when it runs, if no attention runs, or if none runs in modules for which a
-            mask was given.
+        UnsupportedError: the model contains unsupported attention; nothing is replaced. The model's first run raises
+            it for attention that is only detected when it runs, if no attention runs, or if none runs in modules for
+            which a mask was given.
 
     Cost: none, except that timm-style modules are run on a few random numbers, once before and once after.
 
@@ -134,8 +136,9 @@ class _Part(NamedTuple):
     Attributes:
         name: the module's name in the model.
         module: the module.
-        way: "model" for a transformers model, "module" for a class of saccade, "calls" for the module's own code.
-        why: the reason why it cannot be replaced; "" if it can.
+        way: "model" for a transformers model, "module" to swap in a saccade class, "calls" to redirect the attention
+            calls in the module's own code.
+        why: the reason why the part cannot be replaced; "" if it can.
     """
 
     name: str
@@ -177,7 +180,7 @@ def _parts(model: nn.Module, left: Collection[str]) -> Iterator[_Part]:
             continue
         part = _part(name, module, left)
         if part is not None and name in left:
-            # Its calls are those of a module that is left alone, not of the module around it.
+            # Its calls must be attributed to this module, which is left alone, not to the enclosing one.
             part = None if _against(module) else _Part(name, module, "calls")
         if part is not None:
             yield part
@@ -186,13 +189,14 @@ def _parts(model: nn.Module, left: Collection[str]) -> Iterator[_Part]:
             is_own = is_own or part.way == "calls"
             is_root = is_root or not name
     if is_own and not is_root and _may_be_swapped(model):
-        yield _Part("", model, "calls")  # a container of torch, whose first run shows what runs in it
+        yield _Part("", model, "calls")  # a torch container: its first run shows which attention it contains
 
 
 def _part(name: str, module: nn.Module, left: Collection[str]) -> _Part | None:
-    """Return how a module is replaced; None if it computes no attention by itself.
+    """Return how a module is replaced, or None if it computes no attention itself.
 
-    A transformers model runs as calls if some of its attention is left alone, because its setting is for all of it.
+    A transformers model runs as calls if some of its attention is left alone, because its attention setting applies to
+    the whole model.
     """
     why = _against(module)
     if why:
@@ -209,7 +213,7 @@ def _part(name: str, module: nn.Module, left: Collection[str]) -> _Part | None:
 
 
 def _against(module: nn.Module) -> str:
-    """Return the reason why no module of this kind is replaced, or "" if it may be."""
+    """Return the reason why a module must not be replaced, or "" if there is none."""
     if isinstance(module, MultiHeadAttention | StandIn | RedirectedModule):
         return "it runs on saccade already; its mask and mechanism can be set"
     forward = vars(module).get("forward")
@@ -220,12 +224,12 @@ def _against(module: nn.Module) -> str:
 
 
 def _has_own_code(module: nn.Module) -> bool:
-    """Return whether a module runs code of another library than torch and saccade, which is read from its class."""
+    """Return whether a module's class is from a library other than torch and saccade, and its ``forward`` is Python."""
     return not type(module).__module__.startswith(("torch.", "saccade.")) and _may_be_swapped(module)
 
 
 def _may_be_swapped(module: nn.Module) -> bool:
-    """Return whether a module runs the forward of its class, in Python."""
+    """Return whether a module's ``forward`` is the Python method of its class."""
     is_script = isinstance(module, torch.jit.ScriptModule)
     return not (is_script or "forward" in vars(module) or inspect.isbuiltin(module.forward))
 
@@ -234,7 +238,7 @@ def _left(names: list[str], leave: Collection[str] | None) -> frozenset[str]:
     """Return the names of the modules whose attention is not replaced, including all modules within them.
 
     Raises:
-        TypeError, ValueError: ``leave`` does not consist of names of modules.
+        TypeError, ValueError: ``leave`` is not a list of module names.
     """
     rule = "be a list of names, or None"
     if isinstance(leave, str) or not isinstance(leave, Collection | None):
@@ -249,13 +253,13 @@ def is_pretrained(part: nn.Module) -> bool:
 
 
 def _is_as_its_class(module: nn.Module) -> bool:
-    """Return whether a module has the weights and the forward of its class, and no attribute that a replacement has."""
+    """Return whether a module has no parametrizations, no ``forward`` of its own, and no ``mask`` or ``mechanism``."""
     has_attributes = any(hasattr(module, name) for name in ("mask", "mechanism"))
     return not (is_parametrized(module) or "forward" in vars(module) or has_attributes)
 
 
 def _against_mechanism(mechanism: Mechanism | None, parts: list[_Part]) -> Iterator[str]:
-    """Yield the reasons why the attentions of a model cannot run another mechanism than exact softmax."""
+    """Yield the reasons why parts of a model cannot run a mechanism other than exact softmax."""
     if mechanism is None:
         return
     for one in parts:
@@ -280,7 +284,7 @@ def _is_by_hand(kind: type[nn.Module]) -> bool:
 
 
 def _runs_as_fused(module: Any) -> bool:
-    """Return whether a timm-style module computes the same as its replacement, by a test on random inputs."""
+    """Return whether a timm-style module and its replacement return the same output for a random input."""
     if any(name not in _TAKEN for name in list(inspect.signature(type(module).forward).parameters)[2:]):
         return False
     width = module.qkv.in_features
@@ -302,7 +306,7 @@ def _runs_as_fused(module: Any) -> bool:
 
 
 def _installed(name: str, model: Any, plan: ReplacementPlan) -> Iterator[Replaced]:
-    """Make a transformers model run on saccade, with a configuration of its own; yield its attentions."""
+    """Make a transformers model run on saccade with its own copy of the configuration; yield its attention modules."""
     _copy_configurations(model)
     before, after = model.config._attn_implementation, "saccade"
     # The innermost module computes the attention: BertAttention contains a BertSelfAttention.
@@ -324,13 +328,13 @@ def _installed(name: str, model: Any, plan: ReplacementPlan) -> Iterator[Replace
 
 
 def _mask_of(module: nn.Module) -> Mask | None:
-    """Return the mask that `replace_attention` gave an attention module of transformers."""
+    """Return the mask that `replace_attention` assigned to a transformers attention module."""
     mask: Mask | None = vars(module).get("_saccade_mask")
     return mask
 
 
 def _copy_configurations(model: nn.Module) -> None:
-    """Give a transformers model copies of its configurations, which other models may share."""
+    """Replace the configurations of a transformers model, which other models may share, by copies."""
     copies: dict[int, Any] = {}
     for part in model.modules():
         for name, x in vars(part).items():

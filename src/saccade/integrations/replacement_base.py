@@ -19,7 +19,7 @@ CALLED_AS = "replace_attention"  # the name in error messages
 
 
 class StandIn(SwappedClass):
-    """Saccade's attention on the parameters of the module whose class it extends; created by `put_in`.
+    """Base class that computes a module's attention with saccade, from the module's own parameters; see `put_in`.
 
     Attributes:
         mask: a pattern for self-attention, combined with the masks of each call by ``&``.
@@ -58,7 +58,7 @@ class StandIn(SwappedClass):
 
 
 def put_in(module: nn.Module, kind: type[StandIn], mask: Mask | None, mechanism: Mechanism | None) -> None:
-    """Make a module run on saccade by `swap_class`.
+    """Make a module run on saccade, using `swap_class`.
 
     Args:
         module: changed in place.

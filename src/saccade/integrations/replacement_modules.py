@@ -1,4 +1,4 @@
-"""Replacement classes that make third-party attention modules run on saccade as the same objects, called as before."""
+"""Classes that make third-party attention modules run on saccade, as the same objects with the same signatures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TorchAttention(StandIn):
 
     Attributes:
         is_cross: whether the module is cross-attention; None while unknown.
-        is_named: whether the mask was given for this module by name, so that it applies to every call.
+        is_named: whether the mask was given for this module by name, in which case it applies to every call.
 
     Cost: that of the mechanism. Weights are built if ``need_weights`` is True, up to a limit.
     """
@@ -62,7 +62,7 @@ class TorchAttention(StandIn):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run like ``nn.MultiheadAttention``, with its layouts and its masks, where True means *ignore*."""
+        """Run like ``nn.MultiheadAttention``, with the same layouts and masks (True means *ignore*)."""
         if is_causal and attn_mask is None:
             reason = "is_causal is a hint about attn_mask, which is not given"
             raise unsupported("is_causal=True", [reason], hint="mask=masks.Causal() is a pattern")
@@ -116,7 +116,8 @@ class TorchAttention(StandIn):
     def _is_self(self, query: Tensor, key: Tensor) -> bool:
         """Return whether a call is self-attention, and remember the result if it was unknown before.
 
-        From the second call on, query and key may differ, as in an audit that changes only the query.
+        Once the module is known to be self-attention, query and key may differ, as in an audit that changes only the
+        query.
 
         Args:
             query, key: ``[batch, len, width]``.
@@ -141,7 +142,7 @@ class TorchAttention(StandIn):
 
 
 class FusedAttention(StandIn):
-    """A self-attention with a single ``qkv`` projection, as in timm's vision transformers, that runs on saccade.
+    """A self-attention module with a single ``qkv`` projection, as in timm's vision transformers, run on saccade.
 
     It has the attributes ``qkv``, ``proj`` and ``num_heads``, and optionally ``q_norm``, ``k_norm``, ``attn_drop``,
     ``norm``, ``proj_drop`` and ``scale``.
@@ -180,7 +181,7 @@ class FusedAttention(StandIn):
 
 
 def _check_nested(module: Any, attn_mask: Tensor | None, key_padding_mask: Tensor | None) -> None:
-    """Raise for options of a call on nested tensors that need one matrix for all items."""
+    """Raise if a call on nested tensors uses options that require one matrix for all items."""
     masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
     reasons = [
         f"{name}= does not go with nested tensors, whose items have a matrix each"
@@ -198,7 +199,7 @@ def keep_in_python(module: nn.Module, args: Any) -> None:
 
 
 def is_fused(module: nn.Module) -> bool:
-    """Return whether a module has the parts of a timm-style attention and is called with a single tensor."""
+    """Return whether a module has the parts of a timm-style attention module and is called with a single tensor."""
     if not all(hasattr(module, name) for name in _FUSED) or not isinstance(module.num_heads, int):
         return False
     parameters = inspect.signature(type(module).forward).parameters.values()

@@ -1,4 +1,4 @@
-"""ReplacementPlan: which mask and mechanism each attention of a model gets, and how each one runs."""
+"""ReplacementPlan: the mask and mechanism of each attention module in a model, and how each module runs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ MODULE, CALLS, LEFT = "module", "calls", "left alone"
 
 
 class Replaced(NamedTuple):
-    """An attention of a model, and how it runs.
+    """One attention module of a model, and how it runs after replacement.
 
     Attributes:
-        name: the name of its module in the model.
-        before, after: descriptions of the attention before and after.
-        how: "module" if the module runs on saccade; "calls" if its own code runs, except for its attention calls;
-            "left alone: reason" if nothing was replaced.
+        name: name of the module in the model.
+        before, after: descriptions of the attention before and after replacement.
+        how: "module" if saccade replaces the whole module; "calls" if the module runs its own code and only its
+            attention calls are replaced; "left alone: reason" if nothing is replaced.
     """
 
     name: str
@@ -41,9 +41,9 @@ class Replaced(NamedTuple):
 
 
 class Replacements(Sequence[Replaced]):
-    """The attentions of a model in the order of its modules, and how each one runs.
+    """The attention modules of a model, in the order of its modules, and how each one runs.
 
-    Attention in a module's own code is found when it runs: it is listed after the first run of the model.
+    Attention in a module's own code is detected when it runs, so it is listed only after the model's first run.
     """
 
     def __init__(self, found: Mapping[str, Replaced], order: Mapping[str, int]):
@@ -77,12 +77,12 @@ class Replacements(Sequence[Replaced]):
 
 @dataclass(frozen=True)
 class Rules:
-    """The mask of each attention of a model.
+    """The mask of each attention module in a model.
 
     Args:
-        mask: a pattern for every self-attention; or a pattern, or None, for each pattern of names, the first that
-            matches.
-        cross: patterns of the names of cross-attention; None if names, arguments and lengths tell.
+        mask: one pattern for all self-attention; or a mapping from name patterns to masks or None, of which the first
+            match applies.
+        cross: name patterns of cross-attention modules; None to decide by names, arguments and lengths.
     """
 
     mask: Mask | Mapping[str, Mask | None] | None
@@ -90,22 +90,22 @@ class Rules:
 
     @property
     def is_by_name(self) -> bool:
-        """True if masks were given for names of modules."""
+        """Whether masks are given by module name."""
         return isinstance(self.mask, Mapping)
 
     def named(self, name: str) -> Mask | None:
-        """Return the mask that was given for a module by name."""
+        """Return the mask of the first name pattern that matches a module, or None."""
         assert isinstance(self.mask, Mapping)
         return next((rule for pattern, rule in self.mask.items() if is_within(name, pattern)), None)
 
     def is_cross(self, name: str, module: nn.Module) -> bool | None:
-        """Return whether a module is cross-attention; None if that depends on its calls."""
+        """Return whether a module is cross-attention, or None if that depends on its calls."""
         if self.cross is not None:
             return any(is_within(name, pattern) for pattern in self.cross)
         return True if is_named_cross(name, type(module).__name__) else None
 
     def of_module(self, name: str, module: nn.Module) -> Mask | None:
-        """Return the mask of a module all calls of which are of one kind, which its name tells."""
+        """Return the mask of a module whose calls are all of one kind, as indicated by its name."""
         if isinstance(self.mask, Mapping):
             return self.named(name)
         return None if self.is_cross(name, module) else self.mask
@@ -113,15 +113,15 @@ class Rules:
 
 @dataclass
 class ReplacementPlan:
-    """The handler of the attention calls of a model: it computes them by saccade.
+    """A handler that computes a model's attention calls with saccade.
 
     Args:
         rules: the masks.
         mechanism: computes the matrices; exact softmax when None.
         left: names of the modules whose attention is left alone.
         partial: whether attention that cannot be redirected may stay in the model's own code.
-        order: the number of each module of the model, by name.
-        found: the attentions that have been found, by name.
+        order: index of each module in the model, by name.
+        found: the attention modules found so far, by name.
     """
 
     rules: Rules
@@ -134,7 +134,7 @@ class ReplacementPlan:
     _has_run: bool = False
 
     def attend(self, site: Site, call: Call) -> Redirected | None:
-        """Compute an attention call of a running module; None leaves it to the module's own code."""
+        """Compute a running module's attention call, or return None to leave it to the module's own code."""
         if site.name in self.left:
             self._note(site, "its own code", f"{LEFT}: named in leave=")
             return None
@@ -153,7 +153,7 @@ class ReplacementPlan:
         """List attention that stays in the module's own code.
 
         Raises:
-            UnsupportedError: all attention must be replaced.
+            UnsupportedError: ``partial`` is False, so all attention must be replaced.
         """
         if site.name in self.left:
             return
@@ -164,10 +164,10 @@ class ReplacementPlan:
         self._note(site, "its own code", f"{LEFT}: {reason}")
 
     def finish(self, site: Site) -> None:
-        """Check the first run of the whole model.
+        """Check that the model's first run used attention wherever a mask was given.
 
         Raises:
-            UnsupportedError: no attention ran, or none in the modules for which a mask was given.
+            UnsupportedError: no attention ran at all, or none in modules with names for which a mask was given.
         """
         if site.name or self._has_run:
             return
@@ -188,7 +188,7 @@ class ReplacementPlan:
         self.found[site.name] = Replaced(site.name, type(site.module).__name__, after, how)
 
     def _mask_of(self, site: Site, call: Call) -> Mask | None:
-        """Return the mask that is joined with that of a call.
+        """Return the mask to combine with a call's own mask, or None.
 
         Raises:
             UnsupportedError: one mask was given for all self-attention, and the call may be self- or cross-attention.
@@ -206,7 +206,7 @@ class ReplacementPlan:
         kind = kind_of_call(site, q_len, kv_len)
         if kind is Kind.SELF:
             self._self_attention.add(site.name)
-        elif kind is Kind.UNKNOWN and site.name in self._self_attention:  # queries after those of earlier calls
+        elif kind is Kind.UNKNOWN and site.name in self._self_attention:  # a later call with cached keys
             kind = Kind.SELF
         if kind is Kind.UNKNOWN:
             reason = (
@@ -218,10 +218,10 @@ class ReplacementPlan:
 
 
 def _by_mechanism(mechanism: Mechanism, site: Site, matrix: AttentionMatrix) -> Matrix:
-    """Return the matrix of a mechanism for the inputs of an exact one.
+    """Return a mechanism's matrix for the inputs of an exact attention matrix.
 
     Raises:
-        UnsupportedError: the call has terms that only exact attention supports.
+        UnsupportedError: the mechanism has parameters, or does not support this call.
     """
     inputs = matrix.inputs
     _, _, q_len, kv_len = inputs.shape
@@ -242,15 +242,15 @@ def _by_mechanism(mechanism: Mechanism, site: Site, matrix: AttentionMatrix) -> 
 
 
 def checked_rules(mask: object, cross_attention: object, names: Sequence[str]) -> Rules:
-    """Check the masks that `replace_attention` was given, and the names of cross-attention.
+    """Check the ``mask`` and ``cross_attention`` arguments of `replace_attention`, and return them as `Rules`.
 
     Args:
-        mask: a mask, a mapping from patterns of names to masks, or None.
-        cross_attention: patterns of names, or None.
+        mask: a mask, a mapping from name patterns to masks or None, or None.
+        cross_attention: name patterns, or None.
         names: the names of the model's modules.
 
     Raises:
-        TypeError, ValueError: an argument is of another kind, or a pattern matches no name.
+        TypeError, ValueError: an argument has the wrong type, or a pattern matches no name.
     """
     if isinstance(mask, Mapping):
         for pattern, rule in mask.items():
@@ -275,13 +275,13 @@ def checked_rules(mask: object, cross_attention: object, names: Sequence[str]) -
 
 
 def is_within(name: str, pattern: str) -> bool:
-    """Return whether the name of a module, or of a module around it, matches a pattern."""
+    """Return whether a pattern matches the name of a module or of one of its enclosing modules."""
     parts = name.split(".")
     return any(fnmatchcase(".".join(parts[:number]), pattern) for number in range(1, len(parts) + 1))
 
 
 def check_names(argument: str, patterns: Sequence[object], names: Sequence[str]) -> None:
-    """Raise unless each pattern is a str that matches the name of a module."""
+    """Raise unless each pattern is a str that matches at least one module name."""
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise type_error(argument, "hold names of modules", shown(pattern))

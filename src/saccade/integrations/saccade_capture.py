@@ -1,4 +1,4 @@
-"""Capture saccade's own modules: each attention matrix that a mechanism returns."""
+"""Capture each attention matrix that a mechanism returns in saccade's own modules."""
 
 from __future__ import annotations
 

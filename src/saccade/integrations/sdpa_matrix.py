@@ -24,12 +24,12 @@ _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
 def sdpa_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call of torch's SDPA by name."""
+    """Return the arguments of a call to torch's SDPA by name."""
     return dict(zip(_NAMES, args, strict=False)) | dict(kwargs)
 
 
 def sdpa_output(arguments: Mapping[str, Any], out: Tensor) -> CallOutput | None:
-    """Return the output of a call of torch's SDPA; None for nested tensors."""
+    """Wrap the output of a call to torch's SDPA as a `CallOutput`; return None for nested tensors."""
     query, key, value = (arguments[name] for name in ("query", "key", "value"))
     if is_nested(query, key, value):
         return None
@@ -42,16 +42,16 @@ def sdpa_output(arguments: Mapping[str, Any], out: Tensor) -> CallOutput | None:
 
 
 def leading_shape(*tensors: Tensor) -> torch.Size:
-    """Return the shape of the dimensions before heads, length and width that the tensors of a call broadcast to."""
+    """Return the broadcast shape of a call's leading dimensions, those before heads, length and width."""
     return torch.broadcast_shapes(*(x.shape[:-3] for x in tensors))
 
 
 def sdpa_matrix(arguments: Mapping[str, Any], pattern: Mask | None = None) -> AttentionMatrix:
-    """Return the matrix of a call of torch's SDPA, with leading dimensions flattened into the batch.
+    """Return the matrix of a call to torch's SDPA, with leading dimensions flattened into the batch.
 
     Args:
         arguments: the arguments of the call by name.
-        pattern: joined with the mask of the call by ``&``; not with nested tensors.
+        pattern: combined with the call's mask by ``&``; ignored for nested tensors.
     """
     query, key = arguments["query"], arguments["key"]
     if is_nested(query, key):
@@ -79,13 +79,13 @@ def sdpa_matrix(arguments: Mapping[str, Any], pattern: Mask | None = None) -> At
 
 
 def unsupported_sdpa(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """Return the reason why `run_sdpa` cannot run a call of torch's SDPA, or "" if it can."""
+    """Return the reason why `run_sdpa` cannot run a call to torch's SDPA, or "" if it can."""
     arguments = sdpa_arguments(args, kwargs)
     return "its tensors are nested" if is_nested(arguments["query"], arguments["key"], arguments["value"]) else ""
 
 
 def run_sdpa(args: tuple[Any, ...], kwargs: Mapping[str, Any], attend: Attend) -> Tensor | None:
-    """Run a call of torch's SDPA by another function; return None if that function returns None."""
+    """Compute a call to torch's SDPA with ``attend``; return None if ``attend`` does."""
     arguments = sdpa_arguments(args, kwargs)
     query, value = arguments["query"], arguments["value"]
     shape = leading_shape(query, arguments["key"], value)
@@ -99,7 +99,7 @@ def run_sdpa(args: tuple[Any, ...], kwargs: Mapping[str, Any], attend: Attend) -
 
 
 def _nested_matrix(query: Tensor, key: Tensor, arguments: Mapping[str, Any]) -> AttentionMatrix:
-    """Return the packed matrix of a call of torch's SDPA on nested tensors, for which torch accepts no mask."""
+    """Return the packed matrix of a call to torch's SDPA on nested tensors, for which torch accepts no mask."""
     items, is_causal = Nested.of(query, key, key, axis=1), bool(arguments.get("is_causal"))
     if is_causal and items.q_lengths != items.kv_lengths:
         reason = "is_causal=True with nested queries and keys of different lengths depends on torch's kernel"

@@ -1,4 +1,4 @@
-"""Change the class of a module to a subclass of its class, so that it stays the same object with another forward."""
+"""Give a module another ``forward`` by changing its class to a subclass; the module stays the same object."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from torch import nn
 
 
 class SwappedClass(nn.Module):
-    """Base of classes that are combined with the class of a module; see `swap_class`.
+    """Base of the classes that `swap_class` combines with a module's class.
 
     The module remains the same object, so ``isinstance``, parameters, buffers, hooks, attributes and references to it
     are unaffected.
     """
 
     swapped_from: ClassVar[tuple[type[Any], type[Any]]]
-    keeps_name: ClassVar[bool] = False  # whether the combined class has the name of the module's own class
+    keeps_name: ClassVar[bool] = False  # whether the combined class keeps the name of the module's class
 
     def __getattr__(self, name: str) -> Any:  # attributes of the module's original class
         return super().__getattr__(name)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copy and pickle the module by the two classes that its class combines."""
+        """Copy and pickle the module with references to the two classes that its class combines."""
         if "swapped_from" not in vars(type(self)):  # a further subclass
             return super().__reduce_ex__(protocol)
         reduced = super().__reduce_ex__(protocol)
@@ -33,7 +33,7 @@ _classes: dict[Any, type[SwappedClass]] = {}
 
 
 def swap_class(module: nn.Module, kind: type[SwappedClass]) -> None:
-    """Change the class of a module, in place, to one that combines ``kind``, which has the new forward, with it."""
+    """Change a module's class in place to a combination of its class and ``kind``, which has the new ``forward``."""
     module.__class__ = _class_of(kind, type(module))
 
 

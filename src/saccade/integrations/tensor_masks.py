@@ -1,4 +1,4 @@
-"""Convert mask tensors to mask rules and biases."""
+"""Convert mask tensors to mask rules and score biases."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from saccade.support.validation import check_holds_values
 
 
 def mask_of_tensor(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Split a mask tensor for torch's kernels into a bool mask of allowed pairs and a bias of the scores.
+    """Split a mask tensor for torch's kernels into a bool mask of allowed pairs and a score bias.
 
     Args:
         mask: bool, True = may attend; or an additive float mask, in which -inf or the lowest number of the dtype masks
             a pair.
 
     Returns:
-        Two tensors: the bool mask (None if all pairs are allowed) and the float bias (None if nothing is added). In a
-        traced program, whose values cannot be read, a float mask gives both.
+        Two tensors: the bool mask (None if all pairs are allowed) and the float bias (None if nothing is added). For a
+        float mask in a traced program, whose values cannot be read, neither is None.
     """
     check_holds_values("attn_mask", mask)
     if mask.dtype == torch.bool:
         return mask, None
-    # The lowest number plus a score or another term is still below half of it.
+    # The lowest number plus a score or bias is still below half the lowest number.
     hidden = mask <= torch.finfo(mask.dtype).min / 2
     added = mask.masked_fill(hidden, 0.0)
     if is_tracing():
@@ -34,7 +34,7 @@ def mask_of_tensor(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
 
 
 def rule_of_tensor(mask: Tensor, kv_len: int) -> tuple[Mask, Tensor | None]:
-    """Convert a mask tensor to a mask rule for ``kv_len`` keys and a bias of the scores.
+    """Convert a mask tensor to a mask rule for ``kv_len`` keys and a score bias.
 
     Args:
         mask: ``[batch | 1, heads | 1, q_len | 1, kv_len | 1]``.
@@ -45,12 +45,12 @@ def rule_of_tensor(mask: Tensor, kv_len: int) -> tuple[Mask, Tensor | None]:
 
 
 def both(rule: Mask, other: Mask) -> Mask:
-    """Combine two mask rules by ``&``; if one of them allows every pair, return the other."""
+    """Combine two mask rules with ``&``; if one of them allows every pair, return the other."""
     if isinstance(rule, Full):
         return other
     return rule if isinstance(other, Full) else rule & other
 
 
 def joined(rule: Mask | None, other: Mask | None) -> Mask | None:
-    """Combine two mask rules, or None for no rule, by ``&``."""
+    """Combine two mask rules with ``&``; None means no rule."""
     return rule if other is None else other if rule is None else both(rule, other)

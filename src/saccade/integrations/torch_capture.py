@@ -20,15 +20,15 @@ CALLED_AS = "record"  # the name in error messages
 
 _ATTENTION = inspect.signature(nn.MultiheadAttention.forward)
 _LAYER = inspect.signature(nn.TransformerEncoderLayer.forward)
-# Modules that may take torch's fast path, which leaves Python.
+# Modules that may take torch's fast path, which does not run in Python.
 _FAST_PATH = (nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder, nn.TransformerDecoderLayer)
 
 
 def capture_torch_layers(model: nn.Module, capture: Capture) -> AbstractContextManager[None]:
-    """Capture each call of an ``nn.MultiheadAttention``, even if an encoder layer's fast path bypasses it.
+    """Capture each call to an ``nn.MultiheadAttention``, even if an encoder layer's fast path bypasses it.
 
-    The layers run unchanged: training, evaluation, fast path, nested tensors. Queries and keys are projected a second
-    time for the matrix, because the fast path does not return them.
+    The layers run unchanged in training and evaluation, on the fast path and with nested tensors. Queries and keys are
+    projected a second time for the matrix, because the fast path does not return them.
     """
     return capture_forwards(_captured_modules(names_of(model)), capture)
 

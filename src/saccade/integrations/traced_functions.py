@@ -1,8 +1,8 @@
-"""Mask functions of transformers as data, which a compiled or exported program can contain.
+"""Represent transformers' mask functions as data, which a compiled or exported program can contain.
 
-transformers builds a mask function from smaller ones, as closures. Python reads the variables of a closure, but Dynamo
-does not while it traces a model. `install_polyfills` therefore gives Dynamo functions to trace instead of those of
-transformers. They allow the same pairs and return what they are made of; without a compiler nothing changes.
+transformers builds mask functions as closures over smaller ones. Python code can read the variables of a closure, but
+Dynamo cannot while it traces a model. So `install_polyfills` registers functions that Dynamo traces instead of
+transformers' own: they allow the same pairs, and can return their description as data. Eager code is unaffected.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _FACTORIES = (
 )
 _FUNCTIONS = ("causal_mask_function", "bidirectional_mask_function")
 _JOINED = ("and_masks", "or_masks")
-_QUESTION = "made of"  # the argument for which a function in a traced program returns what it is made of
+_QUESTION = "made of"  # a traced mask function that gets this argument returns its description as data
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TheirFunction:
-    """A mask function of transformers as data.
+    """A transformers mask function represented as data.
 
     Args:
-        name: name of the function, or of the function that makes it, such as "sliding_window_overlay".
-        arguments: the arguments of the function that makes it: numbers, tensors and other mask functions.
+        name: name of the function, or of the factory that builds it, such as "sliding_window_overlay".
+        arguments: the arguments of the factory: numbers, tensors and other mask functions.
     """
 
     name: str
@@ -50,7 +50,7 @@ class TheirFunction:
 
     @classmethod
     def of(cls, function: Any) -> TheirFunction | None:
-        """Return a mask function as data; None for functions of users, whose code a program cannot contain."""
+        """Return a mask function as data, or None for a user's function, whose code a program cannot contain."""
         if is_polyfill(function):
             made_of: TheirFunction | None = function(_QUESTION)
             return made_of
@@ -59,10 +59,10 @@ class TheirFunction:
             return cls(name) if name in _FUNCTIONS else None
         if name not in _FACTORIES or torch.compiler.is_dynamo_compiling():  # Dynamo does not read closures
             return None
-        return described(name, tuple(closure_of(function).values()))  # both in the order of their names
+        return described(name, tuple(closure_of(function).values()))  # both are in alphabetical order
 
     def function(self) -> MaskFunction:
-        """Return the mask function."""
+        """Build the mask function that this object describes."""
         found: Any = getattr(importlib.import_module(HOME), self.name)
         if self.name in _FUNCTIONS:
             return cast("MaskFunction", found)
@@ -71,7 +71,7 @@ class TheirFunction:
 
 
 def described(name: str, arguments: tuple[Any, ...]) -> TheirFunction | None:
-    """Return the mask function that a function of transformers makes, as data; None if a part of it is a user's."""
+    """Return the result of a transformers mask factory as data, or None if it contains a user's function."""
     if name in _JOINED and len(arguments) == 1 and isinstance(arguments[0], tuple):
         arguments = arguments[0]
     is_joined = name in _JOINED
@@ -86,7 +86,7 @@ def described(name: str, arguments: tuple[Any, ...]) -> TheirFunction | None:
 
 
 def name_of(function: Any) -> str:
-    """Return the name of a mask function of transformers, such as ``and_masks.and_mask``; "" for any other function."""
+    """Return the name of a transformers mask function, such as ``and_masks.and_mask``; "" for other functions."""
     code = getattr(function, "__code__", None)
     if code is None or getattr(function, "__module__", None) != HOME:
         return ""
@@ -101,7 +101,7 @@ def closure_of(function: Any) -> dict[str, Any]:
 
 
 def is_polyfill(function: Any) -> bool:
-    """Return whether a mask function was made by one of this file's functions, while Dynamo traced a model."""
+    """Return whether a mask function was built by this file's replacements while Dynamo traced a model."""
     code = getattr(function, "__code__", None)
     return code is not None and code.co_name == "_traced_mask_function"
 
@@ -115,7 +115,7 @@ def _made(name: str, arguments: tuple[Any, ...], formula: MaskFunction) -> Any:
     return _traced_mask_function
 
 
-# The functions below have the signatures of those in transformers.masking_utils, and return masks of the same pairs.
+# The functions below have the same signatures as those in transformers.masking_utils, and allow the same pairs.
 
 
 def _and_masks(*mask_functions: MaskFunction) -> Any:
@@ -184,10 +184,10 @@ def _remap_positions_for_packed_sequence(mask_function: MaskFunction, position_i
 
 @functools.cache
 def install_polyfills() -> None:
-    """Register this file's functions with Dynamo, once, for tracing in place of transformers' own.
+    """Register this file's functions with Dynamo, once, so that it traces them instead of transformers' own.
 
-    A function that another library has registered already keeps that registration; masks made with it are then written
-    out in compiled programs.
+    If another library has already registered a replacement for a function, that replacement stays. Compiled programs
+    then expand masks built with it to dense masks.
     """
     home = importlib.import_module(HOME)
     for name in _FACTORIES:
@@ -196,5 +196,5 @@ def install_polyfills() -> None:
             continue
         try:
             torch.compiler.substitute_in_graph(theirs)(globals()[f"_{name}"])
-        except (ValueError, TypeError):  # registered by others, or with other parameters
+        except (ValueError, TypeError):  # already registered by another library, or different parameters
             continue

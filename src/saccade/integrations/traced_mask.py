@@ -1,8 +1,8 @@
-"""Masks of transformers models in compiled and exported programs, which read tensors only when attention runs.
+"""Masks of transformers models in compiled and exported programs, whose tensors are read only when attention runs.
 
 A traced program is valid for any padding, any packed texts and any position in a static cache. So the arguments of the
-model's mask function go into the program as tensors, and the mask is made from them inside the operator of attention,
-by the same functions that make it without a compiler.
+model's mask function go into the program as tensors, and the attention operator builds the mask from them, with the
+same functions as in eager mode.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ CALLED_AS = "attention"  # the name in error messages
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CallMask(Unread):
-    """The mask of one attention call of a transformers model in a traced program.
+    """The mask of one attention call in a transformers model in a traced program.
 
     Args:
         function: the model's mask function.
-        q_offset: position of the first query, an int or a tensor of one; None if the last query is at the last key.
+        q_offset: position of the first query, an int or a tensor with one element; None aligns the last query with the
+            last key.
         kv_offset: position of the first key.
-        lengths: numbers of queries and keys that the mask was made for; None if it has those of the call.
+        lengths: numbers of queries and keys for which the mask was built; None if they are those of the call.
         is_token: bool ``[batch, tokens]``, False at padding; None without padding.
-        allowed: bool tensors ``[batch | 1, heads | 1, q_len | 1, kv_len | 1]`` of allowed pairs, which restrict it.
-        pattern: the layer's pattern, which counts positions from the start of each text; None without one.
+        allowed: bool tensors ``[batch | 1, heads | 1, q_len | 1, kv_len | 1]`` that further restrict the allowed pairs.
+        pattern: the layer's pattern, which counts positions from the start of each text; None if there is none.
         position_ids: int ``[batch, q_len]``, the position of each token in its text; None if unknown.
         ends: ends of packed texts that the model passes to other kernels; the mask must separate the same texts.
     """
@@ -58,15 +59,15 @@ class CallMask(Unread):
         return tuple(x for x in found if isinstance(x, Tensor))
 
     def restricted(self, allowed: Tensor) -> CallMask:
-        """Return the mask restricted to pairs that are True in further tensors."""
+        """Return the mask restricted to pairs that are True in ``allowed``."""
         return _with(self, allowed=(*self.allowed, allowed))
 
     def with_ends(self, ends: tuple[Tensor, ...]) -> CallMask:
-        """Return the mask, which must separate the texts with the given ends."""
+        """Return the mask with a check, when it is read, that it separates the texts with the given ends."""
         return _with(self, ends=ends) if ends else self
 
     def with_pattern(self, pattern: Mask | None, position_ids: Tensor | None) -> CallMask:
-        """Return the mask joined with the pattern of a layer."""
+        """Return the mask combined with a layer's pattern."""
         return self if pattern is None else _with(self, pattern=pattern, position_ids=position_ids)
 
     def read(self, shape: Shape) -> AtOrigin:
@@ -102,7 +103,7 @@ class CallMask(Unread):
 
     def _placed(self, q_len: int, kv_len: int) -> Placed:
         function = self.function.function()
-        last = max(kv_len - q_len, 0)  # the first query, if the last query is at the last key
+        last = max(kv_len - q_len, 0)  # position of the first query, if the last query is aligned with the last key
         start = last if self.q_offset is None else int(self.q_offset)
         lengths = self.lengths or (q_len, kv_len)
         placed = place(
@@ -139,7 +140,7 @@ def call_mask(
     lengths: tuple[int, int],
     offsets: tuple[int | Tensor, int],
 ) -> CallMask | None:
-    """Return the mask of a call for a traced program; None if the mask function is not one of transformers.
+    """Return the mask of a call for a traced program, or None if the mask function is not transformers' own.
 
     Args:
         function: the model's mask function.
@@ -153,7 +154,7 @@ def call_mask(
     start = offsets[0]
     if isinstance(start, Tensor):  # a static cache counts its tokens in place, before attention runs
         start = start.clone()
-    elif not is_tracing():  # a mask that is passed to a compiled function, which is compiled once for all positions
+    elif not is_tracing():  # the mask may be passed to a compiled function, which is compiled once for all positions
         start = torch.tensor(start)
     is_token = None if attention_mask is None else attention_mask.bool()
     if is_token is not None and not is_tracing():  # one length for all calls with a static cache
@@ -162,9 +163,9 @@ def call_mask(
 
 
 class TracedMask:
-    """The mask of a model in a traced program, which passes through the model's code to its attention.
+    """A model's mask in a traced program, passed through the model's code to its attention.
 
-    An operation on it is an operation on the dense mask.
+    Any operation on it runs on the dense mask.
 
     Args:
         mask: the mask.

@@ -35,11 +35,11 @@ _OWN_NAMES = ("eager", "flex_attention")
 
 
 def install(name: str = "saccade", *, mask: Mask | MaskOfLayer | None = None) -> str:
-    """Register saccade's exact attention with transformers: then ``model.set_attn_implementation("saccade")``.
+    """Register saccade's exact attention with transformers, for ``model.set_attn_implementation("saccade")``.
 
     The model keeps its pattern (causal, sliding window, bidirectional, packed documents, padding), which reaches the
     kernel as a rule and is never expanded to a dense mask. Scale, softcap, sinks, position bias, grouped heads and
-    dropout are supported. Other arguments that change attention raise an error, such as ``output_attentions=True``;
+    dropout are supported. Other arguments that change attention, such as ``output_attentions=True``, raise an error;
     arguments that no attention function reads are ignored, as in transformers. Logits and gradients equal those of the
     eager implementation, except that a token that may attend to nothing (padding on the left) gets 0, where eager
     returns the mean of all values. Models whose code reads the mask itself (GIT, Falcon) get transformers' float mask
@@ -48,7 +48,7 @@ def install(name: str = "saccade", *, mask: Mask | MaskOfLayer | None = None) ->
     Args:
         name: the name of the implementation. Several names may be registered, each with its own mask; registering a
             name again replaces its implementation.
-        mask: a pattern that is joined with the model's own by ``&`` in every layer; or a function that takes the
+        mask: a pattern that is combined with the model's own by ``&`` in every layer; or a function that takes the
             attention module and returns its mask, or None. Positions of the pattern start at the first token of each
             text, so that packed or left-padded texts give the same results as each text alone. Texts count as packed
             if the model's mask separates them, or if ``position_ids`` restart at 0, even with a cache. A mask that
@@ -64,7 +64,7 @@ def install(name: str = "saccade", *, mask: Mask | MaskOfLayer | None = None) ->
         ValueError: the name has a special meaning in transformers.
         UnsupportedError: raised when the model runs, if its own code reads the mask, which would lack ``mask``.
 
-    Cost: none. Each call of a layer costs the same as `saccade.attention`.
+    Cost: none. Each call to a layer costs the same as `saccade.attention`.
 
     Example:
         >>> from saccade import masks
@@ -113,8 +113,8 @@ def lazy_mask(
 
     If the model's code reads the mask and every pair is allowed, the result is None, as in transformers.
 
-    ``has_pattern``: whether the attention function joins a pattern with the mask. Code that reads the mask would not
-    see this pattern.
+    ``has_pattern`` says whether the attention function combines a pattern with the mask. Code that reads the mask would
+    not see this pattern.
     """
     del kwargs  # transformers' conditions for omitting a causal mask, which never happens here
     if mask_function is None:

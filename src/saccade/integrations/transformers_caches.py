@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 _NAME = "saccade-cache"
 _WITHOUT_CACHE = Attention(_NAME, None)
-_softmax = functools.lru_cache(Softmax)  # the same for each forward pass of a model
+_softmax = functools.lru_cache(Softmax)  # all forward passes of a model use the same object
 
 
 def install_caches(name: str = _NAME) -> str:
-    """Register attention that runs on a saccade cache: then ``model.set_attn_implementation("saccade-cache")``.
+    """Register attention on saccade's caches, to be used by ``model.set_attn_implementation("saccade-cache")``.
 
     A cache that selects which keys to read needs the query, which transformers does not pass to caches. So the layers
     of `transformers_cache` return only the new keys, with a reference to the cache, and this implementation lets the
@@ -53,10 +53,10 @@ def install_caches(name: str = _NAME) -> str:
 def transformers_cache(cache: Cache) -> TransformersCache:
     """Wrap a `saccade.caches.Cache` for transformers, for ``model.generate(..., past_key_values=...)``.
 
-    The model must use the attention of `install_caches`. The tokens equal those with transformers' own cache if the
-    cache is exact: a `KVCache`, a `saccade.caches.BlockSelectCache` or an evicting cache while the text fits in its
-    budget, or a `SinkWindowCache` while the text fits in its window. Beam search, cropping and assisted generation call
-    ``reorder`` and ``crop`` of the cache, which raise if it does not support them.
+    The model must use the attention of `install_caches`. It generates the same tokens as with transformers' own cache
+    if the cache is exact: a `KVCache`, a `saccade.caches.BlockSelectCache` or an evicting cache while the text fits in
+    its budget, or a `SinkWindowCache` while the text fits in its window. Beam search, cropping and assisted generation
+    call the cache's ``reorder`` and ``crop``, which raise if it does not support them.
 
     Columns are positions, as in transformers, so left padding is part of the mask. All caches support it except
     `SinkWindowCache`, whose first tokens would be padding.

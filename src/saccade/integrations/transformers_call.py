@@ -22,12 +22,12 @@ _PAGED = "paged caches have kernels of their own"
 
 
 class AttentionCall(NamedTuple):
-    """A call of a transformers attention function, converted to the inputs of an attention matrix.
+    """A call to a transformers attention function, converted to the inputs of an attention matrix.
 
     Attributes:
         query: ``[batch, heads, q_len, head_dim]``.
         key: ``[batch, kv_heads, kv_len, head_dim]``.
-        placed: the mask rule and the positions of the tokens; in a traced program, a mask that is read when it runs.
+        placed: the mask rule and the positions of the tokens; in a traced program, a mask that is read at run time.
         scale, softcap, bias, sink_logit: see `saccade.attention`.
         position_ids: int ``[batch, q_len]``, the position of each token in its text; None if the model passes none.
     """
@@ -125,11 +125,11 @@ class AttentionCall(NamedTuple):
 
 
 def _placed(query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool) -> tuple[Placed, Tensor | None]:
-    """Convert ``attention_mask`` of a transformers call to a mask rule with positions, and a bias of the scores."""
+    """Convert ``attention_mask`` of a transformers call to a mask rule with positions, and a score bias."""
     q_len, kv_len = query.shape[2], key.shape[2]
     # A rule that allows everything ignores the positions of queries, but a pattern joined with it may need them.
     q, kv = range(kv_len - q_len, kv_len) if q_len <= kv_len else range(q_len), range(kv_len)
-    # Terms may have been written into a float mask, so it is treated like any other tensor.
+    # A bias may have been written into a float mask, so it is then treated like any other tensor.
     if isinstance(attention_mask, LazyMask) and not (
         attention_mask.is_in_memory and attention_mask.is_floating_point()
     ):
@@ -154,7 +154,7 @@ def _placed(query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool) ->
 
 
 def _traced(query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool) -> tuple[CallMask, Tensor | None]:
-    """Convert ``attention_mask`` of a transformers call in a traced program to a mask, and a bias of the scores."""
+    """Convert ``attention_mask`` of a transformers call in a traced program to a mask and a score bias."""
     if isinstance(attention_mask, TracedMask):
         return attention_mask.mask, None
     if isinstance(attention_mask, LazyMask) and attention_mask.traced is not None:
@@ -163,7 +163,7 @@ def _traced(query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool) ->
         return (CallMask(CAUSAL, 0) if is_causal and query.shape[2] > 1 else CallMask(FULL)), None
     _check_mask(attention_mask)
     allowed, added = mask_of_tensor(attention_mask[..., : key.shape[2]])
-    assert allowed is not None  # while tracing, no values tell that all pairs are allowed
+    assert allowed is not None  # while tracing, values cannot show that all pairs are allowed
     return CallMask(FULL, allowed=(allowed,)), added
 
 
@@ -178,7 +178,7 @@ def _selected(indices: Tensor, q_len: int, kv_len: int) -> Tensor:
     """Return the keys that an indexer selected, as in DeepSeek-V3.2, bool ``[batch, 1, q_len, kv_len]``.
 
     Args:
-        indices: int ``[batch, q_len, selected]``, the indices of the selected keys, as DeepSeek-V3.2 passes them.
+        indices: int ``[batch, q_len, selected]``, the indices of the selected keys.
         q_len, kv_len: numbers of queries and keys.
     """
     if indices.dim() != 3 or indices.shape[1] != q_len:
@@ -215,7 +215,7 @@ def _placed_for_flash(
     *,
     is_causal: bool,
 ) -> Placed:
-    """Build the mask of a call of ``flash_attention_2`` or a similar function, which gets padding and a window.
+    """Build the mask of a call to ``flash_attention_2`` or a similar function, which takes padding and a window.
 
     Args:
         q_len, kv_len: numbers of queries and keys; the last query has the position of the last key.

@@ -52,7 +52,7 @@ def capture_interface(model: nn.Module, capture: Capture) -> Iterator[None]:
     if sys.modules.get("transformers.modeling_utils") is None:
         yield
         return
-    global _model_captures  # noqa: PLW0603  as there is one interface
+    global _model_captures  # noqa: PLW0603  since there is one interface
     model_capture = _ModelCapture(names_of(model), capture)
     with PATCH_LOCK:
         if not _model_captures:
@@ -74,7 +74,7 @@ class _ModelCapture:
         self._latest: tuple[Placed, ...] = ()  # replaced, never mutated: several threads may build masks
 
     def learn(self, mask: Any, placed: Placed) -> None:
-        """Store the rule of a mask tensor while it exists, and the latest rules to recognise copies of masks."""
+        """Store a mask tensor's rule while the tensor exists, and the latest rules to recognise copies of masks."""
         number = id(mask)
         self._latest = (placed, *self._latest[: _REMEMBERED - 1])
         self._known[number] = _Known(weakref.ref(mask, lambda _: self._known.pop(number, None)), placed, _version(mask))
@@ -229,7 +229,7 @@ def _is_product(make: Make, value: Tensor, out: Any, dropout_p: float | None) ->
 
 
 def _output(out: Any, value: Tensor, dropout_p: float | None) -> CallOutput | None:
-    """Return the output of an attention function, ``[batch, q_len, heads, value_dim]``."""
+    """Wrap an attention function's output ``[batch, q_len, heads, value_dim]``; return None for any other result."""
     if not (isinstance(out, tuple) and isinstance(out[0], Tensor) and out[0].dim() == 4):
         return None
     return CallOutput(out[0], lambda grad: grad.transpose(1, 2), lambda: value, float(dropout_p or 0.0))

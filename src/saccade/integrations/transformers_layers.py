@@ -28,14 +28,14 @@ def from_transformers(module: nn.Module) -> LatentAttention | DifferentialAttent
     ``DiffLlamaAttention``                           `saccade.nn.DifferentialAttention`
     ================================================ =================================
 
-    Saccade's layers need only tokens: positions, rotation and the causal mask are part of the layer. The two heads of a
-    pair are adjacent in saccade, but in DiffLlama they are half the number of heads apart.
+    Saccade's layers take only tokens: positions, rotation and the causal mask are part of the layer. The two heads of a
+    pair are adjacent in saccade, but half the number of heads apart in DiffLlama.
 
     Args:
         module: an attention module of a model, for instance ``model.model.layers[0].self_attn``.
 
     Raises:
-        TypeError: the module has a different class.
+        TypeError: the module's class is not in the table.
         UnsupportedError: the rotation changes with the length, or the projections are not plain linear layers.
     """
     kind = type(module).__name__

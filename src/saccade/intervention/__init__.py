@@ -1,4 +1,4 @@
-"""Change the attention of a model while it runs: ablation, knock-out of edges, patching of patterns."""
+"""Change the attention of a model while it runs: ablate heads, cut edges, patch patterns."""
 
 from saccade.intervention.intervene import intervene
 from saccade.intervention.sweep import HeadEffect, Sweep

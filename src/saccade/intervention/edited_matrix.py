@@ -1,4 +1,4 @@
-"""EditedMatrix: an attention matrix of which some heads are replaced, and the outputs of some heads are changed."""
+"""EditedMatrix: an attention matrix in which some heads are replaced, and some heads have changed outputs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class HeadsOf(NamedTuple):
 
 
 class EditedMatrix(ByRows):
-    """An attention matrix of which some heads are replaced by those of other matrices.
+    """An attention matrix in which some heads are replaced by those of other matrices.
 
     Args:
-        inner: the matrix of the other heads.
-        parts: heads and the matrices that they are taken from; the last one that has a head counts.
-        changes: functions that change the product with values, in this order. The matrix itself does not show them.
+        inner: the matrix of the heads that are not replaced.
+        parts: heads, and the matrices from which they are taken; if several parts replace a head, the last one applies.
+        changes: functions that change the product with values, in this order; they do not change the matrix itself.
 
-    Cost: a product costs one product with ``inner``, if any of its heads is used, and one with the chosen heads of
+    Cost: a product costs one product with ``inner``, if any of its heads is used, and one with the replaced heads of
     each part.
     """
 
@@ -66,7 +66,7 @@ class EditedMatrix(ByRows):
 
 
 def _product(matrix: Matrix, value: Tensor, dropout_p: float, seed: int | None) -> Tensor:
-    """Multiply a matrix, of which one batch item may be for all, by values ``[batch, heads, kv_len, value_dim]``."""
+    """Multiply a matrix by values ``[batch, heads, kv_len, value_dim]``; a single batch item applies to all items."""
     batch, width = len(value), value.shape[3]
     if matrix.shape[0] == batch:
         return matrix.matmul(value, dropout_p=dropout_p, seed=seed)

@@ -1,4 +1,4 @@
-"""Edits of attention: each changes the matrix of a call, or the output of some of its heads."""
+"""Edits of attention, each of which changes the matrix of a call or the output of some of its heads."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ How = Literal["zero", "mean", "resample"]
 
 @dataclass(eq=False)
 class Edit:
-    """A change of the attention of some layers.
+    """A change to the attention of one or more layers.
 
     Attributes:
-        layer: the name of a layer, with ``*`` for any characters; or its number, in the order of the first calls.
+        layer: name of a layer, with ``*`` for any characters; or its number, in the order in which layers first run.
         heads: numbers of heads; None for all heads.
         was_used: whether the edit has changed a call.
     """
@@ -52,14 +52,14 @@ class Edit:
 
 @dataclass(eq=False)
 class MaskEdit(Edit):
-    """An edit that joins a mask with that of the call by ``&``."""
+    """An edit that combines a mask with that of the call by ``&``."""
 
     mask: object = None
 
 
 @dataclass(eq=False)
 class PatternEdit(Edit):
-    """An edit that replaces the attention matrix of heads by another one."""
+    """An edit that replaces the attention matrix of some heads."""
 
     matrix: Matrix | None = None
 
@@ -70,8 +70,8 @@ class OutputEdit(Edit):
 
     Attributes:
         factor: multiplies the output: a number, or a tensor that broadcasts to it.
-        how: what the output is replaced by, before the factor is applied; None if it is kept.
-        seed: chooses the other item of the batch for "resample".
+        how: how the output is removed, before the factor is applied; None keeps it.
+        seed: selects the other batch item for "resample".
     """
 
     factor: float | Tensor = 1.0
@@ -82,7 +82,7 @@ class OutputEdit(Edit):
         """Return the changed output of a call.
 
         Raises:
-            UnsupportedError: other items of the batch are needed, and there are none.
+            UnsupportedError: the edit needs other batch items, but the batch has only one.
         """
         heads = self.heads_of(out.shape[1])
         index = torch.tensor(heads, device=out.device)
@@ -99,11 +99,11 @@ class OutputEdit(Edit):
 
 
 def edited(edits: Sequence[Edit], make: MakeMatrix, matrix: Matrix) -> Matrix:
-    """Return the matrix of a call after edits: first masks, then patterns, then changes of the output.
+    """Apply edits to the matrix of a call: first masks, then patterns, then changes to the output.
 
     Args:
         edits: the edits of the layer, in the order in which they were made.
-        make: returns the matrix of the call with one more mask.
+        make: returns the matrix of the call with an additional mask.
         matrix: the matrix of the call.
     """
     rules: dict[int, Mask] = {}
@@ -131,11 +131,11 @@ def edited(edits: Sequence[Edit], make: MakeMatrix, matrix: Matrix) -> Matrix:
 
 
 class _Rows(ByRows):
-    """The rows of a causal matrix that belong to the last queries of its first keys.
+    """The rows of a text's causal matrix for a decoding step, whose queries and keys are part of the text.
 
     Args:
         inner: the matrix of the whole text.
-        like: the matrix of a call of which the queries are the last ones of its keys.
+        like: the matrix of the step, whose queries are aligned with its last keys.
     """
 
     def __init__(self, inner: Matrix, like: Matrix):
@@ -166,7 +166,7 @@ def _rows_for(pattern: Matrix, matrix: Matrix) -> Matrix:
     if own_heads == heads and own_batch in (1, batch):
         if (own_q, own_kv) == (q_len, kv_len):
             return pattern
-        if own_q == own_kv and q_len <= kv_len <= own_kv:  # a step of a text that the pattern knows as a whole
+        if own_q == own_kv and q_len <= kv_len <= own_kv:  # a decoding step within the text of the pattern
             return _Rows(pattern, matrix)
     rule = f"have the shape of the call, {list(matrix.shape)}, or be that of a longer text"
     raise value_error("pattern", rule, list(pattern.shape), hint="record the pattern on a text of the same length")

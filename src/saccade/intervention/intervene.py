@@ -34,15 +34,15 @@ Head = int | Sequence[int] | None
 
 
 class intervene:  # noqa: N801  called like a function, as torch.no_grad is
-    """A context in which the attention of a model is edited while it runs: heads ablated, edges cut, patterns patched.
+    """A context that edits the attention of a model while it runs: ablate heads, cut edges, patch patterns.
 
-    Edits apply to any attention that `saccade.record` records with its scores, and have the same layer names: in
-    torch's layers, in transformers models, in layers of saccade, and in code that calls torch's attention functions or
-    writes attention as matmul, softmax and matmul. Layers without edits run unchanged. All edits end with the block.
+    Edits apply to any attention that `saccade.record` records with its scores, under the same layer names: in torch's
+    layers, in transformers models, in saccade's layers, and in code that calls torch's attention functions or writes
+    attention as matmul, softmax and matmul. Layers without edits run unchanged. All edits end with the block.
 
-    Several edits of a layer are applied in this order: masks are joined, patterns replace the matrix, and then the
-    outputs of heads are changed in the order of the edits. Edits apply to each call, also with a cache and in training:
-    gradients pass through them. A recording shows the matrices after masks and patterns.
+    Several edits of a layer are applied in this order: masks are combined, patterns replace the matrix, and then the
+    outputs of heads are changed in the order of the edits. Edits apply to every call, including calls with a cache and
+    in training; gradients flow through them. A recording shows the matrices after masks and patterns.
 
     Args:
         model: any torch model; unchanged.
@@ -52,7 +52,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
             not fit a call, or the attention of an edited layer cannot be changed.
 
     Cost: none for layers without edits, except that torch's encoder layers leave their fast path. An edited layer
-    computes its attention once, and once more the chosen heads for each different mask or pattern.
+    computes its attention once, and the edited heads once more for each different mask or pattern.
 
     Example:
         >>> layer = nn.TransformerEncoderLayer(16, 2, batch_first=True).eval()
@@ -80,10 +80,11 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         return tuple(self._layers)
 
     def mask(self, layer: str | int, head: Head, rule: object) -> None:
-        """Cut edges: only pairs that ``rule`` allows, too, remain. A query without any key gets output 0.
+        """Cut edges: mask all pairs that ``rule`` does not allow. A query left without any key gets output 0.
 
         Args:
-            layer: the name of a layer, with ``*`` for any characters; or its number, in the order of the first calls.
+            layer: name of a layer, with ``*`` for any characters; or its number, in the order in which layers first
+                run.
             head: the number of a head, several numbers, or None for all.
             rule: a mask, a bool tensor (True = may attend), or a function ``(b, h, q, kv) -> bool``; see
                 `saccade.attention`.
@@ -113,7 +114,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
             layer, head: see `mask`.
             how: "zero"; "mean": the mean over the batch, at each position; "resample": the output of another item of
                 the batch.
-            seed: which other item, for "resample".
+            seed: selects the other item, for "resample".
         """
         check_choice("how", how, ("zero", "mean", "resample"))
         if not is_integer(seed) or seed < 0:
@@ -121,12 +122,12 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         self._add(OutputEdit(*_place(layer, head), how=how, seed=seed))
 
     def pattern(self, layer: str | int, head: Head, source: Recording | Matrix) -> None:
-        """Replace the attention matrix of heads by that of another run, without gradient; the values stay.
+        """Replace the attention matrix of heads by that of another run, without gradient; values are unchanged.
 
         Args:
             layer, head: see `mask`; a recording needs the name or number of a single layer.
-            source: a recording that keeps matrices, of which the same layer is taken; or a matrix with as many heads.
-                Its batch is that of the call, or 1. For calls with a cache, its text may be longer.
+            source: a recording with queries and keys, of which the same layer is used; or a matrix with the same number
+                of heads. Its batch size is that of the call, or 1. For calls with a cache, its text may be longer.
         """
         if isinstance(source, Recording):
             source = source[layer].matrix
@@ -134,10 +135,10 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         self._add(PatternEdit(*_place(layer, head), matrix=source))
 
     def freeze(self, recording: Recording, layers: Iterable[str] | None = None) -> None:
-        """Use recorded patterns with new values: `pattern` for all heads of each recorded layer.
+        """Use recorded patterns with new values, by applying `pattern` to all heads of each recorded layer.
 
         Args:
-            recording: a recording that keeps matrices.
+            recording: a recording with queries and keys.
             layers: names of the recorded layers; all of them when None.
         """
         check_type("recording", recording, Recording, "be a recording")
@@ -177,11 +178,11 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
             raise value_error("layer", "be one whose attention ran", repr(unused[0].layer), hint=f"these ran: {there}")
 
     def _name(self, module: nn.Module, number: int) -> str:
-        """Return the layer name of the numbered attention call in a forward of a module."""
+        """Return the layer name of attention call ``number`` in a module's forward pass."""
         return f"{self._names[module]}:{number}" if number else self._names[module]
 
     def _edits_of(self, name: str) -> list[Edit]:
-        """Return the edits of a layer, whose number is that of its first call."""
+        """Return the edits of a layer; layers are numbered in the order of their first calls here."""
         number = [*self._layers].index(name) if name in self._layers else len(self._layers)
         self._layers.setdefault(name, 0)
         return [
@@ -201,7 +202,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         layers: Iterable[str] | None = None,
         how: How = "zero",
     ) -> Sweep:
-        """Ablate every head once, and measure the difference.
+        """Ablate one head at a time, and measure the difference.
 
         Args:
             model: any torch model.
@@ -210,7 +211,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
             how: see `ablate`.
 
         Returns:
-            For each head: the measure without it, and the difference to the measure of the whole model.
+            For each head, the measure without it, and its difference from the measure of the whole model.
 
         Cost: ``measure`` is called once, and once for each head.
         """
@@ -248,12 +249,12 @@ def _active(module: nn.Module) -> list[intervene]:
 
 
 def _is_last(intervention: intervene, module: nn.Module) -> bool:
-    """Return whether an intervention is the last of those that contain a module; False if it has ended meanwhile."""
+    """Return whether an intervention is the most recently entered of those in progress that contain a module."""
     return _active(module)[-1:] == [intervention]
 
 
 def _edits_of(module: nn.Module, number: int) -> list[Edit]:
-    """Return the edits of the numbered attention call in a forward of a module, by all active interventions."""
+    """Return the edits of all active interventions to attention call ``number`` in a module's forward pass."""
     return [edit for one in _active(module) for edit in one._edits_of(one._name(module, number))]
 
 
@@ -278,7 +279,7 @@ def _place(layer: object, head: object) -> tuple[str | int, tuple[int, ...] | No
 
 
 def _may_run_attention(module: nn.Module) -> bool:
-    """Return whether attention may run within a module's forward, so that it is observed."""
+    """Return whether attention may run within a module's forward pass, so that the module must be observed."""
     if isinstance(module, torch.jit.ScriptModule | Mechanism) or inspect.isbuiltin(module.forward):
         return False
     is_of_torch = type(module).__module__.startswith("torch.")
@@ -286,7 +287,7 @@ def _may_run_attention(module: nn.Module) -> bool:
 
 
 def _run(call: CapturedCall) -> Any:
-    """Run a module while each intervention receives the attention calls of its code."""
+    """Run a module, and pass the attention calls in its own code to each intervention."""
 
     def run(listeners: Sequence[Listener]) -> Any:
         if not listeners:
@@ -312,15 +313,15 @@ def _holders(names: dict[nn.Module, str]) -> dict[Mechanism, list[nn.Module]]:
 
 
 class _Calls:
-    """The handler of the attention calls in the own code of an intervention's model."""
+    """The handler of the attention calls that an intervention's model makes in its own code."""
 
     def __init__(self, intervention: intervene):
         self._intervention = intervention
 
     def attend(self, site: Site, call: Call) -> Redirected | None:
-        """Compute an attention call of a module's own code, if it is edited."""
+        """Compute an attention call in a module's own code, if it has edits."""
         if not _is_last(self._intervention, site.module):
-            return None  # the last one applies the edits of all
+            return None  # the most recent intervention applies the edits of all
         number, site.calls = site.calls, site.calls + 1
         edits = _edits_of(site.module, number)
         if not edits and not self._intervention._counts_heads:
@@ -337,7 +338,7 @@ class _Calls:
         number, site.calls = site.calls, site.calls + 1
         edits = _edits_of(site.module, number)
         for edit in edits:
-            edit.was_used = True  # it is refused, and not forgotten
+            edit.was_used = True  # an error is raised, so the edit is not reported as unused
         if edits:
             raise unsupported(f"{site.name}, a {type(site.module).__name__}", [reason])
 
@@ -346,7 +347,7 @@ class _Calls:
 
 
 class _Hook:
-    """A forward hook of a mechanism that returns the edited matrix instead of the matrix."""
+    """A forward hook on a mechanism that replaces its matrix by the edited one."""
 
     def __init__(self, intervention: intervene, holders: list[nn.Module]):
         self._intervention, self._holders = intervention, holders
@@ -354,7 +355,7 @@ class _Hook:
     def __call__(self, mechanism: Mechanism, args: Any, kwargs: Any, matrix: Matrix) -> Matrix:
         module = self._holders[0] if len(self._holders) == 1 else mechanism
         if not _is_last(self._intervention, module):
-            return matrix  # the last one applies the edits of all
+            return matrix  # the most recent intervention applies the edits of all
 
         def make(rule: Mask | None) -> Matrix:
             both = joined(as_mask(kwargs.get("mask"), matrix.shape), rule)

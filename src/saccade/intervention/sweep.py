@@ -34,7 +34,7 @@ class Sweep(Sequence[HeadEffect]):
         self._effects = tuple(effects)
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return a dict for each head, from which pandas makes a table."""
+        """Return a list with one dict per head, for instance for ``pandas.DataFrame``."""
         return [effect._asdict() for effect in self]
 
     def strongest(self, count: int | None = None) -> list[HeadEffect]:
@@ -63,7 +63,7 @@ class Sweep(Sequence[HeadEffect]):
 
 
 def swept(baseline: float, heads: Iterable[tuple[str, int]], without: Callable[[str, int], float]) -> Sweep:
-    """Return the effects of heads, each removed once by ``without(layer, head)``, which returns the measure."""
+    """Compute the effect of each head, using ``without(layer, head)``, which returns the measure without that head."""
     effects = []
     for layer, head in heads:
         value = without(layer, head)

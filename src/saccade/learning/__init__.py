@@ -1,4 +1,4 @@
-"""Training of small models on recall tasks; the models differ only in how they mix tokens."""
+"""Train small models on recall tasks to compare token mixers; the models differ only in their mixers."""
 
 from saccade.learning.mixers import MIXERS, Mixer
 from saccade.learning.quality import Quality, quality_on

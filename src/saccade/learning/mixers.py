@@ -1,4 +1,4 @@
-"""Mixers of tokens for small models: attention with masks and mechanisms, recurrences, convolutions, an LSTM."""
+"""Token mixers for small models: attention with various masks and mechanisms, recurrences, convolutions, an LSTM."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from saccade.nn import MultiHeadAttention, Recurrence, StateSpace
 
 
 class Mixer(NamedTuple):
-    """A mixer of tokens for small models, such as attention or a convolution.
+    """A token mixer for small models, such as attention or a convolution.
 
     Args:
-        make: function of a width, a length and a layer index (from 0) that returns a module, which maps
+        make: function of a width, a length and a layer index (from 0). It returns a module that maps
             ``[batch, length, width]`` to the same shape.
         sees_later: whether tokens attend to later tokens.
     """
@@ -29,7 +29,7 @@ class Mixer(NamedTuple):
 
 
 class ShortConvolution(nn.Module):
-    """A causal convolution of each channel.
+    """A causal convolution that is applied to each channel separately.
 
     Args:
         width: number of channels.
@@ -53,11 +53,11 @@ class ShortConvolution(nn.Module):
 
 
 class DilatedConvolutions(nn.Module):
-    """A mixer of three causal convolutions with doubling dilations, each over three tokens, and channel projections.
+    """A mixer of three causal convolutions over three tokens each, with doubling dilations and channel projections.
 
     Args:
         width: number of channels.
-        layer: index of the layer, from 0; dilations continue from the layer below.
+        layer: index of the layer, from 0; its dilations continue those of the layer below.
 
     Reference: van den Oord et al. 2016, arXiv:1609.03499, section 2.1.
     """
@@ -75,7 +75,7 @@ class DilatedConvolutions(nn.Module):
 
 
 class LSTM(nn.Module):
-    """A ``torch.nn.LSTM`` that returns its outputs only.
+    """A ``torch.nn.LSTM`` that returns only its outputs.
 
     Args:
         width: width of inputs and outputs.
@@ -94,11 +94,11 @@ class LSTM(nn.Module):
 def attention_mixer(
     mask: Callable[[int, int], Mask | None], mechanism: Callable[[], Mechanism] | None = None, heads: int = 8
 ) -> Mixer:
-    """Return a mixer of tokens that is an attention layer.
+    """Return a token mixer that consists of an attention layer.
 
     Args:
         mask: function of a length and a layer index that returns the mask.
-        mechanism: makes the mechanism of each layer; exact attention if None.
+        mechanism: builds the mechanism of each layer; exact attention if None.
         heads: number of heads.
     """
 

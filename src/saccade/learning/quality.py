@@ -19,12 +19,12 @@ from saccade.support.validation import check_int
 
 @dataclasses.dataclass(frozen=True)
 class Quality:
-    """A function of a mechanism or mask: the accuracy of small models that are trained with it; see `quality_on`.
+    """A callable that trains small models with a mechanism or mask and returns their accuracy; see `quality_on`.
 
     Args:
-        question: the task, and its length and number of tokens.
-        seeds: number of trainings, with seeds 0, 1, ...; the result is their mean.
-        settings: settings of the trainings.
+        question: the task preset.
+        seeds: number of training runs, with seeds 0, 1, ...; the result is their mean accuracy.
+        settings: settings of the training runs.
     """
 
     question: Question
@@ -32,13 +32,13 @@ class Quality:
     settings: Settings
 
     def __call__(self, mechanism: Mechanism | Mask) -> float:
-        """Return the mean share of right answers of models with this mechanism, or with exact attention and this mask.
+        """Return the mean accuracy of models with this mechanism, or with exact attention under this mask.
 
-        NaN for a mechanism without causal masks if the sequences of the task contain the answers.
+        The result is NaN if the mechanism does not support causal masks and the task's sequences contain the answers.
 
         Raises:
-            TypeError: an object that is neither a mechanism nor a mask.
-            ValueError: a mechanism that does not fit 8 heads of an eighth of the width, or the length of the task.
+            TypeError: the argument is neither a mechanism nor a mask.
+            ValueError: the mechanism does not fit 8 heads of an eighth of the width each, or the length of the task.
         """
         if not isinstance(mechanism, Mechanism | Mask):
             raise type_error("mechanism", "be a mechanism or a mask", repr(mechanism)[:80])
@@ -52,20 +52,21 @@ class Quality:
 def quality_on(
     question: str | Question = "MQAR", *, seeds: int = 1, settings: Settings = DEFAULT
 ) -> Callable[[Mechanism | Mask], float]:
-    """Return a function for ``saccade.compare(..., quality=...)``: accuracy on a task of models that are trained on it.
+    """Return a function for ``saccade.compare(..., quality=...)`` that trains models on a task and measures them.
 
-    The models are those of `train`: two layers of width 64, whose layers attend with 8 heads by the mechanism, or by
-    exact attention under the mask. Later tokens are hidden, except by mechanisms without causal masks. A mask applies
-    to the lengths of the task, not of the compared tensors: a window of 256 hides nothing from a task of 64 tokens.
+    The models are those of `train`: two layers of width 64 with 8 heads, which use the mechanism, or exact attention
+    under the mask. Attention is causal, except for mechanisms that do not support causal masks. Training uses the
+    task's length, not that of the compared tensors: on a task of 64 tokens, a window of 256 masks nothing beyond
+    causality.
 
     Args:
-        question: a name in `QUESTIONS`, or a task of your own with its sizes.
-        seeds: number of trainings for each mechanism or mask; their accuracies are averaged.
-        settings: settings of the trainings.
+        question: a name in `QUESTIONS`, or a custom `Question`.
+        seeds: number of training runs for each mechanism or mask; their accuracies are averaged.
+        settings: settings of the training runs.
 
     Raises:
-        ValueError: an unknown name, or fewer seeds than 1.
-        TypeError: a question of a wrong type.
+        ValueError: the name is unknown, or ``seeds`` is below 1.
+        TypeError: ``question`` is neither a name nor a `Question`.
 
     Cost: at the default settings up to 600 training steps for each mechanism or mask and seed, half a minute of one
         core.
@@ -86,7 +87,7 @@ def quality_on(
 
 
 def _mixer(mechanism: Mechanism | Mask) -> Mixer:
-    """Return the mixer of tokens that attends by a mechanism, or exactly under a mask; causal where possible."""
+    """Return the token mixer that attends with a mechanism, or exactly under a mask; it is causal if possible."""
     if isinstance(mechanism, Mask):
         rule = mechanism & Causal()
         return attention_mixer(lambda length, layer: rule)

@@ -1,4 +1,4 @@
-"""Training runs in several processes, with one file for each outcome, and the table of outcomes."""
+"""Run trainings in several processes, save each outcome in a file, and tabulate the outcomes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Run(NamedTuple):
 
 
 def planned(mixers: Sequence[str], questions: Sequence[str], seeds: int) -> list[Run]:
-    """Return the training runs of all mixers and tasks.
+    """Return the training runs of all combinations of mixers, tasks and seeds.
 
     Mixers that attend to later tokens skip tasks whose sequences contain the answers.
     """
@@ -154,14 +154,14 @@ def _checksum(outcome: dict[str, object], settings: dict[str, object]) -> str:
 
 
 _NOT_ASKED = "-"
-_SAMPLE = 2000  # number of sequences to find the most common answer
+_SAMPLE = 2000  # number of sequences in which the most common answer is counted
 
 
 def rows(outcomes: Mapping[Run, Outcome]) -> list[list[str]]:
-    """Return the rows of the outcome table: headings, one row per mixer, and the share of the commonest answer.
+    """Return the rows of the outcome table: headings, one row per mixer, and the share of the most common answer.
 
-    A cell contains the number of steps in which all seeds learned the task, or the mean share of correct answers and
-    its range.
+    If all seeds learned a task, its cell contains the mean number of steps that they took. Otherwise, it contains the
+    mean share of correct answers and its range.
     """
     mixers, questions = names(outcomes)
     lines = [["", *questions]]
@@ -170,7 +170,7 @@ def rows(outcomes: Mapping[Run, Outcome]) -> list[list[str]]:
 
 
 def names(outcomes: Mapping[Run, Outcome]) -> tuple[list[str], list[str]]:
-    """Return two lists, the mixers and the tasks of some outcomes, in order of appearance."""
+    """Return two lists, the names of the mixers and of the tasks in the outcomes, in order of appearance."""
     both = [run.mixer for run in outcomes], [run.question for run in outcomes]
     return list(dict.fromkeys(both[0])), list(dict.fromkeys(both[1]))
 

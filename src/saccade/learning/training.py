@@ -1,4 +1,4 @@
-"""A learner (a small language model around a mixer of tokens), its training on one task, and its accuracy."""
+"""Train a learner (a small language model built around a token mixer) on one task, and measure its accuracy."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ class Settings(NamedTuple):
     """The settings of all training runs of a comparison.
 
     Args:
-        steps: largest number of steps; a run stops early if its accuracy on fresh sequences reaches `SOLVED`.
+        steps: maximum number of steps; a run stops early if its accuracy on fresh sequences reaches `SOLVED`.
         batch_size: number of sequences in each step.
         texts: number of training sequences.
         fresh: number of fresh sequences to measure the accuracy on.
-        learning_rate: peak learning rate; it rises over a tenth of the steps, then decays to 0 as a cosine.
+        learning_rate: peak learning rate. It rises linearly over the first tenth of the steps, then decays to 0 along a
+            cosine.
         ask_every: number of steps between two measurements of the accuracy.
         width, num_layers: width and number of layers of the models.
     """
@@ -67,14 +68,14 @@ def train(mixer: Mixer, question: Question, seed: int, settings: Settings = DEFA
     """Train a learner on a task, and return its accuracy and cost.
 
     Args:
-        mixer: the learner's mixer of tokens.
+        mixer: the learner's token mixer.
         question: the task.
         seed: seed of weights, sequences and their order; use the same for all mixers.
         settings: settings of the run.
 
     Raises:
-        ValueError: a mixer that attends to later tokens with a task whose sequences contain the answers, a setting
-            below 1, or a rate that is not above 0.
+        ValueError: the mixer attends to later tokens and the task's sequences contain the answers, a setting is below
+            1, or the learning rate is not above 0.
     """
     for name, value in settings._asdict().items():
         if name == "learning_rate":
@@ -127,14 +128,14 @@ def _rate(step: int, settings: Settings) -> float:
     return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (settings.steps - warm_up)))
 
 
-_LAYER_SIZE = 12  # parameters of a layer, in squares of its width: 4 for attention, 8 for the feed-forward network
+_LAYER_SIZE = 12  # parameters of a layer divided by its squared width: 4 for attention, 8 for the feed-forward network
 
 
 class Learner(nn.Module):
     """A small language model whose layers have a short convolution, a mixer and a feed-forward network.
 
-    All learners with the same width have the same number of parameters to within half a percent, because the width of
-    their feed-forward networks depends on the mixer.
+    The width of the feed-forward networks depends on the mixer, so that all learners of the same width have the same
+    number of parameters, to within half a percent.
 
     Args:
         mixer: builds the mixer of each layer.
@@ -144,7 +145,7 @@ class Learner(nn.Module):
         num_layers: number of layers.
 
     Raises:
-        ValueError: a mixer with too many parameters.
+        ValueError: the mixer has too many parameters.
     """
 
     def __init__(self, mixer: Mixer, vocab_size: int, length: int, *, width: int = 64, num_layers: int = 2):
@@ -163,7 +164,7 @@ class Learner(nn.Module):
 
         Args:
             tokens: sequences no longer than ``length``.
-            asked: bool ``[batch, length]``, True for the tokens to compute logits for; if None, all tokens.
+            asked: bool ``[batch, length]``, True for the tokens whose logits are computed; all tokens if None.
 
         Returns:
             ``[batch, length, vocab_size]``, or ``[selected tokens, vocab_size]``.

@@ -49,7 +49,7 @@ class _Joined(_Formula):
         for part in _masks(self.parts):
             flat += part.parts if type(part) is type(self) and isinstance(part, _Joined) else [part]
         object.__setattr__(self, "parts", tuple(flat))
-        if torch.compiler.is_compiling():  # comparing sizes would fix them; the operator joins the masks again
+        if torch.compiler.is_compiling():  # comparing sizes would specialise them; the operator joins the masks again
             return
         object.__setattr__(self, "_shape", self._joined_shape())
 

@@ -1,4 +1,4 @@
-"""Causality of masks: check whether a mask lets queries attend to later keys, which must then be computed first."""
+"""Causality of masks: check whether a mask lets queries attend to later keys, which do not exist yet in decoding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from saccade.plan import ALL, Groups
 from saccade.plan.key_ranges import KeyDomain, Spans
 from saccade.positions.token_positions import Positions
 
-_SPAN = 1 << 40  # later keys
+_SPAN = 1 << 40  # number of later keys that are checked
 _ROWS, _NEAR, _FAR = 64, 64, 32  # numbers of sampled rows, adjacent later keys, and distant later keys
 
 
@@ -46,7 +46,7 @@ def sees_later(mask: Mask | None, positions: range | Tensor) -> bool:
 
 
 def _has_keys(spans: Spans) -> bool:
-    """Return whether a mask allows any later key, in the causality check: a key range is not empty."""
+    """Return whether any key range is non-empty, so that the mask allows a later key."""
     return bool((spans.starts < spans.ends).any())
 
 

@@ -33,7 +33,7 @@ class Domain(NamedTuple):
     keys: range | None = None
 
     def both(self, other: Domain) -> Domain:
-        """Return the positions that are in both domains of two masks."""
+        """Return the positions that are in the domains of both masks."""
         return Domain(_intersection(self.rows, other.rows), _intersection(self.keys, other.keys))
 
     def either(self, other: Domain) -> Domain:
@@ -53,7 +53,7 @@ EVERYWHERE = Domain()
 
 
 class _NoArithmetic:
-    """Mixin of masks. It raises errors for arithmetic, ``and``, ``or``, ``not`` and ``len``, and names the operator."""
+    """Mixin of masks that raises errors with hints for arithmetic, ``and``, ``or``, ``not`` and ``len``."""
 
     def _refuse(self, other: object) -> NoReturn:
         hint = "masks join by & (both), | (either) and ~ (not); what is added to scores goes to bias="
@@ -136,7 +136,7 @@ class Mask(_NoArithmetic, ABC):
 
     @property
     def domain(self) -> Domain:
-        """Positions that the mask covers: all positions, unless the mask was built for a fixed number."""
+        """Positions that the mask covers: all positions, unless the mask was built for a fixed number of positions."""
         return EVERYWHERE
 
     @abstractmethod
@@ -203,15 +203,15 @@ class Mask(_NoArithmetic, ABC):
         Args:
             q_len, kv_len: lengths; ``kv_len`` is ``q_len`` when None.
             batch, heads: sizes; taken from the mask's `shape` when None.
-            q_positions, kv_positions: a range, or int64 ``[len]`` or ``[batch, len]``, also as lists; -1 marks padding.
-                By default key j is at position j and query i at ``kv_len - q_len + i``.
+            q_positions, kv_positions: a range, or int64 ``[len]`` or ``[batch, len]`` as a tensor or list; -1 marks
+                padding. By default key j is at position j and query i at ``kv_len - q_len + i``.
 
         Cost: O(batch * heads * q_len * kv_len) memory; for figures and tests.
 
         Raises:
             ValueError: a length or size is not an int of at least 0, the mask is defined for a different number of
                 batch items or heads, or positions have a different shape.
-            TypeError: positions that are neither a range nor an int tensor.
+            TypeError: positions are neither a range nor ints.
         """
         batch, heads, q_len, kv_len = self._sizes(q_len, kv_len, batch, heads)
         q = written_out(q_positions, "q_positions", kv_len - q_len, q_len, batch)[:, None, :, None]
@@ -240,8 +240,8 @@ class Mask(_NoArithmetic, ABC):
     ) -> float:
         """Return the exact fraction of pairs that the mask allows, for default positions; 0 if there are no pairs.
 
-        Cost: boxes where the mask is constant are counted without evaluating it; each distinct other box is evaluated
-            once.
+        Cost: boxes in which the mask is constant are counted without evaluating it. Each distinct partial box is
+            evaluated once.
         """
         shape = self._sizes(q_len, kv_len, batch, heads)
         first = shape[3] - shape[2]
@@ -326,7 +326,7 @@ class Mask(_NoArithmetic, ABC):
         (Window(left=12, right=4), Full())
 
         The result is exact at every length and computed in O(parts of the mask). `saccade.masks.receptive_field` lists
-        the supported forms; other masks raise an `UnsupportedError`. ``layers`` must be an int of at least 1, else a
+        the supported forms; other masks raise an `UnsupportedError`. If ``layers`` is not an int of at least 1, a
         ``ValueError`` is raised.
         """
         return masks.through_layers(self, layers)

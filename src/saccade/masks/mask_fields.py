@@ -39,8 +39,8 @@ def items_of(name: str, given: object, rule: str, *, is_ordered: bool = True, hi
         is_ordered: whether the order matters, so that a set raises an error.
 
     Raises:
-        TypeError: not an iterable, or a string or mapping.
-        ValueError: a tensor whose values cannot be read.
+        TypeError: the field is not iterable, or is a string or mapping.
+        ValueError: the field is a tensor whose values cannot be read.
     """
     items = given
     if isinstance(given, Tensor):
@@ -74,8 +74,8 @@ def check_readable(name: str, tensor: Tensor) -> None:
     """Raise an error unless the tensor of a mask is an ordinary dense tensor with values.
 
     Raises:
-        ValueError: a tensor without values (device "meta"), or a sparse or nested tensor.
-        TypeError: a tensor subclass that does not store its values itself, such as torch's ``CausalBias``.
+        ValueError: the tensor has no values (device "meta"), or is sparse or nested.
+        TypeError: the tensor's class does not store its values itself, like torch's ``CausalBias``.
     """
     check_holds_values(name, tensor)
     if tensor.is_meta:

@@ -56,7 +56,7 @@ def longformer(each_side: int, positions: Iterable[int] = (0,)) -> Mask:
     1 . . 1 1
 
     Args:
-        each_side: number of visible keys before and also after a query, besides its own. The paper's window size w
+        each_side: number of visible keys on each side of a query, not counting its own. The paper's window size w
             (``attention_window`` in its code) is twice this number.
         positions: positions of the global tokens.
 
@@ -179,9 +179,9 @@ def prefix_lm(length: int) -> Mask:
 def shared_prefix(lengths: Sequence[int] | Sequence[Sequence[int]]) -> Mask:
     """Return the mask of prompts with several continuations each: a continuation sees its prompt and itself.
 
-    The prompt is computed once for all its continuations, as in group-based reinforcement learning and for several
-    answers to a question. Every output equals that of the prompt with a single continuation, with positions that
-    go on from the prompt.
+    The prompt is computed once for all its continuations, as in group-based reinforcement learning or when sampling
+    several answers to a question. If the positions of each continuation continue from the prompt, every output equals
+    that of the prompt with a single continuation.
 
     >>> print(shared_prefix([2, 2, 2]).picture(6))
     1 . . . . .
@@ -199,8 +199,8 @@ def shared_prefix(lengths: Sequence[int] | Sequence[Sequence[int]]) -> Mask:
     . . . 1 1 1
 
     Args:
-        lengths: the tokens of a prompt and of each of its continuations; or a list of such lists, for several prompts
-            packed one after the other. All batch items share them.
+        lengths: number of tokens in a prompt and in each of its continuations; or a list of such lists for several
+            packed prompts. All batch items have the same lengths.
 
     Reference: Juravsky et al. 2024, arXiv:2402.05099, section 3 (Hydragen).
     """
@@ -225,8 +225,8 @@ def image_rows(text_len: int, height: int, width: int) -> Mask:
     1 1 . . . 1 1 .
     1 1 . . . 1 1 1
 
-    The cells of the image are ordered row by row. Tokens after the image see only the text. Without text, they
-    raise an error. In the paper a cell also sees the previous row from the cell above it onwards:
+    The cells of the image are ordered row by row. Tokens after the image see only the text. Without text, attention
+    over these tokens raises an error. In the paper a cell also sees the previous row from the cell above it onwards:
     ``Causal() & (Prefix(n) | Window(width, 0).after(n))``.
 
     Args:
@@ -285,7 +285,7 @@ def image_neighbors(text_len: int, height: int, width: int, radius: int | tuple[
         radius: number of visible rows above, and of columns on either side; see `Neighborhood`. The paper's kernel of
             11 x 11 cells corresponds to a radius of 5, but it continues across the ends of rows.
 
-    Cost: about ``text_len + 2 * radius ** 2`` keys per query, plus the other keys of each tile.
+    Cost: about ``text_len + 2 * radius ** 2`` keys per query, plus the remaining keys of each tile.
 
     Reference: Ramesh et al. 2021, arXiv:2102.12092, appendix B.1 and figure 11.
     """

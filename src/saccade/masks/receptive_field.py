@@ -1,7 +1,7 @@
-"""Receptive fields: the pairs of tokens that several layers with the same mask connect, again as a mask.
+"""Receptive fields: the mask of all token pairs that are connected through several layers with the same mask.
 
-A layer with a residual connection lets a token see the keys that its mask M allows, and itself (I). So L layers connect
-the pairs of the boolean matrix power (I or M) ** L. The following forms are exact at every length:
+A layer with a residual connection lets a token see itself (I) and the keys that the mask M allows. L layers therefore
+connect the pairs of the boolean matrix power (I or M) ** L. The following forms are exact at every length:
 
     any mask                                    L = 1: the mask, and every token sees itself
     transitive: a to b and b to c give a to c   itself: Causal, Full, Documents, Strided, Prefix, Padding, prefix_lm,
@@ -11,14 +11,14 @@ the pairs of the boolean matrix power (I or M) ** L. The following forms are exa
     mask.after(n)                               (mask ** L).after(n)
     anything | Global([0, ...])                 L >= 2: Full, since token 0 sees all tokens and is seen by all
     Causal & (window | first tokens)            Causal & (window L times as wide | first tokens); also streaming
-    Causal & (Window(s - 1, 0) | Strided(s))    L >= 2: Causal, by a multiple of s and a smaller step
+    Causal & (Window(s - 1, 0) | Strided(s))    L >= 2: Causal, since strides and shorter steps reach any key
 
 Global tokens after the first do not help, because a shorter sequence may not contain them. In general ``&`` does not
 commute with powers: (A & B) ** L is contained in A ** L & B ** L and may be smaller. For windows and contiguous
-documents both are equal, since some path stays between its ends.
+documents both are equal, since some path stays between its endpoints.
 
 Reference: Beltagy et al. 2020, arXiv:2004.05150, section 3.1 (L layers of a window); Child et al. 2019,
-arXiv:1904.10509, section 4.2 (two steps of a strided pattern lead anywhere).
+arXiv:1904.10509, section 4.2 (two steps of a strided pattern reach any position).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def through_layers(mask: Mask, layers: int) -> Mask:
 
     Raises:
         TypeError, ValueError: ``layers`` is not an int of at least 1.
-        UnsupportedError: the mask has none of the forms above.
+        UnsupportedError: the mask has none of the forms listed in the module's docstring.
     """
     layers = check_int("layers", layers)
     if isinstance(mask, Or):  # the identity I is joined again below
@@ -108,7 +108,7 @@ def _is_transitive(mask: Mask) -> bool:
 
 
 def _is_contiguous(mask: Mask) -> bool:
-    """Return whether the mask joins windows and documents by ``&``, so that paths may stop at any position between."""
+    """Return whether the mask joins windows and documents by ``&``, so that paths may stop anywhere in between."""
     match mask:
         case Documents():
             return mask.rule is None or _is_contiguous(mask.rule)
@@ -118,13 +118,13 @@ def _is_contiguous(mask: Mask) -> bool:
 
 
 def _sees_beginning(mask: Mask) -> bool:
-    """Return whether the mask consists of causal windows and first tokens that see only earlier tokens."""
+    """Return whether the mask is a union of windows and first tokens, restricted to earlier keys."""
     parts = _behind_causal(mask)
     return bool(parts) and all(_is_beginning(part) or window_sides(part) is not None for part in parts)
 
 
 def _steps_anywhere(mask: Mask) -> bool:
-    """Return whether a causal window fills the gaps between strides, so that two layers connect to any earlier key."""
+    """Return whether a causal window fills the gaps between strides, so that two layers reach any earlier key."""
     parts = _behind_causal(mask)
     width = max((extent[0] for extent in map(window_sides, parts) if extent is not None), default=-1)
     return any(isinstance(part, Strided) and part.step <= width + 1 for part in parts)

@@ -31,14 +31,14 @@ class ByRows(DerivedMatrix):
 
 
 class Sum(ByRows):
-    """A weighted sum of matrices, ``c1 * A1 + c2 * A2 + …``. Each matrix is multiplied by the kernel fastest for it.
+    """A weighted sum of matrices, ``c1 * A1 + c2 * A2 + …``. Each matrix uses the kernel that is fastest for it.
 
-    The rows are not distributions in general. Differential attention is ``(A1 - c * A2) @ value``.
+    In general, rows are not distributions. Differential attention is ``(A1 - c * A2) @ value``.
 
     Args:
         terms: pairs of a factor and a matrix. All matrices have the same shape, dtype and device.
 
-        Cost: a product costs one product for each matrix. Statistics read rows of all matrices, a megabyte at a time.
+    Cost: a product costs one product for each matrix. Statistics read rows of all matrices, a megabyte at a time.
 
     Example:
         >>> from saccade import AttentionMatrix
@@ -66,7 +66,7 @@ class Sum(ByRows):
 
     @property
     def kv_heads(self) -> int:
-        """Number of key heads that values must have to fit all matrices of the sum."""
+        """Number of heads that values must have to fit all matrices of the sum."""
         counts = {matrix.kv_heads for _, matrix in self.terms}
         return counts.pop() if len(counts) == 1 else self.shape[1]
 
@@ -164,7 +164,7 @@ def _each_head(matrix: Matrix, value: Tensor) -> Tensor:
         return matrix.matmul(value)
     if groups % given == 0:
         return matrix.matmul(value.repeat_interleave(groups // given, 1))
-    # Heads of one group have different values: concatenate these, and select each head's part of the result.
+    # Heads of one group have different values: concatenate them, and select each head's part of the result.
     batch, heads, q_len, _ = matrix.shape
     share, width = heads // groups, value.shape[3]
     own = value.repeat_interleave(heads // given, 1)
@@ -195,7 +195,7 @@ def check_alike(first: Matrix, other: Matrix, shape: tuple[int, ...], sign: str)
 
 
 def _factor(factor: object, matrix: Matrix) -> float | Tensor:
-    """Check the factor of a matrix in a sum: a number, or a tensor with one number or ``[heads, 1, 1]``."""
+    """Check the factor of a matrix in a sum: a number, or a tensor with one element or of shape ``[heads, 1, 1]``."""
     if is_number(factor):
         return float(factor)
     heads = matrix.shape[1]

@@ -76,7 +76,7 @@ class OfInputs(Matrix):
 
     @abstractmethod
     def _of(self, inputs: AttentionInputs) -> Self:
-        """Return an attention or score matrix of the same class for different inputs."""
+        """Return a matrix of the same class for different inputs."""
 
     @outside_graphs
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
@@ -195,42 +195,42 @@ Impl = Literal["auto", "native", "fused", "sdpa", "varlen", "flex", "tiled", "re
 
 
 class AttentionMatrix(OfInputs):
-    r"""The lazy matrix of exact softmax attention. It stores only its inputs, O(n·d) memory; nothing is computed yet.
+    r"""The lazy matrix of exact softmax attention. It stores only its inputs, O(n·d), until a result is needed.
 
     .. math:: A_{ij} = \frac{\exp(s_{ij})}{\sum_{j' \in V(i)} \exp(s_{ij'})},\quad j \in V(i), \qquad
               s_{ij} = f(\mathrm{softcap}(\mathrm{scale} \cdot \mathrm{score}(q_i, k_j)),\ b,\ h,\ i,\ j)
               + \mathrm{bias}_{ij}
 
-    where V(i) are the keys that query i may attend to, and f is the identity unless the score has a function (see
-    `saccade.scores.Modified`). A row without keys is 0. A sink logit adds one more term to the denominator, but no key,
+    where V(i) is the set of keys that query i may attend to, and f is the identity unless the score has a function (see
+    `saccade.scores.Modified`). A row without visible keys is 0. A sink logit adds a term to the denominator but no key,
     so rows then sum to less than 1.
 
     Args:
         query: ``[batch, heads, q_len, head_dim]``, float32, float64, bfloat16 or float16.
         key: ``[batch, kv_heads, kv_len, head_dim]``; ``kv_heads`` divides ``heads``, and head h reads key head
             ``h // (heads // kv_heads)``. Keys are never expanded in memory.
-        mask: who may attend to whom: None (everyone), a `saccade.masks.Mask`, a bool tensor ``[q, kv]``,
-            ``[batch, q, kv]`` or broadcastable to ``[batch, heads, q, kv]``, or a function
-            ``(b, h, q, kv) -> bool``. True = may attend. Two dimensions are always ``[q, kv]``: which keys of each item
-            are tokens, ``[batch, kv]``, is ``mask[:, None, None, :]``. torch's ``causal_lower_right`` and
-            ``causal_upper_left`` are masks, too, also where they are passed as ``bias``.
+        mask: which query may attend to which key: None (all pairs), a `saccade.masks.Mask`, a bool tensor ``[q, kv]``,
+            ``[batch, q, kv]`` or broadcastable to ``[batch, heads, q, kv]``, or a function ``(b, h, q, kv) -> bool``.
+            True = may attend. Two dimensions always mean ``[q, kv]``; pass a padding mask ``[batch, kv]`` as
+            ``mask[:, None, None, :]``. torch's ``causal_lower_right`` and ``causal_upper_left`` are also accepted as
+            masks, even if passed as ``bias``.
         score: similarity of a query and a key: a `saccade.scores.Score`, or a function that changes scaled dot
             products, ``(score, b, h, q, kv) -> score`` (see `saccade.scores.Modified`). The dot product when None.
         bias: added to the scores after the softcap; a tensor broadcastable to ``[batch, heads, q_len, kv_len]``, or a
-            `saccade.positions.Bias` (ALiBi, T5, …), which is read at distances and never written out.
-        scale: factor of the scores; ``head_dim ** -0.5`` for dot products and 1 for other scores when None.
+            `saccade.positions.Bias` (ALiBi, T5, …), which is evaluated from distances and never materialised.
+        scale: multiplies the scores. When None, it is ``head_dim ** -0.5`` for dot products and 1 for other scores.
         softcap: scores become ``softcap * tanh(score / softcap)``; no cap when None.
-        sink_logit: ``[heads]``: the logarithm of a term added to each denominator; none when None.
-        impl: "auto" picks the fastest kernel that is exact for the inputs; see `explain`. Or an instance of your own
-            kernel.
+        sink_logit: ``[heads]``: the logarithm of a term added to each row's denominator; no term when None.
+        impl: "auto" selects the fastest kernel that is exact for the inputs; see `explain`. An instance of your own
+            kernel is also accepted.
         q_positions, kv_positions: positions of the tokens, for the mask: a range, or int64 ``[len]`` or ``[batch,
-            len]``, also as a list; -1 marks padding. By default key j is at j and query i at ``kv_len - q_len + i``
-            (bottom-right).
+            len]`` as a tensor or list; -1 marks padding. By default, key j is at position j and query i at
+            ``kv_len - q_len + i`` (bottom-right).
 
     Raises:
         ValueError, TypeError: arguments do not match. Raised before any work is done.
 
-    Cost: construction costs checks and a (cached) plan. ``A @ value`` runs the selected kernel.
+    Cost: construction checks the arguments and looks up or creates a plan. ``A @ value`` runs the selected kernel.
 
     Example:
         >>> q = k = torch.ones(1, 2, 4, 8)
@@ -278,13 +278,13 @@ class AttentionMatrix(OfInputs):
         return self.inputs.rule
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
-        """Compute ``A @ value`` by the fastest exact kernel.
+        """Compute ``A @ value`` with the fastest exact kernel.
 
         Args:
             value: ``[batch, kv_heads, kv_len, value_dim]``; ``value_dim`` may differ from ``head_dim``.
             dropout_p: probability that a weight is dropped *in this product*; A itself is never changed.
-            seed: dropout seed, from 0 to 2**63 - 1; generated by torch's generator when None. The same seed drops
-                the same (batch item, head, query position, key position).
+            seed: dropout seed, from 0 to 2**63 - 1; drawn from torch's generator when None. The same seed drops the
+                same (batch item, head, query position, key position).
 
         Returns:
             ``[batch, heads, q_len, value_dim]`` in the query's dtype; 0 for a row that may attend to nothing.
@@ -303,8 +303,8 @@ class AttentionMatrix(OfInputs):
 
         It includes the sink. To merge results over disjoint keys, compute them without a sink and apply the sink last.
 
-        The dtype is float32, or float64 for float64 inputs. Cost: one product the first time, then cached (with
-        gradients, one product each time).
+        The dtype is float32, or float64 for float64 inputs. Cost: one product the first time; the result is then
+        cached. With gradients, one product each time.
         """
         if self._lse is not None and not self._wants_grad():
             return self._lse

@@ -1,4 +1,4 @@
-"""Block-sparse attention matrices for mechanisms and caches: restriction of a matrix to selected key blocks."""
+"""Block-sparse attention for mechanisms and caches: restrict a matrix to selected key blocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from saccade.matrix.attention_matrix import AttentionMatrix, matrix_from_inputs
 __all__ = ["SelectedBlocks", "restrict_to_blocks", "select_blocks", "stable_topk"]
 
 _BY_BLOCK, _GATHERED = ByBlock(), Gathered()
-_GATHER, _FEW = 32, 8  # cost of a gathered key, in keys of a tile; queries of a decoding step
+_GATHER, _FEW = 32, 8  # cost of a gathered key relative to a key in a tile; most queries in a decoding step
 _SMALLEST = 16  # smallest block whose products take longer than gathering its rows
 
 

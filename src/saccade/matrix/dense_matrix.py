@@ -1,4 +1,4 @@
-"""DenseMatrix: an attention matrix whose weights are in memory, such as those that a model has built."""
+"""DenseMatrix: an attention matrix whose weights are in memory, such as weights computed by a model."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from saccade.support.numerics import wide_dtype
 
 
 class DenseMatrix(Matrix):
-    """A matrix of given weights, with the statistics and products of every other matrix.
+    """A matrix of stored weights, with the same statistics and products as other matrices.
 
     Args:
         weights: ``[batch, heads, q_len, kv_len]``, floating point; NaN marks unknown weights. Not copied.
 
     Raises:
-        ValueError: the weights have other dimensions or no float dtype.
+        ValueError: the weights do not have four dimensions or a float dtype.
 
     Example:
         >>> DenseMatrix(torch.eye(2)[None, None]).entropy()

@@ -48,9 +48,8 @@ def attention(
     """Compute exact softmax attention: ``AttentionMatrix(query, key, mask, ...) @ value``.
 
     Args:
-        query: ``[batch, heads, q_len, head_dim]``; or a nested tensor, if key and value are nested too. Each nested
-            item attends only to itself. Items run as one packed sequence, and the mask applies to positions within an
-            item.
+        query: ``[batch, heads, q_len, head_dim]``; or a nested tensor if key and value are nested. Each nested item
+            attends only to itself. Items run as one packed sequence, and the mask applies to positions within an item.
         key: ``[batch, kv_heads, kv_len, head_dim]``.
         value: ``[batch, kv_heads, kv_len, value_dim]``.
         mask, score, bias, scale, softcap, sink_logit, impl, q_positions, kv_positions: see `AttentionMatrix`.
@@ -58,15 +57,15 @@ def attention(
 
     Returns:
         ``[batch, heads, q_len, value_dim]`` in the query's dtype; scores and softmax are computed in float32 or
-        wider. A row that may attend to nothing is exactly 0, its lse is -inf, its gradients are 0.
+        wider. A row without visible keys is exactly 0, its lse is -inf, and its gradients are 0.
 
     Raises:
         ValueError, TypeError: arguments do not match.
         UnsupportedError: the kernel named by ``impl`` cannot run these inputs; every reason is listed.
 
-    Cost: time O(pairs in the mask's plan · head_dim). Besides inputs and output, memory holds one tile or a few blocks
-    of scores of 4 or 8 MB; it is O(q_len · kv_len) with ``impl="reference"``. Exact: yes. Deterministic: yes, except
-    for dropout.
+    Cost: time O(pairs in the mask's plan · head_dim). Beyond inputs and output, memory is needed for one tile or a few
+    blocks of scores, 4 or 8 MB each; with ``impl="reference"``, it is O(q_len · kv_len). Exact: yes. Deterministic:
+    yes, except for dropout.
 
     Example:
         >>> q = k = v = torch.ones(1, 2, 4, 8)
@@ -113,9 +112,9 @@ def attention_with_lse(
 ) -> tuple[Tensor, Tensor]:
     """Compute the output of `attention` and the log-sum-exp (lse) of each row's scores, ``[batch, heads, q_len]``.
 
-    Two results over disjoint keys are merged by their lse: ``lse = logaddexp(lse1, lse2)``,
+    Two results over disjoint keys are merged using their lse: ``lse = logaddexp(lse1, lse2)``,
     ``out = out1 * exp(lse1 - lse) + out2 * exp(lse2 - lse)``. The lse is a natural log in float32 (float64 for float64
-    inputs), -inf for a row that may attend to nothing, and differentiable. Dropout does not change it.
+    inputs), -inf for a row without visible keys, and differentiable. Dropout does not change it.
     """
     if unknown:
         raise unexpected_argument(unknown, attention_with_lse)

@@ -1,4 +1,4 @@
-"""GradientMatrix: the gradient of a loss by attention weights, as a lazy matrix."""
+"""GradientMatrix: the gradient of a loss with respect to attention weights, as a lazy matrix."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from saccade.support.torch_modes import without_autocast
 
 
 class GradientMatrix(Matrix):
-    r"""The gradient of a loss by the weights of an attention call, ``grad_out @ value.mT``, which is never stored.
+    r"""The gradient of a loss with respect to attention weights, ``grad_out @ value.mT``, which is never materialised.
 
     .. math:: O = A V \quad\Rightarrow\quad \frac{\partial L}{\partial A} = \frac{\partial L}{\partial O} V^\top
 
-    Masked pairs have entries too, since their weights, which are 0, would change the output as any others.
+    Masked pairs have entries as well: their weights are 0, but changing them would change the output.
 
     Args:
-        grad_out: the gradient by the output, ``[batch, heads, q_len, value_dim]``.
-        value: ``[batch, kv_heads, kv_len, value_dim]``, like ``grad_out`` in dtype and device.
+        grad_out: the gradient with respect to the output, ``[batch, heads, q_len, value_dim]``.
+        value: ``[batch, kv_heads, kv_len, value_dim]``, with the dtype and device of ``grad_out``.
 
     Cost: O(length · width) memory. Products take linear time, statistics O(q_len · kv_len · value_dim).
 
@@ -78,7 +78,7 @@ class GradientMatrix(Matrix):
     def entries(self, block: Block) -> Tensor:
         heads, groups = range(self.shape[1])[block.heads], self.kv_heads
         share = self.shape[1] // max(groups, 1)
-        if len(heads) > 1 and (heads.start % share or heads.stop % share):  # the groups of other keys
+        if len(heads) > 1 and (heads.start % share or heads.stop % share):  # not whole groups of heads
             parts = [self.entries(block._replace(heads=slice(head, head + 1))) for head in heads]
             return torch.cat(parts, 1)
         wide = wide_dtype(self.dtype)
@@ -100,12 +100,12 @@ class ElementwiseProduct(DerivedMatrix):
     """The elementwise product of two matrices of the same shape, such as attention times gradient; also ``A * G``.
 
     Args:
-        first, second: the matrices. Where the mask of the first hides pairs, the second is not computed.
+        first, second: the matrices. The second is not computed for pairs that the mask of the first hides.
         keep_positive: whether negative entries of the product become 0, as in Chefer's relevance maps.
 
     Raises:
         ValueError: the matrices have different shapes, dtypes or devices.
-        UnsupportedError: a matrix holds scores.
+        UnsupportedError: a matrix contains scores.
 
     Cost: statistics read blocks of both matrices, a megabyte at a time.
 

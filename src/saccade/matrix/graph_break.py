@@ -1,4 +1,4 @@
-"""Run methods of matrices outside of compiled graphs: they loop over rows whose number depends on the inputs."""
+"""Run matrix methods outside of compiled graphs, because they loop over blocks whose number depends on the inputs."""
 
 from __future__ import annotations
 

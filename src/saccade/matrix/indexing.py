@@ -46,7 +46,7 @@ def sparse_of(matrix: MatrixLike, limit: int) -> Tensor:
 Index = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
 """An index into a matrix: integers, slices and at most one ``...``, for batch, head, query and key."""
 
-_FAR = 16  # smallest step for which rows are computed separately; else the rows between them are computed too
+_FAR = 16  # smallest step for which rows are computed separately; with a smaller step, all rows in between are computed
 _AXES = ("batch", "head", "query", "key")
 
 

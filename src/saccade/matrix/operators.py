@@ -1,4 +1,4 @@
-"""Operators that lazy matrices share with tensors. Other tensor methods raise an error that names our method."""
+"""Operators that lazy matrices share with tensors. Other tensor methods raise an error that suggests an alternative."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Operators:
         return _combined("Chain", self, other) if isinstance(other, Operators) else self.matmul(other)
 
     def __rmatmul__(self, x: Tensor) -> Tensor:
-        """Return ``x @ A``, for ``x [batch, heads, width, q_len]``: ``[batch, heads, width, kv_len]``."""
+        """Return ``x @ A``, ``[batch, heads, width, kv_len]``, for ``x [batch, heads, width, q_len]``."""
         return self.rmatmul(check_type("x", x, Tensor, "be a tensor").mT).mT
 
     def __add__(self, other: Matrix) -> Matrix:
@@ -75,7 +75,7 @@ class Operators:
         return _combined("Sum", (-1.0, self))
 
     def __radd__(self, other: object) -> Self:
-        """Return the matrix itself for ``0 + A``, with which ``sum(matrices)`` starts. Anything but 0 is refused."""
+        """Return the matrix itself for ``0 + A``, the first step of ``sum(matrices)``. Other terms raise an error."""
         return self if isinstance(other, int) and other == 0 else _refuse_term(other)
 
     def __rsub__(self, other: object) -> NoReturn:
@@ -131,4 +131,4 @@ def _checked_matrix(other: object, sign: str) -> Any:
 
 def _refuse_term(other: object) -> NoReturn:
     _checked_matrix(other, "or before a sign")
-    raise AssertionError  # nothing else gets here
+    raise AssertionError  # unreachable

@@ -14,10 +14,10 @@ from saccade.statistics.row_block import Block
 
 
 class UniformMatrix(DerivedMatrix):
-    """The uniform attention of a matrix whose mask is read block by block; see `saccade.Matrix.uniform`.
+    """Uniform attention over the visible keys of a matrix, determined block by block; see `saccade.Matrix.uniform`.
 
     Args:
-        matrix: the matrix whose visible keys are shared evenly.
+        matrix: the matrix whose visible keys get equal weights.
         allowed: returns which pairs of a block the mask allows, bool, broadcastable to its weights.
 
     Cost: that of the blocks of ``matrix``.

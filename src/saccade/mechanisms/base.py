@@ -1,4 +1,4 @@
-"""Mechanism: the base of all modules that compute an attention matrix from queries and keys."""
+"""Mechanism: the base class of all modules that compute an attention matrix from queries and keys."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Mechanism(ArgumentHints, nn.Module):
 
     @property
     def treats_heads_alike(self) -> bool:
-        """True if the matrices depend on dot products and the mask only, in the same way in every head.
+        """True if the matrix depends only on dot products and the mask, in the same way in every head.
 
         Caches may then pass heads as batch items, and may omit positions unless the mask needs them.
         """
@@ -37,7 +37,7 @@ class Mechanism(ArgumentHints, nn.Module):
         return ()
 
     def new_cache(self, max_len: int | None = None) -> LayerCache:
-        """Return an empty cache for this mechanism; by default a `saccade.caches.KVCache`, which fits every mechanism.
+        """Return an empty cache for this mechanism: by default a `saccade.caches.KVCache`, which fits every mechanism.
 
         Args:
             max_len: number of tokens to allocate memory for in advance; None to grow as needed.

@@ -1,4 +1,4 @@
-"""Approximate: the base of all mechanisms except softmax. It checks queries, keys, mask and positions."""
+"""Approximate: the base class of mechanisms whose queries, keys, mask and positions are checked before each call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Inputs(NamedTuple):
             products.
         rule: the mask.
         shape: (batch, heads, q_len, kv_len).
-        q_positions, kv_positions: positions of the tokens; None by default.
+        q_positions, kv_positions: positions of the tokens; None if the caller passed none.
     """
 
     query: Tensor
@@ -39,7 +39,7 @@ class Inputs(NamedTuple):
 
     @property
     def wide(self) -> torch.dtype:
-        """Dtype of the mechanism's computations: float64 for float64 inputs, else float32."""
+        """Dtype of the mechanism's computations: float64 for float64 inputs, and float32 for all others."""
         return wide_dtype(self.query.dtype)
 
     @property
@@ -49,7 +49,7 @@ class Inputs(NamedTuple):
 
     @property
     def starts(self) -> tuple[int | None, int | None]:
-        """Positions of the first query and the first key; each is None if its tokens have gaps between them."""
+        """Positions of the first query and the first key; None for tokens that are not known to be consecutive."""
         q, kv = self.q_positions, self.kv_positions
         first = 0 if self.is_placed else self.shape[3] - self.shape[2]
         return first if q is None else q.first, 0 if kv is None else kv.first
@@ -69,7 +69,7 @@ class Inputs(NamedTuple):
 
 
 class Approximate(Mechanism):
-    """Base class of mechanisms that compute their matrix from checked inputs."""
+    """The base class of mechanisms that compute their matrix from checked inputs."""
 
     @abstractmethod
     def _matrix_of(self, inputs: Inputs) -> Matrix:
@@ -108,10 +108,10 @@ class Approximate(Mechanism):
 
 
 def parts_of(mask: Mask) -> tuple[Mask, ...]:
-    """Return the masks that a mechanism's mask combines with ``&``. Any other mask is returned as the only part."""
+    """Return the masks that a mask combines with ``&``, or the mask itself if it is not such a combination."""
     return mask.parts if isinstance(mask, And) else (mask,)
 
 
 def scale_of(scale: float | None, head_dim: int) -> float:
-    """Return the scale of a mechanism's dot products, which is ``head_dim ** -0.5`` by default."""
+    """Return the scale of dot products, which is ``head_dim ** -0.5`` if ``scale`` is None."""
     return max(1, head_dim) ** -0.5 if scale is None else scale

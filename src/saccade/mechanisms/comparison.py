@@ -30,7 +30,7 @@ __all__ = ["CLOSE", "ROUGH", "Compared", "Comparison", "compare", "crossing"]
 
 _SAMPLED = 64  # number of rows whose distributions are compared
 _ROUNDS = 3
-_LARGEST_MASK = 1 << 30  # bytes of the tensor of a mask for torch's SDPA
+_LARGEST_MASK = 1 << 30  # largest mask tensor for torch's SDPA, in bytes
 _LONGEST_NAME = 48
 _PATIENCE = 1.0  # if one exact product takes more seconds than this, longer inputs are not timed
 
@@ -46,7 +46,7 @@ def compare(
     timed_lengths: Sequence[int] | None = None,
     quality: Callable[[Mechanism | Mask], float] | None = None,
 ) -> Comparison:
-    """Compare mechanisms and masks with exact attention on your tensors: error, time, memory, quality if asked for.
+    """Compare mechanisms and masks with exact attention on your tensors: error, time, memory and, optionally, quality.
 
     Errors and memory are measured on the tensors as passed. Products are also timed at other lengths, on the first
     tokens or on repeated tokens, to find the length from which a mechanism is faster than exact attention on this
@@ -56,24 +56,25 @@ def compare(
         query: ``[batch, heads, q_len, head_dim]``.
         key: ``[batch, kv_heads, kv_len, head_dim]``.
         value: ``[batch, kv_heads, kv_len, value_dim]``.
-        mechanisms: the mechanisms and masks to compare. A mask stands for exact attention under this mask and ``mask``
-            together, so its error is that of the hidden pairs. A mechanism that does not support ``mask`` gets a row
-            with the reason.
-        mask: anything that `saccade.attention` takes. Exact attention with this mask is the reference.
+        mechanisms: the mechanisms and masks to compare. A mask stands for exact attention under this mask combined
+            with ``mask``, so its error comes from the pairs that it hides. A mechanism that does not support ``mask``
+            gets a row with the reason.
+        mask: any mask that `saccade.attention` accepts. Exact attention with this mask is the reference.
         timed_lengths: numbers of keys at which to time; ``kv_len`` / 8 to 4 ``kv_len`` when None. Masks that belong to
             one batch (Padding, Documents, a tensor) cannot be extended to longer inputs, and a tensor cannot be cut to
-            shorter ones, so such lengths are skipped. Once exact attention takes a second, longer lengths are skipped
-            too.
-        quality: a function that returns a number for a mechanism or mask, such as the accuracy of a model that is
-            trained with it: `saccade.learning.quality_on` makes one. It is also called for exact attention. None
-            measures nothing.
+            shorter ones, so such lengths are skipped. Once exact attention takes longer than a second, longer inputs
+            are also skipped.
+        quality: a function that returns a number for a mechanism or mask, such as the accuracy of a model trained with
+            it; `saccade.learning.quality_on` returns such a function. It is also called for exact attention. When None,
+            quality is not measured.
 
     Raises:
-        TypeError, ValueError: tensors that do not fit together, an object that is neither mechanism nor mask, or no
-            rows or keys.
+        TypeError, ValueError: tensors whose shapes do not match, an object that is neither a mechanism nor a mask, or
+            no queries or keys.
 
-    Cost: a few runs of exact attention and of torch's at every length; memory for the products, for single rows, and
-        for the mask as a tensor (which torch's SDPA needs) up to 1 GiB. ``quality`` costs what its function costs.
+    Cost: a few runs of every mechanism, of exact attention and of torch's SDPA at every length, plus the calls of
+    ``quality``. Memory for the products, for single rows, and at most 1 GiB for the mask as a tensor, which torch's
+    SDPA needs.
 
     Example:
         >>> import torch
@@ -129,7 +130,7 @@ def compare(
 def _qualities(
     quality: Callable[[Mechanism | Mask], float], mechanisms: Sequence[Mechanism | Mask], rows: Sequence[Compared]
 ) -> list[float]:
-    """Return the quality of exact attention, and of each compared mechanism or mask; NaN for a refused one."""
+    """Return the quality of exact attention and of each mechanism or mask, with NaN for those that cannot run."""
     return [
         quality(Softmax()),
         *(math.nan if row.reasons else quality(one) for one, row in zip(mechanisms, rows, strict=True)),
@@ -145,7 +146,7 @@ class _Case(NamedTuple):
     mask: object
 
     def at(self, length: int) -> _Case:
-        """Return the tensors of the comparison with a different number of keys, by cutting or repeating tokens."""
+        """Return the case with a different number of keys, obtained by cutting off or repeating tokens."""
         q_len, kv_len = self.query.shape[2], self.key.shape[2]
         if length == kv_len:
             return self
@@ -160,7 +161,7 @@ class _Case(NamedTuple):
 
 
 class _Masked(Softmax):
-    """A contender that is exact attention under one more mask."""
+    """Exact attention under an additional mask, to stand for this mask in a comparison."""
 
     def __init__(self, rule: Mask):
         super().__init__()
@@ -182,9 +183,9 @@ class _Masked(Softmax):
 
 
 class _SDPA:
-    """A contender that is torch's ``F.scaled_dot_product_attention``.
+    """Torch's ``F.scaled_dot_product_attention`` in a comparison.
 
-    The mask is written out as a tensor before the product is timed, unless torch has a flag for it.
+    Unless torch has a flag for the mask, the mask is converted to a tensor before the product is timed.
     """
 
     def __init__(self, rule: Mask):
@@ -192,7 +193,7 @@ class _SDPA:
         self._prepared: tuple[tuple[int, int], Tensor | None] | None = None
 
     def reasons(self, case: _Case) -> tuple[str, ...]:
-        """Return why torch's SDPA cannot run on the tensors of a comparison."""
+        """Return the reasons why torch's SDPA cannot run on the tensors of a comparison."""
         dtypes = {x.dtype for x in (case.query, case.key, case.value)}
         if len(dtypes) > 1:
             return (f"it takes tensors of one dtype; got {', '.join(sorted(map(str, dtypes)))}",)
@@ -210,7 +211,7 @@ class _SDPA:
         )
 
     def prepare(self, case: _Case) -> Tensor | None:
-        """Return the tensor of the mask, which is kept until another length is asked for; None if torch needs none.
+        """Return the mask as a tensor, or None if torch needs none. The tensor is cached until the length changes.
 
         Raises:
             ValueError: the tensor would be too large.
@@ -225,7 +226,7 @@ class _SDPA:
         return self._prepared[1]
 
     def _mask_bytes(self, case: _Case) -> int:
-        """Return the bytes of the mask as a tensor; 0 if torch needs none."""
+        """Return the size in bytes of the mask as a tensor, or 0 if torch needs none."""
         if isinstance(standard_pattern(self.rule), Full) or self._is_causal(case):
             return 0
         return math.prod(self.rule.shape) * case.query.shape[2] * case.key.shape[2]
@@ -237,7 +238,7 @@ class _SDPA:
 def _names(mechanisms: Sequence[Mechanism]) -> list[str]:
     """Return the class names of the compared mechanisms, with arguments if they are needed to distinguish them.
 
-    A mask is named by the call that makes it, without the names of its arguments and cut to a width.
+    A mask is named by its repr without argument names. Long names are shortened if they remain distinct.
     """
     names = _mechanism_names([one for one in mechanisms if not isinstance(one, _Masked)])
     rules = [one.rule for one in mechanisms if isinstance(one, _Masked)]
@@ -267,11 +268,11 @@ def _compared(
     exact_times: dict[int, float],
     times: dict[int, float],
 ) -> Compared:
-    """Return the comparison's row for one contender: its errors against exact attention, its times and memory."""
+    """Return the comparison's row for one contender: its errors, times and memory."""
     size = expected.norm(dim=-1)
     errors = (case.run(contender).to(expected) - expected).norm(dim=-1) / size
     distances, held = (math.nan, math.nan), 0
-    if isinstance(contender, _SDPA):  # it has no matrix to compare
+    if isinstance(contender, _SDPA):  # torch's SDPA has no matrix to compare
         mask = contender.prepare(case)
         held = 0 if mask is None else mask.nbytes
     else:
@@ -289,7 +290,7 @@ def _compared(
 
 
 def _distances(matrix: Matrix, exact: Matrix, expected: Tensor) -> tuple[float, float]:
-    """Return the median and largest distance between rows of two matrices, over a sample of the rows."""
+    """Return the median and the largest distance between rows of two matrices, over a sample of the rows."""
     count, distances = math.prod(exact.shape[:3]), []
     for place in torch.linspace(0, count - 1, min(_SAMPLED, count)).round().long():
         b, h, i = (int(x) for x in torch.unravel_index(place, exact.shape[:3]))
@@ -304,8 +305,8 @@ def _median_and_worst(x: Tensor) -> tuple[float, float]:
 def crossing(ratios: dict[int, float]) -> int | None:
     """Return the length from which a mechanism is faster than exact attention.
 
-    From this length on, the ratio of exact time to the time of the mechanism stays at 1 or above. If it ends below 1,
-    return None.
+    ``ratios`` maps each length to the time of exact attention divided by that of the mechanism. From the returned
+    length on, the ratio is at least 1. If it is below 1 at the greatest length, return None.
     """
     since: int | None = None
     later: tuple[int, float] | None = None
@@ -321,7 +322,7 @@ def crossing(ratios: dict[int, float]) -> int | None:
 
 
 def _lengths(lengths: Sequence[int] | None, case: _Case, rule: Mask) -> list[int]:
-    """Return the numbers of keys at which mechanisms are timed. The actual number is always among them."""
+    """Return the numbers of keys at which mechanisms are timed, which always include the actual number."""
     kv_len = case.key.shape[2]
     if lengths is None:
         lengths = [kv_len // 8, kv_len // 4, kv_len // 2, kv_len, 2 * kv_len, 4 * kv_len]
@@ -339,7 +340,7 @@ def _lengths(lengths: Sequence[int] | None, case: _Case, rule: Mask) -> list[int
 
 
 def _timed(mechanisms: Sequence[Mechanism | _SDPA], case: _Case, lengths: Sequence[int]) -> list[dict[int, float]]:
-    """Time exact attention and all mechanisms at all lengths; return seconds by length, NaN at unsupported lengths."""
+    """Time all mechanisms, exact attention first, and return seconds by length, with NaN at unsupported lengths."""
     kv_len = case.key.shape[2]
     results: list[dict[int, float]] = [{} for _ in mechanisms]
     is_of_batch = [isinstance(one, _Masked) and one.rule.is_fact_of_batch for one in mechanisms]
@@ -350,7 +351,7 @@ def _timed(mechanisms: Sequence[Mechanism | _SDPA], case: _Case, lengths: Sequen
         runs: list[list[float]] = [[] for _ in mechanisms]
         for turn in range(
             _ROUNDS + 1
-        ):  # alternate, so that changes in the machine's speed affect all of them; the first round is a warm-up
+        ):  # take turns, so that changes in the machine's speed affect all of them; the first round is a warm-up
             for mechanism, is_bound, times in zip(mechanisms, is_of_batch, runs, strict=True):
                 is_beyond = is_bound and length > kv_len
                 seconds = math.nan if is_beyond else _seconds(mechanism, at, is_own=length == kv_len)
@@ -362,7 +363,7 @@ def _timed(mechanisms: Sequence[Mechanism | _SDPA], case: _Case, lengths: Sequen
 
 
 def _seconds(mechanism: Mechanism | _SDPA, case: _Case, *, is_own: bool) -> float:
-    """Return the time of a mechanism's product in a comparison. If the inputs are not supported, return NaN."""
+    """Return how many seconds a mechanism's product takes, or NaN if the mechanism does not support the length."""
     try:
         if isinstance(mechanism, _SDPA):
             mechanism.prepare(case)  # not timed
@@ -372,7 +373,7 @@ def _seconds(mechanism: Mechanism | _SDPA, case: _Case, *, is_own: bool) -> floa
     except ValueError:
         if is_own:
             raise
-        return math.nan  # a mechanism of fixed length at a different length, or torch's SDPA with a tensor too large
+        return math.nan  # a mechanism for another fixed length, or torch's SDPA with too large a mask tensor
     _wait(case.query.device)
     return time.perf_counter() - start
 

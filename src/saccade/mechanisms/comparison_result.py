@@ -1,4 +1,4 @@
-"""The result of compare(): a row of numbers for each mechanism and mask, which prints as a table."""
+"""The result of compare(), which prints as a table with a row for each mechanism and mask."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ class Compared(NamedTuple):
     """The result of comparing one mechanism or mask with exact attention.
 
     Attributes:
-        name: name of the mechanism, or the mask.
-        error_median, error_worst: relative errors of the output's rows, ``|out - exact| / |exact|``, except for rows
-            where exact attention is 0.
-        distance_median, distance_worst: half the sum of absolute differences between rows of the two matrices, over a
-            sample of the rows. For distributions this is the total variation: 0 if they are equal, 1 if they have
-            nothing in common.
+        name: name of the mechanism or mask.
+        error_median, error_worst: median and largest relative error of the output's rows, ``|out - exact| / |exact|``.
+            Rows in which exact attention is 0 are left out.
+        distance_median, distance_worst: median and largest distance between rows of the two matrices, over a sample of
+            the rows. The distance is half the sum of absolute differences. For distributions, this is the total
+            variation distance: 0 if they are equal, 1 if they have no key in common.
         seconds: median time of one product at the actual length.
         memory_bytes: peak memory that one product allocated, in bytes, including its output.
         faster_from: number of keys from which the mechanism is faster than exact attention, interpolated between the
-            timed lengths. The shortest timed length if it is faster at all of them; None if it is slower at the
-            longest.
+            timed lengths. If it is faster at all of them, this is the shortest; if it is slower at the longest, None.
         timed_to: the longest timed length, in keys.
         reasons: why the mechanism cannot run on these inputs; the numbers are then NaN.
-        quality: what the ``quality`` function of `saccade.compare` returned for it; NaN if none was passed.
+        quality: the result of the ``quality`` function passed to `saccade.compare`; NaN if none was passed.
     """
 
     name: str
@@ -44,7 +43,7 @@ class Compared(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Median error in words: "close" up to 1 %, "rough" up to 10 %, else "too far off to be of use"."""
+        """The median error in words: "close" up to 1 %, "rough" up to 10 %, and "too far off" above that."""
         if self.reasons:
             return "refused: " + "; ".join(self.reasons)
         if math.isnan(self.error_median):
@@ -65,11 +64,11 @@ class Comparison:
         shape: (batch, heads, q_len, kv_len).
         exact_seconds, exact_memory_bytes: time and memory of exact attention at the actual length.
         lengths: numbers of keys at which products were timed.
-        is_measured: True if the device measured the memory. False if it was estimated from the tensors that torch's
-            operations return, without the memory that the operations use internally.
-        sdpa: torch's ``F.scaled_dot_product_attention`` with the same mask, which it needs as a tensor unless it is
-            full or causal. The memory of this tensor is counted, the time to write it is not.
-        exact_quality: what the ``quality`` function returned for exact attention; NaN if none was passed.
+        is_measured: True if the memory was measured on the device. False if it was estimated from the tensors that
+            torch's operations return, without the memory that the operations use internally.
+        sdpa: the row for torch's ``F.scaled_dot_product_attention`` with the same mask. Torch needs the mask as a
+            tensor unless it is full or causal. The memory of this tensor is counted, but not the time to create it.
+        exact_quality: the result of the ``quality`` function for exact attention; NaN if none was passed.
     """
 
     rows: tuple[Compared, ...]

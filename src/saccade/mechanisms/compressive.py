@@ -28,7 +28,7 @@ class CompressiveMatrix(Sum):
 
     Args:
         within: the softmax matrix within segments.
-        earlier: the memory's matrix.
+        earlier: the matrix of the memory.
         gate: g, ``[heads, 1, 1]``.
     """
 
@@ -38,7 +38,7 @@ class CompressiveMatrix(Sum):
     def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """Return the output for tokens after the compressive memory of all earlier tokens, and the updated memory.
+        """Return the output for new tokens that continue from the memory of all earlier segments, and the new memory.
 
         Arguments and results are those of `saccade.mechanisms.segments.EarlierSegments.advance_segments`.
         """
@@ -57,27 +57,28 @@ class CompressiveMemory(Approximate):
     .. math:: M_s = M_{s-1} + \sigma(K)^\top \Big( V - \Big[ \frac{\sigma(K) M_{s-1}}{\sigma(K) z_{s-1}} \Big] \Big),
               \qquad z_s = z_{s-1} + \sum_j \sigma(k_j), \qquad g = \mathrm{sigmoid}(\text{gate})
 
-    The bracket applies only with ``update="delta"``, which writes only the part that the memory does not recall. The
-    matrix is a lazy sum. In the first segment the memory is empty and returns 0, so rows sum to 1 - g. Later rows sum
-    to 1 with the linear update. With the delta rule, weights may have any sign and rows any sum.
+    The bracketed term applies only with ``update="delta"``: it is what the memory already returns for a key, so that
+    only the difference is written. The matrix is a lazy sum. In the first segment, the memory is empty and returns 0,
+    so rows sum to 1 - g. With the linear update, later rows sum to 1. With the delta rule, weights may have any sign
+    and rows any sum.
 
     Args:
         num_heads: number of query heads; each has a gate.
         segment: number of positions in a segment; the first segment starts at position 0.
         update: how a segment is written to the memory, "linear" or "delta".
         scale: scale of the dot products within a segment; ``head_dim ** -0.5`` when None.
-        rotary: rotates queries and keys for the softmax within a segment only, as in the paper, whose memory has no
+        rotary: rotates queries and keys, but only for the softmax within a segment; as in the paper, the memory has no
             positions. None if both are already rotated, or not rotated at all.
 
     Attributes:
-        gate: trainable, ``[num_heads]``; initially 0, so that both parts have the same weight.
+        gate: trainable, ``[num_heads]``; initially 0, so that both terms have the same weight.
 
     Raises:
         ValueError: sizes out of range, or an unknown update; in a call, a different number of heads.
-        UnsupportedError: a mask other than Causal and masks that only hide keys (Padding).
+        UnsupportedError: any mask except Causal, alone or combined with masks that only hide keys (Padding).
 
-    Cost: O(n * segment * head_dim) for the softmax and O(n * head_dim * value_dim) for the memory; a state for each
-    segment is stored for the backward pass. Decoding: `saccade.caches.CompressiveCache`, of constant size.
+    Cost: O(n * segment * head_dim) for the softmax and O(n * head_dim * value_dim) for the memory; the backward pass
+    stores a state for each segment. Decoding uses a `saccade.caches.CompressiveCache` of constant size.
 
     Example:
         >>> from saccade.masks import Causal

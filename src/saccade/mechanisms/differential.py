@@ -103,7 +103,7 @@ class Differential(Mechanism):
         return first - self.weight * second
 
     def with_bias(self, bias: Tensor | Bias) -> Differential:
-        """Return this mechanism with a bias added to the scores of both maps, for one call."""
+        """Return this mechanism with a bias added to the scores of both attention maps, for one call."""
         if self.bias is not None:
             reason = "it has a bias already"
             raise unsupported("bias", [reason])

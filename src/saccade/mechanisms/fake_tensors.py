@@ -1,4 +1,4 @@
-"""Checks whether the values of tensors may be read, or only their shapes (fake, traced or vmapped tensors)."""
+"""Checks whether the values of tensors can be read, or only their shapes (fake, traced or vmapped tensors)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _is_clean = ContextVar("saccade_taken_as_clean", default=False)
 
 @contextmanager
 def taken_as_clean() -> Iterator[None]:
-    """Within a ``with`` block, assume that unreadable tensors are finite, and unreadable marks all False."""
+    """Within a ``with`` block, assume that unreadable tensors are finite and that unreadable marks are all False."""
     token = _is_clean.set(True)
     try:
         yield
@@ -26,29 +26,29 @@ def taken_as_clean() -> Iterator[None]:
 
 
 def is_readable(*tensors: Tensor) -> bool:
-    """Return whether Python code may read the values of tensors and branch on them.
+    """Return whether Python code can read the values of tensors and branch on them.
 
-    False under a tracing compiler, inside a transform of ``torch.func``, and for fake or meta tensors. Code that
-    branches on values needs an equivalent path without branches.
+    It cannot under a tracing compiler, inside a transform of ``torch.func``, or with fake or meta tensors. Code that
+    branches on values needs an equivalent path without branches for these cases.
     """
     return all(is_plain(x) and x.device.type != "meta" for x in tensors)
 
 
 def is_surely_finite(x: Tensor) -> bool:
-    """Return whether a tensor certainly has neither NaN nor inf. If its values cannot be read, return False."""
+    """Return whether a tensor certainly has neither NaN nor inf. If its values cannot be read, that is not certain."""
     return is_finite(x) if is_readable(x) else _assumes_finite()
 
 
 def nonfinite_tokens(x: Tensor) -> Tensor | None:
-    """Return which tokens are not finite, bool ``[batch, heads, len]``. If all are certainly finite, return None."""
+    """Return which tokens are not finite, bool ``[batch, heads, len]``, or None if all are certainly finite."""
     return None if is_surely_finite(x) else ~torch.isfinite(x.detach()).all(-1)
 
 
 def unless_none(marks: Tensor) -> Tensor | None:
-    """Return bool marks, or None if nothing is marked. Marks whose values cannot be read are returned unchanged."""
+    """Return bool marks, or None if none is True. Marks whose values cannot be read are returned unchanged."""
     return None if (not bool(marks.any()) if is_readable(marks) else _assumes_finite()) else marks
 
 
 def _assumes_finite() -> bool:
-    # torch.compile cannot trace a context variable, and dry runs are never compiled
+    # torch.compile cannot trace a context variable, but dry runs are never compiled.
     return not torch.compiler.is_dynamo_compiling() and _is_clean.get()

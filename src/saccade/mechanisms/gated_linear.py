@@ -1,4 +1,4 @@
-"""GatedLinear, Delta and SSD: linear attention with a state that decays or is corrected."""
+"""GatedLinear, Delta and SSD: linear attention with a state that decays, or that new tokens correct."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ class GatedLinear(GatedRecurrence):
     .. math:: S_t = \mathrm{diag}(\exp g_t)\, S_{t-1} + \beta_t k_t v_t^T, \qquad o_t = s\, S_t^T q_t, \qquad
               A_{ij} = s\, \beta_j \sum_c q_{ic} k_{jc} \exp \Big( \sum_{t=j+1}^{i} g_{tc} \Big)
 
-    One rule with many names. Without gates it is linear attention without a denominator; with a constant for each head,
-    RetNet's retention (`retnet`) and lightning attention (`lightning`); with a decay for each token, gated linear
-    attention (GLA, if each channel has its own) and Mamba-2 (see `SSD`). These are the update rules "linear" and
-    "gated" of the ONNX operator LinearAttention.
+    Many models use this rule. Without gates, it is linear attention without a denominator. With a constant decay for
+    each head, it is RetNet's retention (`retnet`) or lightning attention (`lightning`). With a decay for each token, it
+    is Mamba-2 (see `SSD`), and with one for each channel of each token, gated linear attention (GLA). In the ONNX
+    operator LinearAttention, these are the update rules "linear" and "gated".
 
     Args:
-        decay: g of each head, at most 0, ``[heads]``; None for no decay. A call may pass a decay for each token
+        decay: g for each head, at most 0, ``[heads]``; None for no decay. A call may pass a decay for each token
             instead.
         scale: s; ``head_dim ** -0.5`` when None.
 
     Raises:
         ValueError: a decay above 0, or with a wrong shape.
-        UnsupportedError: a mask other than Causal, Causal within Documents, and masks that only hide keys (Padding).
+        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that only
+            hide keys (Padding).
 
-    Cost: O(n * head_dim * value_dim) time and O(n * head_dim) memory; see `saccade.matrix.Matrix`. Decoding needs a
-    state with ``head_dim * value_dim`` elements per head: `saccade.caches.RecurrentCache`.
+    Cost: O(n * head_dim * value_dim) time and O(n * head_dim) memory; see `saccade.matrix.Matrix`. For decoding, a
+    `saccade.caches.RecurrentCache` stores a state with ``head_dim * value_dim`` elements per head.
 
     Example:
         >>> import torch
@@ -75,11 +76,11 @@ class GatedLinear(GatedRecurrence):
 
     @classmethod
     def lightning(cls, num_heads: int, layer: int = 0, num_layers: int = 1) -> GatedLinear:
-        """Return MiniMax's lightning attention: gated linear attention with no scale, and with ALiBi's slopes as rates.
+        """Return MiniMax's lightning attention: gated linear attention with no scale and decays proportional to ALiBi.
 
         Args:
             num_heads: a power of two.
-            layer, num_layers: index of the layer, from 0, and number of layers.
+            layer, num_layers: index of the layer, from 0, and number of layers. Later layers decay more slowly.
         """
         check_int("num_layers", num_layers)
         check_int("layer", layer, 0, below=num_layers)
@@ -95,27 +96,29 @@ class GatedLinear(GatedRecurrence):
 
 
 class Delta(GatedRecurrence):
-    r"""The delta rule: linear attention whose new tokens correct the state instead of only adding to it.
+    r"""The delta rule: linear attention in which new tokens correct the state instead of only adding to it.
 
     .. math:: S_t = D_t S_{t-1} + \beta_t k_t \big( v_t - (D_t S_{t-1})^T k_t \big)^T, \qquad o_t = s\, S_t^T q_t
 
     .. math:: A = s\, L(Q, K)\, \big( I + \mathrm{diag}(\beta)\, L(K, K)_{<} \big)^{-1} \mathrm{diag}(\beta), \qquad
               L(X, K)_{ij} = \sum_c x_{ic} k_{jc} \exp \Big( \sum_{t=j+1}^{i} g_{tc} \Big), \; j \le i
 
-    Without a decay this is DeltaNet; with one for each token, Gated DeltaNet; with one for each channel, Kimi Delta
-    Attention. These are the update rules "delta" and "gated_delta" of the ONNX operator LinearAttention.
+    Without a decay, this is DeltaNet. With a decay for each token, it is Gated DeltaNet, and with one for each channel
+    of each token, Kimi Delta Attention. In the ONNX operator LinearAttention, these are the update rules "delta" and
+    "gated_delta".
 
-    Keys should have length 1. The state stays bounded if :math:`\beta_t |k_t|^2 \le 2`, and may grow without bound
-    otherwise. Keys are not normalised here; use ``torch.nn.functional.normalize(key, dim=-1)``.
+    Keys should have length 1. The state stays bounded if :math:`\beta_t |k_t|^2 \le 2`; if not, it may grow without
+    bound. Keys are not normalised here; use ``torch.nn.functional.normalize(key, dim=-1)``.
 
     Args:
         scale: s; ``head_dim ** -0.5`` when None.
 
     Raises:
         ValueError: gates with a wrong shape, or a decay above 0.
-        UnsupportedError: a mask other than Causal, Causal within Documents, and masks that only hide keys (Padding).
+        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that only
+            hide keys (Padding).
 
-    Cost: as for `GatedLinear`, plus a triangular system of 32 tokens for each chunk.
+    Cost: as for `GatedLinear`, plus solving a triangular system for each chunk of 32 tokens.
 
     Example:
         >>> import torch
@@ -134,24 +137,25 @@ class Delta(GatedRecurrence):
 
 
 class SSD(Recurrence):
-    r"""Mamba-2's state space: a step size for each token sets how much it writes and how much the state decays.
+    r"""Mamba-2's state space, in which each token's step size sets how much it writes and how much the state decays.
 
     .. math:: S_t = \exp(\Delta_t a)\, S_{t-1} + \Delta_t B_t x_t^T, \qquad y_t = S_t^T C_t, \qquad
               A_{ij} = \Delta_j\, C_i \cdot B_j \exp \Big( a \sum_{t=j+1}^{i} \Delta_t \Big)
 
-    C is the query, B the key, x the value; C and B may have fewer heads than x (Mamba-2's groups). The layer's term D·x
-    is not part of the matrix; add it separately.
+    C is the query, B the key and x the value. C and B may have fewer heads than x (Mamba-2's groups). The layer's term
+    D·x is not part of the matrix; add it separately.
 
     Args:
         num_heads: number of value heads.
 
     Attributes:
-        log_rate: ``log(-a)``, trainable, ``[num_heads]``; starts at the logarithms of 1 to ``num_heads``, as Mamba-2's
-            ``A_log`` does.
+        log_rate: ``log(-a)``, trainable, ``[num_heads]``; initialised to the logarithms of 1 to ``num_heads``, like
+            Mamba-2's ``A_log``.
 
     Raises:
         ValueError: step sizes below 0, or with a wrong shape.
-        UnsupportedError: a mask other than Causal, Causal within Documents, and masks that only hide keys (Padding).
+        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that only
+            hide keys (Padding).
 
     Cost: as for `GatedLinear`.
 
@@ -179,7 +183,7 @@ class SSD(Recurrence):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> RecurrenceMatrix:
-        """Return the SSD matrix; ``step`` is Δ, at least 0, ``[batch, num_heads, kv_len]``; 1 when None."""
+        """Return the matrix for the step sizes Δ, ``step [batch, num_heads, kv_len]``, at least 0; 1 when None."""
         inputs = self._inputs(query, key, mask, q_positions, kv_positions)
         batch, _, _, length = inputs.shape
         if step is None:

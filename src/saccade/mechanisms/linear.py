@@ -33,21 +33,21 @@ class Linear(FeatureMechanism):
 
     .. math:: A_{ij} = \frac{\phi(q_i) \cdot \phi(k_j)}{\epsilon + \sum_{j'} \phi(q_i) \cdot \phi(k_{j'})}
 
-    It does not approximate softmax, so a model must be trained with it. There is no scale.
+    It does not approximate softmax, so a model must be trained with it. Dot products are not scaled.
 
     Args:
-        feature_map: φ: "elu" (elu(x) + 1, always above 0), "relu" or "squared_relu", each elementwise; or a function
-            from ``[batch, heads, len, head_dim]`` to ``[batch, heads, len, features]`` that treats each token
+        feature_map: φ: "elu" (elu(x) + 1, always above 0), "relu" or "squared_relu", each applied elementwise; or a
+            function that maps ``[batch, heads, len, head_dim]`` to ``[batch, heads, len, features]``, each token
             separately.
-        eps: added to the denominator; not required, since a row whose denominator is 0 is set to 0.
+        eps: added to the denominator. It may be 0, since a row whose denominator is 0 is set to 0.
 
     Raises:
         TypeError, ValueError: an unknown feature map, or an eps below 0.
-        UnsupportedError: a mask other than Causal, Documents, masks that only hide keys (Padding), and combinations of
+        UnsupportedError: any mask except Causal, Documents, masks that only hide keys (Padding), and combinations of
             these with ``&``.
 
-    Cost: O(n * features * value_dim) time and O(n * features) memory; see `FeatureMatrix`. Decoding takes constant
-    memory: `saccade.caches.RecurrentCache`.
+    Cost: O(n * features * value_dim) time and O(n * features) memory; see `FeatureMatrix`. Decoding with a
+    `saccade.caches.RecurrentCache` takes constant memory.
 
     Example:
         >>> import torch
@@ -87,7 +87,7 @@ class Linear(FeatureMechanism):
 
 
 def _map_of(feature_map: FeatureMapName | FeatureMap) -> FeatureMap:
-    """Return the feature map of linear attention for a name. A function is returned unchanged."""
+    """Return the feature map for a name. If a function is passed, return it unchanged."""
     if isinstance(feature_map, str):
         hint = "a function of your own will do, too"
         return _MAPS[check_choice("feature_map", feature_map, _MAPS, hint=hint)]

@@ -1,4 +1,4 @@
-"""LinearTimeMatrix: the base of matrices whose products take linear time and whose weights are computed on request."""
+"""LinearTimeMatrix: the base class of matrices with products in linear time, whose weights are computed on request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ENTRIES = 1 << 18  # about a megabyte of weights, which stays in a core's L2 ca
 
 
 class LinearTimeMatrix(Matrix):
-    """Base class of linear-time matrices, whose products do not need the weights, except with dropout.
+    """The base class of matrices whose products take linear time and need the weights only with dropout.
 
     Args:
         shape: (batch, heads, q_len, kv_len).
@@ -47,10 +47,10 @@ class LinearTimeMatrix(Matrix):
 
     @abstractmethod
     def _times(self, value: Tensor) -> Tensor:
-        """Return the product of a linear-time matrix with a checked value, computed in float32 or wider."""
+        """Return the product with a checked value, computed in float32 or wider."""
 
     def _pieces(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[tuple[slice, slice, range]]:
-        """Yield the items, heads and rows of each block of weights. Large matrices are split by head and by rows."""
+        """Yield the items, heads and rows of each block of weights. Large matrices are split by head and row."""
         self._check_part(batch, head, rows)
         items = range(self.shape[0]) if batch is None else range(batch, batch + 1)
         heads = range(self.shape[1]) if head is None else range(head, head + 1)
@@ -68,7 +68,7 @@ class LinearTimeMatrix(Matrix):
 
 
 def divide_rows(x: Tensor, total: Tensor, eps: float = 0.0) -> Tensor:
-    """Divide each row of linear attention by its total plus eps. A row with total 0 becomes 0 and gets no gradient."""
+    """Divide each row by its total plus eps. A row whose total is 0 becomes 0 and gets no gradient."""
     empty = total == 0
     if eps:  # the entries of a row may cancel out
         empty = empty & (x == 0).all(-1, keepdim=True)
@@ -77,7 +77,7 @@ def divide_rows(x: Tensor, total: Tensor, eps: float = 0.0) -> Tensor:
 
 
 def take_rows(x: Tensor, order: Tensor) -> Tensor:
-    """Reorder tokens ``[batch, heads, len, width]`` for a linear-time sum, by indices ``[batch | 1, indices]``."""
+    """Gather the tokens of ``[batch, heads, len, width]`` with the indices ``[batch | 1, indices]``."""
     if len(order) == 1:
         return x.index_select(2, order[0])
     return x.gather(2, order[:, None, :, None].expand(len(x), x.shape[1], order.shape[1], x.shape[3]))

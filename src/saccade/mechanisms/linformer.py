@@ -1,4 +1,4 @@
-"""Linformer: attention to a fixed number of slots, which are learned sums of keys."""
+"""Linformer: attention to a fixed number of slots, which are learned weighted sums of keys."""
 
 from __future__ import annotations
 
@@ -21,32 +21,33 @@ Share = Literal["none", "heads", "key_value"]
 
 
 class Linformer(Approximate):
-    r"""Attention to a few slots, which are weighted sums of all keys by a trained projection along the length.
+    r"""Attention to a few slots, which are sums of all keys weighted by a trained projection along the length.
 
     .. math:: A = \mathrm{softmax}(Q (E K)^\top)\, F, \qquad E, F \in \mathbb{R}^{\text{rank} \times \text{kv\_len}}
 
-    E pools keys, F pools values. Both initially average equal numbers of neighbouring positions, and are trained with
-    the model. Exact at initialisation if rank = kv_len, since E and F are then identities, or if all keys and values
-    within a segment are equal. The length is fixed: a shorter sequence uses the first columns, and a longer one raises
-    an error. A slot mixes keys of the full sequence, so the mechanism is not causal.
+    E pools keys, and F pools values. Both initially average equal numbers of neighbouring positions, and are trained
+    with the model. At initialisation, the result is exact if rank = kv_len, since E and F are then identities, or if
+    all keys and values that are averaged in a slot are equal. The length is fixed: a shorter sequence uses the first
+    columns, and a longer one raises an error. A slot mixes keys of the full sequence, so the mechanism is not causal.
 
-    To inspect it, read `LinformerMatrix.slots`, ``[batch, heads, q_len, rank]``, and ``matrix.projection``; their
-    product, the matrix itself, is not a distribution over keys.
+    To inspect it, read `LinformerMatrix.slots`, ``[batch, heads, q_len, rank]``, and ``matrix.projection``. Their
+    product, which is the matrix itself, is not a distribution over keys.
 
     Args:
         kv_len: largest number of key positions.
         rank: number of slots.
-        share: "heads": one E and one F for all heads; "key_value": one matrix for both E and F; "none": separate
-            matrices for each key and value head. To share among layers, pass the same Linformer to all of them.
+        share: "heads" for one E and one F for all heads, "key_value" for one matrix that is both E and F, or "none" for
+            separate matrices for each key and value head. To share among layers, pass the same Linformer to all of
+            them.
         num_kv_heads: number of key and value heads; only for ``share="none"``.
         scale: scale of the dot products; ``head_dim ** -0.5`` when None.
 
     Raises:
-        TypeError, ValueError: a count below 1, a rank above kv_len, more keys than kv_len, or a number of heads that is
-            missing or not allowed.
+        TypeError, ValueError: a count below 1, a rank above kv_len, more keys than kv_len, or ``num_kv_heads`` missing
+            with ``share="none"`` or passed without it.
         UnsupportedError: a mask that lets queries see different keys.
 
-    Cost: O((q_len + kv_len) * rank * (head_dim + value_dim)) time; memory linear in the lengths.
+    Cost: O((q_len + kv_len) * rank * (head_dim + value_dim)) time, and memory that is linear in the lengths.
 
     Example:
         >>> import torch
@@ -55,8 +56,8 @@ class Linformer(Approximate):
         >>> (matrix @ value).shape, matrix.slots().shape
         (torch.Size([1, 2, 64, 8]), torch.Size([1, 2, 64, 16]))
 
-    Reference: Wang et al. 2020, arXiv:2006.04768, section 4. Its theorem 2 says that projections exist which are exact
-    up to a factor for every input, but the construction in the paper has not borne this out.
+    Reference: Wang et al. 2020, arXiv:2006.04768, section 4. Its theorem 2 states that for every input, projections
+    exist that are accurate up to a relative error, but the paper's construction did not achieve this in our tests.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Linformer(Approximate):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set each slot of the Linformer to the mean of a (nearly) equal number of neighbouring positions."""
+        """Set each slot to the mean of a (nearly) equal number of neighbouring positions."""
         slots = torch.arange(self.kv_len) * self.rank // self.kv_len
         means = nn.functional.one_hot(slots, self.rank).mT.to(torch.float32)
         means = means / means.sum(1, keepdim=True)
@@ -112,7 +113,7 @@ class Linformer(Approximate):
         return LinformerMatrix(left, projection, tokens, dtype=inputs.query.dtype)
 
     def _check_last(self, positions: Positions | None, kv_len: int) -> None:
-        """Raise if a key is positioned beyond the Linformer's length. Unreadable positions fail at run time instead."""
+        """Raise if a key is at position ``kv_len`` or later. Positions that cannot be read fail later, at run time."""
         ends = (0, kv_len - 1) if positions is None else positions.ends
         last = -1 if ends is None else ends[1]
         if last >= self.kv_len:
@@ -131,15 +132,15 @@ class Linformer(Approximate):
 
 
 class LinformerMatrix(LowRankMatrix):
-    """The Linformer's matrix ``slots @ projection``: slot weights for each query, times key weights for each slot.
+    """The Linformer's matrix ``slots @ projection``: slot weights for each query, times value weights for each slot.
 
     Args:
-        left: attention of queries to the pooled keys, ``[batch, heads, q_len, rank]``.
-        projection: weights of values in slots, ``[batch | 1, kv_heads | 1, rank, kv_len]``; 0 for masked keys.
+        left: attention from queries to the pooled keys, ``[batch, heads, q_len, rank]``.
+        projection: weight of each value in each slot, ``[batch | 1, kv_heads | 1, rank, kv_len]``; 0 for masked keys.
         tokens: the queries and keys.
         dtype: dtype of the inputs and of matrix products.
 
-    Cost: products take O((q_len + kv_len) * rank * width) time and memory linear in the lengths.
+    Cost: products take O((q_len + kv_len) * rank * width) time, and memory that is linear in the lengths.
     """
 
     def __init__(self, left: NarrowSoftmax, projection: Tensor, tokens: Tokens, *, dtype: torch.dtype):

@@ -20,15 +20,15 @@ from saccade.support.torch_modes import without_autocast
 
 
 class LowRankMatrix(LinearTimeMatrix):
-    """A low-rank matrix ``left @ right``: attention of queries to a few slots, times the slots' weights for keys.
+    """A low-rank matrix ``left @ right``: attention from queries to a few slots, times the slots' weights for keys.
 
     Args:
-        left: attention of queries to the slots, ``[batch, heads, q_len, slots]``.
+        left: attention from queries to the slots, ``[batch, heads, q_len, slots]``.
         kv_heads, kv_len: sizes of the right factor.
         dtype: dtype of the inputs and of matrix products.
         lost: bool ``[batch, q_len]``, True at padding.
 
-    Cost: products take O((q_len + kv_len) * slots * width) time and memory linear in the lengths.
+    Cost: products take O((q_len + kv_len) * slots * width) time, and memory that is linear in the lengths.
     """
 
     def __init__(self, left: NarrowSoftmax, kv_heads: int, kv_len: int, *, dtype: torch.dtype, lost: Tensor):
@@ -42,15 +42,15 @@ class LowRankMatrix(LinearTimeMatrix):
 
     @abstractmethod
     def _gathered(self, value: Tensor) -> Tensor:
-        """Return ``right @ value``, the sum of values in each slot, as ``[batch, kv_heads or heads, slots, width]``."""
+        """Return ``right @ value``, a weighted sum of values per slot, ``[batch, heads | kv_heads, slots, width]``."""
 
     @abstractmethod
     def _scattered(self, x: Tensor) -> Tensor:
-        """Return ``right.mT @ x``, from slots back to keys, for ``x [batch, heads, slots, width]``."""
+        """Return ``right.mT @ x``, which maps slots back to keys, for ``x [batch, heads, slots, width]``."""
 
     @abstractmethod
     def _right(self, items: slice, heads: slice) -> Tensor:
-        """Return the dense right factor for some heads, ``[batch | 1, heads or their groups, slots, kv_len]``."""
+        """Return the dense right factor for some heads, ``[batch | 1, heads | key heads | 1, slots, kv_len]``."""
 
     def _times(self, value: Tensor) -> Tensor:
         return self._without_lost(self.left.times(self._gathered(value.to(self.left.query.dtype))))
@@ -99,7 +99,7 @@ class Tokens(NamedTuple):
 
     @classmethod
     def of(cls, inputs: Inputs) -> Tokens:
-        """Return the queries and keys of low-rank attention, with masked tokens set to 0."""
+        """Return the queries and keys of checked inputs, with masked tokens and padding set to 0."""
         rows, keys = inputs.position_tables()
         lost, hidden = _is_padding(inputs, rows), hidden_at(inputs, keys)
         query = inputs.query.to(inputs.wide).masked_fill(lost[:, None, :, None], 0.0)
@@ -108,7 +108,7 @@ class Tokens(NamedTuple):
 
 
 def hidden_at(inputs: Inputs, positions: Tensor) -> Tensor:
-    """Return which keys are masked for low-rank attention, bool ``[batch, len]``, at positions ``[batch | 1, len]``."""
+    """Return which ``positions [batch | 1, len]`` are padding or hidden by the mask, as bool ``[batch, len]``."""
     hidden = _is_padding(inputs, positions)
     if isinstance(inputs.rule, Full):
         return hidden
@@ -118,7 +118,7 @@ def hidden_at(inputs: Inputs, positions: Tensor) -> Tensor:
 
 
 def why_not_keys_only(mask: Mask, because: str) -> tuple[str, ...]:
-    """Return the reasons why low-rank attention does not support a mask. There are none if it only hides keys."""
+    """Return the reasons why low-rank attention does not support a mask: none if the mask only hides keys."""
     return tuple(
         f"{type(part).__name__} lets queries see different keys: {because}"
         for part in parts_of(mask)
@@ -127,7 +127,7 @@ def why_not_keys_only(mask: Mask, because: str) -> tuple[str, ...]:
 
 
 def _is_padding(inputs: Inputs, positions: Tensor) -> Tensor:
-    """Return which tokens of low-rank attention are padding, bool ``[batch, len]``."""
+    """Return which tokens are padding, bool ``[batch, len]``."""
     return ((positions < 0) & inputs.is_placed).expand(inputs.shape[0], -1)
 
 
@@ -151,18 +151,18 @@ class NarrowSoftmax(NamedTuple):
         if is_readable(self.hidden):
             mask = ~self.hidden[:, None, None] if bool(self.hidden.any()) else None
             return AttentionMatrix(self.query, self.key, mask, scale=self.scale)
-        # vmap does not support a mask that differs between batch items; a bias works.
+        # Under vmap, a mask cannot differ between batch items, but a bias can.
         bias = self.query.new_zeros(self.hidden.shape).masked_fill(self.hidden, -math.inf)
         return AttentionMatrix(self.query, self.key, bias=bias[:, None, None], scale=self.scale)
 
     def times(self, value: Tensor) -> Tensor:
-        """Return the product of the softmax factor with a value. Masked columns contribute nothing."""
+        """Return the product of this softmax factor with a value. Masked columns contribute nothing."""
         if not is_readable(self.hidden):
             value = value.masked_fill(self.hidden[:, None, :, None], 0.0)  # the weight is 0, but 0 * NaN is NaN
         return self.matrix().matmul(value)  # a compiler treats "@" as a product of tensors
 
     def weights(self, items: slice, heads: slice, rows: range) -> Tensor:
-        """Return some rows of the softmax factor as a dense tensor."""
+        """Return some rows of this softmax factor as a dense tensor."""
         groups = groups_of(heads, self.query.shape[1], self.key.shape[1])
         scores = product(self.query[items, heads, rows.start : rows.stop], self.key[items, groups].mT) * self.scale
         hidden = self.hidden[items, None, None]

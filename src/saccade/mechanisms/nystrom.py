@@ -18,11 +18,12 @@ class Nystrom(Approximate):
     .. math:: A \approx \mathrm{softmax}(Q \tilde K^\top)\, \mathrm{softmax}(\tilde Q \tilde K^\top)^{+}\,
               \mathrm{softmax}(\tilde Q K^\top)
 
-    Exact with one landmark for each token and the exact pseudo-inverse. With fewer it is exact if neighbours within a
-    segment are equal. Landmarks average over later tokens too, so the mechanism is not causal. Weights may be below 0.
+    The result is exact with one landmark for each token and the exact pseudo-inverse. With fewer landmarks, it is exact
+    if all tokens that are averaged in a landmark are equal. Landmarks also average over later tokens, so the mechanism
+    is not causal. Weights may be below 0.
 
     Args:
-        num_landmarks: number of landmarks for queries, and for keys; a shorter sequence has one for each token.
+        num_landmarks: number of landmarks for the queries, and for the keys; a shorter sequence has one for each token.
         iterations: number of iterations for the pseudo-inverse; None to compute it exactly, from singular values.
         scale: scale of the dot products; ``head_dim ** -0.5`` when None.
 
@@ -30,15 +31,15 @@ class Nystrom(Approximate):
     iterations do not. If neighbouring queries or keys are unrelated, neither gives a useful result; see
     `saccade.compare`.
 
-    The means always exclude the padding of keys. They exclude the padding of queries if queries and keys have the same
-    number and positions. The contents of padding then have no effect.
+    The means exclude masked keys and tokens at position -1. If there are as many queries as keys, they also exclude
+    queries at positions where the mask hides the key. The contents of padding then have no effect.
 
     Raises:
         TypeError, ValueError: a count below 1, or a scale that is not a finite number.
         UnsupportedError: a mask that lets queries see different keys.
 
-    Cost: O((q_len + kv_len) * num_landmarks * (head_dim + value_dim) + num_landmarks ** 3) time; memory linear in the
-    lengths.
+    Cost: O((q_len + kv_len) * num_landmarks * (head_dim + value_dim) + num_landmarks ** 3) time, and memory that is
+    linear in the lengths.
 
     Example:
         >>> import torch, saccade as sc
@@ -89,13 +90,13 @@ class NystromMatrix(LowRankMatrix):
     """The Nystrom matrix ``left @ inner @ right``, whose factors lead from queries through landmarks to keys.
 
     Args:
-        left: attention of queries to the landmarks of keys, ``[batch, heads, q_len, landmarks]``.
-        inner: ``[batch, heads, landmarks, landmarks]``, the pseudo-inverse.
-        right: attention of the landmarks of queries to the keys, ``[batch, heads, landmarks, kv_len]``.
+        left: attention from queries to key landmarks, ``[batch, heads, q_len, landmarks]``.
+        inner: the pseudo-inverse, ``[batch, heads, landmarks, landmarks]``.
+        right: attention from query landmarks to keys, ``[batch, heads, landmarks, kv_len]``.
         dtype: dtype of the inputs and of matrix products.
         lost: bool ``[batch, q_len]``, True at padding.
 
-    Cost: products take O((q_len + kv_len) * landmarks * width) time and memory linear in the lengths.
+    Cost: products take O((q_len + kv_len) * landmarks * width) time, and memory that is linear in the lengths.
     """
 
     def __init__(self, left: NarrowSoftmax, inner: Tensor, right: NarrowSoftmax, *, dtype: torch.dtype, lost: Tensor):
@@ -113,7 +114,7 @@ class NystromMatrix(LowRankMatrix):
 
 
 def segment_means(x: Tensor, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the landmarks of the Nystrom method, which are means of equal numbers of neighbouring tokens.
+    """Return the landmarks of the Nystrom method, which are means of (nearly) equal numbers of neighbouring tokens.
 
     Args:
         x: ``[batch, heads, len, width]``.
@@ -121,7 +122,7 @@ def segment_means(x: Tensor, hidden: Tensor, count: int) -> tuple[Tensor, Tensor
         count: largest number of means; an item with fewer tokens has one for each token.
 
     Returns:
-        ``[batch, heads, count, width]``, and marks of the means that contain no token, bool ``[batch, count]``.
+        The means, ``[batch, heads, count, width]``, and which of them contain no token, bool ``[batch, count]``.
     """
     tokens = (~hidden).sum(1, keepdim=True)
     place = (~hidden).cumsum(1) - 1  # counts tokens only, so that padding does not change the means
@@ -141,23 +142,21 @@ def pseudo_inverse(matrix: Tensor, iterations: int | None) -> Tensor:
     .. math:: Z_{k+1} = \tfrac14 Z_k (13 I - A Z_k (15 I - A Z_k (7 I - A Z_k))), \qquad
               Z_0 = A^\top / (\lVert A \rVert_1 \lVert A \rVert_\infty)
 
-    A singular value σ of A starts as :math:`x = \sigma^2 / (\lVert A \rVert_1 \lVert A \rVert_\infty)` in A·Z, and once
-    it is near 1, its distance from 1 is cubed in every iteration. Small values start near 0 and grow by a factor of
-    13/4 at most. A few iterations are robust because they leave out small singular values; many iterations amplify
-    rounding errors.
+    In A·Z, a singular value σ of A starts as :math:`x = \sigma^2 / (\lVert A \rVert_1 \lVert A \rVert_\infty)`. Once x
+    is near 1, every iteration roughly cubes its distance from 1. Small values start near 0 and grow by a factor of at
+    most 13/4 per iteration. A few iterations are robust because they leave out small singular values; many iterations
+    amplify rounding errors.
 
     Args:
         matrix: ``[..., rows, columns]``.
-        iterations: number of iterations; None to compute it exactly, from singular values.
+        iterations: number of iterations; None to compute the inverse exactly, from singular values.
 
     Cost: 4 matrix products in each iteration.
 
     Reference: Xiong et al. 2021, arXiv:2102.03902, section 3.3 and equation 14.
     """
     if iterations is None:
-        is_nonfinite = (
-            ~matrix.detach().isfinite().all(-1).all(-1)[..., None, None]
-        )  # an empty matrix has no singular values
+        is_nonfinite = ~matrix.detach().isfinite().all(-1).all(-1)[..., None, None]  # torch's pinv fails on NaN and inf
         return torch.linalg.pinv(matrix.masked_fill(is_nonfinite, 0.0)).masked_fill(is_nonfinite, torch.nan)
     if 0 in matrix.shape:
         return matrix.mT

@@ -25,23 +25,23 @@ class Performer(FeatureMechanism):
     .. math:: e^{q \cdot k} = E_\omega[\phi_\omega(q) \cdot \phi_\omega(k)], \qquad
               A_{ij} = \frac{\phi(q_i) \cdot \phi(k_j)}{\sum_{j'} \phi(q_i) \cdot \phi(k_{j'})}
 
-    The estimate of the kernel is unbiased; the estimate of a row, a quotient, has a bias of O(1 / num_features). The
-    error falls as ``num_features ** -0.5``, so the limit of many features is exact. The number of features needed grows
-    as :math:`e^{|q + k|^2}`, with q and k scaled by the square root of ``scale``, so queries and keys should have small
-    norms. `saccade.compare` measures the error on your tensors.
+    The estimate of the kernel is unbiased. The estimate of a row is a quotient and has a bias of O(1 / num_features).
+    The error falls as ``num_features ** -0.5``, so the result converges to exact attention. The number of features
+    needed grows as :math:`e^{|q + k|^2}`, with q and k scaled by the square root of ``scale``, so queries and keys
+    should have small norms. `saccade.compare` measures the error on your tensors.
 
-    To avoid overflow, the largest logarithm is divided out of each token's features. For a query it cancels in the row.
-    For a key it is stored as the key's own weight, and each row is divided by the largest weight among the keys that it
-    may attend to. So a key never changes a row that does not see it, not even by rounding to 0. Nothing else is
-    added or left out.
+    To avoid overflow, each token's features are divided by their largest value. For a query, this factor cancels. For a
+    key, it is stored as a weight of the key, and each row is divided by the largest weight among the keys that it may
+    attend to. So a key never affects a row that cannot attend to it, not even through rounding. No other stabilising
+    term is added.
 
-    All heads use the same random directions. They depend on ``seed`` and the number of draws so far. The state dict
+    All heads use the same random directions, which depend on ``seed`` and the number of draws so far. The state dict
     contains this number and the number of calls since the last draw, so resumed training draws new directions when the
-    original would have.
+    original run would have.
 
     Args:
-        num_features: number of random directions, 256 when None. "hyperbolic" and "trigonometric" take two features
-            from each.
+        num_features: number of random directions, 256 when None. The "hyperbolic" and "trigonometric" kinds compute two
+            features from each.
         orthogonal: True for directions that are perpendicular to one another in blocks of head_dim, which lowers the
             variance; False for independent directions.
         kind: "positive" features are best for small weights. "hyperbolic" features are also positive, and have less
@@ -51,12 +51,12 @@ class Performer(FeatureMechanism):
         seed: seed of the random directions.
         redraw: number of training calls after which new directions are drawn; None to keep the first directions.
         directions: the directions to use, ``[num_features, head_dim]``, such as the ``projection_matrix`` of a
-            checkpoint. They are part of the state dict, and receive a gradient if they require one. Random directions
-            when None.
+            checkpoint. They are part of the state dict, and receive a gradient if they require one. When None, the
+            directions are random.
 
     Raises:
         TypeError, ValueError: a count below 1, an unknown kind, or a scale that is not a finite number.
-        UnsupportedError: a mask other than Causal, Documents, masks that only hide keys (Padding), and combinations of
+        UnsupportedError: any mask except Causal, Documents, masks that only hide keys (Padding), and combinations of
             these with ``&``.
 
     Cost: O(n * num_features * (head_dim + value_dim)) time and O(n * num_features) memory; see `FeatureMatrix`.
@@ -106,7 +106,7 @@ class Performer(FeatureMechanism):
         self._drawn: tuple[tuple[int, int], Tensor] | None = None
 
     def draw(self) -> None:
-        """Draw new random directions for later calls of the Performer. Existing states and matrices do not change.
+        """Draw new random directions for later calls. Existing states and matrices do not change.
 
         Raises:
             UnsupportedError: the directions were passed by the caller.
@@ -134,7 +134,7 @@ class Performer(FeatureMechanism):
 
     def features(self, query: Tensor, key: Tensor) -> tuple[Features, Features, Hashable]:
         if self.training and self.redraw is not None:
-            # Counted in tensors, so that a traced program counts too.
+            # Count in tensors, so that a traced program also counts.
             is_due = self.calls == self.redraw
             self.draws += is_due
             self.calls.mul_(~is_due).add_(1)
@@ -147,7 +147,7 @@ class Performer(FeatureMechanism):
         return of_query, of_key, (*self._source(), self.num_features, self.kind, scale)
 
     def _source(self) -> tuple[Hashable, ...]:
-        """Return an identifier of the random directions, equal for equal directions as far as values can be read."""
+        """Return an identifier of the random directions, which is less specific if values cannot be read."""
         if self.directions is None:
             return self.seed, int(self.draws) if is_readable(self.draws) else None, self.orthogonal
         if not is_readable(self.directions):
@@ -169,7 +169,7 @@ class Performer(FeatureMechanism):
 
 
 def _checked_directions(directions: object, num_features: int | None, redraw: int | None) -> Tensor:
-    """Return the directions that the caller passed. Raise if they are not floats, or conflict with other arguments."""
+    """Return the directions that the caller passed. Raise if they are invalid or conflict with other arguments."""
     given = check_type("directions", directions, Tensor, "be a float tensor [num_features, head_dim] or None")
     if given.dim() != 2 or not given.is_floating_point() or not len(given):
         rule = "be floats of shape [num_features, head_dim]"

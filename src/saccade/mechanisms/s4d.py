@@ -34,17 +34,18 @@ class S4D(Approximate):
 
     Attributes:
         log_step: log Δ, ``[channels]``.
-        log_rate, frequency: ``a = -exp(log_rate) + i * frequency``, ``[channels, state_dim / 2]``; starts as S4D-Lin,
-            ``-1/2 + i π n``.
+        log_rate, frequency: ``a = -exp(log_rate) + i * frequency``, ``[channels, state_dim / 2]``; initialised as in
+            S4D-Lin, to ``-1/2 + i π n``.
         weight: real and imaginary parts of c, ``[channels, state_dim / 2, 2]``.
         skip: d, ``[channels]``.
 
     Raises:
         ValueError: sizes or steps out of range.
-        UnsupportedError: a mask other than Causal, Causal within Documents, and masks that only hide keys (Padding).
+        UnsupportedError: any mask except Causal or Causal within Documents, each alone or combined with masks that only
+            hide keys (Padding).
 
-    Cost: O(n log n) for each channel; O(state_dim) for a decoding step. FFTs mix up to 4,096 tokens at a time, so later
-    values affect earlier outputs by a rounding error.
+    Cost: O(n log n) for each channel, and O(state_dim) for a decoding step. FFTs mix up to 4,096 tokens at a time, so
+    later values affect earlier outputs by a rounding error.
 
     Example:
         >>> from saccade.masks import Causal
@@ -75,7 +76,7 @@ class S4D(Approximate):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new step sizes and weights for the state space, and reset its modes to those of S4D-Lin."""
+        """Draw new step sizes and weights, and reset the modes to those of S4D-Lin."""
         with torch.no_grad():
             self.log_step.uniform_(math.log(self.least_step), math.log(self.most_step))
             self.log_rate.fill_(math.log(0.5))
@@ -94,7 +95,7 @@ class S4D(Approximate):
         return RecurrentCache(max_len)
 
     def modes(self) -> Modes:
-        """Return the discretised modes of the state space, which advance by one token at a time."""
+        """Return the modes of the state space, discretised to steps of one token."""
         wide = widest_dtype(self.weight.device)
         rate = torch.complex(-self.log_rate.to(wide).exp(), self.frequency.to(wide))
         turn = rate * self.log_step.to(wide).exp()[:, None]

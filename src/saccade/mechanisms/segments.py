@@ -1,4 +1,4 @@
-"""EarlierSegments: the matrix of a compressive memory of all earlier segments, never built."""
+"""EarlierSegments: a compressive memory of all earlier segments, as a lazy matrix."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from saccade.mechanisms.linear_time import LinearTimeMatrix, divide_rows, take_r
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import without_autocast
 
-_NEVER = 1 << 62  # a segment after all others
+_NEVER = 1 << 62  # larger than the number of every segment
 
 
 class EarlierSegments(LinearTimeMatrix):
@@ -30,7 +30,7 @@ class EarlierSegments(LinearTimeMatrix):
               \Big( \prod_{u=s-1}^{t+1} (I - \sigma(K_u)^\top B_u) \Big) \sigma(k_j)^\top, \qquad
               B_u = \frac{\sigma(K_u)}{\sigma(K_u) z_{u-1}}
 
-    for a query in segment s and a key in segment t < s. With the linear update there is no product over segments. Rows
+    for a query in segment s and a key in segment t < s. With the linear update, there is no product over segments. Rows
     without an earlier segment are 0.
 
     Args:
@@ -38,10 +38,11 @@ class EarlierSegments(LinearTimeMatrix):
         key: ``[batch, kv_heads, kv_len, head_dim]``.
         rows, columns: the segment layouts of queries and keys.
         hidden: bool ``[batch | 1, kv_len]``, True at keys that no query sees; None if there are none.
-        is_delta: whether a segment writes only the part that the state does not recall.
+        is_delta: whether to use the delta rule: a segment writes the difference between its values and what its keys
+            read from the memory.
 
-    Cost: `matmul` and `rmatmul` take O(n * head_dim * value_dim) time and a few operations for each segment. Each block
-    of rows takes a pass over all keys.
+    Cost: `matmul` and `rmatmul` take O(n * head_dim * value_dim) time, with a few operations for each segment. Each
+    block of rows takes a pass over all keys.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class EarlierSegments(LinearTimeMatrix):
 
     @property
     def is_stochastic(self) -> bool:
-        """True with the linear update, whose rows are distributions, except that rows of the first segment are 0."""
+        """True with the linear update: rows are distributions, except that those of the first segment are 0."""
         return not self._is_delta
 
     def advance_segments(
@@ -73,12 +74,12 @@ class EarlierSegments(LinearTimeMatrix):
         Args:
             value: ``[batch, kv_heads, kv_len, value_dim]``.
             memory: ``[batch, kv_heads, head_dim, value_dim + 1]``, M with z as its last column; None for 0.
-            tainted: bool ``[batch, kv_heads]``, True where the memory contains a NaN or inf; None if nowhere.
+            tainted: bool ``[batch, kv_heads]``, True where a NaN or inf was written to the memory; None if there is
+                none.
 
         Returns:
-            Four values: the output; the memory of all segments except the last of each item; where this memory is
-            tainted; and marks of the tokens in the last segment, which the caller must store, bool
-            ``[batch | 1, kv_len]``.
+            The output; the memory of all segments except each item's last; ``tainted`` for this memory; and which
+            tokens are in the last segment, bool ``[batch | 1, kv_len]``. The caller must store these tokens.
         """
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
         segments = self._columns.segments
@@ -96,7 +97,7 @@ class EarlierSegments(LinearTimeMatrix):
         return out, after, tainted, is_open
 
     def rmatmul(self, x: Tensor) -> Tensor:
-        """Return ``A.mT @ x`` in linear time, from the last segment to the first; see `Matrix.rmatmul`."""
+        """Return ``A.mT @ x`` in linear time, computed from the last segment to the first; see `Matrix.rmatmul`."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         if not (self._tainted is self._nonfinite_queries is None and is_surely_finite(x)):
             return super().rmatmul(x)  # find the affected rows pair by pair
@@ -151,7 +152,7 @@ class EarlierSegments(LinearTimeMatrix):
         return self._rows.back(torch.cat(outs, 2)), memory if keys is None else state
 
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return three tensors in segment order: normalised queries, keys, and keys normalised by earlier memory."""
+        """Return, in segment order, the normalised queries, the keys, and the keys normalised by the earlier memory."""
         lines, keys = self._rows.in_line(self._features(self._query, self._nonfinite_queries)), self._keys(None)
         norm = keys.new_zeros(*keys.shape[:2], keys.shape[3], 1)
         totals = [lines[..., :0, :1]], [keys[..., :0, :1]]
@@ -165,7 +166,7 @@ class EarlierSegments(LinearTimeMatrix):
         return lines, keys, recalled
 
     def _rows_of(self, parts: tuple[Tensor, ...], items: slice, heads: slice, groups: slice, span: slice) -> Tensor:
-        """Return dense rows, ``[items, heads, rows, kv_len]``, computed back to the first segment."""
+        """Return dense rows ``[items, heads, rows, kv_len]``, computed from the last segment to the first."""
         lines, share = parts[0][items, heads, span], (heads.stop - heads.start) // max(1, groups.stop - groups.start)
         keys, recalled = (x[items, groups].repeat_interleave(share, 1) for x in parts[1:])
         begins = self._rows.segments.expand(self.shape[0], -1)[items, None, span, None]
@@ -191,7 +192,7 @@ class EarlierSegments(LinearTimeMatrix):
         return self._columns.in_line(features)
 
     def _clean(self, value: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Set non-finite values to 0 for the segment memory, and mark the keys that make later rows NaN."""
+        """Set non-finite values to 0. Return the result, and which keys make the rows of later segments NaN."""
         worthless = nonfinite_tokens(value)
         if worthless is None:
             return value, self._bad_keys(self._tainted)
@@ -199,17 +200,17 @@ class EarlierSegments(LinearTimeMatrix):
         return value.masked_fill(worthless[..., None], 0.0), self._bad_keys(bad)
 
     def _bad_keys(self, bad: Tensor | None) -> Tensor | None:
-        """Mark non-finite keys that are not masked, bool ``[batch, kv_heads, kv_len]``; None without such keys."""
+        """Return which non-finite keys are not masked, bool ``[batch, kv_heads, kv_len]``; None if ``bad`` is None."""
         return None if bad is None else bad & self._visible[:, None]
 
     @property
     def _visible(self) -> Tensor:
-        """Marks of the keys that are not masked, bool ``[batch | 1, kv_len]``."""
+        """True for keys that are not masked, bool ``[batch | 1, kv_len]``."""
         stands = self._columns.segments >= 0
         return stands if self._hidden is None else stands & ~self._hidden
 
     def _nan_rows(self, bad: Tensor | None, memory: Tensor | None, tainted: Tensor | None) -> Tensor | None:
-        """Mark the rows that must be NaN, because of a query or an earlier segment. If there are none, return None."""
+        """Return which rows must be NaN because of their query or an earlier segment, or None if there are none."""
         rows, share, nan = self._rows.segments[:, None], self.shape[1] // max(1, self.kv_heads), []
         if bad is not None:
             nan.append(rows > self._first(bad).repeat_interleave(share, 1)[..., None])
@@ -223,32 +224,32 @@ class EarlierSegments(LinearTimeMatrix):
         return functools.reduce(torch.logical_or, nan) if nan else None
 
     def _first(self, keys: Tensor) -> Tensor:
-        """Return the first segment with a marked key, from marks ``[batch, groups, kv_len]``.
+        """Return the first segment that contains a marked key, for marks ``[batch, groups, kv_len]``.
 
-        If no key is marked, return a number larger than all segments.
+        If no key is marked, return a number larger than that of every segment.
         """
         segments = torch.where(keys, self._columns.segments[:, None], _NEVER)
         return F.pad(segments, (0, 1), value=_NEVER).amin(-1)
 
 
 def _normalise(sums: Tensor) -> Tensor:
-    """Divide the sums in the segment memory by their last column, which is the denominator."""
+    """Divide sums that were read from the memory by their last column, which is the denominator."""
     return divide_rows(sums[..., :-1], sums[..., -1:])
 
 
 class Tokens(NamedTuple):
     """The layout of queries or keys in a sequence that is sorted by segments.
 
-    If positions are consecutive, tokens stay in order. Otherwise each segment has the same number of slots in all
-    items, enough for the longest item; unused slots stay empty.
+    If positions are consecutive, tokens stay in order. If not, each segment has the same slots in all items, enough for
+    the item with the most tokens in this segment; unused slots stay empty.
 
     Attributes:
         segments: int64 ``[batch | 1, len]``, the segment of each token; -1 for padding.
-        names: the segment numbers in order, the same for queries and keys.
+        names: the segment numbers in ascending order, the same for queries and keys.
         spans: the range of slots of each segment.
         first: number of tokens before the first slot, if tokens stay in order.
-        places: int64 ``[batch | 1, len]``, the slot of each token; padding has a slot after all others. None if
-            tokens stay in order.
+        places: int64 ``[batch | 1, len]``, the slot of each token; all padding shares a slot after the others. None
+            if tokens stay in order.
     """
 
     segments: Tensor
@@ -296,7 +297,7 @@ class Tokens(NamedTuple):
         return self.spans[-1].stop if self.spans else 0
 
     def of(self, items: slice) -> Tokens:
-        """Return the segment layout of some batch items."""
+        """Return the layout of some batch items."""
         is_one = self.places is None or len(self.places) == 1
         return self if is_one else self._replace(places=self.places[items])  # type: ignore[index]  # not None here
 

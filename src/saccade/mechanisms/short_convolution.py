@@ -1,4 +1,4 @@
-"""ShortConvolution: a causal convolution over a few tokens, with its own weights for each channel."""
+"""ShortConvolution: a causal convolution over a few tokens, with separate weights for each channel."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ from saccade.support.validation import check_int
 
 
 class ShortConvolution(Approximate):
-    r"""A causal convolution over the last ``width`` positions, with its own weights for each channel.
+    r"""A causal convolution over the last ``width`` positions, with separate weights for each channel.
 
     .. math:: y_{tc} = \sum_{d=0}^{\mathrm{width} - 1} w_{cd}\, x_{t-d,\,c}, \qquad A_{ij} = w_{c,\,i-j}
 
-    Each head is one channel; queries and keys only determine the number of tokens. Distances are those of positions,
-    and a token reads only tokens that the mask shows to it: with `saccade.masks.Documents`, each document starts anew.
-    Layers apply it to queries, keys and values before their product (``short_convolution=`` of
-    `saccade.nn.MultiHeadAttention` and `saccade.nn.Recurrence`).
+    Each head is one channel; queries and keys only determine the number of tokens. Distances are measured in positions,
+    and a token reads only tokens that are visible to it under the mask: with `saccade.masks.Documents`, no token reads
+    across documents. `saccade.nn.MultiHeadAttention` and `saccade.nn.Recurrence` apply it to queries, keys and values
+    (``short_convolution=``).
 
     Args:
         channels: number of channels, which are the heads of the matrix.
         width: number of positions that a token reads, including its own, at least 1.
 
     Attributes:
-        weight: w, trainable, ``[channels, width]``; the first column weighs the token itself. Uniform up to
-            ``width ** -0.5`` at the start, as in torch's convolutions.
+        weight: w, trainable, ``[channels, width]``; the first column is the weight of the token itself. Initially
+            uniform between ``-width ** -0.5`` and ``width ** -0.5``, as in torch's convolutions.
 
     Raises:
-        ValueError: sizes below 1, or inputs with another number of heads.
+        ValueError: sizes below 1, or inputs with a different number of heads.
         UnsupportedError: a mask that differs between heads.
 
-    Cost: O(n * width) for each channel. A `saccade.caches.SinkWindowCache` holds the last ``width`` tokens.
+    Cost: O(n * width) for each channel. For decoding, a `saccade.caches.SinkWindowCache` stores the last ``width``
+    tokens.
 
     Example:
         >>> from saccade.masks import Causal
@@ -72,7 +73,7 @@ class ShortConvolution(Approximate):
         return ()
 
     def new_cache(self, max_len: int | None = None) -> SinkWindowCache:
-        """Return an empty `saccade.caches.SinkWindowCache` of the last ``width`` tokens."""
+        """Return an empty `saccade.caches.SinkWindowCache`, which stores the last ``width`` tokens."""
         return SinkWindowCache(0, self.width)
 
     def _matrix_of(self, inputs: Inputs) -> ConvolutionMatrix:
@@ -119,20 +120,20 @@ class ConvolutionMatrix(LinearTimeMatrix):
 
     @property
     def _is_one_run(self) -> bool:
-        """True if all tokens are one text without padding, and each query is one of the keys."""
+        """True if the tokens are one sequence without padding, and each query has the position of a key."""
         offset, (_, _, q_len, kv_len) = self._offset, self.shape
         in_keys = offset is not None and 0 <= offset <= kv_len - q_len and q_len > 0
         return in_keys and isinstance(self._inputs.rule, Causal | Full)
 
     def _convolved(self, value: Tensor) -> Tensor:
-        """Return the product with one text, by torch's convolution."""
+        """Return the product for one sequence without padding, computed by torch's convolution."""
         width, start = self.weight.shape[1], self._offset or 0
         lines = value.movedim(3, 1).flatten(0, 1)[:, :, : start + self.shape[2]]
         lines = F.conv1d(F.pad(lines, (width - 1, 0)), self.weight.flip(1)[:, None], groups=self.shape[1])
         return lines[:, :, start:].unflatten(0, (value.shape[0], value.shape[3])).movedim(1, 3)
 
     def _shifted(self, value: Tensor, distance: int) -> Tensor | None:
-        """Return the values at a distance before each query, or any where there are none; None without an order."""
+        """Return the value at ``distance`` before each query, 0 if there is none; None if tokens are not in order."""
         if self._offset is None:
             return None
         start, (_, _, q_len, kv_len) = self._offset - distance, self.shape
@@ -140,7 +141,7 @@ class ConvolutionMatrix(LinearTimeMatrix):
         return F.pad(value[:, :, max(start, 0) : max(start + q_len, 0)], (0, 0, before, after))[:, :, :q_len]
 
     def rmatmul(self, x: Tensor) -> Tensor:
-        """Return ``A.mT @ x``, in linear time; see `Matrix.rmatmul`."""
+        """Return ``A.mT @ x`` in linear time; see `Matrix.rmatmul`."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         out = x.new_zeros(*self.shape[:2], self.shape[3], x.shape[3], dtype=wide_dtype(x.dtype))
         for distance in range(self.weight.shape[1] if self.shape[3] else 0):
@@ -164,7 +165,7 @@ class ConvolutionMatrix(LinearTimeMatrix):
             yield Block(items, heads, span, (range(self.shape[3]),), whole)
 
     def _at(self, distance: int, width: int) -> tuple[Tensor, Tensor]:
-        """Return the columns at a distance, ``[batch, 1, q_len, width]``, and whether they are read, for products."""
+        """Return the column at ``distance`` before each query, ``[batch, 1, q_len, width]``, and whether it is read."""
         batch, _, q_len, _ = self.shape
         columns, is_read = (x[:, None, :, distance, None] for x in (self._columns, self._is_read))
         return columns.expand(batch, 1, q_len, width), is_read
@@ -173,7 +174,7 @@ class ConvolutionMatrix(LinearTimeMatrix):
 def _columns_at_distances(inputs: Inputs, width: int) -> tuple[Tensor, Tensor]:
     """Return the column of the key at each distance before each query, and whether the query reads it.
 
-    Both are ``[batch | 1, q_len, width]``; a column that is not read is 0.
+    Both are ``[batch | 1, q_len, width]``. Columns that are not read are arbitrary, but valid, indices.
     """
     q, kv = inputs.position_tables()
     wanted = q[..., None] - torch.arange(width, device=q.device)

@@ -25,14 +25,14 @@ class Softmax(Mechanism):
     Args:
         score: a `saccade.scores.Score` of query and key, or a function that modifies dot products; the plain dot
             product when None.
-        bias: a `saccade.positions.Bias`, added to the scores; none when None. Pass a tensor, which belongs to one
-            batch, to `saccade.attention` instead.
+        bias: a `saccade.positions.Bias` to add to the scores, or None. A tensor belongs to one batch; pass it to
+            `saccade.attention` instead.
         scale, softcap, impl: see `saccade.AttentionMatrix`.
-        sink_logit: initial value of a trainable logit that adds to the denominator, ``[num_heads]``, or a number of
-            heads to start at 0.
+        sink_logit: initial values ``[num_heads]`` of a trainable logit per head, whose exponential is added to the
+            softmax denominator. An int is a number of heads whose logits start at 0. None for no sink.
 
     Raises:
-        TypeError: a score or bias of a wrong type, or a sink_logit that is not a float tensor.
+        TypeError: a score or bias of a wrong type, or a sink_logit that is neither a float tensor nor an int.
 
     Example:
         >>> import torch
@@ -94,7 +94,7 @@ class Softmax(Mechanism):
             raise unsupported("bias", [reason], hint="Softmax() without one takes that of each call")
         biased = Softmax(score=self.score, scale=self.scale, softcap=self.softcap, impl=self.impl)
         biased.bias = bias
-        if self.sink_logit is not None:  # a compiler cannot trace how torch assigns a buffer
+        if self.sink_logit is not None:  # a compiler cannot trace the assignment of a buffer
             del biased.sink_logit
             register_tensor(biased, "sink_logit", self.sink_logit)
         return self._with_hooks(biased)

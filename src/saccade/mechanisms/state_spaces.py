@@ -1,4 +1,4 @@
-"""StateSpaceMatrix: a diagonal state space as a lazy matrix, and its modes."""
+"""StateSpaceMatrix: a diagonal state space as a lazy matrix, together with its modes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from saccade.support.torch_modes import without_autocast
 
 
 class _Run(NamedTuple):
-    """A sequence of a state space without masked tokens, as batch items and token indices."""
+    """The tokens of one sequence that are not masked, as batch items and token indices."""
 
     items: slice
     places: Tensor | slice
@@ -36,9 +36,9 @@ class StateSpaceMatrix(LinearTimeMatrix):
         visible: the mask, which is causal.
         dtype: dtype of the inputs and of matrix products.
         device: device of the inputs.
-        source: a value that is equal for matrices of the same state space.
+        source: identifies the kind of state space. A recurrent state is accepted only from an equal source.
 
-    Cost: products take O(n log n) for each channel, and the kernel O(n * modes); rows are copied from the kernel.
+    Cost: products take O(n log n) time for each channel, and the kernel O(n * modes). Rows are copied from the kernel.
     """
 
     is_stochastic = False
@@ -63,11 +63,11 @@ class StateSpaceMatrix(LinearTimeMatrix):
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
     def kernel(self, length: int | None = None) -> Tensor:
-        """Return each channel's impulse response, ``[channels, length]``, by default as long as the keys."""
+        """Return each channel's impulse response, ``[channels, length]``; by default, it has an entry for each key."""
         return self.modes.kernel(self.shape[3] if length is None else length, self._wide)
 
     def rmatmul(self, x: Tensor) -> Tensor:
-        """Return ``A.mT @ x``, the convolution from the last token to the first; see `Matrix.rmatmul`."""
+        """Return ``A.mT @ x``, a convolution from the last token to the first; see `Matrix.rmatmul`."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         if not is_surely_finite(x):
             return super().rmatmul(x)  # find the affected rows pair by pair
@@ -83,12 +83,12 @@ class StateSpaceMatrix(LinearTimeMatrix):
         return out.to(x.dtype)
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """Return the output for new tokens, and the state after them; ``memory`` is the state before them.
+        """Return the output for new tokens and the state after them; ``memory`` is the state before them.
 
         Args:
             value: ``[batch, channels, len, value_dim]``.
-            memory: ``Memory(state)`` with the real and imaginary parts, ``[batch, channels, 2 * modes, value_dim]``; or
-                None.
+            memory: ``Memory(state)`` with the real and imaginary parts of the state, ``[batch, channels, 2 * modes,
+                value_dim]``; None for zeros.
         """
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
         count = 2 * self.modes.weight.shape[1]
@@ -157,12 +157,12 @@ class StateSpaceMatrix(LinearTimeMatrix):
         return out.masked_fill(~there[:, None, :, None], 0.0)
 
     def _convolve(self, value: Tensor) -> Tensor:
-        """Return the state space's outputs for tokens ``[batch, channels, len, width]`` at the start of a sequence."""
+        """Return the outputs for tokens ``[batch, channels, len, width]`` at the start of a sequence."""
         out = self.modes.convolve(value.movedim(3, 1).flatten(0, 1))
         return out.unflatten(0, (value.shape[0], value.shape[3])).movedim(1, 3)
 
     def _run(self, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs of the state space for tokens ``[batch, channels, len, width]`` that follow a state."""
+        """Return the outputs for tokens ``[batch, channels, len, width]`` that follow a state, and the new state."""
         batch, _, _, width = value.shape
         columns = value.movedim(3, 1).flatten(0, 1)  # [batch * width, channels, len]
         parts = state.movedim(3, 1).flatten(0, 1).unflatten(2, (2, -1))
@@ -171,20 +171,20 @@ class StateSpaceMatrix(LinearTimeMatrix):
         return tuple(x.unflatten(0, (batch, width)).movedim(1, 3) for x in (out, after))
 
     def _ranks(self) -> tuple[Tensor, Tensor]:
-        """Return two tables, int64 ``[batch | 1, length]``: each visible token's index, and its sequence."""
+        """Return each token's index among the visible tokens, and its document, int64 ``[batch | 1, length]`` each."""
         texts, there = self.visible.kv_documents, self._visible_tokens(slice(None))
         texts = torch.zeros_like(there[:1], dtype=torch.int64) if texts is None else texts[:, : self._length]
         return there.long().cumsum(1) - 1, texts  # only differences within a sequence matter
 
     def _visible_tokens(self, items: slice) -> Tensor:
-        """Return the visible tokens, bool ``[batch | 1, length]``; masked tokens do not advance the state space."""
+        """Return which tokens are visible, bool ``[batch | 1, length]``. Masked tokens do not advance the state."""
         hidden = self.visible.hidden_keys
         if hidden is None:
             return torch.ones(1, self._length, dtype=torch.bool, device=self.device)
         return ~(hidden if len(hidden) == 1 else hidden[items])[:, : self._length]
 
     def _runs(self) -> Iterator[_Run]:
-        """Yield the sequences of the state space without masked tokens, for each batch item or all at once."""
+        """Yield the visible tokens of each sequence: of all items at once if nothing is masked, or item by item."""
         hidden, texts = self.visible.hidden_keys, self.visible.kv_documents
         if not self._length:
             return
@@ -201,7 +201,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
                 yield _Run(slice(item, item + 1), places[text == segment], segment)
 
     def _segment_after(self, segment: Tensor | None, run: _Run, batch: int) -> Tensor | None:
-        """Return the sequence (document) to which each item's state belongs after a run of tokens."""
+        """Return the document to which each item's state belongs after a run of tokens."""
         if self.visible.kv_documents is None:
             return None
         known = self.visible.kv_documents[:, 0] if segment is None else segment
@@ -211,7 +211,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
 
 
 def _replace_run(whole: Tensor, run: _Run, part: Tensor) -> Tensor:
-    """Replace the outputs of one run of tokens in ``[batch, channels, len, width]``, without writing in place."""
+    """Replace the entries of a run of tokens in ``[batch, channels, len, width]``, without writing in place."""
     if run.items == slice(None) and part.shape[2] == whole.shape[2]:
         return part
     places = run.places
@@ -246,7 +246,7 @@ class Modes(NamedTuple):
     skip: Tensor
 
     def kernel(self, length: int, dtype: torch.dtype) -> Tensor:
-        """Return each channel's impulse response, ``[channels, length]``, with powers of a from two short tables."""
+        """Return each channel's impulse response, ``[channels, length]``, using two short tables of powers of ``a``."""
         if not length:
             return self.skip.new_zeros(len(self.skip), 0, dtype=dtype)
         width = max(1, math.isqrt(length - 1) + 1)
@@ -257,18 +257,18 @@ class Modes(NamedTuple):
         return torch.cat([response[:, :1] + self.skip[:, None].to(dtype), response[:, 1:]], 1)
 
     def advance(self, value: Tensor, state: Tensor, powers: Tensor) -> tuple[Tensor, Tensor]:
-        """Return two values: the part of the outputs that comes from the state, and the state after the new tokens.
+        """Return the part of the outputs that comes from the incoming state, and the state after the new tokens.
 
         Args:
             value: ``[batch, channels, len]``.
             state: complex ``[batch, channels, modes]``.
-            powers: powers of a from 0 to 256, or to the number of tokens, ``[channels, powers, modes]``, in the dtype
-                of the state.
+            powers: powers of ``a`` from 0 to 256, or to the number of tokens if that is smaller, ``[channels, powers,
+                modes]``, in the dtype of the state.
 
         Returns:
-            The outputs, ``[batch, channels, len]``, and the new state.
+            The part of the outputs, ``[batch, channels, len]``, and the new state.
         """
-        length, added = value.shape[2], []
+        length, added, incoming = value.shape[2], [], state
         whole = length - length % _BLOCK
         for part in (value[:, :, :whole], value[:, :, whole:]):
             if not part.shape[2]:
@@ -279,8 +279,8 @@ class Modes(NamedTuple):
             reached = torch.view_as_complex(reached.unflatten(3, (-1, 2)))
             states = []
             for i in range(blocks.shape[2]):
-                states.append(state)
-                state = powers[:, count] * state + reached[:, :, i]
+                states.append(incoming)
+                incoming, state = powers[:, count] * incoming, powers[:, count] * state + reached[:, :, i]
             decayed = torch.view_as_real(
                 (powers[:, 1 : count + 1] * self.weight.to(state.dtype)[:, None]).conj_physical()
             )
@@ -289,7 +289,7 @@ class Modes(NamedTuple):
         return (torch.cat(added, 2) if added else value), state
 
     def step(self, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs and state of a state space, computed token by token. For arguments, see `advance`."""
+        """Return all outputs and the new state, computed token by token. For the arguments, see `advance`."""
         factor, weight, out = self.log_factor.exp().to(state.dtype), self.weight.to(state.dtype), []
         for one in value.unbind(2):
             state = factor * state + one[..., None]
@@ -297,7 +297,7 @@ class Modes(NamedTuple):
         return (torch.stack(out, 2) if out else value), state
 
     def run(self, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs and state of a state space, by FFTs of short parts or token by token if faster."""
+        """Return all outputs and the new state, computed by FFTs over short parts, or token by token where faster."""
         if value.shape[2] <= _FEW:
             return self.step(value, state)
         kernel, out = self.kernel(min(value.shape[2], _PIECE), value.dtype), []
@@ -308,7 +308,7 @@ class Modes(NamedTuple):
         return torch.cat(out, 2), state
 
     def convolve(self, x: Tensor) -> Tensor:
-        """Return the outputs of a state space whose state starts at 0, ``[batch, channels, len]``."""
+        """Return the outputs for an incoming state of 0, ``[batch, channels, len]``."""
         if x.shape[2] <= _PIECE:
             return convolved(self.kernel(x.shape[2], x.dtype), x)
         wide = torch.complex128 if x.dtype == torch.float64 else torch.complex64
@@ -321,7 +321,7 @@ class Modes(NamedTuple):
 
 
 def convolved(kernel: Tensor, x: Tensor) -> Tensor:
-    """Return the causal convolution ``y_i = sum_{j <= i} kernel_{i-j} x_j`` along the last axis, by padded FFT."""
+    """Return the causal convolution ``y_i = sum_{j <= i} kernel_{i-j} x_j`` along the last axis, using a padded FFT."""
     length = x.shape[-1]
     if not x.numel():
         return x

@@ -28,22 +28,24 @@ class TopK(Mechanism):
     .. math:: A_{ij} = \frac{\exp(s_{ij})}{\sum_{j' \in S(i)} \exp(s_{ij'})},\quad j \in S(i), \qquad
               S(i) = \text{the } k \text{ largest } I_{ij} \text{ with } j \in V(i)
 
-    where V(i) is the set of keys that query i may attend to. Ties go to the lower position. Scores are computed in
-    float64 and compared in float32, so that a step with a cache selects the same keys as the full run. If two scores
-    are closer than that, either selection is correct.
+    where V(i) is the set of keys that query i may attend to. Of keys with equal scores, the first ones are selected.
+    Scores are computed in float64 and compared in float32, so that a step with a cache selects the same keys as the
+    full run. If two scores differ by less than the precision of float32, either selection is correct.
 
-    With blocks of several keys, ``k`` counts blocks. Blocks that a query sees only in part, such as its own under a
-    causal mask, are always read and count towards ``k``. Block boundaries are counted in columns from the first key.
+    With blocks of several keys, ``k`` counts blocks. Blocks that a query sees only in part, such as the block that
+    contains it under a causal mask, are always read and count towards ``k``. Block boundaries are counted in columns
+    from the first key.
 
-    The selection is part of the matrix, as a mask, so all statistics and products use the selected keys only. The
+    The selection is part of the matrix, as a mask, so all statistics and products use only the selected keys. The
     scorer gets no gradient; `saccade.statistics.IndexerLoss` can train one.
 
     Args:
-        scorer: a `saccade.scorers.Scorer`; or a function ``(query, key, rows) -> scores`` that gets all queries, all
-            keys and a range of rows, and returns ``[batch, 1 | kv_heads | heads, rows, kv_len or blocks]``. It must not
-            use keys after a query. Dot products of query and key when None. ``TopK(256)`` is
-            ``TopK(scorers.DotProducts(), 256)``.
-        k: largest number of keys, or blocks, that a query reads (more if it sees more blocks in part).
+        scorer: a `saccade.scorers.Scorer`, or a function ``(query, key, rows) -> scores`` that receives all queries,
+            all keys and a range of rows, and returns ``[batch, 1 | kv_heads | heads, rows, kv_len or blocks]``. Under a
+            causal mask, a query's scores must not depend on later keys. When None, dot products of query and key:
+            ``TopK(256)`` is ``TopK(scorers.DotProducts(), 256)``.
+        k: largest number of keys, or of blocks, that a query reads. If a query sees more than ``k`` blocks only in
+            part, it reads them all.
         block_size: number of keys in a block.
         softmax: the softmax over the selected keys, with its score, bias, scale, softcap, sink_logit and impl;
             `Softmax()` when None.
@@ -52,11 +54,11 @@ class TopK(Mechanism):
         TypeError: a scorer or softmax of a wrong type.
         ValueError: sizes below 1, or scores with a wrong shape.
 
-    Cost: O(q_len * kv_len) cheap scores, computed a few rows at a time, and an index of 4 bytes for each query and
-    selection. With blocks of at least 16 keys, products run block by block in O(q_len * k * block_size) time. Single
-    keys are gathered if they are few, as in decoding steps, or if many heads share a key. Otherwise they are a mask on
-    all tiles, in about the time of dense attention. Under `torch.compile` the selection and the product break the
-    graph.
+    Cost: O(q_len * kv_len) cheap scores, computed a few rows at a time, and an index of 4 bytes for each selected key
+    or block of each query. With blocks of at least 16 keys, products run block by block in O(q_len * k * block_size)
+    time. Single keys are gathered if they are few, as in decoding steps, or if many heads share a key. If not, they
+    become a mask over all tiles, which takes about as long as dense attention. Under `torch.compile`, the selection and
+    the product break the graph.
 
     Example:
         >>> from saccade import masks
@@ -97,11 +99,11 @@ class TopK(Mechanism):
 
     @property
     def index_key(self) -> Tensor | None:
-        """Index keys, which some scorers of top-k selection need in addition to the keys. Otherwise None."""
+        """The scorer's index keys, which some scorers need in addition to the keys; None if there are none."""
         return self.scorer.index_key if isinstance(self.scorer, Scorer) else None
 
     def with_index_key(self, index_key: Tensor) -> TopK:
-        """Return this top-k mechanism with the index keys of all tokens so far. A cache calls this method."""
+        """Return this mechanism with the index keys of all tokens so far. Caches call this method."""
         assert isinstance(self.scorer, Scorer)  # only a Scorer has index keys
         return TopK(self.scorer.with_index_key(index_key), self.k, self.block_size, softmax=self.softmax)
 
@@ -148,7 +150,7 @@ class TopK(Mechanism):
 
 
 class _Function(NamedTuple):
-    """An adapter that makes a user's function a scorer for top-k selection."""
+    """An adapter that lets a user's function serve as a scorer."""
 
     function: Callable[[Tensor, Tensor, range], Tensor]
     query: Tensor
@@ -156,7 +158,7 @@ class _Function(NamedTuple):
     size: int
 
     def scores(self, rows: range, stop: int) -> Tensor:
-        """Return the scores of a range of rows, computed by the user's function."""
+        """Return the scores for a range of rows, computed by the user's function."""
         scores = self.function(self.query, self.key, rows)
         check_type("scorer", scores, Tensor, "answer with a tensor of scores")
         kv_len = self.key.shape[2]

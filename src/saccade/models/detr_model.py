@@ -1,4 +1,4 @@
-"""SetDecoder: an object detector that predicts all objects of an image at once, as in DETR."""
+"""SetDecoder: an object detector that predicts all objects in an image at once, as in DETR."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _VALID = ShapeSpec("valid [batch, H, W]")
 
 
 class _Features(NamedTuple):
-    """The inputs of the detector's encoder: a feature map as tokens, position vectors, and a mask of the padding."""
+    """The inputs of the detector's encoder: a feature map as tokens, position vectors and a mask that hides padding."""
 
     tokens: Tensor
     place: Tensor
@@ -42,20 +42,20 @@ class SetDecoder(Pretrained):
 
     The encoder's tokens are the cells of a feature map, and the decoder's tokens are the queries. Queries start as
     zeros and differ only in their learned position vectors. They attend to the image and to each other, so that no
-    object is predicted twice. In training `saccade.models.match_sets` assigns objects to queries. `from_pretrained` and
-    `from_state_dict` read DETR.
+    object is predicted twice. In training, `saccade.models.match_sets` assigns objects to queries. `from_pretrained`
+    and `from_state_dict` read DETR.
 
     Args:
         config: sizes and options of the model.
         backbone: module that computes a feature map ``[batch, channels, H, W]`` from images; None if the inputs are
-            feature maps already.
+            already feature maps.
 
     Attributes:
         encoder, decoder: the layers of each stack.
         query: the position vectors of the queries, an ``nn.Embedding``.
 
-    Cost: O(num_encoder_layers * (cells * embed_dim ** 2 + cells ** 2 * embed_dim)) time; memory linear in the number of
-    cells.
+    Cost: O(num_encoder_layers * (cells * embed_dim ** 2 + cells ** 2 * embed_dim)) time, and memory that is linear in
+    the number of cells.
 
     Example:
         >>> config = SetDecoderConfig(
@@ -121,11 +121,11 @@ class SetDecoder(Pretrained):
         """Build a detector in eval mode from DETR's weights in memory, which are copied.
 
         Args:
-            config: the contents of the model's ``config.json`` as a dict, or a config of transformers.
+            config: the contents of the model's ``config.json`` as a dict, or a transformers config.
             state_dict: the tensors under their published names, or under the names in transformers'
                 ``DetrForObjectDetection``, in any float dtype.
             backbone: used unchanged; backbone weights in ``state_dict`` are ignored.
-            dtype: dtype of the model except its backbone.
+            dtype: dtype of the model, except for its backbone.
 
         Raises:
             UnsupportedError, ValueError: as in `from_pretrained`.
@@ -144,7 +144,7 @@ class SetDecoder(Pretrained):
 
         Args:
             images: images for the backbone, or feature maps ``[batch, channels, H, W]`` if there is no backbone.
-            valid: bool ``[batch, H, W]`` of any height and width, False at padding; it is resized to the feature map.
+            valid: bool ``[batch, H, W]`` of any height and width, False at padding. It is resized to the feature map.
                 No cell attends to padding, and positions are relative to the image without padding.
 
         Returns:
@@ -157,14 +157,14 @@ class SetDecoder(Pretrained):
         return self._detections(self.decoder_norm(self._states(self._encode(images, valid))[-1]))
 
     def every_layer(self, images: Tensor, *, valid: Tensor | None = None) -> list[Detections]:
-        """Return the detections after each decoder layer; those of the last layer equal the output of `forward`.
+        """Return the detections after each decoder layer. The last ones equal the output of `forward`.
 
         In training, add the losses of all layers, so that each layer learns not to detect an object twice.
         """
         return [self._detections(self.decoder_norm(x)) for x in self._states(self._encode(images, valid))[1:]]
 
     def hidden(self, images: Tensor, *, valid: Tensor | None = None) -> Tensor:
-        """Return the last decoder layer's output for each query, ``[batch, num_queries, embed_dim]``; see `forward`."""
+        """Return the output of the last decoder layer, ``[batch, num_queries, embed_dim]``; see `forward`."""
         return self.decoder_norm(self._states(self._encode(images, valid))[-1])
 
     @torch.no_grad()
@@ -194,7 +194,7 @@ class SetDecoder(Pretrained):
         ]
 
     def _features(self, images: Tensor, valid: Tensor | None) -> _Features:
-        """Compute the inputs of the detector's encoder: tokens, position vectors and a mask of the padding."""
+        """Compute the inputs of the detector's encoder: tokens, position vectors and a mask that hides padding."""
         if self.backbone is None:
             features = images
         else:
@@ -221,7 +221,7 @@ class SetDecoder(Pretrained):
         return _Features(x if self.encoder_norm is None else self.encoder_norm(x), place, mask)
 
     def _states(self, encoded: _Features) -> list[Tensor]:
-        """Return the input of each layer in the detector's decoder, then the output before `decoder_norm`."""
+        """Return the input of each decoder layer, followed by the output of the last layer before `decoder_norm`."""
         query = self.query.weight.to(encoded.tokens.dtype)
         states = [torch.zeros_like(query).expand(len(encoded.tokens), -1, -1)]
         for layer in self.decoder:
@@ -233,14 +233,14 @@ class SetDecoder(Pretrained):
 
 
 class _SpatialLayer(ResidualLayer):
-    """A layer of the detector: self-attention, optional cross-attention, and a feed-forward network for image cells.
+    """A detector layer: self-attention, optional cross-attention, and a feed-forward network.
 
-    Position vectors are added to queries and keys in every layer, never to values.
+    Position vectors are added to queries and keys in every layer, but never to values.
 
     Args:
         attention: the self-attention module.
         feed_forward: a network that is applied to each token.
-        cross_attention: the module for attention to the context.
+        cross_attention: the module for attention to the context; None for an encoder layer.
         norm_eps, norm_first, dropout_p: see `saccade.nn.EncoderLayer`.
 
     Reference: Carion et al. 2020, arXiv:2005.12872, section A.3.
@@ -273,11 +273,11 @@ class _SpatialLayer(ResidualLayer):
         context_mask: object = None,
         mask: object = None,
     ) -> Tensor:
-        """Apply one layer of the object detector.
+        """Apply the layer.
 
         Args:
             x: ``[batch, len, embed_dim]``.
-            place: position vectors of the tokens in ``x``, for each batch item or shared by the batch.
+            place: position vectors of the tokens in ``x``, for each batch item or shared by all.
             context, context_place: the tokens for the cross-attention and their position vectors.
             context_mask, mask: which tokens of the context, and of ``x``, each token may attend to.
 
@@ -301,7 +301,7 @@ class _SpatialLayer(ResidualLayer):
         rotary_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
-        """Return the lazy self-attention matrix of a detector layer, ``[batch, num_heads, len, len]``."""
+        """Return the layer's lazy self-attention matrix, ``[batch, num_heads, len, len]``."""
         tokens = self.attention_norm(x) if self.norm_first else x
         tokens = tokens if place is None else tokens + place
         turns = rotary_positions
@@ -310,7 +310,7 @@ class _SpatialLayer(ResidualLayer):
     def cross_matrix(
         self, x: Tensor, place: Tensor, context: Tensor, context_place: Tensor, *, context_mask: object = None
     ) -> Matrix:
-        """Return the lazy cross-attention matrix of a detector layer, ``[batch, num_heads, len, context_len]``."""
+        """Return the layer's lazy cross-attention matrix, ``[batch, num_heads, len, context_len]``."""
         cross, norm = self.cross_attention, self.cross_attention_norm
         assert cross is not None and norm is not None  # noqa: PT018  SetDecoder calls it on decoder layers only
         x = self._add(x, lambda x: self.attention(keys := x + place, keys, x), self.attention_norm)
@@ -323,7 +323,7 @@ def _check_backbone(backbone: nn.Module | None) -> nn.Module | None:
 
 
 def _cell_positions(valid: Tensor, embed_dim: int) -> Tensor:
-    """Return the detector's position vectors of image cells.
+    """Return position vectors for image cells.
 
     They encode each cell's row and column as fractions of the image without its padding.
 

@@ -1,4 +1,4 @@
-"""DualEncoder: an image encoder and a text encoder with a common vector space, as in CLIP."""
+"""DualEncoder: an image encoder and a text encoder with a shared vector space, as in CLIP."""
 
 from __future__ import annotations
 
@@ -29,28 +29,29 @@ _NAMES = {
 
 
 class DualEncoder(PretrainedText):
-    r"""An image encoder and a text encoder that map to one vector space, as in CLIP.
+    r"""An image encoder and a text encoder that map to a shared vector space, as in CLIP.
 
     .. math:: s_{ij} = \tau\, \frac{u_i \cdot v_j}{\lVert u_i \rVert \lVert v_j \rVert}
 
     for image i with vector u and text j with vector v. The text encoder is a causal decoder. A text's vector is the
-    output at its first end token, which is any of ``text_encoder.config.end_tokens``. If the config has no end tokens,
-    the text ends at the first occurrence of its highest token number, as in CLIP's files. `from_pretrained` and
-    `from_state_dict` read transformers' ``CLIPModel``; the tokenizer is stored with the text encoder.
+    output at its first end token, that is, the first of its tokens in ``text_encoder.config.end_tokens``. If the config
+    has no end tokens, it is the output at the first occurrence of the text's highest token number, as in CLIP's files.
+    `from_pretrained` and `from_state_dict` read transformers' ``CLIPModel``; the tokenizer is stored with the text
+    encoder.
 
     Args:
         image_encoder: encodes an image as one vector.
         text_encoder: a decoder; its logits are not used.
-        embed_dim: width of the common space.
+        embed_dim: width of the shared space.
 
     Attributes:
-        image_projection, text_projection: projections to the common space, without a bias.
+        image_projection, text_projection: projections to the shared space, without a bias.
         log_scale: natural logarithm of the learned factor τ, which starts at 1 / 0.07.
 
     Raises:
         TypeError: a part of the wrong type, or a size that is not an int.
 
-    Cost: a pass through both encoders, and one dot product for each pair.
+    Cost: a forward pass through both encoders, and one dot product for each pair.
 
     Example:
         >>> from saccade.models import DecoderConfig, VisionTransformerConfig
@@ -110,18 +111,18 @@ class DualEncoder(PretrainedText):
     def forward(
         self, images: Tensor, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None
     ) -> Tensor:
-        """Return the similarity of each image and each text; see `similarity`."""
+        """Return the similarity of each image to each text; see `similarity`."""
         return self.similarity(images, tokens, mask=mask, positions=positions)
 
     def similarity(
         self, images: Tensor, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None
     ) -> Tensor:
-        """Return the scaled cosine similarity of each image and each text.
+        """Return the scaled cosine similarity of each image to each text.
 
         Args:
             images: ``[images, channels, H, W]``.
             tokens: int ``[texts, len]``; tokens after the end token do not matter.
-            mask: the mask of these texts, as in `Decoder.forward`.
+            mask: a mask for these texts, as in `Decoder.forward`.
             positions: positions of the tokens, as in `Decoder.forward`.
 
         Returns:
@@ -129,7 +130,7 @@ class DualEncoder(PretrainedText):
             and a softmax over images classifies texts.
 
         Raises:
-            TypeError, ValueError: as in the encoders, or a text has no end token.
+            TypeError, ValueError: as in the encoders; also if a text has no end token.
         """
         text_vectors = self.embed_texts(tokens, mask=mask, positions=positions)
         return self.log_scale.exp() * (self.embed_images(images) @ text_vectors.mT)
@@ -137,8 +138,8 @@ class DualEncoder(PretrainedText):
     def loss(self, images: Tensor, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None) -> Tensor:
         """Return the symmetric contrastive loss of images and texts, where image i matches text i.
 
-        It is the mean of two cross entropies: over texts for each image, and over images for each text. All other pairs
-        of a batch are negative examples, so larger batches teach more.
+        It is the mean of two cross-entropies: over texts for each image, and over images for each text. All other pairs
+        in a batch are negative examples, so larger batches provide more of them.
 
         Args:
             images, tokens, mask, positions: as in `similarity`, with equal numbers of images and texts.
@@ -156,11 +157,11 @@ class DualEncoder(PretrainedText):
         return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.mT, targets)) / 2
 
     def embed_images(self, images: Tensor) -> Tensor:
-        """Return a unit vector for each image, in the vector space shared with texts: ``[images, embed_dim]``."""
+        """Return a unit vector for each image in the space shared with texts, ``[images, embed_dim]``."""
         return F.normalize(self.image_projection(self.image_encoder.embed(images)), dim=-1)
 
     def embed_texts(self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None) -> Tensor:
-        """Return a unit vector for each text, in the vector space shared with images: ``[texts, embed_dim]``.
+        """Return a unit vector for each text in the space shared with images, ``[texts, embed_dim]``.
 
         The arguments are those of `similarity`.
         """
@@ -170,7 +171,7 @@ class DualEncoder(PretrainedText):
         return F.normalize(self.text_projection(last), dim=-1)
 
     def _ends(self, tokens: Tensor) -> Tensor:
-        """Return the index of the end token in each text, where CLIP reads the text's vector: int64 ``[texts]``."""
+        """Return the index of each text's end token, where CLIP reads the text's vector, int64 ``[texts]``."""
         config = self.text_encoder.config
         check_tokens("tokens", tokens, config.vocab_size)
         if not tokens.shape[1]:

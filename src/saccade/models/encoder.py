@@ -32,14 +32,14 @@ _TYPES = ShapeSpec("tokens [batch, len]", "token_types [batch, len]")
 class Encoder(SavedText):
     """A text encoder: embeddings and a stack of post-norm layers, as in BERT.
 
-    `from_pretrained` and `save_pretrained` read and write BERT's format, so transformers' ``BertModel`` can load the
-    saved folders. A pooler or a task head in a file is ignored; everything else must match exactly.
+    `from_pretrained` and `save_pretrained` read and write BERT's format, so transformers' ``BertModel`` can load saved
+    folders. A pooler or task head in a file is ignored; all other weights must match exactly.
 
     Args:
         config: sizes and options of the model.
         tokenizer: used by `tokenize` and `show` only.
 
-    Cost: O(num_layers * (len * embed_dim ** 2 + len ** 2 * embed_dim)) time; memory linear in len.
+    Cost: O(num_layers * (len * embed_dim ** 2 + len ** 2 * embed_dim)) time, and memory that is linear in len.
 
     Example:
         >>> config = EncoderConfig(
@@ -93,10 +93,10 @@ class Encoder(SavedText):
         """Return the attention matrices that `forward` uses in the encoder's layers.
 
         Returns:
-            One lazy matrix per layer, ``[batch, num_heads, len, len]``, without gradients, which
-            ``saccade.record(model, keep="gradients")`` gives.
+            One lazy matrix per layer, ``[batch, num_heads, len, len]``, without gradients. For gradients, use
+            ``saccade.record(model, keep="gradients")``.
 
-        Cost: a forward pass without gradients; memory linear in len.
+        Cost: a forward pass without gradients, and memory that is linear in len.
         """
         inputs = with_inputs(self.layers, self._embedded(tokens, mask, token_types), mask=mask)
         return [layer.matrix(hidden, mask=mask) for layer, hidden in inputs]
@@ -165,7 +165,7 @@ class Encoder(SavedText):
             layer, head: the head to draw, counted from 0; None for the most informative.
 
         Returns:
-            A figure as `saccade.viz.heatmap` returns it; `saccade.viz.save` writes it to a file.
+            A figure from `saccade.viz.heatmap`, which `saccade.viz.save` can write to a file.
 
         Raises:
             TypeError: ``text`` is not a string.
@@ -210,7 +210,7 @@ class Embeddings(nn.Module):
     def forward(
         self, tokens: Tensor, token_types: Tensor | None = None, positions: range | Tensor | None = None
     ) -> Tensor:
-        """Return the encoder's input embeddings of tokens.
+        """Return the encoder's input embeddings for tokens.
 
         Args:
             tokens: int ``[batch, len]``.

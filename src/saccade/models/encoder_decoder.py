@@ -1,4 +1,4 @@
-"""EncoderDecoder: a sequence-to-sequence model, which predicts a target sequence from a source sequence."""
+"""EncoderDecoder: a sequence-to-sequence model that predicts a target sequence from a source sequence."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class EncoderDecoder(SavedText):
-    """A sequence-to-sequence model: it predicts the tokens of a target sequence from a source sequence.
+    """A sequence-to-sequence model that predicts the tokens of a target sequence from a source sequence.
 
     Both sequences share one vocabulary. The embedding shares its weights with the projection to the vocabulary, and
     embeddings are multiplied by the square root of ``embed_dim``. Models are saved in saccade's own format.
@@ -90,14 +90,14 @@ class EncoderDecoder(SavedText):
         positions: GivenPositions = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Return logits of the next token at every position of the target ``tokens``.
+        """Return logits for the next token at every position of the target ``tokens``.
 
         Args:
             source: int ``[batch, source_len]``.
             tokens: int ``[batch, len]``; with a cache, only the new tokens.
             source_positions: positions of the tokens in ``source``; -1 marks padding, which no token attends to
                 (`saccade.caches.padded_positions` computes them from lengths).
-            mask: the mask of this batch for ``tokens``; later tokens are always masked.
+            mask: a mask for ``tokens`` in this batch; later tokens are always masked.
             positions: positions of ``tokens``; -1 marks padding.
             cache: a cache from `new_cache`; ``source`` is projected in the first call only.
 
@@ -106,7 +106,7 @@ class EncoderDecoder(SavedText):
 
         Raises:
             TypeError: tokens are not integers.
-            ValueError: a wrong shape, a token outside the vocabulary, batches of different sizes.
+            ValueError: a wrong shape, a token outside the vocabulary, or batches of different sizes.
         """
         conditioned = self.given(source, source_positions=source_positions)
         return conditioned(tokens, mask=mask, positions=positions, cache=cache)
@@ -124,7 +124,7 @@ class EncoderDecoder(SavedText):
         return ConditionedDecoder(self, context, source_positions)
 
     def encode(self, source: Tensor, *, source_positions: GivenPositions = None) -> Tensor:
-        """Return the encoder's output, ``[batch, source_len, embed_dim]``; arguments as in `forward`."""
+        """Return the encoder's output, ``[batch, source_len, embed_dim]``. For the arguments, see `forward`."""
         x = self._embedded("source", source, None, source_positions, None)
         return self.encoder(x, positions=source_positions)
 
@@ -138,7 +138,7 @@ class EncoderDecoder(SavedText):
         positions: GivenPositions = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Return the last decoder layer's output for an encoded source, ``[batch, len, embed_dim]``.
+        """Return the output of the last decoder layer for an encoded source, ``[batch, len, embed_dim]``.
 
         Args:
             context: the output of `encode`; None if it is already in the cache.
@@ -154,7 +154,7 @@ class EncoderDecoder(SavedText):
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits ``[..., vocab_size]`` of the next token from the decoder's output ``[..., embed_dim]``."""
+        """Return next-token logits ``[..., vocab_size]`` for the decoder's output ``[..., embed_dim]``."""
         return F.linear(hidden, self.embedding.weight)
 
     @torch.no_grad()
@@ -192,7 +192,7 @@ class EncoderDecoder(SavedText):
         """Return an empty cache for the encoder-decoder, which stores both sequences.
 
         Args:
-            max_len: number of ``tokens`` to allocate memory for at once; if None, the cache grows as needed.
+            max_len: number of ``tokens`` to allocate memory for in advance; if None, the cache grows as needed.
         """
         return self.decoder.new_cache(max_len)
 
@@ -212,9 +212,9 @@ class EncoderDecoder(SavedText):
 
 
 class ConditionedDecoder(nn.Module):
-    """An `EncoderDecoder` with an encoded source: a language model of the target sequence.
+    """An `EncoderDecoder` together with an encoded source, which forms a language model of the target sequence.
 
-    `EncoderDecoder.given` builds it.
+    `EncoderDecoder.given` returns one.
 
     Args:
         model: the encoder-decoder.
@@ -229,20 +229,20 @@ class ConditionedDecoder(nn.Module):
     def forward(
         self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None
     ) -> Tensor:
-        """Return logits ``[batch, len, vocab_size]`` of the next tokens; see `EncoderDecoder.forward`."""
+        """Return next-token logits ``[batch, len, vocab_size]``; see `EncoderDecoder.forward`."""
         return self.logits(self.hidden(tokens, mask=mask, positions=positions, cache=cache))
 
     def hidden(
         self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None
     ) -> Tensor:
-        """Return the last decoder layer's output for each token; see `EncoderDecoder.hidden`."""
-        # Once the source is cached, use the cached copy: its rows may have been reordered or repeated since.
+        """Return the output of the last decoder layer for each token; see `EncoderDecoder.hidden`."""
+        # Once the source is cached, use the cached copy, whose rows may have been reordered or repeated since.
         context_cached = cache is not None and cache.length > 0
         context, where = None if context_cached else self.context, self.context_positions
         return self.model.hidden(context, tokens, context_positions=where, mask=mask, positions=positions, cache=cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits of the next token from the decoder's output; see `EncoderDecoder.logits`."""
+        """Return next-token logits for the decoder's output; see `EncoderDecoder.logits`."""
         return self.model.logits(hidden)
 
     def new_cache(self, max_len: int | None = None) -> Cache:
@@ -259,7 +259,7 @@ def _position(config: EncoderDecoderConfig) -> nn.Module | None:
 
 
 def _parts(config: EncoderDecoderConfig, mask: Causal | None) -> dict[str, Any]:
-    """Build the arguments that the encoder layers and decoder layers of an encoder-decoder share."""
+    """Build the arguments that encoder layers and decoder layers have in common."""
     dim, heads = config.embed_dim, config.num_heads
     rotary = Rotary(dim // heads) if config.position_encoding == "rotary" else None
     return {
@@ -275,7 +275,7 @@ def _decoder_layer(config: EncoderDecoderConfig) -> DecoderLayer:
 
 
 def _final_norm(config: EncoderDecoderConfig) -> nn.Module | None:
-    """Build the final norm of a pre-norm encoder or decoder. If its layers are post-norm, return None."""
+    """Build the final norm of a pre-norm encoder or decoder, or return None if layers are post-norm."""
     if not config.norm_first:
         return None
     return make_norm(config.norm, config.embed_dim, config.norm_eps)

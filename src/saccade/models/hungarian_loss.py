@@ -1,4 +1,4 @@
-"""DETR's detection loss: Hungarian matching of queries to objects, and the set-prediction loss."""
+"""DETR's detection loss: Hungarian matching of queries with objects, and the set-prediction loss."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class DetectionLoss(NamedTuple):
 
     Attributes:
         total: the weighted sum, to minimize in training.
-        classes: cross entropy of the classes.
-        boxes: L1 distance of boxes, the mean over objects.
-        overlap: 1 minus the generalized IoU of boxes, the mean over objects.
+        classes: cross-entropy of the classes.
+        boxes: L1 distance between predicted and true boxes, averaged over objects.
+        overlap: 1 minus the generalized IoU of predicted and true boxes, averaged over objects.
     """
 
     total: Tensor
@@ -72,14 +72,14 @@ def generalized_iou(boxes: Tensor, others: Tensor) -> Tensor:
 
     .. math:: \frac{|A \cap B|}{|A \cup B|} - \frac{|C| - |A \cup B|}{|C|}
 
-    with C the smallest box around both. Unlike plain IoU, it distinguishes near from far boxes even if they are
+    where C is the smallest box around both. Unlike plain IoU, it distinguishes near from far boxes even if they are
     disjoint.
 
     Args:
         boxes, others: ``[..., 4]``, broadcastable: centre, width and height.
 
     Returns:
-        ``[...]``; 0 where both boxes have zero area and the same position.
+        ``[...]``; 0 if both boxes have zero area and the same position.
 
     Reference: Rezatofighi et al. 2019, arXiv:1902.09630 (generalized intersection over union).
     """
@@ -110,7 +110,7 @@ def match_sets(
     Args:
         found: predictions of the model.
         objects: the true objects, one `Targets` for each image.
-        class_weight, box_weight, overlap_weight: weights of the probability of the class, of the L1 distance of the
+        class_weight, box_weight, overlap_weight: weights of the class probability, of the L1 distance between the
             boxes, and of `generalized_iou`.
 
     Returns:
@@ -118,7 +118,7 @@ def match_sets(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: incompatible shapes, an unknown class, more objects than queries, NaN or infinity.
+        ValueError: incompatible shapes, an unknown class, more objects than queries, or NaN or infinity.
         ImportError: scipy is not installed.
 
     Cost: O(num_queries ** 3) worst-case time for each image, on the CPU.
@@ -156,17 +156,17 @@ def set_loss(
     box_weight: float = 5.0,
     overlap_weight: float = 2.0,
 ) -> DetectionLoss:
-    """Return the detection loss: each object is compared with the query that `match_sets` assigns to it.
+    """Return the detection loss, which compares each object with the query that `match_sets` assigns to it.
 
     Queries without an object have the target class "no object".
 
     Args:
         found, objects, class_weight, box_weight, overlap_weight: as in `match_sets`; the total has the same weights.
-        no_object_weight: weight of queries without an object in the cross entropy; it is small because most queries
+        no_object_weight: weight of queries without an object in the cross-entropy. It is small because most queries
             have no object.
 
     Returns:
-        The total and its components, differentiable.
+        The total and its components, all differentiable.
 
     Raises:
         TypeError, ValueError, ImportError: as in `match_sets`.

@@ -1,4 +1,4 @@
-"""Initialization of the weights of models."""
+"""Functions that initialize the weights of models."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def init_small_weights(model: nn.Module) -> None:
 
 
 def scale_residual_weights(model: nn.Module, num_layers: int) -> None:
-    """Scale down a model's initial output projections: divide them by the square root of twice the number of layers.
+    """Divide a model's initial output projections by the square root of twice the number of layers.
 
-    The sum of the residual branches then has about the same magnitude at any depth.
+    The sum of all residual branches then has about the same magnitude at any depth.
 
     Reference: Radford et al. 2019 (GPT-2), section 2.3.
     """

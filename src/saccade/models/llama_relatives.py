@@ -1,4 +1,4 @@
-"""File formats of models that change Llama's layers: Qwen3, OLMo 2, Gemma 2 and 3, and Cohere 2."""
+"""File formats of models whose layers are variants of Llama's: Qwen3, OLMo 2, Gemma 2 and 3, and Cohere 2."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _ATTENTION_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_n
 
 
 class LlamaRelative(Llama):
-    """The format of a family that differs from Llama in some options of `DecoderConfig`.
+    """The format of a model family that differs from Llama in some options of `DecoderConfig`.
 
     Attributes:
-        full_every: if config.json does not list the kinds of layers, every layer of this number has no window; None if
-            windows come from other keys.
+        full_every: n if every n-th layer has no window, unless config.json lists the kinds of layers; None if other
+            keys of config.json determine the windows.
         turns_full_layers: whether the layers without a window rotate queries and keys.
     """
 
@@ -68,7 +68,7 @@ class LlamaRelative(Llama):
         return {}
 
     def _layer_kinds(self, config: Mapping[str, Any]) -> list[str]:
-        """Return the kind of each layer, as ``layer_types`` in config.json names it."""
+        """Return the kind of each layer, with the names that ``layer_types`` in config.json uses."""
         count, window = config.get("num_hidden_layers") or 0, config.get("sliding_window")
         if config.get("layer_types") is not None:
             return list(config["layer_types"])
@@ -79,7 +79,7 @@ class LlamaRelative(Llama):
         return ["full_attention" if (layer + 1) % every == 0 else "sliding_attention" for layer in range(count)]
 
     def _rope(self, config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-        """Return a config.json with the rotary settings of one kind of layer."""
+        """Return the contents of config.json with the rotary settings of one kind of layer."""
         return config
 
     def _pattern(self, config: Mapping[str, Any], kind: str) -> LayerPattern:
@@ -93,7 +93,7 @@ class LlamaRelative(Llama):
 
 
 class Qwen3(LlamaRelative):
-    """Qwen3's format: heads of any width, and a norm of each query and key; Yang et al. 2025, arXiv:2505.09388."""
+    """Qwen3's format, with heads of any width and norms of queries and keys; Yang et al. 2025, arXiv:2505.09388."""
 
     names = {**Llama.names, **_ATTENTION_NORMS}
 
@@ -102,7 +102,10 @@ class Qwen3(LlamaRelative):
 
 
 class Olmo2(LlamaRelative):
-    """OLMo 2's format: norms follow the parts of a layer, and join all heads; Team OLMo 2025, arXiv:2501.00656."""
+    """OLMo 2's format: norms follow attention and feed-forward network, and norms of queries and keys span all heads.
+
+    Reference: Team OLMo 2025, arXiv:2501.00656.
+    """
 
     names = {
         **Llama.names,
@@ -117,9 +120,9 @@ class Olmo2(LlamaRelative):
 
 
 class Gemma2(LlamaRelative):
-    """Gemma 2's format: norms before and after the parts, layers with and without a window.
+    """Gemma 2's format: norms before and after attention and feed-forward network, and a window in every other layer.
 
-    The file holds the weights of norms minus one.
+    The file stores the weights of norms minus 1.
 
     Reference: Gemma Team 2024, arXiv:2408.00118.
     """
@@ -152,7 +155,7 @@ class Gemma2(LlamaRelative):
 
 
 class Gemma3(Gemma2):
-    """Gemma 3's format: Gemma 2's, with norms of queries and keys and another rotary base for layers with a window.
+    """Gemma 3's format: Gemma 2's, plus norms of queries and keys and a separate rotary base for layers with a window.
 
     Reference: Gemma Team 2025, arXiv:2503.19786.
     """
@@ -170,13 +173,13 @@ class Gemma3(Gemma2):
             return config
         if kind in settings:
             return {**config, "rope_parameters": settings[kind]}
-        if kind == "sliding_attention":  # older files scale the other layers only
+        if kind == "sliding_attention":  # in older files, scaling is for the other layers only
             return {"rope_theta": config.get("rope_local_base_freq", 10_000.0)}
         return {**config, "rope_theta": config.get("rope_theta", 1_000_000.0)}
 
 
 class Cohere2(LlamaRelative):
-    """Cohere 2's format: parallel parts, and no positions in layers without a window.
+    """Cohere 2's format: attention parallel to the feed-forward network, and no rotation in layers without a window.
 
     Reference: Team Cohere 2025, arXiv:2504.00698.
     """

@@ -1,4 +1,4 @@
-"""Checks of the inputs of models (tokens, images, feature maps), and position vectors for them."""
+"""Checks of model inputs (tokens, images, feature maps), and position vectors for image cells."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from saccade.support.validation import ShapeSpec
 
 
 def check_tokens(argument: str, tokens: object, vocab_size: int | None = None) -> None:
-    """Raise unless a model's input ``tokens`` are int ``[batch, len]`` with values below ``vocab_size``.
+    """Raise unless a model's input ``tokens`` are int ``[batch, len]`` with values from 0 to ``vocab_size - 1``.
 
-    Values are checked on the CPU only, because reading them from another device would block it. On other devices, and
-    in compiled programs, torch's embedding lookup raises an error for wrong values.
+    Values are checked on the CPU only, because reading them from another device would force it to synchronize. On other
+    devices, and in compiled programs, torch's embedding lookup raises an error for wrong values.
     """
     if not isinstance(tokens, Tensor):
         raise type_error(argument, "be a tensor", type(tokens).__name__)
@@ -35,7 +35,7 @@ def check_tokens(argument: str, tokens: object, vocab_size: int | None = None) -
 def check_map(name: str, x: Tensor, channels: int, weight: Tensor | None) -> None:
     """Raise unless a model's input images or feature maps have the right shape and dtype.
 
-    They must be non-empty, ``[batch, channels, H, W]``, and have the dtype of ``weight``.
+    They must be ``[batch, channels, H, W]``, with at least one row and column, and have the dtype of ``weight``.
     """
     hint = f"{name}[None] adds the batch" if isinstance(x, Tensor) and x.dim() == 3 else None
     sizes = ShapeSpec(f"{name} [batch, channels, H, W]").check(x, hint=hint, channels=channels)
@@ -48,16 +48,16 @@ def check_map(name: str, x: Tensor, channels: int, weight: Tensor | None) -> Non
 
 
 def cell_indices(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return two tensors with the row and the column of each image cell, row by row: float64 ``[height * width]``."""
+    """Return the row and the column of each image cell, row by row, float64 ``[height * width]`` each."""
     sides = (torch.arange(side, dtype=torch.float64, device=device) for side in (height, width))
     y, x = torch.meshgrid(*sides, indexing="ij")
     return y.flatten(), x.flatten()
 
 
 def sinusoids(y: Tensor, x: Tensor, embed_dim: int, base: float = 10000.0) -> Tensor:
-    """Return a sinusoidal position vector for each image cell: one half encodes the row, the other half the column.
+    """Return a sinusoidal position vector for each image cell: one half encodes the row, and the other the column.
 
-    Each half is the vector of `saccade.positions.Sinusoidal`; positions may be fractional.
+    Each half is a vector as in `saccade.positions.Sinusoidal`. Positions may be fractional.
 
     Args:
         y, x: rows and columns, float64 of any shape.

@@ -1,4 +1,4 @@
-"""Loss of the next token: the targets of a batch, and their mean cross-entropy without all logits at once."""
+"""The next-token loss: the targets of a batch, and their mean cross-entropy without storing all logits at once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import type_error, value_error
 from saccade.support.torch_modes import has_values, is_tracing, is_transformed
 
-IGNORED = -100  # torch's own mark of rows without a target
-_LOGITS = 1 << 22  # in one chunk: 16 MiB in float32, which caches of processors hold
+IGNORED = -100  # the label that torch ignores by default
+_LOGITS = 1 << 22  # logits in one chunk: 16 MiB in float32, which fit into a processor's cache
 
 
 def next_tokens(tokens: Tensor, mask: object = None, positions: GivenPositions = None) -> Tensor:
@@ -25,11 +25,11 @@ def next_tokens(tokens: Tensor, mask: object = None, positions: GivenPositions =
 
     Args:
         tokens: int ``[batch, len]``.
-        mask: the mask of the batch. `Documents` and `Padding` in it say where texts end.
-        positions: positions of the tokens. A text goes on where they increase by 1; -1 marks padding.
+        mask: the mask of the batch. `Documents` and `Padding` in it determine where texts end.
+        positions: positions of the tokens. A text continues as long as they increase by 1; -1 marks padding.
 
     Raises:
-        TypeError, ValueError: the mask depends on the batch or holds two texts, but does not say where texts end.
+        TypeError, ValueError: the mask depends on the batch, or combines two texts, but does not show where texts end.
     """
     batch, length = tokens.shape
     place = Positions.of(range(length) if positions is None else positions, length=length, batch=batch)
@@ -48,7 +48,7 @@ def next_tokens(tokens: Tensor, mask: object = None, positions: GivenPositions =
 
 
 def _facts(mask: object) -> list[Documents | Padding]:
-    """Return the parts of a mask that hold for one batch only."""
+    """Return the `Documents` and `Padding` in a mask. Raise if the mask depends on the batch in any other way."""
     hint = "pass targets=, the next token of each token, or -100"
     if mask is None:
         return []
@@ -58,15 +58,15 @@ def _facts(mask: object) -> list[Documents | Padding]:
     for part in mask.parts if isinstance(mask, And) else (mask,):
         if isinstance(part, Documents | Padding):
             facts.append(part)
-        elif part.is_fact_of_batch or isinstance(part, BlockDiffusion):  # its halves are two texts
+        elif part.is_fact_of_batch or isinstance(part, BlockDiffusion):  # the halves of BlockDiffusion are two texts
             raise value_error("mask", "say where texts end, as Documents and Padding do", repr(part), hint=hint)
     return facts
 
 
 def check_targets(targets: object, tokens: Tensor, vocab_size: int) -> None:
-    """Raise unless targets are int64 of the tokens' shape, from 0 to below ``vocab_size`` or -100.
+    """Raise unless targets are int64 in the shape of the tokens, each from 0 to ``vocab_size - 1`` or -100.
 
-    Values are checked on the CPU only; on other devices, torch's own check stops the program.
+    Values are checked on the CPU only; on other devices, torch itself raises an error for wrong values.
     """
     if not isinstance(targets, Tensor) or targets.dtype != torch.int64:
         got = str(getattr(targets, "dtype", type(targets).__name__)).removeprefix("torch.")
@@ -84,13 +84,13 @@ def check_targets(targets: object, tokens: Tensor, vocab_size: int) -> None:
 def mean_cross_entropy(
     logits: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, chunk_size: int | None, vocab_size: int
 ) -> Tensor:
-    """Return the mean cross-entropy of targets, a float32 scalar (float64 for float64), chunk by chunk.
+    """Return the mean cross-entropy of targets, computed chunk by chunk, as a float32 or float64 scalar.
 
     Args:
-        logits: function from ``[n, embed_dim]`` to ``[n, vocab_size]``.
+        logits: function that maps ``[n, embed_dim]`` to ``[n, vocab_size]``.
         hidden: its inputs, ``[batch, len, embed_dim]``.
-        targets: int64 ``[batch, len]``; tokens with -100 do not count.
-        chunk_size: number of tokens whose logits exist at a time; by default as many as have four million logits.
+        targets: int64 ``[batch, len]``; tokens with target -100 do not count.
+        chunk_size: number of tokens whose logits are computed at a time; by default, about four million logits.
 
     Cost: with several chunks and gradients, logits are computed twice; under torch.func, all of them are stored.
     """
@@ -102,7 +102,7 @@ def mean_cross_entropy(
         found = found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
         return F.cross_entropy(found, wanted, ignore_index=IGNORED, reduction="sum")
 
-    # A checkpoint saves nothing without gradients or with a single chunk, and torch.func refuses it.
+    # Checkpointing saves nothing without gradients or with a single chunk, and torch.func does not support it.
     needs_no_checkpoint = len(rows) == 1 or not torch.is_grad_enabled() or is_transformed()
     totals = [
         total(*pair) if needs_no_checkpoint else checkpoint(total, *pair, use_reentrant=False, preserve_rng_state=False)

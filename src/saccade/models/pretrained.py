@@ -1,4 +1,4 @@
-"""Pretrained: the base class of models that load published weights, whose sizes are checked before use."""
+"""Pretrained: the base class of models that load published weights, whose sizes are checked first."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Pretrained(ArgumentHints, nn.Module):
     """The base class of models that load published weights.
 
     Attributes:
-        formats: file format of each model family, by the ``model_type`` in its ``config.json``.
+        formats: maps the ``model_type`` in ``config.json`` to the file format of that model family.
         default_type: the ``model_type`` to assume if ``config.json`` has none.
         reads_text: whether ``tokenizer.json`` is read and passed to the constructor.
     """
@@ -41,14 +41,15 @@ class Pretrained(ArgumentHints, nn.Module):
     def from_pretrained(cls, path: str | os.PathLike[str]) -> Self:
         """Load a published model from a folder on disk, in float32 and eval mode.
 
-        Reads ``config.json``, the weights (``model.safetensors``, or several files with an index) and, for models that
-        read text, ``tokenizer.json`` if it exists. Pickled weights are never read, and no code in the folder is run.
+        This method reads ``config.json``, the weights (``model.safetensors``, or several files with an index) and, for
+        models that read text, ``tokenizer.json`` if it exists. It never reads pickled weights or runs code in the
+        folder.
 
         Args:
             path: the folder.
 
         Raises:
-            UnsupportedError: the model belongs to an unsupported family, or we would compute it differently; every
+            UnsupportedError: the model belongs to an unsupported family, or we would compute it differently. Every
                 reason is listed.
             ValueError: a file is missing or broken, or the weights do not match the configuration.
             ImportError: safetensors or tokenizers is not installed.
@@ -68,7 +69,7 @@ class Pretrained(ArgumentHints, nn.Module):
         """Build a pretrained model in eval mode from weights in memory, which are copied.
 
         Args:
-            config: the contents of the model's ``config.json`` as a dict, or a config of transformers.
+            config: the contents of the model's ``config.json`` as a dict, or a transformers config.
             state_dict: the tensors under their published names or their names in transformers, in any float dtype.
             dtype: dtype of the model.
 
@@ -100,8 +101,8 @@ class Pretrained(ArgumentHints, nn.Module):
         """Return the file format for the ``model_type`` in a pretrained model's config.json.
 
         Raises:
-            UnsupportedError: an unknown family. If the class has only one format, the reasons against it are listed
-                too.
+            UnsupportedError: an unknown family. If the class has only one format, the reasons against it are also
+                listed.
         """
         kind = config.get("model_type", cls.default_type)
         if isinstance(kind, str) and kind in cls.formats:
@@ -130,9 +131,9 @@ class PretrainedText(Pretrained):
         """Build a pretrained model in eval mode from weights in memory, which are copied.
 
         Args:
-            config: the contents of the model's ``config.json`` as a dict, or a config of transformers.
+            config: the contents of the model's ``config.json`` as a dict, or a transformers config.
             state_dict: the tensors under their published names, as `from_pretrained` reads them, in any float dtype;
-                for example those of transformers' ``BertModel``, ``LlamaForCausalLM`` or ``CLIPModel``.
+                for example the state dict of transformers' ``BertModel``, ``LlamaForCausalLM`` or ``CLIPModel``.
             tokenizer: stored with the model.
             dtype: dtype of the model.
 
@@ -148,7 +149,7 @@ class SavedText(PretrainedText):
     """The base class of pretrained text models that can also be saved, together with their tokenizer.
 
     Attributes:
-        written_types: names in `formats` to save in; `save_pretrained` uses the first that can express the model.
+        written_types: names of the `formats` for saving; `save_pretrained` uses the first that can express the model.
     """
 
     written_types: ClassVar[tuple[str, ...]]
@@ -156,10 +157,10 @@ class SavedText(PretrainedText):
     tokenizer: Tokenizer | None
 
     def save_pretrained(self, path: str | os.PathLike[str]) -> None:
-        """Save the model and its tokenizer in a folder, if possible in a format that transformers can also read.
+        """Save the model and its tokenizer in a folder, if possible in a format that transformers can read.
 
         Files are written under temporary names and then renamed, so that a reader sees either the old
-        file or the new one, never a partial file.
+        file or the new one, but never a partial file.
 
         Args:
             path: the folder, which is created if it does not exist. Other files in it are not touched.
@@ -189,7 +190,7 @@ def build(
     """Build a pretrained model in eval mode from the contents of its files.
 
     Args:
-        file_format: how to read the files.
+        file_format: the format of the files.
         model_class: the class of the model, called with a config and, if available, a tokenizer.
         config: the contents of config.json.
         weights: function that returns the tensors.
@@ -197,7 +198,7 @@ def build(
         tokenizer: function that returns the tokenizer or None.
 
     Raises:
-        UnsupportedError: we would compute the model differently; every reason is listed.
+        UnsupportedError: we would compute the model differently. Every reason is listed.
         TypeError: the weights are not a state dict, or ``dtype`` is not floating-point.
         ValueError: the weights do not match the configuration.
     """
@@ -216,14 +217,14 @@ def build(
     cleaned = file_format.clean_weights(tensors, ours)
     state = _convert_weights(file_format.entries(shapes), cleaned, shapes, dtype)
     loaded = tokenizer()
-    with torch.device("meta"):  # shapes only: the weights are replaced next
+    with torch.device("meta"):  # allocates no memory; the weights are assigned next
         model = model_class(ours) if loaded is None else model_class(ours, loaded)
     model.load_state_dict(state, assign=True)
     return model.eval()
 
 
 def check_tensors(weights: object) -> None:
-    """Raise unless the weights of a pretrained model are a mapping from names to tensors."""
+    """Raise unless the weights are a mapping from names to tensors."""
     for name, x in check_type("state_dict", weights, Mapping, "be a state dict of tensors").items():
         check_type(f"state_dict[{name!r}]", x, Tensor, "be a tensor")
 
@@ -246,9 +247,9 @@ def check_fit(weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -
 
 
 def _config_dict(config: object) -> Mapping[str, Any]:
-    """Return the contents of a pretrained model's config.json as a dict.
+    """Return the contents of config.json as a dict.
 
-    The argument may be such a dict already, or a config object of transformers.
+    The argument may already be this dict, or a config object from transformers.
     """
     contents = config.to_dict() if hasattr(config, "to_dict") else config
     hint = "json.load(open('config.json')), or a config of transformers"
@@ -256,11 +257,11 @@ def _config_dict(config: object) -> Mapping[str, Any]:
 
 
 def _check_sizes(config: Any, file_format: FileFormat, weights: Mapping[str, Tensor]) -> None:
-    """Raise if a pretrained model's config.json states larger sizes than its weights have.
+    """Raise if config.json states larger sizes than the weights have.
 
-    This check runs before the model is built, so that a wrong file cannot use up the memory. Each layer has at least
-    one tensor, and each of the format's ``sides`` equals a dimension of some tensor. Smaller mismatches are reported
-    later, with the tensor's name.
+    This check runs before the model is built, so that an invalid file cannot exhaust the memory. Each layer has at
+    least one tensor, and each of the format's ``sides`` equals a dimension of some tensor. Smaller mismatches are
+    reported later, with the tensor's name.
     """
     rule = "tell of sizes that the weights have"
     for layers in (getattr(config, count) for count in file_format.stacks):
@@ -274,9 +275,9 @@ def _check_sizes(config: Any, file_format: FileFormat, weights: Mapping[str, Ten
 
 
 def _shapes(model_class: type[nn.Module], config: Any, file_format: FileFormat) -> dict[str, Tensor]:
-    """Return the shapes of a pretrained model's weights without building the full model.
+    """Return tensors on torch's meta device with the names and shapes of a model's weights.
 
-    They are inferred from one layer of each stack, built on torch's meta device.
+    Instead of the full model, only one layer of each stack is built.
     """
     with torch.device("meta"):
         state = model_class(dataclasses.replace(config, **dict.fromkeys(file_format.stacks, 1))).state_dict()
@@ -297,11 +298,11 @@ def _convert_weights(
     shapes: Mapping[str, Tensor],
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """Convert the tensors of a checkpoint file to the state dict of our model; all tensors are copied.
+    """Convert the tensors in a checkpoint file to our model's state dict. All tensors are copied.
 
     Args:
         entries: the exact set of tensors that the file must contain.
-        weights: the tensors of the file.
+        weights: the tensors in the file.
         shapes: a state dict of the model, for its shapes.
         dtype: dtype of the result.
 

@@ -1,4 +1,4 @@
-"""The rotary (RoPE) settings in config.json: reading and writing."""
+"""Read and write the rotary (RoPE) settings in config.json."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from saccade.positions import Linear, Llama3, Scaling, YaRN
 
-_KINDS: dict[str, Any] = {"linear": Linear, "llama3": Llama3, "yarn": YaRN}  # and "default", which changes nothing
+_KINDS: dict[str, Any] = {"linear": Linear, "llama3": Llama3, "yarn": YaRN}  # "default" has no scaling
 _TRAINED = "original_max_position_embeddings"  # our trained_len; every other key has the name of our field
 
 
@@ -50,7 +50,7 @@ def rope_base(config: Mapping[str, Any]) -> float:
 
 
 def rope_scaling(config: Mapping[str, Any]) -> Scaling | None:
-    """Return the scaling of the rotary frequencies in config.json. If it is the default, return None."""
+    """Return the scaling of the rotary frequencies in config.json, or None for the default."""
     settings = _settings(config)
     kind = _kind(settings)
     if kind not in _KINDS:
@@ -64,7 +64,7 @@ def rope_scaling(config: Mapping[str, Any]) -> Scaling | None:
 
 
 def rope_words(base: float, scaling: Scaling | None) -> dict[str, Any] | None:
-    """Return the ``rope_parameters`` to write to config.json. If they cannot express the scaling, return None."""
+    """Return the ``rope_parameters`` to write to config.json, or None if they cannot express the scaling."""
     if scaling is None:
         return {"rope_type": "default", "rope_theta": base}
     kind = next((kind for kind, scaling_class in _KINDS.items() if type(scaling) is scaling_class), None)
@@ -75,7 +75,7 @@ def rope_words(base: float, scaling: Scaling | None) -> dict[str, Any] | None:
 
 
 def _fields(kind: str) -> dict[str, dataclasses.Field[Any]]:
-    """Return a dict from the keys of a RoPE type in config.json to the fields of our rotary scaling class."""
+    """Return a dict that maps the keys of a RoPE type in config.json to the fields of our scaling class."""
     fields = dataclasses.fields(_KINDS[kind]) if kind in _KINDS else ()
     return {_TRAINED if field.name == "trained_len" else field.name: field for field in fields}
 
@@ -93,7 +93,7 @@ def _kind(settings: Mapping[str, Any]) -> str:
 
 
 def _attention_factor(settings: Mapping[str, Any]) -> float | None:
-    """Compute YaRN's attention factor from two RoPE settings in config.json. If they are missing, return None."""
+    """Compute YaRN's attention factor from the RoPE settings in config.json, or return None if some are missing."""
     factor, scale, scale_all = (settings.get(key) for key in ("factor", "mscale", "mscale_all_dim"))
     if not (factor and scale and scale_all):
         return None

@@ -1,4 +1,4 @@
-"""saccade's own file formats: for decoders that no published family can express, and for encoder-decoders."""
+"""saccade's own file formats, for decoders that no published format can express and for encoder-decoders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PAIR_NAMES = tuple(field.name for field in _PAIR_FIELDS)
 
 
 class SaccadeFormat(DecoderFormat):
-    """saccade's own file format for decoders: the fields of `DecoderConfig` and our weight names."""
+    """saccade's own file format for decoders, with the fields of `DecoderConfig` and our weight names."""
 
     names = {"embedding": "embedding"}
     prefix = ""
@@ -87,7 +87,7 @@ class SaccadeFormat(DecoderFormat):
 
 
 class EncoderDecoderFormat(FileFormat):
-    """saccade's own file format for encoder-decoders: the fields of `EncoderDecoderConfig` and our weight names."""
+    """saccade's file format for encoder-decoders, with the fields of `EncoderDecoderConfig` and our weight names."""
 
     sizes = {field.name: field.name for field in _PAIR_FIELDS if field.default is dataclasses.MISSING}
     stacks = {
@@ -120,7 +120,7 @@ class EncoderDecoderFormat(FileFormat):
 
 
 def _layer_words(pattern: LayerPattern) -> dict[str, Any]:
-    """Return the JSON object of a layer's mask and positions."""
+    """Return a layer's mask and positions as a JSON object."""
     window = None if pattern.mask is None else window_size(pattern.mask)
     rope = rope_words(pattern.rotary_base, pattern.rotary_scaling)
     temperature = None if pattern.temperature is None else dataclasses.asdict(pattern.temperature)
@@ -128,7 +128,7 @@ def _layer_words(pattern: LayerPattern) -> dict[str, Any]:
 
 
 def _read_layer(words: Mapping[str, Any]) -> LayerPattern:
-    """Return the mask and positions of a layer from their JSON object; see `_layer_words`."""
+    """Return a layer's mask and positions from the JSON object of `_layer_words`."""
     window, temperature = words.get("window"), words.get("temperature")
     return LayerPattern(
         mask=None if window is None else sliding_window(window),

@@ -22,9 +22,9 @@ _SIGNAL = ShapeSpec("signal [batch, len, channels]")
 
 
 class SignalEncoder(ArgumentHints, nn.Module):
-    """An encoder for long signals: strided convolutions turn a signal into frames, followed by local attention.
+    """An encoder for long signals: strided convolutions turn a signal into frames, which then attend locally.
 
-    Each convolution of stride s, with a GELU after it, shortens ``len`` samples to ``ceil(len / s)``. Attention
+    Each convolution with stride s is followed by a GELU and shortens ``len`` samples to ``ceil(len / s)``. Attention
     uses rotary positions, and the layers are pre-norm. Convolutions look ahead only if the mask does: with a causal
     mask, frame t does not depend on samples after ``t * prod(strides)``.
 
@@ -44,7 +44,7 @@ class SignalEncoder(ArgumentHints, nn.Module):
         stack: the layers, an `EncoderStack`.
 
     Raises:
-        ValueError, TypeError: incompatible sizes, a signal of the wrong shape or dtype, or lengths that exceed it.
+        ValueError, TypeError: incompatible sizes, a signal with the wrong shape or dtype, or lengths beyond its end.
 
     Cost: linear in the length if the mask is local.
 
@@ -55,8 +55,8 @@ class SignalEncoder(ArgumentHints, nn.Module):
         >>> encoder(signal, lengths=[101, 60]).shape, encoder.frames([101, 60])
         (torch.Size([2, 26, 32]), (26, 15))
 
-    Reference: convolutions before attention, Baevski et al. 2020, arXiv:2006.11477, section 2; a local window over
-    speech, Zhang et al. 2020, "Transformer transducer", arXiv:2002.02562, section 3.
+    Reference: Baevski et al. 2020, arXiv:2006.11477, section 2 (convolutions before attention); Zhang et al. 2020,
+    "Transformer transducer", arXiv:2002.02562, section 3 (local window over speech).
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class SignalEncoder(ArgumentHints, nn.Module):
             nn.Conv1d(*sizes, kernel_size, stride)
             for sizes, stride in zip(itertools.pairwise(widths), self.strides, strict=True)
         )
-        # Padding before and after the signal.
+        # numbers of zeros before and after the signal
         self._padding = (kernel_size - 1, 0) if mask.is_causal else (kernel_size // 2, kernel_size // 2)
         hidden_dim = 4 * embed_dim if feed_forward_dim is None else feed_forward_dim
         layers = (_layer(embed_dim, num_heads, mask, hidden_dim, dropout_p) for _ in range(num_layers))
@@ -102,8 +102,8 @@ class SignalEncoder(ArgumentHints, nn.Module):
             lengths: length of each signal without the padding on its right; None for no padding.
 
         Returns:
-            ``[batch, frames, embed_dim]``. The method `frames` returns how many frames of each signal are valid, that
-            is, not padding. Valid frames do not depend on the padding.
+            ``[batch, frames, embed_dim]``. The method `frames` returns how many frames of each signal are not padding.
+            These frames do not depend on the padding.
         """
         frames, padding = self._frames_of(signal, lengths)
         return self.stack(frames, mask=padding)
@@ -126,10 +126,10 @@ class SignalEncoder(ArgumentHints, nn.Module):
         return f"{self.channels}, strides={self.strides}, kernel_size={self.kernel_size}"
 
     def _frames_of(self, signal: Tensor, lengths: Sequence[int] | Tensor | None) -> tuple[Tensor, Padding | None]:
-        """Check a signal, and apply the signal encoder's convolutions.
+        """Check a signal, and apply the convolutions.
 
-        Return two values: the frames, ``[batch, frames, embed_dim]``, and a mask of their padding. If there are no
-        ``lengths``, the mask is None.
+        Return the frames, ``[batch, frames, embed_dim]``, and a mask that hides their padding, or None if there are no
+        ``lengths``.
         """
         sizes = _SIGNAL.check(signal, channels=self.channels)
         if not sizes["len"]:

@@ -36,7 +36,7 @@ _UNUSED_WEIGHTS = ("pooler.", "embeddings.position_ids", "cls.", "classifier.", 
 
 
 class Bert(FileFormat):
-    """BERT's format: learned positions, post-norm layers; Devlin et al. 2019, arXiv:1810.04805."""
+    """BERT's format, with learned positions and post-norm layers; Devlin et al. 2019, arXiv:1810.04805."""
 
     activation = "gelu"
     stacks = {"num_layers": ("layers", "encoder.layer")}
@@ -66,7 +66,7 @@ class Bert(FileFormat):
 
     def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> EncoderConfig:
         fields = self._required(config)
-        # A null value means the default, as in transformers.
+        # As in transformers, a null value means the default.
         fields |= {ours: config[key] for key, ours in _OPTIONAL.items() if config.get(key) is not None}
         if "activation" in fields:
             fields["activation"] = ACTIVATIONS[fields["activation"]]
@@ -182,9 +182,10 @@ class GPT2(DecoderFormat):
 
 
 class Llama(DecoderFormat):
-    """Llama's format: rotary positions, RMS pre-norms, gated feed-forward networks; see arXiv:2302.13971.
+    """Llama's format: rotary positions, RMS pre-norms and gated feed-forward networks; see arXiv:2302.13971.
 
-    Mistral adds a sliding window (Jiang et al. 2023, arXiv:2310.06825), and Qwen2 a bias in three of the projections.
+    Mistral adds a sliding window (Jiang et al. 2023, arXiv:2310.06825). Qwen2 adds biases to the projections of
+    queries, keys and values.
     """
 
     stacks = {"num_layers": ("stack.layers", "model.layers")}
@@ -262,9 +263,9 @@ class Llama(DecoderFormat):
 
 
 class Qwen2(Llama):
-    """Qwen2's format: Llama's, with biases of queries, keys and values.
+    """Qwen2's format: Llama's, with biases for queries, keys and values.
 
-    The output projection has no bias in the file; in our model, its bias is set to 0.
+    The file has no bias for the output projection; in our model, this bias is set to 0.
     """
 
     def clean_weights(self, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
@@ -275,7 +276,7 @@ class Qwen2(Llama):
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
-    """Return the size of the sliding window in config.json. If tokens attend to all earlier tokens, return None."""
+    """Return the size of the sliding window in config.json, or None if tokens attend to all earlier tokens."""
     if config.get("model_type") == "llama" or config.get("use_sliding_window", True) is False:
         return None
     return config.get("sliding_window")

@@ -1,4 +1,4 @@
-"""The warning about text beyond the length that a model was trained on, where rotary positions were never trained."""
+"""The warning for text that is longer than a model's training sequences, where rotary positions are untrained."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from saccade.masks.convert.patterns import describe
 
 
 class UntrainedLengthWarning(UserWarning):
-    """A warning that a language model reads text at distances that it was not trained on, so its outputs mean little.
+    """A warning that a language model attends over distances that it was not trained on, so its outputs are unreliable.
 
-    It is issued once for each model: for a `Decoder` with rotary positions that was loaded from files, when a token may
-    attend to tokens farther away than ``config.max_len``.
+    It is issued once for each `Decoder` with rotary positions and published weights, when a token may attend to tokens
+    farther away than ``config.max_len``.
     """
 
 
 def warn_beyond(trained: int, end: int, mask: Mask, cache: Cache | None) -> bool:
-    """Warn if a token may attend to tokens farther away than the trained length; return whether it was done.
+    """Warn if a token may attend to tokens farther away than the trained length. Return whether a warning was issued.
 
     Args:
-        trained: length of the longest sequence in training.
+        trained: length of the longest training sequence.
         end: number of tokens so far.
-        mask: the mask of model and call.
-        cache: the cache of the call.
+        mask: the model's mask combined with the call's mask.
+        cache: the cache passed to the call.
     """
     if end <= trained or longest_reach(mask, end) <= trained or _counts_inside(cache):
         return False
@@ -40,7 +40,7 @@ def warn_beyond(trained: int, end: int, mask: Mask, cache: Cache | None) -> bool
 
 
 def longest_reach(mask: Mask, length: int) -> int:
-    """Return the largest number of tokens from a query back to a key, both included, that a mask may allow.
+    """Return the largest number of tokens from a query back to a visible key, including both.
 
     It is exact for windows and for documents, and ``length`` for all other masks.
     """
@@ -54,7 +54,7 @@ def longest_reach(mask: Mask, length: int) -> int:
 
 
 def _counts_inside(cache: Cache | None) -> bool:
-    """Return whether all layers count positions inside their caches, whose size bounds the distances."""
+    """Return whether all layers count positions inside their caches, so that the cache size limits distances."""
     if cache is None:
         return False
     return all(isinstance(layer, SinkWindowCache) and layer.rotary is not None for layer in cache.flat)

@@ -15,7 +15,7 @@ from saccade.models.decoder_config import DecoderConfig
 
 # No hidden state depends on the pooler, the decoder or the token for patches that are masked in training.
 _UNUSED_WEIGHTS = ("pooler.", "embeddings.mask_token", "decoder.")
-# Names in older and newer files, and the names that transformers uses; replaced in this order.
+# Old names of weights, and the names that newer files and transformers use; replaced in this order.
 _RENAMED = {
     "encoder.layer.": "layers.",
     "attention.attention.query": "attention.q_proj",
@@ -28,7 +28,7 @@ _RENAMED = {
 
 
 class VisionFormat(FileFormat):
-    """The base class of vision file formats, whose config.json has image and patch sizes."""
+    """The base class of file formats for vision models, whose config.json has image and patch sizes."""
 
     sizes = {
         "hidden_size": "embed_dim",
@@ -67,7 +67,7 @@ class VisionFormat(FileFormat):
 
 
 class ViT(VisionFormat):
-    """ViT's format: learned positions, pre-norm layers, a class token; Dosovitskiy et al. 2021, arXiv:2010.11929."""
+    """ViT's format: learned positions, pre-norm layers and a class token; Dosovitskiy et al. 2021, arXiv:2010.11929."""
 
     stacks = {"num_layers": ("stack.layers", "layers")}
     activation = "gelu"
@@ -110,7 +110,7 @@ class ViT(VisionFormat):
             for old, new in _RENAMED.items():
                 name = name.replace(old, new)
             if name in ("embeddings.cls_token", "embeddings.position_embeddings"):
-                # In the file these are a batch of one.
+                # In the file, these tensors are a batch of one.
                 cleaned[f"{name}.weight"] = weight[0] if weight.dim() == 3 and len(weight) == 1 else weight
             elif not name.startswith(_UNUSED_WEIGHTS):
                 cleaned[name] = weight
@@ -118,7 +118,7 @@ class ViT(VisionFormat):
 
 
 def _pair(size: Any) -> tuple[int, ...]:
-    """Return the height and width of images or patches in config.json, where a single number stands for both.
+    """Return the height and width of images or patches, where a single number in config.json stands for both.
 
     If the size is None, return an empty tuple.
     """
@@ -211,7 +211,7 @@ class ClipText(FileFormat):
             norm="layer",
             attention_bias=True,
             feed_forward_bias=True,
-            # The first configs always say 2, but the end token is actually the last of the vocabulary.
+            # Early configs always give 2, but the end token is actually the last token of the vocabulary.
             end_tokens=() if ends == (2,) else ends,
             **_options(config),
         )
@@ -237,7 +237,7 @@ _SHARED = {"encoder_attention_heads": "decoder_attention_heads", "encoder_ffn_di
 
 
 class Detr(FileFormat):
-    """DETR's format: sinusoids added to queries and keys, post-norm layers; Carion et al. 2020, arXiv:2005.12872."""
+    """DETR's format: sinusoids in queries and keys, and post-norm layers; Carion et al. 2020, arXiv:2005.12872."""
 
     activation_key, activation = "activation_function", "relu"
 
@@ -302,7 +302,7 @@ class Detr(FileFormat):
         return ("embed_dim", "num_queries", "feed_forward_dim")
 
     def clean_weights(self, weights: Mapping[str, Tensor], config: SetDecoderConfig) -> dict[str, Tensor]:
-        """Return DETR's weights except the backbone's, under the names that transformers uses."""
+        """Return DETR's weights except those of the backbone, under the names that transformers uses."""
         renamed = {name.removeprefix("model."): weight for name, weight in weights.items()}
         return {
             re.sub(r"\.(fc[12])\.", r".mlp.\1.", name.replace("out_proj", "o_proj")).replace("mlp.mlp", "mlp"): weight

@@ -19,11 +19,11 @@ from saccade.support.validation import check_type
 
 
 class VisionTransformer(Pretrained):
-    """An image encoder: each square patch of an image becomes a token, and every token attends to every other token.
+    """An image encoder in which each square patch of an image becomes a token.
 
     The class token, if there is one, comes first, followed by the patches row by row. The patch in row y and column x
     of the grid is token ``y * columns + x``, or one more with a class token. ``mask.after(1)`` shifts a grid mask by
-    one token.
+    one token. Without a mask, every token attends to every token.
 
     `from_pretrained` and `from_state_dict` read ``ViTForImageClassification`` (with a head), ``ViTModel`` and CLIP's
     vision model (without one); a pooler is ignored.
@@ -35,7 +35,7 @@ class VisionTransformer(Pretrained):
         stack: the layers and the final norm, a `saccade.nn.EncoderStack`.
 
     Cost: O(num_layers * (tokens * embed_dim ** 2 + pairs * embed_dim)) time, where pairs is the number of pairs
-    that the mask allows; memory linear in the number of tokens.
+    that the mask allows, and memory that is linear in the number of tokens.
 
     Example:
         >>> config = VisionTransformerConfig(
@@ -74,8 +74,8 @@ class VisionTransformer(Pretrained):
         """Return the Vision Transformer's class logits for images.
 
         Args:
-            images: ``[batch, channels, H, W]``, with the size in the config.
-            mask: the mask of this batch on tokens, combined with the model's by ``&``.
+            images: ``[batch, channels, H, W]``, of the size given in the config.
+            mask: a token mask for this batch, combined with the model's own mask by ``&``.
 
         Returns:
             Logits ``[batch, num_classes]``; without a head, the output of `embed`.
@@ -88,7 +88,7 @@ class VisionTransformer(Pretrained):
         return pooled if self.head is None else self.head(pooled)
 
     def embed(self, images: Tensor, *, mask: object = None) -> Tensor:
-        """Return one vector for each image, ``[batch, embed_dim]``, pooled as the config says; see `forward`."""
+        """Return one vector for each image, ``[batch, embed_dim]``, pooled as set in the config; see `forward`."""
         hidden = self.hidden(images, mask=mask)
         if self.config.pooling == "class_token":
             return hidden[:, 0]
@@ -105,7 +105,7 @@ class VisionTransformer(Pretrained):
         Returns:
             One lazy matrix per layer, ``[batch, num_heads, tokens, tokens]``, without gradients.
 
-        Cost: a forward pass without gradients; memory linear in the number of tokens.
+        Cost: a forward pass without gradients, and memory that is linear in the number of tokens.
         """
         return self.stack.matrices(self._embedded(images), mask=mask)
 

@@ -1,4 +1,4 @@
-"""Neural network layers with parameters: attention, feed-forward, recurrent and pooling layers, and stacks of them."""
+"""Neural network layers with parameters: attention, feed-forward, recurrent and pooling layers, and layer stacks."""
 
 from typing import TYPE_CHECKING
 

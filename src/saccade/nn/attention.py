@@ -1,4 +1,4 @@
-"""MultiHeadAttention: an attention mechanism between learned projections of its inputs and output."""
+"""MultiHeadAttention: an attention mechanism with learned projections of its inputs and its output."""
 
 from __future__ import annotations
 
@@ -31,32 +31,33 @@ from saccade.support.validation import check_bool, check_type
 
 
 class MultiHeadAttention(AttentionLayer):
-    r"""Multi-head attention: several attentions in parallel, each with its own projections.
+    r"""Multi-head attention: several attention heads in parallel, each with its own projections.
 
     .. math:: \mathrm{out} = \mathrm{Concat}(A_1 V_1, \dots, A_h V_h)\, W_O, \qquad
               A_i = \mathrm{mechanism}(Q W_i^Q, K W_i^K)
 
-    ``mha(x)`` is self-attention, ``mha(x, context)`` cross-attention, ``mha(query, key, value)`` takes three inputs.
-    All tensors have the layout ``[batch, len, embed_dim]``.
+    ``mha(x)`` is self-attention, ``mha(x, context)`` is cross-attention, and ``mha(query, key, value)`` takes three
+    inputs. All tensors have the layout ``[batch, len, embed_dim]``.
 
     Args:
         embed_dim: width of queries and of the output.
         num_heads: divides ``embed_dim``.
-        num_kv_heads: key and value heads (grouped-query attention); divides ``num_heads``; ``num_heads`` if None.
+        num_kv_heads: number of key and value heads (grouped-query attention); divides ``num_heads``, which is the
+            default if None.
         head_dim: width of a head; ``embed_dim / num_heads`` if None.
         context_dim: width of keys and values before projection; ``embed_dim`` if None.
         mask: mask of the module; combined with the mask of each call by ``&``.
         mechanism: computes the matrix; `saccade.mechanisms.Softmax` if None.
         rotary: a `saccade.positions.Rotary` for queries and keys, or None.
         qk_norm: the norms of queries and keys, or None.
-        temperature: the factor of queries at each position, or None; see `saccade.positions.QueryTemperature`.
+        temperature: a position-dependent factor for queries, or None; see `saccade.positions.QueryTemperature`.
         short_convolution: number of positions that a convolution of queries, keys and values reads before their norms,
-            followed by a silu; see `saccade.mechanisms.ShortConvolution`. None for no convolution. For self-attention
-            only; the layer's cache then holds two, see `new_cache`.
+            followed by a silu; see `saccade.mechanisms.ShortConvolution`. None for no convolution. It is supported in
+            self-attention only, and `new_cache` then returns two caches.
         dropout_p: dropout of the attention weights, in training only.
         projection_bias: whether the projections have a bias.
-        output_gate: whether a fifth projection, applied to the queries, gates the heads before the output projection,
-            :math:`\sigma(x W_G) \odot \mathrm{Concat}(\dots)`; it does not affect the matrices.
+        output_gate: whether a fifth projection of the query input gates the heads before the output projection,
+            :math:`\sigma(x W_G) \odot \mathrm{Concat}(\dots)`. It does not affect the matrices.
 
     Raises:
         ValueError: sizes that do not divide evenly, or inputs of the wrong width.
@@ -138,20 +139,20 @@ class MultiHeadAttention(AttentionLayer):
                 way.
             key: ``[batch, kv_len, context_dim]``; the query if None.
             value: ``[batch, kv_len, context_dim]``; the key if None.
-            mask: the mask of this batch, as in `saccade.attention`; combined with the module's by ``&``.
+            mask: a mask for this batch, as in `saccade.attention`; combined with the module's own mask by ``&``.
             positions: positions of the queries, and in self-attention also of the keys: a range, or int64 ``[len]`` or
-                ``[batch, len]`` (a tensor or a list); -1 marks padding. By default key j is at position j and query i
+                ``[batch, len]`` (a tensor or a list); -1 marks padding. By default, key j is at position j and query i
                 at ``kv_len - q_len + i``.
             kv_positions: positions of the keys in cross-attention.
-            rotary_positions: positions of the tokens for the rotation alone, in self-attention, where they differ from
-                those that masks count: the depths in a `saccade.masks.Tree`, or ``[batch | 1, axes, len]`` for a
+            rotary_positions: positions for the rotation only, in self-attention, if they differ from the positions that
+                masks use: for example the depths in a `saccade.masks.Tree`, or ``[batch | 1, axes, len]`` for a
                 `Rotary` with sections.
-            bias: added to the scores of this call, as in `saccade.attention`; with a cache it must be a bias
-                on positions, not a tensor.
+            bias: added to the scores of this call, as in `saccade.attention`; with a cache, it must be a function of
+                positions, not a tensor.
             cache: the cache of earlier calls of this layer. With a `saccade.caches.KVCache`, the query contains
-                only new tokens, which attend to all tokens so far; their positions follow the cache unless
+                only new tokens, which attend to all tokens so far; their positions continue those in the cache unless
                 ``positions`` is passed. With a `saccade.caches.CrossCache`, the context is projected only once. A
-                layer with a short convolution takes the two caches of `new_cache`.
+                layer with a short convolution takes the two caches that `new_cache` returns.
 
         Returns:
             ``[batch, q_len, embed_dim]``.
@@ -187,7 +188,7 @@ class MultiHeadAttention(AttentionLayer):
             return self._project_output(out, query)
 
     def new_cache(self, max_len: int | None = None) -> LayerCache | Cache:  # type: ignore[override]  # two with a tail
-        """Return an empty cache for the attention layer; with a short convolution, a `Cache` of two."""
+        """Return an empty cache for the attention layer or, with a short convolution, a `Cache` of two."""
         own = super().new_cache(max_len)
         return own if self.convolution is None else Cache([own, self.convolution.new_cache()])
 
@@ -220,7 +221,7 @@ class MultiHeadAttention(AttentionLayer):
     ) -> tuple[Tensor, Tensor]:
         """Return the attention layer's output and the weights of every head, ``[batch, num_heads, q_len, kv_len]``.
 
-        The weights are those of the mechanism before dropout, so their rows sum to 1.
+        Dropout does not affect these weights, so with softmax their rows sum to 1.
 
         Raises:
             ValueError: more than `saccade.matrix.DENSE_LIMIT` weights; use `matrix`, which is lazy.
@@ -315,7 +316,7 @@ class MultiHeadAttention(AttentionLayer):
     def _attend_nested(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, mask: object, bias: Tensor | Bias | None
     ) -> Tensor:
-        """Compute multi-head attention within each item of nested tensors, by packing the items into one sequence.
+        """Compute attention within each item of nested tensors by packing the items into one sequence.
 
         The output is nested in the same way.
         """
@@ -369,5 +370,5 @@ class MultiHeadAttention(AttentionLayer):
         return norm_and_rotate(projected, self._split, self.qk_norm, norm, self.rotary, turns)
 
     def _split(self, x: Tensor) -> Tensor:
-        """Split projected tokens into attention heads; under tensor parallelism, only some heads are on this device."""
+        """Split projected tokens into heads. Under tensor parallelism, only some of the heads are on this device."""
         return x.reshape(*x.shape[:2], x.shape[2] // self.head_dim, self.head_dim).transpose(1, 2)

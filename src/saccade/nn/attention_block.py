@@ -29,7 +29,7 @@ class _CallOptions(TypedDict, total=False):
 class AttentionBlock(ArgumentHints, Layer):
     """A post-norm block: ``LayerNorm(query + Dropout(attention(query, key, value)))``.
 
-    ``block(x)`` is self-attention, ``block(x, context)`` is the cross-attention of a decoder.
+    ``block(x)`` is self-attention, and ``block(x, context)`` is the cross-attention of a decoder.
 
     Args:
         embed_dim, num_heads, num_kv_heads, context_dim, mask: see `MultiHeadAttention`.
@@ -85,12 +85,12 @@ class AttentionBlock(ArgumentHints, Layer):
         bias: Tensor | Bias | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """Return the attention block's output, ``[batch, q_len, embed_dim]``; see `MultiHeadAttention.forward`."""
+        """Return the block's output, ``[batch, q_len, embed_dim]``; see `MultiHeadAttention.forward`."""
         facts = {"mask": mask, "positions": positions, "kv_positions": kv_positions, "bias": bias}
         return self._add(query, self.attention(query, key, value, cache=cache, **facts))
 
     def matrix(self, query: Tensor, key: Tensor | None = None, **kwargs: Unpack[_CallOptions]) -> Matrix:
-        """Return the lazy attention matrix of the block; the arguments are those of `forward`."""
+        """Return the block's lazy attention matrix. For the arguments, see `forward`."""
         return self.attention.matrix(query, key, **kwargs)
 
     def with_weights(

@@ -53,7 +53,7 @@ def check_inputs(
     context_dim: int,
     dtype: torch.dtype | None,
 ) -> None:
-    """Raise unless query, key and value have the attention layer's widths and dtype; None accepts any dtype."""
+    """Raise unless query, key and value have the attention layer's widths and its dtype (any dtype if None)."""
     tensors = {"query": (query, embed_dim)}
     if key is not query or value is not query or context_dim != embed_dim:
         tensors |= {"key": (key, context_dim), "value": (value, context_dim)}
@@ -82,7 +82,7 @@ def _misfit(tensors: dict[str, tuple[Tensor, int]], argument: str, rule: str, go
 def checked_turns(
     rotary_positions: GivenPositions, rotary: nn.Module | None, is_self: bool, cache: LayerCache | None
 ) -> range | Tensor | None:
-    """Return the positions of an attention layer's rotation, or None; raise if nothing would use them as they are."""
+    """Return the positions for an attention layer's rotation, or None. Raise if the layer or cache cannot use them."""
     if rotary_positions is None:
         return None
     if rotary is None:
@@ -112,7 +112,7 @@ def check_nested_call(
 ) -> None:
     """Raise unless an attention call supports nested tensors.
 
-    Its mask and bias must be defined on positions, and it must have no positions and no cache.
+    Its mask and bias must be functions of positions, and it must have no positions and no cache.
     """
     places = {"positions": positions, "kv_positions": kv_positions, "rotary_positions": rotary_positions}
     check_nested(mask, bias, None, **places, cache=cache)
@@ -182,14 +182,14 @@ def _has_documents(mask: Mask) -> bool:
 def checked_bias(bias: object) -> Bias:
     """Return a bias that all calls of an attention layer can use.
 
-    It must be defined on positions. Raise for a tensor, because its shape fits only one call.
+    It must be a function of positions. Raise for a tensor, because its shape fits only one call.
     """
     hint = "for instance positions.ALiBi(num_heads), or a saccade.positions.Bias of your own"
     return check_type("bias", bias, Bias, "be a rule on positions with a cache", hint=hint)
 
 
 def check_causal(mask: Mask | None, positions: range | Tensor | None, cache: LayerCache) -> Positions | None:
-    """Return the positions of new tokens; raise if the attention mask lets tokens attend to later keys.
+    """Return the positions of new tokens. Raise if the attention mask lets tokens attend to later keys.
 
     With such a mask, the output with a cache would differ from that of a single pass over the full sequence.
     """

@@ -1,4 +1,4 @@
-"""The positions of an attention layer's call, and the heads that it projects."""
+"""The positions passed to an attention call, and the heads that the call projects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Heads(NamedTuple):
 
 
 class Places(NamedTuple):
-    """The positions that a call passes: of queries, of keys, and those for the rotation alone."""
+    """The positions passed to an attention call: of queries, of keys, and for the rotation only."""
 
     positions: GivenPositions = None
     kv_positions: GivenPositions = None
@@ -40,12 +40,12 @@ def turns_of(
     lengths: tuple[int, int],
     mask: Mask | None,
 ) -> tuple[range | Tensor, range | Tensor, tuple[range | Tensor, Mask | None]]:
-    """Return the positions for the rotation of queries and of keys, and positions and mask for the temperature.
+    """Return the positions for the rotation of queries and of keys, and the positions and mask for the temperature.
 
     Args:
-        given: the positions for the rotation alone, or None.
-        places: the positions of queries and keys, or None if they are the default ones.
-        lengths: number of queries and of keys.
+        given: the positions for the rotation only, or None.
+        places: the positions of queries and of keys, each None for the default.
+        lengths: numbers of queries and of keys.
         mask: the mask, whose documents restart the positions.
     """
     (q_len, kv_len), (q_places, kv_places) = lengths, places
@@ -60,7 +60,7 @@ def turns_of(
 def with_temperature(
     query: Tensor, temperature: QueryTemperature | None, positions: GivenPositions, mask: Mask | None
 ) -> Tensor:
-    """Multiply queries ``[batch, heads, len, head_dim]`` by the factors of their positions in their texts."""
+    """Multiply queries ``[batch, heads, len, head_dim]`` by the factors for their positions in their documents."""
     if temperature is None:
         return query
     factors = temperature.factors(positions_in_documents(positions, mask), dtype=query.dtype)

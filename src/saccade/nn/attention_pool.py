@@ -1,4 +1,4 @@
-"""AttentionPool: pools a sequence to one vector by an attention-weighted average."""
+"""AttentionPool: pools a sequence into one vector, which is an attention-weighted average."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ class AttentionPool(ArgumentHints, Layer):
     .. math:: \mathrm{out} = \sum_j a_j x_j, \qquad a = \mathrm{softmax}_j\ \mathrm{score}(q, x_j)
 
     The query is either learned or passed with each call. Without ``num_heads``, the tokens themselves are compared and
-    averaged; with it, a `MultiHeadAttention` projects query, keys, values and output.
+    averaged. With it, a `MultiHeadAttention` projects query, keys, values and output.
 
     Args:
         embed_dim: width of the tokens.
-        num_heads: number of attention heads; no projections if None.
+        num_heads: number of attention heads; None for no heads and no projections.
         num_queries: number of learned queries; None for one query and a result without a query axis.
         query_dim: width of queries that are passed with each call; None for learned queries.
         mechanism: computes the matrix from its score; `saccade.mechanisms.Softmax` if None.
         dropout_p: dropout of the weights, in training only.
-        output_projection: whether the multi-head attention has an output projection; otherwise the heads are only
+        output_projection: whether the multi-head attention has an output projection. If not, the heads are only
             concatenated.
 
     Attributes:
         query: the learned queries, ``[num_queries or 1, width]``, or None.
 
     Raises:
-        ValueError, TypeError: incompatible sizes, or a call that passes a query although it is learned or lacks one
-            although it is not.
+        ValueError, TypeError: incompatible sizes, a query passed to a layer with learned queries, or no query passed to
+            a layer without them.
 
     Cost: O(len · embed_dim) for each query, plus the score.
 
@@ -116,8 +116,8 @@ class AttentionPool(ArgumentHints, Layer):
 
         Returns:
             ``[batch, embed_dim]``, or ``[batch, num_queries, embed_dim]`` for several queries. With heads and a
-            ``query_dim``, the width is ``query_dim``. The result is 0 if all tokens are masked (with heads, the bias of
-            the output projection).
+            ``query_dim``, the width is ``query_dim``. If all tokens are masked, the result is 0 or, with heads, the
+            bias of the output projection.
         """
         check_dense(x=x, query=query)
         if self.attention is not None:
@@ -129,7 +129,7 @@ class AttentionPool(ArgumentHints, Layer):
         return out if has_axis else out[:, 0]
 
     def matrix(self, x: Tensor, query: Tensor | None = None, *, mask: object = None) -> Matrix:
-        """Return the lazy pooling weights, ``[batch, num_heads or 1, num_queries, len]``; arguments as in `forward`."""
+        """Return the lazy pooling weights, ``[batch, num_heads or 1, num_queries, len]``; see `forward`."""
         queries = self._queries(x, query)
         if self.mechanism is not None:
             return self.mechanism(queries[:, None], x[:, None], mask=mask)
@@ -145,7 +145,7 @@ class AttentionPool(ArgumentHints, Layer):
         return self.embed_dim if widths is None else widths[0]
 
     def _queries(self, x: Tensor, query: Tensor | None) -> Tensor:
-        """Return the pooling queries of a call, learned or passed: ``[batch, num_queries, width]``."""
+        """Return the learned queries or those passed to the call, ``[batch, num_queries, width]``."""
         _TOKENS.check(x, embed_dim=self.embed_dim)
         if self.query is not None:
             if query is not None:

@@ -1,4 +1,4 @@
-"""Base classes of layers: `Layer`, and `AttentionLayer` for layers with a mask, a mechanism and dropout."""
+"""The base classes of layers: `Layer`, and `AttentionLayer` for layers with a mask, a mechanism and dropout."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Layer(nn.Module):
         def __call__(self, *args: Any, **kwargs: Any) -> Tensor: ...
 
     def _slow_forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the layer as ``torch.jit.trace`` does.
+        """Run the layer when ``torch.jit.trace`` traces it.
 
         Raises:
-            UnsupportedError: there are more arguments than the layer takes by position, as TorchScript's exporter to
-                ONNX passes all of them.
+            UnsupportedError: more positional arguments than the layer accepts, because the TorchScript-based ONNX
+                exporter passes all arguments by position.
         """
         parameters = inspect.signature(self.forward).parameters.values()
         if len(args) > sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters):
@@ -41,11 +41,11 @@ class Layer(nn.Module):
 
 
 class AttentionLayer(ArgumentHints, Layer):
-    """The base of attention layers, which map ``[batch, len, embed_dim]`` to the same shape.
+    """The base class of attention layers, which map ``[batch, len, embed_dim]`` to the same shape.
 
     Args:
         embed_dim: width of queries and of the output.
-        num_heads: number of heads of the attention matrix.
+        num_heads: number of heads in the attention matrix.
         mask: mask of the module; combined with the mask of each call by ``&``.
         mechanism: computes the matrix; `saccade.mechanisms.Softmax` if None.
         dropout_p: dropout of the attention weights, in training only; already checked.
@@ -77,7 +77,7 @@ class AttentionLayer(ArgumentHints, Layer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
-        """Return the attention layer's lazy self-attention matrix for some tokens, ``[batch, num_heads, len, len]``."""
+        """Return the layer's lazy self-attention matrix for some tokens, ``[batch, num_heads, len, len]``."""
 
     def reset_parameters(self) -> None:
         """Initialize the projections with Xavier-uniform weights and zero biases, as in ``nn.MultiheadAttention``."""
@@ -91,12 +91,12 @@ class AttentionLayer(ArgumentHints, Layer):
         """Return an empty cache for the attention layer.
 
         Args:
-            max_len: number of tokens to allocate memory for at once; if None, the cache grows as needed.
+            max_len: number of tokens to allocate memory for in advance; if None, the cache grows as needed.
         """
         return self.mechanism.new_cache(max_len)
 
     def _joined(self, mask: object, shape: tuple[int, int, int, int]) -> Mask | None:
-        """Combine the attention layer's mask with that of a call; raise if the mechanism does not support it."""
+        """Combine the layer's mask with that of a call. Raise if the mechanism does not support the result."""
         joined = self.mask
         if mask is not None:
             batch_mask = as_mask(mask, shape)

@@ -1,4 +1,4 @@
-"""ConvolvedProjections: a short convolution over projected tokens, with its state in the cache of a layer."""
+"""ConvolvedProjections: a short convolution over projected tokens, whose state is part of the layer's cache."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from saccade.support.errors import type_error
 class ConvolvedProjections(Layer):
     """A short convolution of projected queries, keys and values, followed by a silu.
 
-    A token reads earlier tokens of its own text only: each document begins anew, and padding is not read. The windows
-    and other patterns of the layer's mask do not limit it.
+    A token reads only earlier tokens in the same document, and no padding. Windows and other patterns in the layer's
+    mask do not limit the convolution.
 
     Args:
-        channels: number of projected channels, together.
+        channels: total number of channels of queries, keys and values.
         width: number of positions that a token reads, including its own.
     """
 
@@ -39,11 +39,11 @@ class ConvolvedProjections(Layer):
 
         Args:
             x: ``[batch, len, channels]``.
-            mask: the mask of the batch, of which only documents and padding count.
+            mask: the mask of the batch, of which only documents and padding are used.
             positions: positions of the tokens, in order; -1 marks padding.
             cache: the cache of earlier tokens, from `new_cache`.
         """
-        channels, facts = x.mT[..., None], facts_of(mask)  # as heads
+        channels, facts = x.mT[..., None], facts_of(mask)  # channels as heads
         if cache is None:
             places = {"q_positions": positions, "kv_positions": positions}
             out = self.mechanism(channels, channels, mask=facts, **places).matmul(channels)
@@ -60,7 +60,7 @@ class ConvolvedProjections(Layer):
 
 
 def facts_of(mask: Mask | None) -> Mask | None:
-    """Return the part of a mask that says which tokens belong together: documents without a rule, and padding."""
+    """Return only the parts of a mask that describe the batch: padding, and documents without their inner mask."""
     if mask is None:
         return None
     parts = mask.parts if isinstance(mask, And) else (mask,)
@@ -71,10 +71,10 @@ def facts_of(mask: Mask | None) -> Mask | None:
 
 
 def split_cache(cache: LayerCache | Cache | None) -> tuple[LayerCache | None, LayerCache | None]:
-    """Return the two caches of a layer with a short convolution: of its attention, and of the convolution.
+    """Return the two caches of a layer with a short convolution: for the mechanism and for the convolution.
 
     Raises:
-        TypeError: the cache is not one that `new_cache` of the layer makes.
+        TypeError: the cache is not one that the layer's `new_cache` returns.
     """
     if cache is None:
         return None, None
@@ -87,7 +87,7 @@ def split_cache(cache: LayerCache | Cache | None) -> tuple[LayerCache | None, La
 
 @contextmanager
 def undone_on_error(cache: LayerCache | None) -> Iterator[None]:
-    """Restore a cache if what follows fails, so that a failed call changes no cache."""
+    """Within a ``with`` block, restore a cache if an exception is raised, so that a failed call does not change it."""
     kept = None if cache is None else cache.fork()
     try:
         yield

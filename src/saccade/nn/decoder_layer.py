@@ -30,14 +30,14 @@ class DecoderLayer(ResidualLayer):
         feed_forward: a `FeedForward`, or any module that maps ``[batch, len, embed_dim]`` to the same shape.
         cross_attention: a `MultiHeadAttention` that attends to the context; its ``context_dim`` may differ.
         norm, norm_eps, norm_first, dropout_p: see `EncoderLayer`.
-        part_norm: whether a norm follows each part, before its output is added: besides the norm that comes first
-            (Gemma 2 and 3), or instead of the norm of the sum if ``norm_first`` is False (OLMo 2).
-        parallel: whether attention and feed-forward network read the same norm and are added together (GPT-J, Cohere),
-            instead of one after the other; for layers with ``norm_first``, and without ``cross_attention``.
+        part_norm: whether a norm is applied to each part's output before it is added: in addition to the norm before
+            the part (Gemma 2 and 3) or, if ``norm_first`` is False, instead of the norm after the sum (OLMo 2).
+        parallel: whether attention and feed-forward network read the same normalized input and are added together
+            (GPT-J, Cohere), instead of one after the other. Requires ``norm_first`` and no ``cross_attention``.
 
     Attributes:
         attention_norm, cross_attention_norm, feed_forward_norm: the norms, which can be replaced by any module.
-        attention_part_norm, feed_forward_part_norm: the norms behind the parts, if there are others before them.
+        attention_part_norm, feed_forward_part_norm: the norms after the parts, if there are also norms before them.
 
     Raises:
         TypeError: a part of the wrong kind.
@@ -106,14 +106,14 @@ class DecoderLayer(ResidualLayer):
         Args:
             x: ``[batch, len, embed_dim]``; with a cache, only the new tokens.
             context: the encoder's output, ``[batch, context_len, context_dim]``.
-            mask: the mask of this batch; combined with the attention's by ``&``.
-            context_mask: which tokens of ``context`` each token of x may attend to; positions in x start at 0, or at
-                the end of the cache.
-            positions: positions of the tokens of x; see `MultiHeadAttention.forward`.
-            context_positions: positions of the tokens of ``context``.
-            rotary_positions: positions of the tokens of x for the rotation alone; see `MultiHeadAttention.forward`.
-            bias: added to the scores of the self-attention, as in `saccade.attention`; with a cache it must be a
-                bias on positions.
+            mask: a mask for this batch, combined with the attention's own mask by ``&``.
+            context_mask: which tokens of ``context`` each token of x may attend to. By default, positions in x start at
+                0 or continue those in the cache.
+            positions: positions of the tokens in x; see `MultiHeadAttention.forward`.
+            context_positions: positions of the tokens in ``context``.
+            rotary_positions: positions of the tokens in x for the rotation only; see `MultiHeadAttention.forward`.
+            bias: added to the scores of the self-attention, as in `saccade.attention`; with a cache, it must be a
+                function of positions.
             cache: the cache of earlier calls, from `new_cache`; new tokens are added to it. With cross-attention,
                 ``context`` is projected in the first call and may be omitted in later calls.
 
@@ -151,7 +151,7 @@ class DecoderLayer(ResidualLayer):
     def _add_normed(
         self, x: Tensor, part: Callable[[Tensor], Tensor], norm: nn.Module, part_norm: nn.Module | None
     ) -> Tensor:
-        """Apply one residual branch whose output is normed; ``norm`` comes before the part if there are two norms."""
+        """Apply one residual branch with a norm on its output. If there are two norms, ``norm`` precedes the part."""
         change = norm(part(x)) if part_norm is None else part_norm(part(norm(x)))
         return x + self._dropped(change)
 
@@ -176,18 +176,18 @@ class DecoderLayer(ResidualLayer):
         return cross.matrix(tokens, context, mask=context_mask, positions=positions, kv_positions=context_positions)
 
     def new_cache(self, max_len: int | None = None) -> LayerCache | Cache:
-        """Return an empty cache for this decoder layer, which includes its cross-attention if there is one.
+        """Return an empty cache for this layer, including one for its cross-attention if there is one.
 
         Args:
-            max_len: number of tokens to allocate memory for at once; if None, the cache grows as needed.
+            max_len: number of tokens to allocate memory for in advance; if None, the cache grows as needed.
         """
         cache = self.attention.new_cache(max_len)
         return cache if self.cross_attention is None else Cache([cache, CrossCache()])
 
     def _caches(self, cache: LayerCache | Cache | None) -> tuple[LayerCache | Cache | None, CrossCache | None]:
-        """Return a decoder layer's two caches, for self-attention and for cross-attention.
+        """Return the layer's caches for self-attention and for cross-attention.
 
-        If there is no cache or no cross-attention, the corresponding value is None.
+        Both are None if there is no cache, and the second is None if there is no cross-attention.
         """
         if cache is None:
             return None, None
@@ -202,7 +202,7 @@ class DecoderLayer(ResidualLayer):
         raise type_error("cache", rule, type(cache).__name__, hint="new_cache() of the layer makes one")
 
     def _check_context(self, context: Tensor | None, context_cached: bool) -> None:
-        """Raise if a decoder layer without cross-attention gets a context, or one with cross-attention gets none."""
+        """Raise if a layer without cross-attention gets a context, or if one with cross-attention gets none."""
         if self.cross_attention is None and context is not None:
             hint = "DecoderLayer(..., cross_attention=MultiHeadAttention(...)) makes a layer that looks across"
             rule = "be None in a layer without cross_attention"
@@ -214,9 +214,9 @@ class DecoderLayer(ResidualLayer):
 
 
 def _cross_positions(positions: GivenPositions, x: Tensor, context_mask: object) -> GivenPositions:
-    """Return the positions of cross-attention queries, counted in their own sequence.
+    """Return the positions of cross-attention queries within their own sequence.
 
-    They do not depend on the length of the context. A tensor mask needs no positions, because it is indexed by rows.
+    They do not depend on the length of the context. A tensor mask needs no positions, because its rows are the queries.
     """
     if positions is not None or isinstance(context_mask, Tensor):
         return positions

@@ -27,14 +27,14 @@ class DifferentialAttention(MultiHeadAttention):
         embed_dim: width of queries and of the output.
         num_heads: number of heads, each with two maps; ``2 * num_heads`` divides ``embed_dim``.
         layer: index of this layer in its stack, counted from 0; see `saccade.mechanisms.Differential`.
-        rotary: a `saccade.positions.Rotary` of width ``embed_dim // (2 * num_heads)`` for queries and keys of each map.
+        rotary: a `saccade.positions.Rotary` of width ``embed_dim // (2 * num_heads)`` for each map's queries and keys.
         norm_eps: epsilon of the norm of each head.
         num_kv_heads, context_dim, mask, dropout_p, projection_bias, output_gate: see `MultiHeadAttention`.
 
     Raises:
         ValueError: sizes that do not divide evenly, or inputs of the wrong width.
 
-    Cost: as `MultiHeadAttention` with the same number of heads, plus a second matrix product.
+    Cost: that of a `MultiHeadAttention` with the same number of heads, plus a second matrix product.
 
     Example:
         >>> from saccade.masks import Causal

@@ -1,4 +1,4 @@
-"""EncoderLayer: self-attention and a feed-forward network; and `ResidualLayer`, a base shared with decoder layers."""
+"""EncoderLayer: self-attention and a feed-forward network; and `ResidualLayer`, the base class of all such layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ResidualLayer(ArgumentHints, Layer):
     """The base class of `EncoderLayer` and `DecoderLayer`: residual branches, each with a norm.
 
     Args:
-        attentions: the attentions by name, ``attention`` first; None for an attention that the layer does not have.
+        attentions: the attention modules by name, ``attention`` first; None for one that the layer does not have.
         feed_forward, norm, norm_eps, norm_first, dropout_p: see `EncoderLayer`.
     """
 
@@ -79,7 +79,7 @@ class ResidualLayer(ArgumentHints, Layer):
         return norm(x + self._dropped(part(x)))
 
     def _dropped(self, change: Tensor) -> Tensor:
-        """Apply dropout to the output of a part; skip the call in eval mode, where its overhead matters."""
+        """Apply dropout to the output of a part. In eval mode, the call is skipped, because its overhead matters."""
         return self.dropout(change) if self.dropout.training else change
 
 
@@ -90,8 +90,8 @@ class EncoderLayer(ResidualLayer):
               x'' = x' + \mathrm{ff}(\mathrm{norm}(x')); \qquad
               \text{else:}\quad x' = \mathrm{norm}(x + \mathrm{attention}(x)), \quad \dots
 
-    The layer is built from parts: set attention options (mask, mechanism, rotary, grouped heads) on the attention, and
-    feed-forward options on the feed-forward network.
+    The layer is built from parts. Set attention options (mask, mechanism, rotary, grouped heads) on the attention
+    module, and feed-forward options on the feed-forward network.
 
     Args:
         attention: a `MultiHeadAttention`, `LatentAttention` or `DifferentialAttention`.
@@ -143,7 +143,7 @@ class EncoderLayer(ResidualLayer):
 
         Args:
             x: ``[batch, len, embed_dim]``.
-            mask: the mask of this batch; combined with the attention's by ``&``.
+            mask: a mask for this batch, combined with the attention's own mask by ``&``.
             positions, rotary_positions: positions of the tokens; see `MultiHeadAttention.forward`.
             bias: added to the scores of this call, as in `saccade.attention`.
 
@@ -157,7 +157,7 @@ class EncoderLayer(ResidualLayer):
 
 
 def _width(attentions: Mapping[str, AttentionLayer | None], feed_forward: nn.Module) -> int:
-    """Check the types and widths of the parts of an encoder or decoder layer; return their common width."""
+    """Check the types and widths of a layer's parts, and return their common width."""
     width = 0
     for name, part in attentions.items():
         if part is None and name != "attention":

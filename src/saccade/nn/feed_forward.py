@@ -1,4 +1,4 @@
-"""FeedForward: a small network applied to each token."""
+"""FeedForward: a two-layer network that is applied to each token."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class FeedForward(ArgumentHints, Layer):
     .. math:: \mathrm{out} = W_2\,\phi(W_1 x), \qquad \text{gated:}\quad
               \mathrm{out} = W_2\,(\phi(W_g x) \odot W_1 x)
 
-    Gated with ``"silu"`` this is SwiGLU, with ``"gelu"`` it is GEGLU, and with ``"relu"`` ReGLU.
+    If gated, the network is called SwiGLU with ``"silu"``, GEGLU with ``"gelu"``, and ReGLU with ``"relu"``.
 
     Args:
         embed_dim: width of the model.
         hidden_dim: inner width; often ``4 * embed_dim``, or ``8 / 3 * embed_dim`` if gated, for the same number of
             weights.
-        activation: ``"gelu"``, ``"gelu_tanh"`` (its approximation, as in GPT-2), ``"quick_gelu"`` (another, as in
-            CLIP), ``"relu"`` or ``"silu"``.
+        activation: ``"gelu"``, ``"gelu_tanh"`` (an approximation of GELU, as in GPT-2), ``"quick_gelu"`` (a cheaper
+            approximation, as in CLIP), ``"relu"`` or ``"silu"``.
         gated: whether the activation is multiplied by a second projection.
         dropout_p: dropout of the inner channels, in training only.
         projection_bias: whether the linear layers have a bias.
@@ -87,7 +87,7 @@ class FeedForward(ArgumentHints, Layer):
         self.dropout = nn.Dropout(dropout_p)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the feed-forward network to each token; the shape ``[..., embed_dim]`` stays the same."""
+        """Apply the network to each token. The shape ``[..., embed_dim]`` does not change."""
         activation = ACTIVATIONS[self.activation]
         inner = activation(self.expand(x)) if self.gate is None else activation(self.gate(x)) * self.expand(x)
         return self.contract(self.dropout(inner) if self.dropout.training else inner)

@@ -27,7 +27,7 @@ _Projected = tuple[Tensor, Tensor, Mask | None, Positions | None]
 
 
 class LatentAttention(AttentionLayer):
-    r"""Self-attention whose keys and values are computed from latents: the MLA of DeepSeek-V2 and V3.
+    r"""Self-attention whose keys and values are computed from latents, as in DeepSeek-V2 and V3 (MLA).
 
     For each token t, the cache stores a latent :math:`c_t` and a rotated vector :math:`r_t`, which all heads share:
 
@@ -36,32 +36,33 @@ class LatentAttention(AttentionLayer):
 
     Two forms compute the same matrix. *Expanded*: keys and values of all heads are computed from the latents of all
     tokens. *Absorbed*: since :math:`q \cdot W_K c = W_K^\top q \cdot c`, transformed queries attend directly to the
-    latents, as heads that share one key head, and :math:`W_V` is applied to the result. The expanded form is cheaper
-    for a prompt, the absorbed form for decoding one token; "auto" uses the form with fewer multiplications (see
-    `explain`).
+    latents, which form a single key head shared by all heads, and :math:`W_V` is applied to the result. The expanded
+    form is cheaper for a prompt, and the absorbed form for decoding one token. "auto" uses the form with fewer
+    multiplications (see `explain`).
 
     Args:
         embed_dim: width of the tokens.
-        num_heads: number of heads; need not divide ``embed_dim``.
+        num_heads: number of heads, which need not divide ``embed_dim``.
         latent_dim: width of :math:`c_t`.
         head_dim: width of the queries and keys of one head, including the rotated part at the end.
         rotary_dim: width of the rotated part.
-        value_dim: width of values of one head; ``head_dim - rotary_dim`` if None.
-        query_latent_dim: width of a normalized latent from which queries are computed, or None.
+        value_dim: width of the values of one head; ``head_dim - rotary_dim`` if None.
+        query_latent_dim: width of a normalized latent from which queries are computed; None to compute them from the
+            tokens.
         rotary: a `saccade.positions.Rotary` of width ``rotary_dim`` for queries and keys, or None.
         mask: mask of the module; combined with the mask of each call by ``&``.
-        scale: scale of the scores; ``head_dim ** -0.5`` if None. YaRN models multiply it by a factor.
+        scale: scale of the scores; ``head_dim ** -0.5`` if None. Models with YaRN multiply this by another factor.
         form: "expanded", "absorbed" or "auto".
         norm_eps: epsilon of the root-mean-square norms of latents.
         dropout_p: dropout of the attention weights, in training only.
-        projection_bias: whether the projections to latents and of the output have a bias.
+        projection_bias: whether the projections to latents and the output projection have a bias.
 
     Raises:
         ValueError: incompatible sizes, or inputs of the wrong width.
-        UnsupportedError: the form is impossible: the absorbed form requires an expansion that is a plain linear layer,
-            and the expanded form a cache that exposes all latents.
+        UnsupportedError: the form is impossible. The absorbed form requires the expansion to be a plain linear layer,
+            and the expanded form requires a cache that exposes all latents.
 
-    Cost: a cache stores ``latent_dim + rotary_dim`` numbers per token; for the time, see `explain`.
+    Cost: a cache stores ``latent_dim + rotary_dim`` numbers per token. For the time, see `explain`.
 
     Example:
         >>> import torch
@@ -133,12 +134,12 @@ class LatentAttention(AttentionLayer):
 
         Args:
             query: the tokens, ``[batch, len, embed_dim]``; with a cache, only the new tokens.
-            mask: the mask of this batch, as in `saccade.attention`; combined with the module's by ``&``.
+            mask: a mask for this batch, as in `saccade.attention`; combined with the module's own mask by ``&``.
             positions: positions of the tokens; see `MultiHeadAttention.forward`.
-            bias: added to the scores of this call, as in `saccade.attention`; with a cache it must be a bias
-                on positions, not a tensor.
+            bias: added to the scores of this call, as in `saccade.attention`; with a cache, it must be a function of
+                positions, not a tensor.
             cache: the cache of earlier calls of this layer: a `saccade.caches.LatentCache` from `new_cache`, or another
-                cache of keys and values, which then stores latents as both.
+                cache of keys and values, which stores the latents as both.
 
         Returns:
             ``[batch, len, embed_dim]``.
@@ -173,7 +174,7 @@ class LatentAttention(AttentionLayer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
-        """Return the lazy matrix of latent attention for a call, ``[batch, num_heads, len, len]``.
+        """Return the lazy attention matrix of a call, ``[batch, num_heads, len, len]``.
 
         In the absorbed form, the matrix has one key head, which contains the latents. In the expanded form, it has
         ``num_heads`` key heads.
@@ -187,20 +188,20 @@ class LatentAttention(AttentionLayer):
         return expanding(heads, latents, mask=joined, q_positions=positions, kv_positions=positions).matrix
 
     def new_cache(self, max_len: int | None = None) -> LatentCache:
-        """Return an empty cache of latents.
+        """Return an empty cache for latents.
 
         Args:
-            max_len: number of tokens to allocate memory for at once; if None, the cache grows as needed.
+            max_len: number of tokens to allocate memory for in advance; if None, the cache grows as needed.
         """
         return LatentCache(self.sizes.latent, max_len)
 
     def explain(self, q_len: int = 1, kv_len: int | None = None, *, dtype: torch.dtype | None = None) -> str:
-        """Describe which form of latent attention a call uses and why, and the size of the cache.
+        """Describe which form of latent attention a call uses and why, and how large the cache is.
 
         Args:
             q_len: number of new tokens in the call.
             kv_len: total number of tokens, including the new ones; ``q_len`` if None.
-            dtype: dtype of the cache; that of the parameters if None.
+            dtype: dtype of the cache; the dtype of the parameters if None.
         """
         sizes, kv_len = self.sizes, check_int("kv_len", q_len if kv_len is None else kv_len, 0)
         check_int("q_len", q_len, 0, below=kv_len + 1)
@@ -246,7 +247,7 @@ class LatentAttention(AttentionLayer):
     def _project(self, x: Tensor, mask: object, positions: GivenPositions, cache: LayerCache | None) -> _Projected:
         """Check and project the inputs of latent attention.
 
-        Return four values: the rotated queries, the latents ``[batch, 1, len, cached]``, the mask and the positions.
+        Return the rotated queries, the latents ``[batch, 1, len, cached]``, the combined mask and the positions.
         """
         if isinstance(cache, CrossCache):
             rule, hint = "be that of a self-attention", "new_cache() makes one"

@@ -1,4 +1,4 @@
-"""The two forms of latent attention: keys and values expanded from latents, or queries that absorb the expansion."""
+"""The two forms of latent attention: keys and values are expanded from latents, or queries absorb the expansion."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LatentSizes(NamedTuple):
 
     @property
     def plain(self) -> int:
-        """Width of a latent attention head's queries and keys, without the rotated part."""
+        """Width of one head's queries and keys, without the rotated part."""
         return self.head - self.rotated
 
     @property
@@ -49,12 +49,12 @@ class LatentSizes(NamedTuple):
 
     @property
     def crossover(self) -> float:
-        """Number of queries above which the expanded form of latent attention is cheaper, in the limit of many keys."""
+        """Number of queries above which the expanded form is cheaper, in the limit of many keys."""
         more = 2 * self.latent + self.rotated - self.head - self.value
         return self.latent * (self.plain + self.value) / more if more > 0 else float("inf")
 
     def cost(self, form: Form, q_len: int, kv_len: int) -> int:
-        """Return the number of multiplications per head in one form of latent attention without a mask."""
+        """Return the number of multiplications per head in one form of unmasked latent attention."""
         weights = self.latent * (self.plain + self.value)
         if form == "expanded":
             return kv_len * weights + q_len * kv_len * (self.head + self.value)
@@ -67,13 +67,13 @@ class LatentSizes(NamedTuple):
 
 
 class Expanded(NamedTuple):
-    """The matrix of latent attention in its expanded form, together with the values of all heads."""
+    """The attention matrix of the expanded form, together with the values of all heads."""
 
     matrix: Matrix
     values: Tensor
 
     def matmul(self, latents: Tensor, *, dropout_p: float = 0.0) -> Tensor:
-        """Multiply the matrix of latent attention by the values of all heads.
+        """Multiply the attention matrix by the values of all heads.
 
         The argument ``latents`` is ignored, because the values have already been computed from the latents.
         """
@@ -82,13 +82,13 @@ class Expanded(NamedTuple):
 
 
 class Expanding(nn.Module):
-    """A mechanism for the expanded form of latent attention: it computes keys and values from cached latents.
+    """The mechanism for the expanded form of latent attention, which computes keys and values from cached latents.
 
     It is a module so that the cache can check whether its parameters require a gradient.
 
     Args:
         mechanism: the layer's mechanism.
-        expansion: linear layer from latents to keys and values, ``[latent, heads * (plain + value)]``.
+        expansion: the linear layer that maps latents to keys and values, ``[latent, heads * (plain + value)]``.
         sizes: the layer's sizes.
     """
 
@@ -105,7 +105,7 @@ class Expanding(nn.Module):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> Expanded:
-        """Return the matrix of latent attention in its expanded form, together with the values of all heads.
+        """Return the attention matrix of the expanded form, together with the values of all heads.
 
         Args:
             query: ``[batch, heads, q_len, head]``.
@@ -122,7 +122,7 @@ class Expanding(nn.Module):
 
 
 def absorb(query: Tensor, weight: Tensor, sizes: LatentSizes) -> Tensor:
-    """Transform queries for the absorbed form: their scores with latents equal those of ``query`` with expanded keys.
+    """Transform queries so that their scores with latents equal the scores of ``query`` with expanded keys.
 
     Args:
         query: ``[batch, heads, q_len, head]``.

@@ -1,4 +1,4 @@
-"""Construction of norm layers by name."""
+"""Norm layers, which are built by name."""
 
 from __future__ import annotations
 

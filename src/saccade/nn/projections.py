@@ -1,4 +1,4 @@
-"""Helpers for projections: linear layers, convolutions and their replacements (8-bit layers, adapters)."""
+"""Helpers for projections, that is, linear layers, convolutions and their replacements (8-bit layers, adapters)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 def weight_of(layer: nn.Module) -> Tensor | None:
     """Return the weight of a projection layer, which determines the dtype and device of its input.
 
-    For 8-bit layers, whose weights are integer codes, and for adapters, which wrap the layer with the weights, return
-    None. Both check their inputs themselves.
+    Return None for 8-bit layers, whose weights are integer codes, and for adapters, which wrap the layer that has the
+    weights. Both check their inputs themselves.
     """
     weight = getattr(layer, "weight", None)
     return weight if isinstance(weight, Tensor) and weight.is_floating_point() else None
@@ -22,7 +22,7 @@ def reasons_against_plain(layers: Mapping[str, nn.Module], theirs: str) -> list[
 
     Args:
         layers: the layers by name.
-        theirs: the owner of the layers that the weights are copied to, for the message.
+        theirs: the owner of the layers to which the weights are copied, for the message.
     """
     return [
         f"its {name} is {type(layer).__name__}; {theirs} has a plain linear layer"

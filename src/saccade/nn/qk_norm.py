@@ -1,4 +1,4 @@
-"""QKNorm: the norm of queries and keys before their product."""
+"""QKNorm: norms of queries and keys before their dot products."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from saccade.support.validation import check_bool, check_choice, check_number
 @argument_hints()
 @dataclasses.dataclass(frozen=True)
 class QKNorm:
-    """Options of root-mean-square norms for queries and keys, which keep scores from growing in training.
+    """Options of root-mean-square norms for queries and keys, which keep scores from growing during training.
 
     Args:
-        across: ``"head"``: each head has its own norm over its channels, with weights that all heads share (Qwen3,
-            Gemma 3); ``"all_heads"``: one norm over the channels of all heads (OLMo 2).
+        across: ``"head"`` for a norm over the channels of each head, with weights that all heads share (Qwen3, Gemma
+            3), or ``"all_heads"`` for one norm over the channels of all heads (OLMo 2).
         eps: added to the mean square.
-        learned: whether the norms have weights. Without weights, a head's norm makes scores multiples of cosines.
-        after_rotary: whether keys and queries are normed after the rotary rotation instead of before it (Hunyuan).
+        learned: whether the norms have weights. Without weights, norms over single heads make scores proportional to
+            cosines.
+        after_rotary: whether queries and keys are normalized after the rotary rotation (Hunyuan) instead of before it.
             The two differ only if the norms have weights.
 
     Raises:
-        ValueError: an argument does not meet the conditions above, or ``after_rotary`` with ``"all_heads"``.
+        ValueError: an argument does not meet the conditions above, or ``after_rotary`` is combined with
+            ``"all_heads"``.
         TypeError: ``learned`` or ``after_rotary`` is not a bool.
 
     Reference: Henry et al. 2020, arXiv:2010.04245; Dehghani et al. 2023, arXiv:2302.05442, section 3.1.
@@ -47,12 +49,12 @@ class QKNorm:
             check_choice("across", self.across, ("head",), hint="after the rotation, heads are normed one by one")
 
     def make(self, num_heads: int, head_dim: int) -> nn.RMSNorm:
-        """Return the norm of ``num_heads`` heads of queries or keys."""
+        """Return a norm for queries or keys with ``num_heads`` heads."""
         width = head_dim if self.across == "head" else num_heads * head_dim
         return nn.RMSNorm(width, self.eps, elementwise_affine=self.learned)
 
     def check_cache(self, cache: object) -> None:
-        """Raise if a cache rotates the keys that it stores again, and a learned norm comes after the rotation.
+        """Raise if a cache rotates its stored keys again although a learned norm follows the rotation.
 
         Raises:
             UnsupportedError: the rotation cannot be undone.
@@ -75,8 +77,8 @@ def norm_and_rotate(
     Args:
         projected: ``[batch, len, heads * head_dim]``.
         split: returns the heads, ``[batch, heads, len, head_dim]``.
-        options, norm: the options, and the norm that they made.
-        rotary, turns: the rotation and its positions; no rotation if None.
+        options, norm: the options, and the norm that was built from them.
+        rotary, turns: the rotation and its positions; None for no rotation.
     """
     heads = split(norm(projected) if options.across == "all_heads" else projected)
     if options.across == "head" and not options.after_rotary:

@@ -25,10 +25,10 @@ from saccade.support.validation import check_bool, check_choice, check_int, chec
 
 
 class Read(NamedTuple):
-    """The projections of a recurrent layer's input tokens, and the recurrence mechanism with their gates.
+    """The projections of a recurrent layer's input tokens, and the mechanism with the tokens' gates.
 
     Args:
-        make: the mechanism, with the gates of the input tokens.
+        make: the mechanism, to which the gates of the input tokens are already passed.
         query, key, value: ``[batch, heads, len, width]``.
         gate: the output gate, with the shape of the values, or None.
     """
@@ -45,7 +45,7 @@ class RecurrentLayer(AttentionLayer):
 
     Args:
         embed_dim, num_heads, mechanism: as in `AttentionLayer`.
-        mask: the layer's mask, combined with Causal.
+        mask: the layer's mask, which is combined with Causal if it is not causal.
     """
 
     def __init__(self, embed_dim: int, num_heads: int, mask: Mask | None, mechanism: Mechanism):
@@ -59,12 +59,12 @@ class RecurrentLayer(AttentionLayer):
 
         Args:
             x: the tokens.
-            mask, positions, tail: of the short convolution, if there is one; ``tail`` is its cache.
+            mask, positions, tail: arguments for the short convolution, if there is one; ``tail`` is its cache.
         """
 
     @abstractmethod
     def _project_output(self, out: Tensor, read: Read) -> Tensor:
-        """Project the output of the recurrent heads, ``[batch, heads, len, width]``, to ``[batch, len, embed_dim]``."""
+        """Project the output of the heads, ``[batch, heads, len, width]``, to ``[batch, len, embed_dim]``."""
 
     def forward(
         self,
@@ -79,7 +79,7 @@ class RecurrentLayer(AttentionLayer):
 
         Args:
             query: ``[batch, len, embed_dim]``; with a cache, only the new tokens.
-            mask: the mask of this batch, such as packed documents or padding; combined with the layer's by ``&``.
+            mask: a mask for this batch, such as documents or padding; combined with the layer's own mask by ``&``.
             positions: ascending positions of the tokens; -1 marks padding. Only their order matters.
             bias: must be None, because there are no scores.
             cache: the cache of earlier calls, from `new_cache`.
@@ -99,7 +99,7 @@ class RecurrentLayer(AttentionLayer):
         return self._project_output(out, read)
 
     def new_cache(self, max_len: int | None = None) -> LayerCache | Cache:  # type: ignore[override]  # two with a tail
-        """Return an empty cache for the recurrent layer; with a short convolution, a `Cache` of two.
+        """Return an empty cache for the recurrent layer or, with a short convolution, a `Cache` of two.
 
         Args:
             max_len: largest number of tokens; None for no limit.
@@ -115,7 +115,7 @@ class RecurrentLayer(AttentionLayer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
-        """Return the lazy matrix that equals the recurrence, ``[batch, num_heads, len, len]``; see `forward`."""
+        """Return the recurrence as a lazy matrix, ``[batch, num_heads, len, len]``; see `forward`."""
         joined, positions = self._checked_options(query, mask, positions, bias, None)
         make, heads, key, _, _ = self._read(query, joined, positions, None)
         return make(heads, key, mask=joined, q_positions=positions, kv_positions=positions)
@@ -123,7 +123,7 @@ class RecurrentLayer(AttentionLayer):
     def _checked_options(
         self, query: Tensor, mask: object, positions: GivenPositions, bias: object, cache: LayerCache | None
     ) -> tuple[Mask | None, Positions | None]:
-        """Check the options of a call to a recurrent layer; return the combined mask and the positions."""
+        """Check the options of a call. Return the combined mask and the positions."""
         if bias is not None:
             raise unsupported("bias", ["there are no scores to which it could be added"])
         check_dense(query=query)
@@ -143,10 +143,10 @@ class Recurrence(RecurrentLayer):
 
     .. math:: \mathrm{out} = W \big( \mathrm{norm}(A V) \odot \mathrm{silu}(G x) \big)
 
-    The norm divides each head by its root mean square. Queries and keys pass through silu; with `Delta` they are then
+    The norm divides each head by its root mean square. Queries and keys pass through silu; with `Delta`, they are then
     scaled to length 1. ``beta`` is a sigmoid. A decay, or the step size of `SSD`, is a softplus that starts between
-    0.001 and 0.1; it is multiplied by a rate of the head, initially 1 to ``num_heads``. With `SSD`, each head also adds
-    a learned multiple of its values, which is not part of the matrix.
+    0.001 and 0.1, and is multiplied by a learned rate for each head, initially 1 to ``num_heads``. With `SSD`, each
+    head also adds a learned multiple of its values, which is not part of the matrix.
 
     The layer is causal. It can replace self-attention in `EncoderLayer`, `DecoderLayer` and stacks, supports packed and
     padded sequences, and has a cache of constant size.
@@ -155,10 +155,10 @@ class Recurrence(RecurrentLayer):
         embed_dim: width of the tokens.
         num_heads: divides ``embed_dim``.
         mechanism: a `saccade.mechanisms.Delta`, `GatedLinear` or `SSD`; ``Delta()`` if None.
-        decay: "token" for one decay per token and head, "channel" for one per token and channel, None for no decay or
-            for mechanisms that define one (`SSD`, ``GatedLinear.retnet``).
-        short_convolution: number of positions that a convolution of queries, keys and values reads, followed by a silu
-            of all three; see `saccade.mechanisms.ShortConvolution`. None for no convolution.
+        decay: "token" for one decay per token and head, "channel" for one per token and channel, or None for no decay
+            and for mechanisms that define one (`SSD`, ``GatedLinear.retnet``).
+        short_convolution: number of positions that a convolution of queries, keys and values reads, followed by a silu;
+            see `saccade.mechanisms.ShortConvolution`. None for no convolution.
         mask: combined with Causal and with the mask of each call by ``&``.
         projection_bias: whether the output projection has a bias.
 
@@ -168,7 +168,7 @@ class Recurrence(RecurrentLayer):
             width.
         UnsupportedError: a mask that a recurrence cannot apply, or a bias.
 
-    Cost: O(n head_dim^2) for each head, five projections, and the convolution.
+    Cost: O(n * head_dim ** 2) for each head, five projections, and the convolution.
 
     Example:
         >>> from saccade.mechanisms import Delta
@@ -243,7 +243,7 @@ class Recurrence(RecurrentLayer):
         return self.output_projection(normed.transpose(1, 2).flatten(2))
 
     def _gates(self, x: Tensor) -> dict[str, Tensor]:
-        """Compute the gates of each token in the recurrence: decay, beta or step size, as the mechanism needs them."""
+        """Compute the gates that the mechanism needs for each token: decay, beta or step size."""
         gates = {}
         if self.write is not None:
             gates["beta"] = self.write(x).sigmoid().mT

@@ -1,4 +1,4 @@
-"""Stacks of encoder layers and of decoder layers."""
+"""EncoderStack and DecoderStack: stacks of encoder layers and of decoder layers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class EncoderStack(ArgumentHints, Layer):
 
     Args:
         layers: at least one `EncoderLayer`.
-        final_norm: norm for the last layer's output; needed with pre-norm layers.
+        final_norm: norm for the output of the last layer, which pre-norm layers need.
 
     Raises:
         TypeError: an entry is not an `EncoderLayer`.
@@ -64,7 +64,7 @@ class EncoderStack(ArgumentHints, Layer):
         rotary_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Tensor:
-        """Return the encoder stack's output, ``[batch, len, embed_dim]``; arguments as in `EncoderLayer.forward`."""
+        """Return the stack's output, ``[batch, len, embed_dim]``. For the arguments, see `EncoderLayer.forward`."""
         for layer, turns in zip(self.layers, turns_of(self.layers, rotary_positions), strict=True):
             x = layer(x, mask=mask, positions=positions, bias=bias, **turns)
         return x if self.final_norm is None else self.final_norm(x)
@@ -78,7 +78,7 @@ class EncoderStack(ArgumentHints, Layer):
         rotary_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> list[Matrix]:
-        """Return the lazy attention matrices of all layers in the encoder stack; arguments as in `forward`."""
+        """Return the lazy attention matrices of all layers. For the arguments, see `forward`."""
         options = {"mask": mask, "positions": positions, "bias": bias}
         inputs = with_inputs(self.layers, x, rotary_positions=rotary_positions, **options)
         turns = turns_of(self.layers, rotary_positions)
@@ -89,8 +89,8 @@ class DecoderStack(ArgumentHints, Layer):
     """A stack of decoder layers.
 
     Args:
-        layers: at least one `DecoderLayer`; either all have cross-attention or none has.
-        final_norm: norm for the last layer's output.
+        layers: at least one `DecoderLayer`; either all or none have cross-attention.
+        final_norm: norm for the output of the last layer, which pre-norm layers need.
 
     Raises:
         TypeError: an entry is not a `DecoderLayer`.
@@ -142,14 +142,14 @@ class DecoderStack(ArgumentHints, Layer):
         return x if self.final_norm is None else self.final_norm(x)
 
     def matrices(self, x: Tensor, context: Tensor | None = None, **kwargs: Unpack[_CallOptions]) -> list[Matrix]:
-        """Return the lazy self-attention matrices of all layers in the decoder stack; arguments as in `forward`."""
+        """Return the lazy self-attention matrices of all layers. For the arguments, see `forward`."""
         options = {name: kwargs.get(name) for name in ("mask", "positions", "bias")}
         inputs = with_inputs(self.layers, x, context, **kwargs)
         turns = turns_of(self.layers, kwargs.get("rotary_positions"))
         return [layer.matrix(x, **options, **own) for (layer, x), own in zip(inputs, turns, strict=True)]
 
     def cross_matrices(self, x: Tensor, context: Tensor, **kwargs: Unpack[_CallOptions]) -> list[Matrix]:
-        """Return the lazy cross-attention matrices of all layers in the decoder stack; arguments as in `forward`."""
+        """Return the lazy cross-attention matrices of all layers. For the arguments, see `forward`."""
         inputs = with_inputs(self.layers, x, context, **kwargs)
         return [layer.cross_matrix(x, context, **kwargs) for layer, x in inputs]
 
@@ -157,7 +157,7 @@ class DecoderStack(ArgumentHints, Layer):
         """Return an empty cache for all layers of the stack.
 
         Args:
-            max_len: number of tokens to allocate memory for at once; if None, the cache grows as needed.
+            max_len: number of tokens to allocate memory for in advance; if None, the cache grows as needed.
         """
         return Cache(cast(DecoderLayer, layer).new_cache(max_len) for layer in self.layers)
 
@@ -173,7 +173,7 @@ class DecoderStack(ArgumentHints, Layer):
 
 
 def turns_of(layers: nn.ModuleList, rotary_positions: GivenPositions) -> list[dict[str, Any]]:
-    """Return the argument ``rotary_positions`` of each layer of a stack, which only layers with rotary take.
+    """Return keyword arguments for each layer, with ``rotary_positions`` only for layers that have a rotary.
 
     Raises:
         ValueError: no layer would use them.
@@ -189,7 +189,7 @@ def turns_of(layers: nn.ModuleList, rotary_positions: GivenPositions) -> list[di
 def with_inputs(
     layers: nn.ModuleList, x: Tensor, *others: Any, rotary_positions: GivenPositions = None, **options: Any
 ) -> Iterator[tuple[Any, Tensor]]:
-    """Yield each layer of a stack together with the layer's input; the first layer's input is ``x``."""
+    """Yield each layer of a stack together with its input, beginning with the first layer and ``x``."""
     for layer, turns in zip(layers, turns_of(layers, rotary_positions), strict=True):
         yield layer, x
         x = layer(x, *others, **options, **turns)

@@ -21,10 +21,10 @@ _PAIRS = ShapeSpec("pairs [batch, columns, columns, pair_dim]")
 
 
 class TableAttention(ArgumentHints, Layer):
-    """The base class of the Evoformer's layers: a norm, and gated multi-head attention within each row of a table.
+    """The base class of the Evoformer's attention layers: a norm, then gated multi-head attention in each table row.
 
     All rows are computed in one call: the rows form the batch axis, and the heads of all batch items form the head
-    axis. In this way, the bias of a batch item is stored only once for all of the item's rows.
+    axis. The bias of a batch item is therefore stored only once for all rows of the item.
 
     Args:
         embed_dim: width of the tokens.
@@ -46,7 +46,7 @@ class TableAttention(ArgumentHints, Layer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize table attention as in AlphaFold, with open gates and an output of 0."""
+        """Initialize the layer as in AlphaFold, with mostly open gates and an output of 0."""
         self.attention.reset_parameters()
         gate, output = self.attention.gate_projection, self.attention.output_projection
         assert isinstance(gate, nn.Linear)
@@ -57,7 +57,7 @@ class TableAttention(ArgumentHints, Layer):
         return f"{self.embed_dim}, num_heads={self.num_heads}"
 
     def _check(self, x: Tensor, valid: Tensor | None, shapes: ShapeSpec = _TABLE) -> None:
-        """Raise unless the shapes of a table of tokens and of ``valid`` match the layer and each other."""
+        """Raise unless a table of tokens and ``valid`` match the layer and each other."""
         shapes.check(x, embed_dim=self.embed_dim)
         weight = weight_of(self.attention.query_projection)
         if weight is not None and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
@@ -72,7 +72,7 @@ class TableAttention(ArgumentHints, Layer):
             raise type_error("valid", "be a bool tensor", str(valid.dtype).removeprefix("torch."), hint=hint)
 
     def _attend(self, x: Tensor, bias: Tensor | None, valid: Tensor | None) -> Tensor:
-        """Return the output of row attention for a normalized table, ``[batch, rows, columns, embed_dim]``."""
+        """Return the output for a normalized table, ``[batch, rows, columns, embed_dim]``."""
         attention = self.attention
         heads = self._matrix(x, bias, valid).matmul(self._split(attention.value_projection, x))
         merged = heads.unflatten(1, (len(x), self.num_heads)).permute(1, 0, 3, 2, 4).flatten(3)
@@ -80,7 +80,7 @@ class TableAttention(ArgumentHints, Layer):
         return attention.output_projection(merged if gate is None else merged * torch.sigmoid(gate(x)))
 
     def _matrix(self, x: Tensor, bias: Tensor | None, valid: Tensor | None) -> Matrix:
-        """Return a normalized table's attention matrices by row, ``[rows, batch * num_heads, columns, columns]``.
+        """Return the attention matrices within each row of a table, ``[rows, batch * num_heads, columns, columns]``.
 
         Args:
             x: ``[batch, rows, columns, embed_dim]``.
@@ -109,21 +109,21 @@ class RowAttention(TableAttention):
               A_{rh} = \mathrm{softmax}\Big(\frac{Q_{rh} K_{rh}^\top}{\sqrt{d}} + B_h\Big), \qquad
               B = \mathrm{norm}(\mathrm{pairs})\, W_B
 
-    x is normalized first, and the output is meant to be added to it. In an alignment, rows are sequences and columns
-    their positions.
+    x is normalized first, and the output is meant to be added to x. In an alignment, rows are sequences, and columns
+    are positions in these sequences.
 
     Args:
         embed_dim: width of the tokens.
         num_heads: divides ``embed_dim``.
-        pair_dim: width of the column pair representation, or None.
+        pair_dim: width of the representation of column pairs; None for no pairs.
 
     Attributes:
         pair_norm, bias_projection: layers for the pairs, or None.
 
     Raises:
-        ValueError, TypeError: incompatible sizes; pairs without ``pair_dim``, or ``pair_dim`` without pairs.
+        ValueError, TypeError: incompatible sizes, pairs without ``pair_dim``, or ``pair_dim`` without pairs.
 
-    Cost: O(batch · rows · columns² · embed_dim) time; the bias has ``batch · num_heads · columns²`` numbers
+    Cost: O(batch · rows · columns² · embed_dim) time. The bias has ``batch · num_heads · columns²`` elements,
     regardless of the number of rows, and the full matrices are never stored.
 
     Example:
@@ -192,7 +192,7 @@ class ColumnAttention(TableAttention):
     Raises:
         ValueError, TypeError: incompatible sizes.
 
-    Cost: O(batch · columns · rows² · embed_dim) time; the full matrices are never stored.
+    Cost: O(batch · columns · rows² · embed_dim) time. The full matrices are never stored.
 
     Example:
         >>> layer = ColumnAttention(16, 4)
@@ -243,8 +243,8 @@ class TriangleAttention(TableAttention):
               \text{end:}\quad A_{ij,k} = \mathrm{softmax}_k\Big(\frac{q_{ij}^\top k_{kj}}{\sqrt{d}} + b_{ki}\Big)
 
     for each head, where :math:`b = \mathrm{norm}(\mathrm{pairs})\, W_B` is a bias from the third side of the triangle.
-    Otherwise it is like `RowAttention`: the pair (i, j) is the token in row i and column j, pairs are normalized first,
-    and the gated output is meant to be added to them.
+    As in `RowAttention`, the pair (i, j) is the token in row i and column j, pairs are normalized first, and the gated
+    output is meant to be added to them.
 
     Args:
         embed_dim: width of the pairs.
@@ -254,7 +254,7 @@ class TriangleAttention(TableAttention):
     Raises:
         ValueError, TypeError: incompatible sizes.
 
-    Cost: O(batch · n³ · embed_dim) time; memory O(batch · n² · (embed_dim + num_heads)).
+    Cost: O(batch · n³ · embed_dim) time and O(batch · n² · (embed_dim + num_heads)) memory.
 
     Example:
         >>> import torch
@@ -287,8 +287,8 @@ class TriangleAttention(TableAttention):
     def matrix(self, pairs: Tensor, *, valid: Tensor | None = None) -> Matrix:
         """Return the lazy attention matrix of each node, ``[n, batch * num_heads, n, n]``; see `forward`.
 
-        Head h of item b is head ``b * num_heads + h``. In the matrix of node i, row j is the pair (i, j) and column k
-        the pair (i, k); with "end", they are the pairs (j, i) and (k, i).
+        Head h of item b is head ``b * num_heads + h``. In the matrix of node i, row j is the pair (i, j), and column k
+        is the pair (i, k). With "end", they are the pairs (j, i) and (k, i).
         """
         return self._matrix(*self._prepare(pairs, valid))
 
@@ -298,7 +298,7 @@ class TriangleAttention(TableAttention):
     def _prepare(self, pairs: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Prepare the inputs of triangle attention.
 
-        Return three values: the normalized pairs, with one row for each shared node, the bias, and ``valid``.
+        Return the normalized pairs with one row for each shared node, the bias, and ``valid``.
         """
         self._check(pairs, valid, _NODE_PAIRS)
         x = self._around(self.norm(pairs))

@@ -1,4 +1,4 @@
-"""Conversion of attention layers to and from torch.nn, with equal outputs."""
+"""Convert attention layers to and from torch.nn, with equal outputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from saccade.support.validation import check_type
 
 TorchLayer = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
 TorchStack = nn.TransformerEncoder | nn.TransformerDecoder
-# Our names of attentions and norms, with torch's names.
+# Our names for attention modules and norms, mapped to torch's names.
 _ENCODER = {"attention": "self_attn"}, {"attention_norm": "norm1", "feed_forward_norm": "norm2"}
 _DECODER = (
     {"attention": "self_attn", "cross_attention": "multihead_attn"},
@@ -53,7 +53,7 @@ def from_torch(module: nn.TransformerEncoder, *, batch_first: Literal[True] | No
 @overload
 def from_torch(module: nn.TransformerDecoder, *, batch_first: Literal[True] | None = None) -> DecoderStack: ...
 def from_torch(module: nn.Module, *, batch_first: Literal[True] | None = None) -> nn.Module:
-    """Convert a module of torch.nn to one of ours, with copied weights and equal outputs.
+    """Convert a torch.nn module to one of ours, with copied weights and equal outputs.
 
     =========================== ====================
     ``nn.MultiheadAttention``   `MultiHeadAttention`
@@ -64,22 +64,22 @@ def from_torch(module: nn.Module, *, batch_first: Literal[True] | None = None) -
     =========================== ====================
 
     Our modules always take ``[batch, len, embed_dim]``. Masks are inverted: True means "ignore" in torch's modules and
-    "may attend" in ours (`saccade.masks.from_key_padding_mask` converts); ``mask=masks.Causal()`` replaces ``tgt_mask``
-    and ``is_causal``.
+    "may attend" in ours (`saccade.masks.from_key_padding_mask` converts them). ``mask=masks.Causal()`` replaces
+    ``tgt_mask`` and ``is_causal``.
 
     Args:
         module: one of the torch modules above.
-        batch_first: pass True to confirm that our module will get the batch first although torch's module has
-            ``batch_first=False``, its default. Otherwise such a module is refused, because with its inputs ours would
-            attend from one batch item to another.
+        batch_first: pass True to confirm that our module will receive the batch first although torch's module has
+            ``batch_first=False``, its default. Without it, such a module is rejected, because inputs in its layout
+            would make our module attend from one batch item to another.
 
     Raises:
         TypeError: this type of module is not supported.
         ValueError: ``batch_first`` is False.
-        UnsupportedError: our module would compute something different; every reason is listed. The possible
+        UnsupportedError: our module would compute something different. Every reason is listed. The possible
             reasons are: the module, or some of its parts, takes the length first (without ``batch_first=True``); a
-            subclass or part overrides ``forward``; an attention has ``add_bias_kv``, ``add_zero_attn`` or different
-            widths of key and value; a layer has an activation that `FeedForward` lacks, or different dropout
+            subclass or part overrides ``forward``; an attention module has ``add_bias_kv``, ``add_zero_attn`` or
+            different widths of key and value; a layer has an activation that `FeedForward` lacks, or different dropout
             probabilities.
 
     Example:
@@ -110,12 +110,11 @@ def to_torch(module: DecoderStack) -> nn.TransformerDecoder: ...
 def to_torch(module: nn.Module) -> nn.Module:
     """Convert one of our modules to torch.nn (``batch_first=True``), with copied weights and equal outputs.
 
-    See the table in `from_torch`. Key and value heads that several query heads share are duplicated for each query
-    head.
+    See the table in `from_torch`. If several query heads share a key and value head, it is copied for each of them.
 
     Raises:
         TypeError: this type of module is not supported.
-        UnsupportedError: torch's module lacks a feature of ours; every reason is listed. The possible reasons are a
+        UnsupportedError: torch's module lacks a feature of ours. Every reason is listed. The possible reasons are a
             mask in the module, rotary positions, a mechanism other than plain softmax, a gate, root-mean-square norms,
             biases in only some parts, and a subclass that overrides ``forward``.
     """
@@ -233,7 +232,7 @@ def _attention_to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:
     share = module.num_heads // module.num_kv_heads
 
     def expanded(parameter: Tensor) -> Tensor:
-        """Repeat the rows of each key or value head in a parameter for all query heads that share the head."""
+        """Repeat the rows of each key or value head in a parameter, once for each query head that shares it."""
         return parameter.unflatten(0, (-1, module.head_dim)).repeat_interleave(share, 0).flatten(0, 1)
 
     with torch.no_grad():
@@ -263,7 +262,7 @@ def _layer_from_torch(module: TorchLayer) -> EncoderLayer | DecoderLayer:
     names, norms = _ENCODER if is_encoder else _DECODER
     attentions = {ours: _attention_from_torch(getattr(module, theirs)) for ours, theirs in names.items()}
     activation = _activation_of(module.activation)
-    # dropout1 to dropout3, which follow the parts
+    # dropout1 to dropout3, which are applied to the outputs of the parts
     dropouts = {getattr(module, name.replace("norm", "dropout")).p for name in norms.values()}
     reasons = []
     if activation is None:
@@ -375,7 +374,7 @@ def _reasons_of_layer(module: EncoderLayer | DecoderLayer) -> list[str]:
 
 
 def _activation_of(activation: Any) -> Activation | None:
-    """Return our name for the activation of a torch layer. If we do not support the activation, return None."""
+    """Return our name for a torch layer's activation, or None if we do not support it."""
     if isinstance(activation, nn.GELU) and activation.approximate == "tanh":
         return "gelu_tanh"
     kinds = (name for kind, name in _MODULES.items() if isinstance(activation, kind))

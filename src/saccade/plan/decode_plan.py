@@ -1,7 +1,7 @@
-"""Plans for decoding: the tiles of a single row, which is the last one, for each new token.
+"""Plans for decoding: the tiles of the last row, planned anew for each token.
 
-Planning one row costs as much as planning a few hundred, since bounds are arrays over groups of rows. So the bounds of
-many upcoming rows are computed at once, and each decoded token reads the bounds of one row.
+Bounds are computed as arrays over groups of rows, so planning one row costs as much as planning a few hundred. The
+bounds of many upcoming rows are therefore computed at once, and each decoded token reads the bounds of one row.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 from saccade.plan import ALL, Box, ColumnRange, Groups, Plan, Ranges, Rule, Tile
 from saccade.plan.key_ranges import Ints, KeyDomain, Spans, shift_range
 
-ROWS = 128  # rows whose bounds are computed at once; blocks begin at multiples, so that decoding steps share them
+ROWS = 128  # rows whose bounds are computed at once; blocks start at multiples, so decoding steps share them
 
 
 class _Term(NamedTuple):
-    """One of a decode plan's disjoint masks, with the fully and the partially visible keys of each upcoming row."""
+    """One of the disjoint masks of a decode plan, with the visible and the undecided keys of each upcoming row."""
 
     rule: Rule
     step: int
@@ -26,15 +26,15 @@ class _Term(NamedTuple):
 
 
 class RowsAhead:
-    """Bounds of a mask for consecutive rows that decoding has yet to reach. Each row has keys up to its own position.
+    """Bounds of a mask for the next rows to be decoded. The keys of each row end at the row's position.
 
     Args:
-        rule: the mask; it must not distinguish batch items.
+        rule: the mask, which must be the same for all batch items.
         first: position of the first row.
         kv_first: position of the first key.
         rows: number of rows.
 
-    Cost: that of planning a single row, plus a little for each row.
+    Cost: as much as planning a single row, plus a little for each further row.
     """
 
     def __init__(self, rule: Rule, first: int, kv_first: int, rows: int = ROWS):
@@ -45,7 +45,7 @@ class RowsAhead:
 
 
 class RowPlan(Plan):
-    """The plan of a single row of decoding: one tile for each of the disjoint masks in `Rule.terms`.
+    """The plan of a single decoded row, with one tile for each of the disjoint masks in `Rule.terms`.
 
     Args:
         rows: bounds of a block of rows that contains the row.

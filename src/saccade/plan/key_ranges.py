@@ -1,8 +1,8 @@
-"""Sets of keys as sorted ranges, many sets at a time, and bounds on the keys that a mask allows.
+"""Sets of keys as sorted ranges, processed many sets at a time, and bounds on the keys that a mask allows.
 
 A `Spans` stores one set of integers per *row group*, as a structure of arrays: ``starts`` and ``ends`` of shape
-``[groups, slots]``, half-open, sorted, disjoint, empty slots last. All operations are built from two, union and
-complement. Each costs O(groups * slots) in NumPy, whatever the number of keys.
+``[groups, slots]``. Ranges are half-open, sorted and disjoint, with empty slots last. All operations are built from
+two: union and complement. Each costs O(groups * slots) in NumPy, whatever the number of keys.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Spans(NamedTuple):
         return Spans(*_packed(starts, ends, universe))
 
     def complement(self, universe: KeyDomain) -> Spans:
-        """Return the keys of the domain that are not in the set, which are the gaps between the set's ranges."""
+        """Return the keys of the domain that are not in the set: the gaps between the set's ranges."""
         starts = np.concatenate([universe.first[:, None], self.ends], axis=1)
         ends = np.concatenate([self.starts, universe.stop[:, None]], axis=1)
         return Spans(*_packed(starts, ends, universe))
@@ -99,7 +99,7 @@ class Spans(NamedTuple):
         return (self.ends - self.starts).sum(axis=1)
 
     def ranges(self, rows: Ints, step: int = 1) -> Iterator[tuple[range, ...]]:
-        """Return each group's non-empty key ranges. With a step, keys are whole steps away from the first row."""
+        """Yield each group's non-empty key ranges. With a step, keys are whole steps away from the group's row."""
         for some in range(0, len(rows), _AT_ONCE):
             own = slice(some, some + _AT_ONCE)
             numbers = (self.starts[own].tolist(), self.ends[own].tolist(), rows[own].tolist())
@@ -187,5 +187,5 @@ class Bounds(NamedTuple):
 
 
 def shift_range(span: range, by: int) -> range:
-    """Shift a range of keys by adding ``by`` to start and stop."""
+    """Shift a range of keys by adding ``by`` to its start and stop."""
     return range(span.start + by, span.stop + by, span.step)

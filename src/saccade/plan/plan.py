@@ -1,6 +1,6 @@
-"""Plan: tiles that cover every allowed pair of a mask, for the cheapest grouping of its rows.
+"""Plan: tiles that cover every pair that a mask allows, for the cheapest grouping of rows.
 
-A plan is computed from the bounds of a mask on *groups of rows*, never from single pairs. Several groupings are
+A plan is computed from the bounds of a mask on *groups of rows*, never from individual pairs. Several groupings are
 compared (all rows together, blocks of 768 or 192, cuts at positions that the mask prefers, batch items together or
 separate). The cost of each is estimated in query-key pairs, and the cheapest is selected.
 """
@@ -20,11 +20,11 @@ from saccade.plan.tiles import ALL, Groups, Rule, Tile
 
 _ROW_BLOCKS = (768, 192, 48, 12, 1)
 _SAMPLE = 1024  # number of groups on which the cost of a larger layout is estimated
-_MOST_CACHED_TILES = 4096  # tiles that a plan caches; with more, they are computed anew in each iteration
+_MOST_CACHED_TILES = 4096  # a plan with more tiles does not cache them but recomputes them in each iteration
 
 
 class Plan:
-    """The tiles for one mask and one matrix shape, determined on first use.
+    """The tiles for one mask and one matrix shape, computed on first use.
 
     Args:
         shape: (batch, heads, q_len, kv_len), the box that the plan covers.
@@ -32,11 +32,11 @@ class Plan:
         q_first, kv_first: positions of the first query and the first key.
 
     Attributes:
-        overlaps: True if a row may be in several tiles with disjoint keys, whose results are then merged by their lse.
-            Otherwise every row is in exactly one tile, which may have no columns.
-        memo: data that kernels derive from this plan and cache as long as the plan exists (residual tensors, by key).
+        overlaps: True if a row may be in several tiles with disjoint keys, whose results are then merged using their
+            lse. If False, every row is in exactly one tile, which may have no columns.
+        memo: data that kernels derive from this plan and cache for the lifetime of the plan (residual tensors, by key).
 
-        Cost: none until tiles are read. A kernel that reads the bounds of the mask itself does not need tiles.
+    Cost: none until tiles are read. A kernel that reads the bounds of the mask itself does not need tiles.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Plan:
 
     @cached_property
     def pairs(self) -> int:
-        """Number of query-key pairs in the tiles over batch and heads, which includes all visible pairs."""
+        """Number of query-key pairs in all tiles, summed over batch and heads. It includes every visible pair."""
         return int(sum((layout.copies * layout.groups.rows * layout.widths).sum() for layout in self._layouts))
 
     @cached_property
@@ -110,9 +110,9 @@ def make(
         rule: the mask on positions.
         shape: (batch, heads, q_len, kv_len).
         q_first, kv_first: positions of the first query and the first key. Further positions are consecutive.
-        whole_rows: whether every row must be in one tile, even if the mask consists of masks with different steps.
+        whole_rows: whether every row must be in one tile, even if the mask is a union of masks with different steps.
 
-    Cost: O(rows / 192) for structured masks, and nothing that grows with q_len * kv_len.
+    Cost: O(rows / 192) for structured masks; never proportional to q_len * kv_len.
     """
     if 0 in shape:
         return Plan(shape)
@@ -127,7 +127,7 @@ def _cheapest(rule: Rule, step: int, sizes: Sizes) -> Layout:
     candidates: list[tuple[float, int, Callable[[], Layout]]] = []
     batch, least = sizes.shape[0], 0.0
     for items in [[ALL]] if rule.shape[0] == 1 or batch == 1 else [[ALL], list(range(batch))]:
-        # Separate items have at least a tile each, and the keys visible to all rows. Skip them if that costs more.
+        # Separate items cost at least one tile each, plus the keys visible to all rows. Skip them if that is more.
         if min((cost for cost, _, _ in candidates), default=math.inf) <= row_grouping.TILE_COST * len(items) + least:
             break
         for cuts, could_cut in _ways_to_cut(rule, step, items, sizes):
@@ -135,8 +135,8 @@ def _cheapest(rule: Rule, step: int, sizes: Sizes) -> Layout:
                 cost, all_rows, made = _estimated(rule, sizes, _row_groups(items, cuts, block, step, sizes))
                 candidates.append((cost, len(candidates), made))
                 least = max(least, all_rows)
-                # Shorter blocks run more slowly; they only help masks with large partial ranges even after the mask's
-                # own cuts.
+                # Shorter blocks run more slowly. They help only masks whose partial ranges are large even after the
+                # mask's own cuts.
                 if block <= 192 and (cost < math.inf or could_cut):
                     break
     for _, _, made in sorted(candidates, key=lambda entry: entry[:2]):
@@ -147,7 +147,7 @@ def _cheapest(rule: Rule, step: int, sizes: Sizes) -> Layout:
 
 
 def _ways_to_cut(rule: Rule, step: int, items: list[int], sizes: Sizes) -> Iterator[tuple[list[Ints], bool]]:
-    """Yield cuts of a plan's rows, and whether they leave out wanted cuts: first the wanted cuts, then no cuts."""
+    """Yield cuts of a plan's rows, and whether the mask wants more cuts: first all wanted cuts, then none."""
     first, stop = sizes.q_first, sizes.q_first + sizes.shape[2]
     none = np.zeros(0, dtype=np.int64)
     can_cut = step == 1 and stop - first > 1
@@ -160,7 +160,7 @@ def _ways_to_cut(rule: Rule, step: int, items: list[int], sizes: Sizes) -> Itera
 
 
 def _block_heights(step: int, sizes: Sizes, cuts: list[Ints]) -> list[int]:
-    """Return heights of row blocks to try: the longest run of rows between cuts, then smaller standard heights."""
+    """Return the heights of row blocks to try: the longest run of rows between cuts, then smaller standard heights."""
     first, stop = sizes.q_first, sizes.q_first + sizes.shape[2]
     if stop - first == 1:
         return [1]
@@ -197,7 +197,7 @@ def _split_rows(first: int, stop: int, cuts: Ints, block: int, step: int) -> tup
 
 
 def _estimated(rule: Rule, sizes: Sizes, groups: Groups) -> tuple[float, float, Callable[[], Layout]]:
-    """Return three values: a grouping's cost (inf if infeasible), the part for keys visible to all rows, the layout.
+    """Return a grouping's cost (inf if infeasible), its part for keys visible to all rows, and a layout factory.
 
     Costs of large groupings are estimated on a sample.
     """

@@ -82,7 +82,7 @@ class Layout:
         if count <= _WRITTEN_OUT:
             num_distinct = int(self.num_distinct.max())
             return sum(self._cost_of(tile, num_distinct) for tile in self._written_out)
-        # Bounds do not show which residuals are native. Tiles of a few groups tell how much cheaper those are.
+        # Bounds do not show which residuals are native. The tiles of a few groups show how much cheaper those are.
         some = np.unique(np.linspace(0, count - 1, _WRITTEN_OUT).astype(np.int64))
         few = Layout(self.rule, self.sizes, self.groups.at(some), self.all_rows.at(some), self.unsure.at(some))
         return self._cost_by_bounds() * few.cost() / (few._cost_by_bounds() or 1.0)
@@ -163,5 +163,5 @@ def _cost_of_pair(rows: int) -> float:
 
 
 def _is_native(strip: ColumnRange) -> bool:
-    """Return whether kernels need no residual mask for a column range: all or a causal square is visible."""
+    """Return whether a column range needs no residual mask, because it is fully visible or a causal square."""
     return strip.partial is True or (isinstance(strip.partial, Triangle) and strip.partial.is_square)

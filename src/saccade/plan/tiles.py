@@ -1,4 +1,4 @@
-"""Tile: a box of ``[batch, heads, q_len, kv_len]`` to compute; and `Rule`, the interface of masks for plans."""
+"""Tile, a box of ``[batch, heads, q_len, kv_len]`` to compute, and Rule, the mask interface that plans use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Ranges = tuple[range, ...]
 class Groups(NamedTuple):
     """Groups of rows, as arrays of shape ``[groups]``: their batch items and their first and last positions.
 
-    With a ``step`` above 1, a group has every step-th position, from the first position on, and includes only keys with
+    With a ``step`` above 1, a group contains every step-th position from its first on, and only keys with
     ``(query - key) % step == 0``.
     """
 
@@ -60,11 +60,11 @@ class Triangle(NamedTuple):
 
 
 class Rule(Protocol):
-    """The interface of masks for plans: bounds on groups of rows. All coordinates are positions."""
+    """The mask interface that plans use: bounds on groups of rows. All coordinates are positions."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Numbers of batch items and of heads that the mask distinguishes; 1 means that all are alike."""
+        """Numbers of batch items and heads that the mask distinguishes; 1 means that all have the same mask."""
         ...
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class Rule(Protocol):
         ...
 
     def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
-        """Return bounds on the keys that any row, and that all rows, of each group may attend to."""
+        """Return, for each group, bounds on the keys that are visible to any row and to all rows."""
         ...
 
     def partial(self, box: Box) -> bool | Hashable:
@@ -84,12 +84,12 @@ class Rule(Protocol):
         ...
 
     def terms(self) -> Sequence[tuple[int, Rule]]:
-        """Return disjoint masks whose union is this mask, each with the step of its rows and keys."""
+        """Return disjoint masks whose union is this mask, each with the step between its rows and between its keys."""
         ...
 
 
 class ColumnRange(NamedTuple):
-    """Key columns of a tile. ``partial`` is True if all rows see them, and otherwise a key of the residual mask."""
+    """Key columns of a tile. ``partial`` is True if all rows see them. If not, it is the key of the residual mask."""
 
     keys: range
     partial: bool | Hashable

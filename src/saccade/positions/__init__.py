@@ -1,4 +1,4 @@
-"""Positions of tokens and their encodings: biases of scores, rotations of queries and keys, embeddings."""
+"""Token positions and their encodings: score biases, rotations of queries and keys, and embeddings."""
 
 from typing import TYPE_CHECKING
 

@@ -21,12 +21,13 @@ class ALiBi(
     .. math:: b_h(i - j) = -m_h\, |i - j|, \qquad m_h = 2^{-8 h / H}, \quad h = 1, \dots, H
 
     If ``num_heads`` is not a power of two, the first heads use the slopes for the largest power of two below it, and
-    the other heads every second slope for twice that power, as in the authors' code. There are no parameters or
+    the other heads use every second slope for twice that power, as in the authors' code. There are no parameters or
     buffers: slopes are computed in float32 (float64 for a float64 query), regardless of the dtype of the module.
 
-    Slopes are not trained: `T5` and `Clipped` are biases of the distance that are.
+    Slopes are not trained. For trainable biases that depend on the distance, use `T5` or `Clipped`.
 
-    The paper is about causal attention; the absolute value makes the bias symmetric if a query sees later keys.
+    The paper only considers causal attention. Where queries also see later keys, the absolute value makes the bias
+    symmetric.
 
     Args:
         num_heads: number of query heads.

@@ -1,4 +1,4 @@
-"""Bias: base class of position biases, which are added to the scores and depend on the positions."""
+"""Bias: the base class of position biases, which are added to the scores."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from saccade.support.errors import unsupported
 
 
 class Bias(ArgumentHints, nn.Module):
-    """A position bias: a number, added to each score, that depends on the distance and possibly on the query.
+    """A position bias: a number added to each score, which depends on the distance and possibly on the query.
 
-    The *distance* is the query's position minus the key's. The bias is never stored as a matrix, since attention needs
-    at most ``2 * len - 1`` numbers for each head. It is added after scores are scaled and capped.
+    The *distance* is the query's position minus the key's. The bias is never stored as a matrix, because attention
+    needs at most ``2 * len - 1`` numbers for each head. It is added after scores are scaled and capped.
 
     A subclass defines `table`, or `values` if the numbers depend on the query.
 
@@ -72,16 +72,16 @@ class Bias(ArgumentHints, nn.Module):
         """Return the bias as a dense tensor, for inspection: ``[batch | 1, heads | 1, q_len, kv_len]``.
 
         Args:
-            q_len, kv_len: sizes; ``kv_len`` is ``q_len`` when None.
+            q_len, kv_len: numbers of queries and keys; ``kv_len`` is ``q_len`` when None.
             query: ``[batch, heads, q_len, head_dim]``, for biases that depend on it.
             scale: factor that multiplies the dot products, for biases that depend on the query.
-            q_positions, kv_positions: int64 ``[q_len]`` and ``[kv_len]``; by default key j is at j and query i at
-                ``kv_len - q_len + i``.
+            q_positions, kv_positions: int64 ``[q_len]`` and ``[kv_len]``; by default, key j is at position j and query
+                i at position ``kv_len - q_len + i``.
         """
         kv_len = q_len if kv_len is None else kv_len
         q = torch.arange(kv_len - q_len, kv_len) if q_positions is None else q_positions
         kv = torch.arange(kv_len) if kv_positions is None else kv_positions
-        # With more queries than keys, the first ones are before position 0, which `address` may reject.
+        # With more queries than keys, the first queries are before position 0, which `address` may reject.
         begun = q[max(0, q_len - kv_len) :] if q_positions is None else q
         is_plain = self.address(begun) is begun
         between = (q if is_plain else self.address(q))[:, None] - self.address(kv)
@@ -94,5 +94,5 @@ class Bias(ArgumentHints, nn.Module):
         return table[:, :, rows, between - first]
 
     def address(self, positions: Tensor) -> Tensor:
-        """Return numbers whose differences are the distances of the bias: the positions, or addresses on a grid."""
+        """Return numbers whose differences are the bias's distances: the positions or, on a grid, their addresses."""
         return as_positions(positions)

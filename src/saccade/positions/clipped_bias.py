@@ -1,4 +1,4 @@
-"""Clipped: a bias with a trainable number for each distance, clipped to a maximum."""
+"""Clipped: a bias with a trainable number for each distance up to a maximum."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Clipped(Bias):
 
     .. math:: b_h(i - j) = w_{h,\; \mathrm{clip}(i - j,\, -r,\, r) + r}
 
-    It clips distances like `ShawKeys`, but with numbers in place of vectors. All numbers start at 0.
+    Distances are clipped as in `ShawKeys`, but each has a number instead of a vector. All numbers start at 0.
 
     Args:
         num_heads: number of query heads.

@@ -17,15 +17,16 @@ def path_lengths(edges: Tensor, reach: int) -> Tensor:
     """Return the length of the shortest path between any two nodes of a graph, up to a maximum.
 
     Args:
-        edges: bool ``[batch, n, n]``: whether an edge leads from node i to node j.
+        edges: bool ``[batch, n, n]``, True where an edge leads from node i to node j.
         reach: maximum length of a path, at least 1.
 
     Returns:
-        int64 ``[batch, n, n]``: the number of edges on the path; 0 from a node to itself, ``reach + 1`` if there is no
-        path or only longer ones. These values are ``reach + 2`` relations for a `RelationTable`.
+        int64 ``[batch, n, n]``: the number of edges on the path; 0 from a node to itself, and ``reach + 1`` if no path
+        has at most ``reach`` edges. To use these values as relations, create a `RelationTable` with ``reach + 2``
+        relations.
 
     Raises:
-        TypeError, ValueError: the edges have a different shape or dtype, or the reach is below 1.
+        TypeError, ValueError: ``edges`` has the wrong shape or dtype, or ``reach`` is below 1.
 
     Cost: O(batch * reach * n ** 3) time, in matrix products; O(batch * n ** 2) memory.
 

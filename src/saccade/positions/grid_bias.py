@@ -14,20 +14,21 @@ class GridTable(Bias):
     r"""A bias with a trainable number for each head and each displacement (rows, columns) between two grid cells.
 
     Position p is the cell in row :math:`y = \lfloor p / W \rfloor` and column :math:`x = p \bmod W`. Its *address* is
-    :math:`y\,(2W - 1) + x`, so that the difference of two addresses identifies the displacement uniquely. All numbers
-    start at 0.
+    :math:`y\,(2W - 1) + x`, so that the difference between two addresses identifies the displacement uniquely. All
+    numbers start at 0.
 
     Args:
         num_heads: number of query heads.
         height, width: size of the grid in cells; ``GridTable(num_heads, 7, 7)`` for Swin's windows.
 
     Attributes:
-        weight: ``[(2 * height - 1) * (2 * width - 1), num_heads]``, like Swin's ``relative_position_bias_table``.
-        reach: the largest difference of two addresses.
+        weight: ``[(2 * height - 1) * (2 * width - 1), num_heads]``, laid out like Swin's
+            ``relative_position_bias_table``.
+        reach: the largest difference between two addresses.
 
     Raises:
-        ValueError: a size is not an int of at least 1, or a position is outside the grid (on the CPU, where positions
-            can be read without waiting; elsewhere the last cell is used instead).
+        ValueError: a size is not an int of at least 1, or a position is outside the grid. Positions are checked only on
+            the CPU, where reading them is cheap; on other devices, the last cell is used instead.
 
     Cost: ``(2 * height - 1) * (2 * width - 1) * num_heads`` parameters, for ``height * width`` tokens.
 
@@ -55,7 +56,7 @@ class GridTable(Bias):
         cells = self.height * self.width
         given = as_positions(positions)
         check_below(given, cells, f"the grid has {self.height} x {self.width} cells")
-        cell = given.clamp(0, cells - 1)  # -1 is padding, which is not read but needs a valid address
+        cell = given.clamp(0, cells - 1)  # -1 is padding, whose bias is never used, but it needs a valid address
         return cell // self.width * (2 * self.width - 1) + cell % self.width
 
     def table(self, distances: Tensor) -> Tensor:

@@ -19,13 +19,12 @@ class Learned(ArgumentHints, nn.Module):
         embed_dim: width of the model.
 
     Attributes:
-        weight: ``[max_len, embed_dim]``, like that of an ``nn.Embedding``; initially normal with a standard deviation
-            of 0.02.
+        weight: ``[max_len, embed_dim]``, as in ``nn.Embedding``; initially normal with a standard deviation of 0.02.
 
     Raises:
-        ValueError: a size is not an int of at least 1, or a position is below -1 or at least ``max_len`` (on the CPU,
-            where positions can be read without waiting; elsewhere torch's own lookup raises an error).
-        TypeError: positions are neither a range nor int64.
+        ValueError: a size is not an int of at least 1, or a position is below -1 or at least ``max_len``. Positions are
+            checked only on the CPU, where reading them is cheap; on other devices, torch's lookup raises an error.
+        TypeError: the positions are neither a range nor int64.
 
     Cost: ``max_len * embed_dim`` parameters.
 

@@ -1,4 +1,4 @@
-"""QueryTemperature: a factor of queries that grows with their positions, so that scores keep up with the length."""
+"""QueryTemperature: scale queries by a factor that grows with position, so that attention stays sharp in long texts."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from saccade.support.validation import check_int, check_number
 @argument_hints()
 @dataclasses.dataclass(frozen=True)
 class QueryTemperature:
-    r"""A factor of the queries at each position, which grows with the logarithm of the position.
+    r"""A factor for queries that grows with the logarithm of their position.
 
     .. math:: f(p) = 1 + \mathrm{strength} \cdot \log \Big( 1 + \Big\lfloor \frac{p + \mathrm{first}}{\mathrm{interval}}
               \Big\rfloor \Big)
 
-    The more keys a query sees, the larger the scores must be for its weights to stay as sharp. Positions count from 0
-    in each packed document.
+    The more keys a query sees, the larger its scores must be for the weights to stay equally sharp. In packed
+    sequences, each document's positions start at 0.
 
     Args:
-        interval: number of positions with the same factor, at least 1; the first interval has the factor 1.
+        interval: number of consecutive positions with the same factor, at least 1; the first interval has the factor 1.
         strength: how much the factor grows, above 0.
-        first: the number of the first position: 0 (Ministral 3) or 1 (Llama 4).
+        first: the number that the formula adds to each position: 0 (Ministral 3) or 1 (Llama 4).
 
     Raises:
         ValueError: an argument does not meet the conditions above.

@@ -18,24 +18,25 @@ class RelationTable(ArgumentHints, nn.Module):
 
     .. math:: b_{hij} = w_{r_{ij},\, h}
 
-    Each batch passes its own table of relations, because positions do not determine them. So this is not a `Bias`,
-    which depends on positions, but returns a tensor to pass as ``bias=``. The results of several tables can be added.
-    All numbers start at 0.
+    Each batch passes its own table of relations, because positions do not determine them. Unlike a `Bias`, the module
+    is called with these relations, and returns a tensor to pass as ``bias=``. The results of several tables can be
+    added. All numbers start at 0.
 
     Args:
         num_heads: number of query heads.
-        num_relations: number of relations, which are counted from 0.
+        num_relations: number of relations, which are numbered from 0.
 
     Attributes:
-        weight: ``[num_relations, num_heads]``, like Graphormer's ``spatial_pos_encoder``.
+        weight: ``[num_relations, num_heads]``, laid out like Graphormer's ``spatial_pos_encoder``.
 
     Raises:
-        ValueError: a size is not an int of at least 1, or a relation is not in the table (checked on the CPU only,
-            where relations can be read without waiting).
-        TypeError: the relations are not ints.
+        ValueError: a size is not an int of at least 1, or a relation is not in the table. Relations are checked only on
+            the CPU, where reading them is cheap.
+        TypeError: the relations are neither int64 nor int32.
 
-    Cost: ``num_relations * num_heads`` parameters; the bias of a call is as large as the matrix. If that is too large,
-    ``score=lambda score, b, h, q, kv: score + weight[relations[b, q, kv], h]`` reads it tile by tile.
+    Cost: ``num_relations * num_heads`` parameters; the bias of a call is as large as the attention matrix. If
+    that is too large, pass ``score=lambda score, b, h, q, kv: score + weight[relations[b, q, kv], h]`` instead, which
+    reads it tile by tile.
 
     Example:
         >>> bonds = RelationTable(2, num_relations=3)
@@ -72,7 +73,7 @@ class RelationTable(ArgumentHints, nn.Module):
         if can_be_read(relations) and not -1 <= int(relations.min()) <= int(relations.max()) < self.num_relations:
             rule, facts = f"be from -1 to {self.num_relations - 1}", [describe("relations", relations)]
             raise value_error("relations", rule, "others", facts=facts)
-        # Stored head by head, the layout that matrix products read; index -1 selects the 0 at the end, not a parameter.
+        # Store the result head by head, as matrix products read it. Index -1 selects the padded 0, not a parameter.
         return nn.functional.pad(self.weight.T, (0, 1))[:, relations].transpose(0, 1)
 
     def extra_repr(self) -> str:

@@ -20,13 +20,13 @@ from saccade.support.validation import check_bool, check_choice, check_int, chec
 
 _KEPT = 1 << 13  # maximum number of positions with cached angles: 8 MB for heads of width 128
 _Axes = tuple[int, ...]
-# The attributes that determine the angles.
+# All attributes that determine the angles.
 _Turning = tuple[float, int, str, Scaling | None, _Axes | None, torch.dtype, torch.device]
 _BLOCK = 64  # for a single position, angles are computed for an aligned block of this many positions
 
 
 class Tables(NamedTuple):
-    """Cosines and sines of the angles of rotary embeddings, each ``[len, pairs]`` or ``[batch, len, pairs]``."""
+    """The cosines and sines of rotary angles, each ``[len, pairs]`` or ``[batch, len, pairs]``."""
 
     cos: Tensor
     sin: Tensor
@@ -50,24 +50,25 @@ class Rotary(ArgumentHints, nn.Module):
     Args:
         head_dim: width of queries and keys of one head.
         base: base of the frequencies.
-        rotary_dim: number of leading channels that are rotated; other channels are unchanged. ``head_dim`` when None.
+        rotary_dim: number of leading channels that are rotated; the other channels stay unchanged. ``head_dim`` when
+            None.
         layout: which channels form a pair: ``"half"`` pairs channel i of the first half with channel i of the second
             (GPT-NeoX, Llama), ``"interleaved"`` pairs neighbours (the paper, GPT-J). Weights trained with one layout do
             not work with the other.
-        scaling: changed frequencies for sequences longer than in training; unscaled when None.
-        sections: numbers of channel pairs that turn by each axis of positions such as (time, height, width), summing
-            to half of ``rotary_dim``; None for positions with a single axis. Text has equal positions on all axes, so
-            positions without axes give the rotation without sections.
-        interleaved_sections: whether pairs take the axes in turn (Qwen3-VL), instead of section after section
-            (Qwen2-VL); pairs that are left over turn by the first axis.
+        scaling: how to change the frequencies for sequences longer than in training; unscaled when None.
+        sections: for positions with several axes, such as (time, height, width), the number of channel pairs that each
+            axis rotates; they must sum to half of ``rotary_dim``. None for positions with a single axis. Text has equal
+            positions on all axes, so passing positions without axes gives the same rotation as without sections.
+        interleaved_sections: whether successive pairs cycle through the axes (Qwen3-VL) instead of forming one section
+            per axis (Qwen2-VL). The first axis rotates the leftover pairs.
 
     Raises:
-        ValueError: sizes do not fit; on use, a shape is wrong or a position is below -1.
+        ValueError: the sizes are inconsistent; on use, a shape is wrong or a position is below -1.
         TypeError: the scaling, x or the positions have the wrong type.
         UnsupportedError: the scaling does not support the sizes.
 
-    Cost: O(len * head_dim) for each head. Angles are computed once for all heads, and if positions are a range, once
-    for all layers.
+    Cost: O(len * head_dim) for each head. Angles are computed once for all heads and, if the positions are a range,
+        once for all layers.
 
     Example:
         >>> rotary = Rotary(2, layout="interleaved")
@@ -157,7 +158,7 @@ class Rotary(ArgumentHints, nn.Module):
         place = as_positions(positions, device)
         cos, sin = (x[:, 0] for x in self._read(place, torch.empty(0, dtype=dtype, device=place.device)))
         pairs, step = self.rotary_dim // 2, 2 if self.layout == "interleaved" else 1
-        # The second channel of each pair adds its partner, the first subtracts it.
+        # The second channel of each pair adds its partner, while the first subtracts it.
         cos, sin = (x[..., pairs:] if step == 1 else x[..., 1::2] for x in (cos, sin))
         return Tables(cos[0], sin[0]) if place.dim() == 1 else Tables(cos, sin)
 
@@ -168,7 +169,7 @@ class Rotary(ArgumentHints, nn.Module):
         )
 
     def _cos_and_sin(self, x: Tensor, positions: range | Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rotary factors of channels and of their partners, each ``[batch | 1, 1, len, rotary_dim]``."""
+        """Return the rotary factors of each channel and of its partner, each ``[batch | 1, 1, len, rotary_dim]``."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
             got = str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
             raise type_error("x", "be a tensor of floats", got)
@@ -181,7 +182,7 @@ class Rotary(ArgumentHints, nn.Module):
         if axes:
             allowed += [(1, axes, length), (batch, axes, length)]
         if shape is not None and tuple(shape) not in allowed:
-            rule = f"have shape [{length}] or [{batch}, {length}]"  # a text fixes a symbolic length
+            rule = f"have shape [{length}] or [{batch}, {length}]"  # formatting a symbolic length fixes it
             rule += f", or [{batch}, {axes}, {length}] with an axis for each section" if axes else ""
             raise value_error("positions", rule, list(shape), facts=[describe("x", x)])
         return self._read(positions, x)
@@ -224,7 +225,7 @@ def _factors(positions: range | Tensor, turning: _Turning) -> tuple[Tensor, Tens
     base, rotary_dim, layout, scaling, axes, dtype, device = turning
     make = plain_frequencies if scaling is None else scaling.frequencies
     place = torch.atleast_2d(as_positions(positions, device)).clamp(min=0).to(dtype)
-    # Each pair of channels has the position on its own axis: [batch | 1, len, pairs].
+    # The position of each channel pair on its axis: [batch | 1, len, pairs].
     by_pair = place[..., None] if place.dim() == 2 else place[:, list(axes or ())].mT
     angles = by_pair[:, None] * make(base, rotary_dim, dtype, device)
     magnitude = 1.0 if scaling is None else scaling.magnitude
@@ -233,7 +234,7 @@ def _factors(positions: range | Tensor, turning: _Turning) -> tuple[Tensor, Tens
 
 
 def _axis_of_pairs(sections: tuple[int, ...], interleaved: bool, rotary_dim: int) -> _Axes:
-    """Return the axis of positions by which each pair of channels turns."""
+    """Return the index of the position axis that rotates each pair of channels."""
     pairs, axes = rotary_dim // 2, len(sections)
     if sum(sections) != pairs or not sections:
         raise value_error("sections", f"sum to {pairs}, half of rotary_dim", shown(sections))
@@ -247,7 +248,7 @@ def _axis_of_pairs(sections: tuple[int, ...], interleaved: bool, rotary_dim: int
 
 
 def paired(cos: Tensor, sin: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """Expand rotary factors from pairs to channels: return factors of channels and factors of their partners."""
+    """Expand rotary factors from pairs to channels: return the factors of the channels and those of their partners."""
     if layout == "half":
         return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
     return torch.stack([cos, cos], -1).flatten(-2), torch.stack([-sin, sin], -1).flatten(-2)
@@ -255,6 +256,6 @@ def paired(cos: Tensor, sin: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=4)
 def _cached_factors(positions: range, turning: _Turning, inference: bool) -> tuple[Tensor, Tensor]:
-    """Return rotary factors from a cache, because all layers use the same positions and decoding uses the next ones."""
+    """Compute rotary factors and cache them, since all layers, and many decoding steps, use the same positions."""
     del inference  # part of the cache key only
     return _factors(positions, turning)

@@ -75,7 +75,7 @@ class Frequencies(Scaling):
 class RotaryTables(Rotary):
     """Rotary embeddings that use stored tables, such as ``cos_cache`` and ``sin_cache`` of an ONNX model.
 
-    The tables have one number per position and pair of channels. In transformers they contain each number twice; pass
+    The tables have one number per position and pair of channels. In transformers, they contain each number twice; pass
     ``cos[:, : cos.shape[1] // 2]`` instead. The tables stay float32 (or float64 if passed as such) when the module is
     converted to a different dtype, and are part of its state dict.
 
@@ -85,7 +85,7 @@ class RotaryTables(Rotary):
         layout: see `Rotary`.
 
     Raises:
-        ValueError: the tables have different shapes; on use, a position is beyond their end.
+        ValueError: the tables have different shapes; on use, a position is beyond the end of the tables.
         TypeError: the tables are not floating-point tensors.
 
     Example:

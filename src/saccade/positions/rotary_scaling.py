@@ -68,13 +68,13 @@ class Linear(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class NTK(Scaling):
-    r"""Rotary scaling by a larger base: the lowest frequency is divided by ``factor``, the highest stays as it is.
+    r"""Rotary scaling by a larger base: the lowest frequency is divided by ``factor``, the highest is unchanged.
 
     .. math:: \mathrm{base}' = \mathrm{base} \cdot \mathrm{factor}^{D / (D - 2)}
 
-    The dynamic form, where the base grows with the length, is not available: the keys in a cache were rotated with the
-    earlier base, so decoding would no longer equal the full run. For models trained that way, choose one length:
-    `NTK.at_length` equals ``"dynamic"`` in transformers for a sequence of that length in one run.
+    The dynamic form, where the base grows with the length, is not available: keys in a cache were rotated with an
+    earlier base, so decoding would no longer match the full run. For models trained that way, choose one length:
+    `NTK.at_length` matches ``"dynamic"`` in transformers for a sequence of that length that is processed in one run.
 
     Args:
         factor: at least 1.
@@ -100,7 +100,7 @@ class NTK(Scaling):
 
         Args:
             factor: factor of the dynamic form, at least 1.
-            length: length of the longest sequence to process; up to ``trained_len``, nothing is scaled.
+            length: length of the longest sequence to process; up to ``trained_len``, frequencies are unscaled.
             trained_len: length of the longest sequence in training.
         """
         check_number("factor", factor, least=1)
@@ -124,10 +124,10 @@ class Llama3(Scaling):
     ``high_freq_factor`` do.
 
     Args:
-        factor: divisor of the frequencies of long waves, at least 1; Llama 3.1 has 8.
-        low_freq_factor: periods in the trained length below which a wave is long; Llama 3.1 has 1.
-        high_freq_factor: periods above which a wave is short; Llama 3.1 has 4.
-        trained_len: length of the longest sequence in training; Llama 3.1 has 8192.
+        factor: divisor of the frequencies of long waves, at least 1; 8 in Llama 3.1.
+        low_freq_factor: number of periods in the trained length below which a wave is long; 1 in Llama 3.1.
+        high_freq_factor: number of periods above which a wave is short; 4 in Llama 3.1.
+        trained_len: length of the longest sequence in training; 8192 in Llama 3.1.
 
     Raises:
         ValueError: a number is out of range, or the two limits are not in order.
@@ -169,8 +169,8 @@ class YaRN(Scaling):
     Args:
         factor: ratio of the new length to the trained length, at least 1.
         trained_len: length of the longest sequence in training.
-        beta_fast: number of turns above which a pair is unchanged.
-        beta_slow: number of turns below which a pair is interpolated.
+        beta_fast: number of rotations above which a pair is unchanged.
+        beta_slow: number of rotations below which a pair is interpolated.
         attention_factor: factor that multiplies rotated queries and keys, so that scores grow by its square;
             ``0.1 * ln(factor) + 1`` when None. Models with an ``mscale`` in their configuration need a different value.
         truncate: whether to round the ends of the ramp outwards to integers, as published; False for gpt-oss.

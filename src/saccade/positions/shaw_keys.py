@@ -19,8 +19,8 @@ class ShawKeys(Bias):
               a_d = w_{\mathrm{clip}(d,\, -r,\, r) + r}
 
     As in the paper, the index of the vector grows with the *key's* position. The vectors start at 0. All heads share
-    them, or each head has its own, as in the Music Transformer. The paper's second table, which is added to the values,
-    is not part of the matrix and not available.
+    them or, as in the Music Transformer, each head has its own. The paper's second table, which is added to the values,
+    is not available, because it is not part of the attention matrix.
 
     Args:
         head_dim: width of queries and keys of one head.
@@ -35,8 +35,8 @@ class ShawKeys(Bias):
     Raises:
         ValueError: a size is not an int or is too small, or the query has a different width.
 
-    Cost: ``(2 * reach + 1) * head_dim`` parameters, for each head or shared by all; ``2 * reach + 1`` numbers for each
-    query and head, so ``reach`` should be far below the length.
+    Cost: ``(2 * reach + 1) * head_dim`` parameters, for each head or shared by all heads. Each call also computes
+        ``2 * reach + 1`` numbers for each query and head, so ``reach`` should be far below the length.
 
     Example:
         >>> bias = ShawKeys(4, reach=2)

@@ -15,13 +15,13 @@ from saccade.support.validation import check_int, check_number
 
 
 class Sinusoidal(ArgumentHints, nn.Module):
-    r"""Sinusoidal position embeddings: sines and cosines from fast to slow, added to token embeddings.
+    r"""Sinusoidal position embeddings: sine and cosine waves of increasing wavelength, added to token embeddings.
 
     .. math:: \mathrm{PE}(p, 2i) = \sin(p / \mathrm{base}^{2i/D}), \qquad
               \mathrm{PE}(p, 2i + 1) = \cos(p / \mathrm{base}^{2i/D})
 
     There are no parameters, and positions may be arbitrarily large. Angles are computed in float64 and rounded once, so
-    that vectors are correct to the last digit at a million tokens. They have the module's dtype, as in `Learned`.
+    that vectors are correct to the last digit even at a million tokens. They have the module's dtype, as in `Learned`.
 
     Args:
         embed_dim: width of the model; must be even.
@@ -29,9 +29,9 @@ class Sinusoidal(ArgumentHints, nn.Module):
 
     Raises:
         ValueError: the width is odd or too small, the base is at most 1, or a position is below -1.
-        TypeError: positions are neither a range nor int64.
+        TypeError: the positions are neither a range nor int64.
 
-    Cost: one sine or cosine for each number.
+    Cost: one sine or cosine for each element of the result.
 
     Example:
         >>> Sinusoidal(4)(torch.tensor([0, 1, -1]))
@@ -51,7 +51,7 @@ class Sinusoidal(ArgumentHints, nn.Module):
         if embed_dim % 2:
             hint = "each wave has a sine and a cosine"
             raise value_error("embed_dim", "be even", embed_dim, hint=hint)
-        # An empty buffer that is not in the state dict. It follows the module's dtype, which the output has.
+        # An empty buffer, not in the state dict, that follows the module's dtype and so determines the output's dtype.
         self.register_buffer("_like", torch.empty(0), persistent=False)
 
     def forward(self, positions: range | Tensor) -> Tensor:

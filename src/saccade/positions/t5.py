@@ -17,7 +17,7 @@ from saccade.support.validation import check_bool, check_int
 class T5(Bias):
     r"""The T5 bias: a trainable number for each head and *bucket* of distances, with wider buckets farther away.
 
-    Of the n buckets on a side, the first :math:`n/2` contain one distance each. The other buckets grow by a constant
+    Of the n buckets on each side, the first :math:`n/2` contain one distance each. The other buckets grow by a constant
     factor up to ``max_distance``, and the last bucket contains all larger distances:
 
     .. math:: \mathrm{bucket}(d) = \begin{cases} d & d < n/2 \\
@@ -25,12 +25,13 @@ class T5(Bias):
               \frac{\ln(2d/n)}{\ln(2 \cdot \mathrm{max\_distance} / n)} \right\rfloor\right) & \text{else} \end{cases}
 
     If ``bidirectional``, half of the buckets are for keys at or before the query and the other half for keys after it.
-    Otherwise all are for keys at or before it, and later keys fall into bucket 0. T5 itself shares one table among the
-    layers of a stack, and does not scale dot products (``scale=1.0``). All numbers start at 0.
+    Otherwise, all buckets are for keys at or before the query, and later keys fall into bucket 0. The T5 model itself
+    shares one table among the layers of a stack and does not scale dot products (``scale=1.0``). All numbers start at
+    0.
 
     Args:
         num_heads: number of query heads.
-        num_buckets: number of buckets, both sides together.
+        num_buckets: total number of buckets on both sides.
         max_distance: upper limit of the distances that the buckets distinguish.
         bidirectional: whether keys after the query have their own buckets: True in an encoder, False in a decoder.
 
@@ -39,7 +40,7 @@ class T5(Bias):
         reach: the first distance in the last bucket.
 
     Raises:
-        ValueError: there are fewer than two buckets per side or an odd number for two sides, or ``max_distance`` lies
+        ValueError: there are fewer than two buckets per side or an odd number for two sides, or ``max_distance`` falls
             within the buckets for single distances.
         TypeError: ``bidirectional`` is neither True nor False.
 
@@ -86,7 +87,7 @@ class T5(Bias):
         )
 
     def _bucket_of(self, distance: Tensor) -> Tensor:
-        """Return the T5 bucket of a distance of at least 0, counted within one side."""
+        """Return the T5 bucket of a nonnegative distance, counted within one side."""
         # Use float32 and this order of operations for every dtype, so that buckets have the same bounds as in training.
         far = torch.log(distance.clamp(min=1).float() / self._single) / math.log(self.max_distance / self._single)
         wide = self._single + (far * (self._per_side - self._single)).to(torch.int64)

@@ -1,4 +1,4 @@
-"""Positions: validated token positions, stored as a range or as a table."""
+"""Positions: validated token positions, stored as a range or as a tensor."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _LARGEST = 1 << 62  # sums of positions must fit into int64
 class Positions:
     """Validated token positions, for queries, keys or the columns of a cache.
 
-    A run takes no memory, whatever its length; a table takes 8 bytes per token. A cache that does not store the order
-    of tokens stores only the last position of each item; see `ending_before` and `advanced`.
+    A range takes no memory, whatever its length; a table takes 8 bytes per token. A cache that does not store the order
+    of tokens stores only the last position of each batch item; see `ending_before` and `advanced`.
 
     Args:
         run: the positions of all batch items as a range; None if they are in the table.
@@ -49,7 +49,7 @@ class Positions:
         """Validate the positions that a user passed.
 
         Args:
-            given: a range, an int64 tensor, or a list of ints (or one list for each item).
+            given: a range, an int64 tensor, or a list of ints (or one list for each batch item).
             name: name of the argument, for the error message.
             length: expected number of tokens; any shape is accepted when None.
             batch: number of batch items.
@@ -59,7 +59,7 @@ class Positions:
         """
         if type(given) is Positions:
             run, own = given.run, given.table
-            # The size of a table, since `len` would fix a symbolic size while tracing.
+            # For a table, read the size from its shape, because `len` would fix a symbolic size during tracing.
             size = len(run) if own is None else own.shape[-1]  # type: ignore[arg-type]
             if length is None or length == size:
                 return given
@@ -67,7 +67,7 @@ class Positions:
         if isinstance(given, range):
             if length is not None and len(given) != length:
                 raise value_error(name, f"hold {length} positions", len(given))
-            if given and min(given[0], given[-1]) < 0:  # min() would walk through the whole range
+            if given and min(given[0], given[-1]) < 0:  # min(given) would iterate over the whole range
                 raise value_error(name, "start at 0 or later", given)
             return cls(given)
         table = _from_list(given, name) if isinstance(given, list | tuple) else given
@@ -78,7 +78,7 @@ class Positions:
             raise value_error(name, f"have shape [{length}] or [{batch}, {length}]", list(table.shape))
         if length is not None and is_mapped(table):
             raise hidden_by_vmap(name)
-        # Reading values on a different device would wait for it, so there all negative positions mark padding.
+        # Reading values from another device would wait for it, so there all negative positions count as padding.
         if can_be_read(table) and int(table.min()) < -1:
             facts, hint = [describe(name, table)], "-1 means that no token stands here"
             raise value_error(name, "be at least -1", "a smaller one", facts=facts, hint=hint)
@@ -86,16 +86,19 @@ class Positions:
 
     @classmethod
     def between(cls, start: int, stop: int) -> Positions:
-        """Return the positions from ``start`` to ``stop``; a table during tracing, since a range fixes the length."""
+        """Return the positions from ``start`` to ``stop``, as a range.
+
+        During tracing, they are a table instead, because a range would fix the length in the graph.
+        """
         if is_tracing():
             return cls(None, torch.arange(start, stop))
         return cls(range(start, stop))
 
     @classmethod
     def ending_before(cls, after: int | Tensor) -> Positions:
-        """Return the single position before ``after``, an int or int64 ``[batch]``.
+        """Return the position before ``after`` (an int or int64 ``[batch]``) as the only position of each batch item.
 
-        The positions of later tokens depend only on this position.
+        This is sufficient to continue, because the positions of later tokens depend only on the last position.
         """
         if isinstance(after, Tensor) and len(after) and bool((after == after[0]).all()):
             after = int(after[0])
@@ -103,7 +106,7 @@ class Positions:
 
     @property
     def given(self) -> range | Tensor:
-        """The positions as a range if they are a run, and as a table otherwise."""
+        """The positions as they are stored: a range or a table."""
         return self.table if self.run is None else self.run  # type: ignore[return-value]
 
     def __len__(self) -> int:
@@ -111,13 +114,13 @@ class Positions:
 
     @property
     def first(self) -> int | None:
-        """Position of the first token if positions are a range with step 1; None otherwise."""
+        """Position of the first token if the positions are a range with step 1; None otherwise."""
         run = self.run
         return None if run is None or (run.step != 1 and len(run) > 1) else run.start
 
     @property
     def ends(self) -> tuple[int, int] | None:
-        """Lowest and highest token position; None if there are no tokens or the table cannot be read now."""
+        """Lowest and highest token position; None if there are no tokens, or if the table cannot be read now."""
         if self.run is not None:
             run = self.run
             return (min(run[0], run[-1]), max(run[0], run[-1])) if run else None
@@ -130,7 +133,7 @@ class Positions:
 
     @property
     def items(self) -> int:
-        """Number of batch items with separate positions; 1 for a range."""
+        """Number of batch items with separate positions; 1 if all items share their positions."""
         return 1 if self.table is None or self.table.dim() < 2 else len(self.table)
 
     @property
@@ -153,7 +156,7 @@ class Positions:
         return _consecutive(self.after, count)
 
     def extended(self, new: Positions, batch: int, device: torch.device) -> tuple[Positions, Positions]:
-        """Append positions and return two values: all positions, and the new positions.
+        """Append positions, and return two values: all positions, and the new positions.
 
         Consecutive positions are returned as ranges, other positions as tables.
         """
@@ -170,7 +173,7 @@ class Positions:
         return Positions(None, torch.cat([before, table], 1)), Positions(None, table)
 
     def advanced(self, new: Positions, batch: int, device: torch.device) -> Positions | None:
-        """Return the last position of each batch item after adding ``new``; None unless positions ascend."""
+        """Return the last position of each batch item after adding ``new``, or None if the positions do not ascend."""
         run, added = self.run, new.run
         if run is not None and added is not None:
             if added and (added[0] < run.stop or (added.step != 1 and len(added) > 1)):
@@ -208,7 +211,7 @@ class Positions:
         return Positions(None, self.table[:, :length].clone()) if length else Positions(range(0))
 
     def on(self, device: torch.device | str | None = None) -> Tensor:
-        """Return the positions as a table, int64 ``[batch | 1, len]``; for a run, the default device is the CPU."""
+        """Return the positions as a table, int64 ``[batch | 1, len]``; for a range, the default device is the CPU."""
         run = self.run
         if run is None:
             assert self.table is not None
@@ -223,7 +226,8 @@ GivenPositions = Positions | range | Tensor | Sequence[int] | Sequence[Sequence[
 def _has_length(table: Tensor, length: int, batch: int) -> bool:
     """Return whether positions have the shape ``[length]``, ``[1, length]`` or ``[batch, length]``.
 
-    Sizes are compared one by one, with the likeliest first: while tracing, a comparison of others would fix them.
+    Sizes are compared one at a time, the likeliest first, because during tracing each comparison with a different size
+    would fix a symbolic size.
     """
     if table.dim() not in (1, 2) or table.shape[-1] != length:
         return False

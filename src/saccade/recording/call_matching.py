@@ -1,4 +1,4 @@
-"""Match recorded calls with the earlier calls that they continue, such as decoding steps of a generation."""
+"""Match recorded calls with the earlier calls that they continue, such as the decoding steps of a generation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Mark(NamedTuple):
-    """The end of a recorded call, used to recognise the call that continues it.
+    """The last token and key of a recorded call, used to recognise the next call that continues it.
 
     Attributes:
         newest: the key of the last token, ``[batch, kv_heads, head_dim]``; None if keys are unknown.
@@ -37,7 +37,7 @@ class Mark(NamedTuple):
 
     @classmethod
     def of(cls, matrix: Matrix, first_column: int = 0) -> Mark:
-        """Return the end of a recorded call whose first key has index ``first_column`` in the full text."""
+        """Return the mark of a call from its matrix, whose first key has index ``first_column`` in the full text."""
         kv_len, key = matrix.shape[3], _key_of(matrix)
         if key is None or not kv_len:
             return cls(None, None, kv_len, kv_len, None)
@@ -46,7 +46,7 @@ class Mark(NamedTuple):
         return cls(newest, last, first_column + place + 1, kv_len, _position_of_last(matrix))
 
     def extended(self, matrix: Matrix) -> int | None:
-        """If the next call appends keys to this call's keys, return the index of its first key; otherwise, None.
+        """Return the index of another call's first key if that call appends keys to this call's keys, or None.
 
         In self-attention, the key of the last token comes directly before the keys of the new tokens.
         """
@@ -63,9 +63,9 @@ class Mark(NamedTuple):
         return first if first >= 0 else None
 
     def repeated(self, matrix: Matrix) -> int | None:
-        """If the next call has the same keys as this call, return the index of its first key; otherwise, None.
+        """Return the index of another call's first key if that call has the same keys as this call, or None.
 
-        The keys are the same in cross-attention, where only the queries continue.
+        The keys stay the same in cross-attention, where each decoding step only has new queries.
         """
         key = _key_of(matrix)
         if self.last is None or key is None or matrix.shape[3] != self.kv_len or not self._is_alike(key):
@@ -79,7 +79,7 @@ class Mark(NamedTuple):
         return key[:, :, 0].shape == self.newest.shape and key.dtype == self.newest.dtype
 
     def _is_before(self, matrix: Matrix) -> bool:
-        """Return whether the last query of another call is at a later position than this call's, or sees more keys."""
+        """Return whether another call comes later: its last query has a later position, or it has more keys."""
         position = _position_of_last(matrix)
         has_moved = self.position is not None and position is not None and position > self.position
         return has_moved or matrix.shape[3] > self.kv_len
@@ -111,11 +111,11 @@ def place_of_last(matrix: Matrix) -> int:
     return place if 0 <= place < kv_len else kv_len - 1
 
 
-_REMEMBERED = 64  # maximum number of threads per layer; beyond it the oldest is dropped and begins a new run
+_REMEMBERED = 64  # maximum number of threads per layer; if there are more, the oldest is dropped
 
 
 class Ends:
-    """The ends of the last calls of each layer, by thread.
+    """The `Mark` of the last call to each layer in each thread, to recognise the calls that continue it.
 
     A call continues a run if it adds keys to the keys of the run's last call. Cross-attention adds no keys, so a call
     with the same keys continues a run only during a generation, that is, if the preceding self-attention in the same
@@ -125,21 +125,24 @@ class Ends:
     """
 
     def __init__(self) -> None:
-        # For each layer, the end of each thread's last call, newest last. Layers that are not selected have no runs.
+        # For each layer, the mark of each thread's last call, newest last. Unselected layers have no runs.
         self._ends: dict[str, dict[int, tuple[Run | None, Mark]]] = {}
         self._is_step: dict[int, bool] = {}
         self._not_chosen: dict[int, tuple[str, Callable[[], Matrix]]] = {}
 
     def pass_over(self, name: str, make: Callable[[], Matrix]) -> None:
-        """Store the call of an unselected layer until the next call of the thread, which may be matched by it."""
+        """Store a call to an unselected layer, which may show that the thread's next call belongs to a generation."""
         self._not_chosen[threading.get_ident()] = (name, make)
 
     def forget_passed_over(self) -> None:
-        """Discard the stored calls of unselected layers."""
+        """Discard the stored calls to unselected layers."""
         self._not_chosen.clear()
 
     def continued(self, name: str, matrix: Matrix) -> tuple[Run | None, int]:
-        """Return the run that a call continues, preferably in the same thread, and the call's first column in it."""
+        """Return the run that a call continues, preferably in the same thread, and the call's first column in it.
+
+        If the call continues no run, the run is None.
+        """
         here = threading.get_ident()
         passed_over = self._not_chosen.pop(here, None)
         run, first_column = self._match(name, matrix, lambda mark: mark.extended(matrix))
@@ -151,7 +154,7 @@ class Ends:
         return run, first_column
 
     def end(self, name: str, run: Run | None, matrix: Matrix, first_column: int) -> None:
-        """Store the end of a call, to match it with the next call of the layer."""
+        """Store the mark of a layer's call, so that the layer's next call can be recognised as its continuation."""
         ends = self._ends.setdefault(name, {})
         ends.pop(threading.get_ident(), None)
         ends[threading.get_ident()] = (run, Mark.of(matrix, first_column))
@@ -159,11 +162,11 @@ class Ends:
             del ends[oldest]
 
     def _follow(self, name: str, make: Callable[[], Matrix]) -> None:
-        """Record whether the call of an unselected layer is part of a generation."""
+        """Record whether the call to an unselected layer is part of a generation."""
         here = threading.get_ident()
         try:
             matrix = make()
-        except UnsupportedError:  # a layer without a matrix does not show it
+        except UnsupportedError:  # unknown for a layer without a matrix
             return
         first_columns = (mark.extended(matrix) for _, mark in self._ends.get(name, {}).values())
         first_column = next((first for first in first_columns if first is not None), None)

@@ -1,4 +1,4 @@
-"""Collector: receive each captured call of a layer and add it to a recording."""
+"""Collector: receive each captured call to a layer and add it to a recording."""
 
 from __future__ import annotations
 
@@ -46,7 +46,11 @@ class Selection:
         self._used: set[int | str] = set()
 
     def has_layer(self, name: str) -> bool:
-        """Return whether a layer is selected for recording; must be called for layers in the order of their calls."""
+        """Return whether a layer is selected for recording.
+
+        Layers are numbered in the order in which this method is first called for them, so it must be called for every
+        layer that runs.
+        """
         number = self._known.setdefault(name, len(self._known))
         if self._numbers is None:
             return True
@@ -57,7 +61,10 @@ class Selection:
         return number in self._numbers or bool(patterns)
 
     def may_mean(self, name: str) -> bool:
-        """Return whether a module without a recorded call may be selected: True if layers are selected by number."""
+        """Return whether a module without a recorded call may be one of the selected layers.
+
+        If layers are selected by number, it may be, because such a module has no number.
+        """
         return self._numbers is None or bool(self._numbers) or any(fnmatchcase(name, one) for one in self._patterns)
 
     @property
@@ -93,7 +100,7 @@ class KeepOptions(NamedTuple):
         statistics: statistics to compute.
         summaries: whether to record all statistics of a summary.
         matrices: whether to record queries and keys.
-        gradients: whether to record gradients by the weights in the backward pass.
+        gradients: whether to record gradients with respect to the weights in the backward pass.
     """
 
     statistics: tuple[Statistic[Any, Any], ...]
@@ -108,7 +115,7 @@ class Collector:
     Args:
         options: the data to record for each call.
         selection: the layers and heads to record.
-        callback: called with each matrix; None for no callback.
+        callback: called with each matrix, unless it is None.
     """
 
     def __init__(self, options: KeepOptions, selection: Selection, callback: Callable[[str, Matrix], None] | None):
@@ -120,7 +127,7 @@ class Collector:
         self._is_over = False
 
     def on_call(self, name: str, captured: CapturedMatrix) -> None:
-        """Add one captured call of a layer to the recording, if the layer is selected."""
+        """Add one captured call to a layer to the recording, if the layer is selected."""
         with self._lock:
             if not self._selection.has_layer(name):
                 self._ends.pass_over(name, captured.make)

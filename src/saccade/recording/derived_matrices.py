@@ -1,4 +1,4 @@
-"""Matrices derived from recorded matrices: a selection of heads, and the concatenated rows of several calls."""
+"""Matrices derived from recorded matrices: selected heads of a matrix, and the concatenated rows of several calls."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class JoinedMatrices(DerivedMatrix):
         for matrix, first in self._parts:
             own_q, own_kv = matrix.positions(range(matrix.shape[2]), (range(matrix.shape[3]),))
             own_q, own_kv = own_q[:, 0, :, 0], own_kv[:, 0, 0]
-            # Without known positions, the keys of a call count from 0.
+            # If positions are unknown, the keys of a call are numbered from 0.
             moved = first if first and not bool(own_kv[:, 0].any()) else 0
             q_parts.append(own_q + moved)
             kv = kv.expand(max(len(kv), len(own_kv)), -1).clone()
@@ -177,7 +177,7 @@ def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
 
 @dataclasses.dataclass(frozen=True)
 class _OfHeads(Mask):
-    """A mask for a selection of heads, if the mask distinguishes heads."""
+    """A mask restricted to selected heads of a mask that distinguishes heads."""
 
     mask: Mask
     heads: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Gradients of a loss by the attention weights of recorded calls."""
+"""Gradients of a loss with respect to the attention weights of recorded calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNKNOWN = (
 
 
 class GradientsOfCalls:
-    """The gradients by the weights of all calls of a run, which arrive in the backward pass.
+    """The gradients with respect to the weights of all calls of a run, received in the backward pass.
 
     Args:
         name: the name of the layer.
@@ -35,7 +35,7 @@ class GradientsOfCalls:
         self._refused: dict[int, str] = {}
 
     def watch(self, output: AnyOutput | None, first_column: int, heads: Sequence[int] | None) -> None:
-        """Record the gradient of one more call when it arrives.
+        """Record the gradient of another call when the backward pass computes it.
 
         Args:
             output: the output of the call; None if it is unknown.
@@ -58,10 +58,10 @@ class GradientsOfCalls:
         self._refused[number] = reason
 
     def matrix(self) -> Matrix:
-        """Return the gradient by the weights of all calls.
+        """Return the gradient with respect to the weights of all calls.
 
         Raises:
-            UnsupportedError: it is unknown, or no backward pass has run.
+            UnsupportedError: the gradient is unknown, or no backward pass has run.
         """
         reasons = [f"the gradient of {self._name} is unknown: {reason}" for reason in {*self._refused.values()}]
         if not reasons and len(self._found) < len(self._first_columns):
@@ -73,9 +73,9 @@ class GradientsOfCalls:
 
 
 class Gradients(Mapping[str, Matrix]):
-    """Gradients of a loss by the attention weights of the last run of each layer, by layer name.
+    """Gradients of a loss with respect to the attention weights of each layer's last run, by layer name.
 
-    ``gradients[name]`` or ``gradients[number]`` is ``dL/dA``, a lazy matrix of the shape of the run's matrix. The
+    ``gradients[name]`` or ``gradients[number]`` is ``dL/dA``, a lazy matrix with the shape of the run's matrix. The
     gradients of several backward passes are added, as in ``tensor.grad``.
 
     Args:
@@ -86,7 +86,7 @@ class Gradients(Mapping[str, Matrix]):
         self._runs = runs
 
     def __getitem__(self, layer: str | int) -> Matrix:
-        return self._runs[layer].gradient  # type: ignore[index]  # a recording takes numbers, too
+        return self._runs[layer].gradient  # type: ignore[index]  # a recording also accepts numbers
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._runs)

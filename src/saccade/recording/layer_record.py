@@ -1,4 +1,4 @@
-"""Run: the recorded data of one layer, over consecutive calls that continue one another."""
+"""Run: the recorded data of one layer, for a sequence of calls that each continue the one before."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _IN_SUMMARY: dict[Statistic[Any, Any], str] = {
 
 
 class Call(NamedTuple):
-    """The recorded data of one call of a layer.
+    """The recorded data of one call to a layer.
 
     Attributes:
         shape: (batch, heads, q_len, kv_len) of the call's matrix.
@@ -35,8 +35,8 @@ class Call(NamedTuple):
         answers: results of the statistics that were requested while recording, in the same order.
         summary: the summary, if it was recorded; None if rows are not distributions.
         statistics: statistics of each query and key by name, if they were recorded; see `Run.statistics`.
-        uniform: uniform baselines of `answers`, in the same order; None where they were not computed.
-        sees: which queries may attend to something, bool ``[batch, heads, q_len]``; None where it is unknown.
+        uniform: uniform baselines of `answers`, in the same order; None for those that were not computed.
+        sees: which queries may attend to at least one key, bool ``[batch, heads, q_len]``; None if unknown.
     """
 
     shape: tuple[int, int, int, int]
@@ -108,7 +108,7 @@ class Run:
 
     @property
     def gradient(self) -> Matrix:
-        """Gradient of the loss by the weights of all calls, a lazy matrix of the shape of `matrix`.
+        """Gradient of the loss with respect to the weights of all calls, as a lazy matrix with the shape of `matrix`.
 
         Raises:
             UnsupportedError: gradients were not recorded, no backward pass has run, or the gradient is unknown.
@@ -122,12 +122,12 @@ class Run:
     def statistics(self) -> dict[str, Tensor]:
         """Statistics of every query and key of the run, by name.
 
-        For queries, ``[batch, heads, q_len]``, there are "entropy", "largest_weight", "first_mass", "self_mass",
-        "previous_mass", "local_mass", "distance" and more (`saccade.statistics.Summary.rows`). "received",
-        ``[batch, heads, kv_len]``, is the attention that each key receives. Rows of several calls are concatenated. If
-        rows are not distributions, as in a recurrence, only statistics for weights of any sign are available:
-        "largest_weight", the masses (sums of weights), "squared_norm", "given_mass" (the sum of the row) and
-        "received".
+        The statistics of queries, ``[batch, heads, q_len]``, are "entropy", "largest_weight", "first_mass",
+        "self_mass", "previous_mass", "local_mass", "distance" and more (`saccade.statistics.Summary.rows`).
+        "received", ``[batch, heads, kv_len]``, is the attention that each key receives. Rows of several calls are
+        concatenated. If rows are not distributions, as in a recurrence, only statistics for weights of any sign are
+        available: "largest_weight", the masses (sums of weights), "squared_norm", "given_mass" (the sum of the row)
+        and "received".
 
         Raises:
             UnsupportedError: neither statistics nor queries and keys were recorded.
@@ -189,14 +189,14 @@ class Run:
         return tuple(self._answer(statistic) for statistic in statistics)
 
     def uniform(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
-        """Return the uniform baselines of statistics: their results if every query spread evenly over its visible keys.
+        """Return the uniform baselines of statistics: their results if all visible keys of a query had equal weights.
 
         Args:
             statistics: statistics from `saccade.statistics`, or custom ones.
 
         Raises:
             UnsupportedError: a statistic has no baseline (such as the largest logit), or its baseline was not computed
-                while recording: those of statistics with a number for each query, key or head are.
+                while recording, which is done for statistics with a number per query, key or head.
 
         Cost: none for recorded baselines; otherwise that of the statistics. See `saccade.Matrix.uniform`.
         """
@@ -218,7 +218,7 @@ class Run:
         return self._stored is not None or self.calls[0].statistics is not None
 
     def _visible_rows(self) -> Tensor | None:
-        """Return which queries of the run may attend to something, bool ``[batch, heads, q_len]``; None if unknown."""
+        """Return which queries may attend to at least one key, bool ``[batch, heads, q_len]``, or None if unknown."""
         if self._stored is not None:
             try:
                 return LargestWeight().uniform(self._stored.matrix()) > 0

@@ -39,7 +39,7 @@ _STATISTICS: dict[str, tuple[Statistic[Any, Any], ...]] = {
 
 
 class UnrecordedLayersWarning(UserWarning):
-    """A warning that some attention layers ran but could not be recorded, while other layers could.
+    """A warning that some attention layers ran but could not be recorded, although other layers were recorded.
 
     `Recording.not_recorded` names the layers that could not be recorded.
     """
@@ -56,11 +56,11 @@ def record(
 ) -> AbstractContextManager[Recording]:
     """Record the attention of a model while it runs on its own kernels, with bitwise identical outputs.
 
-    Within the ``with`` block, every call of these attention layers is recorded:
+    Within the ``with`` block, every call to these attention layers is recorded:
 
     - layers of transformers models, with any attention implementation;
     - ``nn.MultiheadAttention`` and ``nn.TransformerEncoder``, in training, in evaluation and on the fast path;
-    - modules that call ``torch.nn.functional.scaled_dot_product_attention`` (as those of timm),
+    - modules that call ``torch.nn.functional.scaled_dot_product_attention`` (as in timm),
       ``multi_head_attention_forward`` or `saccade.attention`;
     - saccade's own layers, and those inserted by `saccade.replace_attention`.
 
@@ -71,26 +71,26 @@ def record(
     of this kind, but ran without being recorded, are listed in an `UnrecordedLayersWarning` and in
     ``recording.not_recorded``.
 
-    A call is recorded if it begins and ends within the block, in any thread. It continues the last call of its thread
-    if it adds keys to the keys of that call. Several recordings of a model may overlap in any way, and each of them
-    records all calls.
+    A call is recorded if it begins and ends within the block, in any thread. It continues the layer's last call in the
+    same thread if it adds keys to that call's keys. Several recordings of a model may overlap in any way, and each of
+    them records all calls.
 
     Args:
         model: any torch model.
         layers: the attention layers to record: numbers, in the order of their first calls, or names of modules, where
-            ``*`` matches anything. All when None.
-        heads: numbers of the heads to record; all when None.
+            ``*`` matches anything; all layers when None.
+        heads: numbers of the heads to record; all heads when None.
         keep: the data to store for each call: statistics from `saccade.statistics`, or names. "statistics": all
             statistics of a summary (entropy, masses, distance, attention received, …) with its uniform baseline; if
-            rows are not distributions, those that are defined for any weights. "topk": the 8 strongest keys of each
-            query. "pooled": a map of 64 × 64 cells. "qk": queries and keys, to compute any statistics later.
-            "gradients": the gradient by the weights, in ``recording.gradients`` after the backward pass, of calls
-            without dropout. An empty tuple stores nothing, for use with a callback.
-        callback: called as ``callback(name, matrix)`` after each call of a layer. The matrix is lazy and refers to the
+            rows are not distributions, only those defined for any weights. "topk": the 8 strongest keys of each query.
+            "pooled": a map of 64 × 64 cells. "qk": queries and keys, to compute any statistics later. "gradients": the
+            gradients with respect to the weights of calls without dropout, in ``recording.gradients`` after the
+            backward pass. An empty tuple stores nothing, for use with a callback.
+        callback: called as ``callback(name, matrix)`` after each call to a layer. The matrix is lazy and refers to the
             tensors of the model, so use it immediately or store "qk".
 
     Returns:
-        A context manager that gives a `Recording`.
+        A context manager that yields a `Recording`.
 
     Raises:
         TypeError, ValueError: an argument is invalid; raised before the model runs.
@@ -157,7 +157,7 @@ def _check_recorded(model: nn.Module, selection: Selection, not_recorded: dict[s
 
 
 def _hint(model: nn.Module) -> str:
-    """Return an error hint on how to make a model of a known library call attention that can be recorded."""
+    """Return a hint for an error message: how to make this model compute its attention so that it can be recorded."""
     libraries = {type(module).__module__.partition(".")[0] for module in model.modules()}
     ways = [way for library, way in _WAYS_OUT.items() if library in libraries]
     return "; ".join([*ways, "any module can call torch.nn.functional.scaled_dot_product_attention"])

@@ -63,10 +63,10 @@ class Recording(Mapping[str, Run]):
 
     @property
     def gradients(self) -> Gradients:
-        """Gradients of the loss by the attention weights of each layer's last run, after the backward pass.
+        """Gradients of the loss with respect to the attention weights of each layer's last run, after backward.
 
-        They need ``record(..., keep="gradients")``. ``saccade.matrix.ElementwiseProduct(run.matrix, gradient)`` is
-        attention times gradient; `saccade.statistics` takes both.
+        They require ``record(..., keep="gradients")``. ``saccade.matrix.ElementwiseProduct(run.matrix, gradient)`` is
+        attention times gradient; `saccade.statistics` accepts both.
         """
         return Gradients(self)
 
@@ -114,11 +114,11 @@ class Recording(Mapping[str, Run]):
     def to_rows(self) -> list[TableRow]:
         """Return a table with a row for each statistic of each head, as a list of dicts for ``pandas.DataFrame``.
 
-        A row holds ``layer`` (name), ``layer_index``, ``run``, ``batch`` (item), ``head`` (as numbered in the model),
-        ``statistic``, ``unit``, ``value`` and ``uniform``, the value for uniform attention under the same mask. There
-        are the measures of `Run.summary`, and each statistic named in ``keep`` that has a number for each query, as the
-        mean over the queries that may attend to something. NaN marks a head whose queries attend to nothing, and a
-        baseline that is undefined or unknown. The calls of a generation are one run.
+        A row contains ``layer`` (name), ``layer_index``, ``run``, ``batch`` (item), ``head`` (as numbered in the
+        model), ``statistic``, ``unit``, ``value`` and ``uniform``, the value for uniform attention under the same mask.
+        The table contains the measures of `Run.summary`, and for each statistic in ``keep`` with a number per query its
+        mean over the queries that may attend to at least one key. NaN marks a head whose queries attend to nothing, and
+        a baseline that is undefined or unknown. All calls of a generation form one run.
 
         Raises:
             UnsupportedError: no statistic with a number for each head was recorded.
@@ -143,7 +143,7 @@ class Recording(Mapping[str, Run]):
         An existing file is replaced when the new one is complete.
 
         Raises:
-            TypeError, ValueError: the path names no file in an existing folder.
+            TypeError, ValueError: the path does not name a file in an existing folder.
             UnsupportedError: see `to_rows`.
             OSError: the file cannot be written.
         """
@@ -157,7 +157,7 @@ class Recording(Mapping[str, Run]):
         An existing file is replaced when the new one is complete.
 
         Raises:
-            TypeError, ValueError: the path names no file in an existing folder.
+            TypeError, ValueError: the path does not name a file in an existing folder.
             ImportError: no package that writes Parquet is installed.
             UnsupportedError: see `to_rows`.
             OSError: the file cannot be written.
@@ -175,11 +175,11 @@ class Recording(Mapping[str, Run]):
         averaged over the tokens of the first, then averaged over the pairs.
 
         Args:
-            pairs: pairs (query word, key word). A word must occur once in the text; name any other by the index of its
-                token, or by a ``range`` of indices.
+            pairs: pairs (query word, key word). A word must occur once in the text; specify other words by the index of
+                their token, or by a ``range`` of indices.
             tokens: the tokens of the text, ``tokenizer.convert_ids_to_tokens(ids[0])``; for two texts, a pair (query
-                tokens, key tokens); or a dict of either by layer name, as in `saccade.viz.report`, where layers that no
-                name fits are left out. When None, pairs hold token indices.
+                tokens, key tokens); or a dict from layer names to either, as in `saccade.viz.report`, which leaves out
+                layers that match no name. When None, pairs must consist of token indices.
             batch: the batch item.
             k: number of heads to return; None for all.
 

@@ -1,4 +1,4 @@
-"""StoredMatrices: the queries and keys of a layer, stored for later statistics; memory grows with the tokens."""
+"""StoredMatrices: the queries and keys of a layer, stored for later statistics; memory grows with the text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from saccade.support.errors import unsupported
 
 
 class _Part(NamedTuple):
-    """The stored matrix of one call; it has no keys of its own if it uses the keys that several calls share."""
+    """The stored matrix of one call; it has no keys of its own if it reads keys shared by several calls."""
 
     matrix: Matrix
     first_column: int
@@ -28,19 +28,19 @@ class StoredMatrices:
 
     Queries and keys of softmax attention are copied, so that later writes to a cache have no effect. Mask and bias
     tensors of the model are not copied (except in inference mode, where torch does not count writes), nor are the
-    matrices of other mechanisms. Rows of a recurrence are merged with the rows before. If a mask or bias was modified
-    after the call, reading the matrix raises an error.
+    matrices of other mechanisms. Rows of a recurrence are merged with those of the previous call. If a mask or bias was
+    modified after the call, reading the matrix raises an error.
     """
 
     def __init__(self) -> None:
         self._parts: list[_Part] = []
-        self._keys: Tensor | None = None  # shared: [batch, kv_heads, length and free places, head_dim]
+        self._keys: Tensor | None = None  # shared: [batch, kv_heads, length plus free slots, head_dim]
         self._length = 0
         self._tokens = 0  # number of final keys; a cache may have free slots after them
         self._versions: list[tuple[Tensor, int]] = []  # tensors that are not copied, with their version counters
 
     def add(self, matrix: Matrix, first_column: int) -> None:
-        """Store the matrix of one more call."""
+        """Store the matrix of another call."""
         if isinstance(matrix, ChosenHeads) and isinstance(matrix.inner, AttentionMatrix):
             whole = self._copied(matrix.inner, matrix.inner.inputs.key.detach().clone())
             self._parts.append(_Part(ChosenHeads(whole, matrix.heads), first_column, False))

@@ -1,4 +1,4 @@
-"""Files of a table of a recording, CSV and Parquet, which are complete or not there."""
+"""Write the table of a recording to a CSV or Parquet file, never leaving an incomplete file."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def parquet_writer() -> Any:
 
 
 def _pandas_writer() -> Any:
-    """Return a Parquet writer of pandas, for an installation with fastparquet and without pyarrow."""
+    """Return a Parquet writer that uses pandas and fastparquet, for installations without pyarrow."""
     try:
         import fastparquet  # noqa: F401, PLC0415
         import pandas as pd  # noqa: PLC0415
@@ -70,7 +70,7 @@ def _pandas_writer() -> Any:
 
 
 def write_parquet(path: Path, rows: Sequence[TableRow], convert: Any) -> None:
-    """Write the rows of a table as Parquet, with the function of `parquet_writer`."""
+    """Write the rows of a table as Parquet, using the function that `parquet_writer` returns."""
     columns = {name: [row[name] for row in rows] for name in COLUMNS}
     write_whole(path, memoryview(convert(columns)))
 

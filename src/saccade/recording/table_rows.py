@@ -1,4 +1,4 @@
-"""Rows of a table of a recording: one for each statistic of each head, with its uniform baseline."""
+"""Build the table of a recording, with a row for each statistic of each head and its uniform baseline."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def table_rows(runs: Mapping[str, Sequence[Run]], heads: Sequence[int] | None) -
         heads: the recorded heads; None for all.
 
     Raises:
-        UnsupportedError: no number per head was recorded.
+        UnsupportedError: no statistic with a number per head was recorded.
     """
     rows = [
         {
@@ -71,7 +71,7 @@ def table_rows(runs: Mapping[str, Sequence[Run]], heads: Sequence[int] | None) -
 
 
 def measures_of(run: Run) -> tuple[Measure, ...]:
-    """Return everything that a run recorded as one number for each head: the summary, and means of other statistics."""
+    """Return all measures of a run with one number per head: those of its summary, and means of other statistics."""
     named = {measure.name: measure for measure in _of_summary(run)}
     for statistic in run.kept:
         for measure in _of_statistic(run, statistic):
@@ -106,7 +106,7 @@ def _plain_baselines(run: Run) -> dict[str, Tensor]:
 def _of_statistic(run: Run, statistic: Statistic[Any, Any]) -> Iterator[Measure]:
     """Yield the means over queries of a statistic that was named in ``keep``, and their uniform baselines.
 
-    Of the largest logits, the largest is yielded, as in a summary.
+    For `LargestLogit`, yield the maximum over queries instead, as in a summary.
     """
     if isinstance(statistic, PositionInformation):
         (found,), even = run.compute(statistic), _baseline(run, statistic)
@@ -132,7 +132,7 @@ def _baseline(run: Run, statistic: Statistic[Any, Any]) -> Any:
 
 
 def _mean(values: Tensor, seen: Tensor | None) -> Tensor:
-    """Return the mean over the queries that may attend to something; over all queries if these are unknown."""
+    """Return the mean over the queries that may attend to at least one key, or over all queries if they are unknown."""
     values = values if values.is_floating_point() else values.double()
     if seen is None:
         return values.mean(-1)

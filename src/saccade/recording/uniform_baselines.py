@@ -1,4 +1,4 @@
-"""UniformBaselines: uniform baselines of recorded statistics, computed once for equal masks."""
+"""UniformBaselines: uniform baselines of recorded statistics, computed once for all equal masks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _REMEMBERED = 8  # masks whose baselines are remembered
 
 
 class UniformBaselines:
-    """Uniform baselines of statistics with a number for each query, key or head; masks without tensors are remembered.
+    """A cache of uniform baselines, for statistics with a number for each query, key or head.
 
-    If all batch items and heads have the same mask, the baseline is computed for one of them.
+    Baselines are cached for masks that can be compared by value. If all batch items and heads have the same mask, the
+    baseline is computed for one of them.
     """
 
     def __init__(self) -> None:
@@ -28,9 +29,10 @@ class UniformBaselines:
         self._lock = threading.Lock()
 
     def of(self, matrix: Matrix, statistics: Sequence[Statistic[Any, Any]]) -> tuple[tuple[Any, ...], Tensor | None]:
-        """Return the baseline of each statistic for the mask of a call, and which queries may attend to something.
+        """Return the baseline of each statistic for the mask of a call, and which queries may attend to any key.
 
-        Both are None where nothing was computed; the queries are bool ``[batch, heads, q_len]``.
+        A baseline that is not computed is None. The queries are bool ``[batch, heads, q_len]``, or None if no baseline
+        is computed.
         """
         nothing = ((None,) * len(statistics), None)
         wanted = [one for one in statistics if _is_number(one)]
@@ -74,6 +76,6 @@ def _is_number(statistic: Statistic[Any, Any]) -> bool:
 
 
 def _ignores_items(statistic: Statistic[Any, Any]) -> bool:
-    """Return whether a statistic treats all batch items alike: it has no positions that differ between items."""
+    """Return whether a statistic treats all batch items alike, because its positions do not differ between items."""
     positions = getattr(statistic, "positions", None)
     return positions is None or max(x.items for x in positions) == 1

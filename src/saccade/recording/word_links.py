@@ -1,4 +1,4 @@
-"""Heads that link pairs of words: how much attention goes from one word of a text to another, in every head."""
+"""Rank heads by how strongly they link pairs of words: how much attention goes from one word to the other."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ Place = str | int | range
 
 
 class Link(NamedTuple):
-    """A head that links pairs of words, in a ranking.
+    """One entry in a ranking of heads by how strongly they link pairs of words.
 
     Attributes:
         layer: name of the layer.
-        layer_index, head: number of the layer in the order of the first calls; the head as numbered in the model.
-        value: mean over the pairs of the attention from the first word to the second, from 0 to 1.
-        uniform: the same for uniform attention under the mask.
+        layer_index: index of the layer, in the order in which layers are first called.
+        head: index of the head, as numbered in the model.
+        value: attention from the first word to the second, averaged over the pairs, from 0 to 1.
+        uniform: the same average for uniform attention under the mask.
         weights: the attention of each pair.
     """
 
@@ -42,7 +43,7 @@ class Link(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """A layer with a text, and the ranges of its matrix that belong to each pair."""
+    """A layer's recorded matrix for one text, and the rows and columns in it that correspond to each word pair."""
 
     number: int
     name: str
@@ -137,7 +138,7 @@ def _ranges(pair: tuple[Place, Place], labels: Labels, has_tokens: bool) -> tupl
 
 
 def _tokens_of(place: Place, text: Sequence[str], has_tokens: bool) -> range:
-    """Return the range of tokens of a word."""
+    """Return the range of token indices that a word covers."""
     if isinstance(place, str):
         if not has_tokens:
             hint = "tokens=tokenizer.convert_ids_to_tokens(ids[0]) lets pairs be words"

@@ -1,4 +1,4 @@
-"""Block scorers: summarize each block of keys once, and score the summaries; block means (MoBA) and bounds (Quest)."""
+"""Block scorers, which summarize each block of keys once and score the summaries: by means (MoBA) or bounds (Quest)."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from saccade.support.numerics import wide_dtype
 from saccade.support.validation import ShapeSpec
 
 _SUMMARY, _SCORES = ShapeSpec("summary [batch, kv_heads, blocks, width]"), ShapeSpec("scores [batch, heads, blocks]")
-_ENTRIES = 1 << 22  # numbers of keys that are widened at a time
+_ENTRIES = 1 << 22  # key entries that are converted to a wider dtype at a time
 
 
 class BlockScorer(Scorer):
-    """Base class of block scorers. They summarize each block of keys once, and score the summary for each query.
+    """Base class of block scorers, which summarize each block of keys once and score the summary for each query.
 
-    A custom scorer defines both methods. A score is on the scale of ``query @ key``, before the softmax scale. It only
-    ranks blocks and is never used as a weight.
+    A custom scorer defines `summarize` and `score`. A score is on the scale of ``query @ key``, before the softmax
+    scale. It only ranks blocks and is never used as a weight.
 
-    The block of column ``kv_len - q_len + t``, which holds the key of token t in self-attention, is always selected.
+    The block of column ``kv_len - q_len + t``, which contains the key of token t in self-attention, is always selected.
     """
 
     @abstractmethod
     def summarize(self, key: Tensor, real: Tensor) -> Tensor:
-        """Return the summaries of blocks, ``[batch, kv_heads, blocks, width]``; any width, in any float type.
+        """Return the summaries of blocks, ``[batch, kv_heads, blocks, width]``, of any width and float dtype.
 
         Args:
             key: ``[batch, kv_heads, blocks, block_size, head_dim]``.
@@ -61,12 +61,12 @@ class BlockScorer(Scorer):
 
 
 class BlockMeans(BlockScorer):
-    r"""A block scorer that uses the mean key of a block. It finds wide, weak matches, but dilutes a single strong key.
+    r"""A block scorer that uses the mean key of a block. It finds broad, weak matches but dilutes a single strong key.
 
     .. math:: I_{tj} = q_t \cdot \frac{1}{|B_j|} \sum_{s \in B_j} k_s
 
-    Each head selects for itself in `saccade.mechanisms.TopK`, which does not rank blocks that a query sees only in
-    part, since masked keys would affect their rank. Such blocks are always selected.
+    In `saccade.mechanisms.TopK`, each head selects its own blocks. Blocks that are only partly visible to a query are
+    always selected and not ranked, since masked keys would affect their scores.
 
     Cost: one pass over the keys, one vector of ``head_dim`` for each block, and a dot product per query and block.
 
@@ -90,11 +90,12 @@ class BlockMeans(BlockScorer):
 
 
 class BlockBounds(BlockScorer):
-    r"""A block scorer that computes an upper bound of the query's scores in a block from the range of each channel.
+    r"""A block scorer that computes an upper bound on a query's scores in a block from the range of each channel.
 
     .. math:: \sum_i \max(q_i \min_j k_{ji},\; q_i \max_j k_{ji}) \;\ge\; \max_j q \cdot k_j
 
-    The bound is never too low, so a single strong key is not missed. It is too high if keys of a block differ a lot.
+    The bound is never too low, so a single strong key is not missed. It is too high if the keys of a block differ a
+    lot.
 
     Cost: two vectors of ``head_dim`` for each block, and two dot products per query and block.
 
@@ -111,7 +112,7 @@ class BlockBounds(BlockScorer):
     def summarize(self, key: Tensor, real: Tensor) -> Tensor:
         low = key.masked_fill(~real, torch.inf).amin(3)
         high = key.masked_fill(~real, -torch.inf).amax(3)
-        # A block of padding has no range: zeros, so that no product is NaN.
+        # A block of padding has no range. Use zeros, so that no product is NaN.
         is_padding = ~real.any(3)
         return torch.cat([high.masked_fill(is_padding, 0.0), low.masked_fill(is_padding, 0.0)], -1)
 

@@ -1,4 +1,4 @@
-"""Scorers of single keys: the dot products of attention itself, and the narrow heads of a lightning indexer."""
+"""Scorers of individual keys: attention's own dot products, and the narrow heads of a lightning indexer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INDEX = ShapeSpec(
 
 
 class DotProducts(Scorer):
-    """A scorer by the dot product of query and key, so that each head selects keys by attention's own scores.
+    """A scorer that uses the dot product of query and key, so that each head selects keys by its attention scores.
 
     It saves no computation, but selects the best keys, so it serves as a baseline for other scorers.
 
@@ -38,7 +38,7 @@ class DotProducts(Scorer):
 
 
 class LightningIndexer(Scorer):
-    r"""A scorer with narrow index heads and one selection for all heads of attention (DeepSeek sparse attention).
+    r"""A scorer with narrow index heads, which selects the same keys for all attention heads (DeepSeek).
 
     .. math:: I_{ts} = (H d)^{-1/2} \sum_{h=1}^{H} w_{th} \max(0,\; q^I_{th} \cdot k^I_s)
 

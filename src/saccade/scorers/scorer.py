@@ -1,4 +1,4 @@
-"""Scorer: base class of rankings of keys, or of blocks of keys, by how much a query is expected to need them."""
+"""Scorer: the base class for ranking keys, or blocks of keys, by how much a query is expected to need them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ScoreRows = Callable[[range, int], Tensor]
 
 
 class Scorer(ArgumentHints, ABC):
-    """Base class of rankings of keys or blocks for `saccade.mechanisms.TopK`. Scores are not used as weights.
+    """Base class for ranking keys or blocks in `saccade.mechanisms.TopK`. Scores are not used as weights.
 
     Subclass `BlockScorer` to rank blocks by their summaries. Other scorers define `on`; a plain function
     ``(query, key, rows) -> scores`` works as well.
@@ -44,8 +44,9 @@ class Scorer(ArgumentHints, ABC):
 
         Returns:
             ``(rows, stop) -> scores``: scores of the queries ``rows``, a range of indices, for the first ``stop`` keys
-            or for the blocks that hold them; ``[batch | 1, 1 | kv_heads | heads, rows, stop or blocks]``. If keys are
-            scored, a block counts with the largest score that the query may see. +inf is always selected.
+            or for the blocks that contain them; ``[batch | 1, 1 | kv_heads | heads, rows, stop or blocks]``. If keys
+            are scored, the score of a block is the largest among its keys that are visible to the query. A score of
+            +inf is always selected.
         """
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Additive: a score computed by a small network from query and key together."""
+"""Additive: a score that a small network computes from query and key."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from saccade.support.errors import unsupported
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import check_int
 
-_AT_ONCE = 1 << 17  # numbers of the hidden layer in memory at a time: half a megabyte, which fits into a cache
+_AT_ONCE = 1 << 17  # hidden-layer entries in memory at a time: half a megabyte, which fits into the CPU cache
 
 
 class Additive(Score):
     r"""The additive score: a network with one hidden layer, :math:`v^\top \tanh(W_q q + W_k k)`.
 
-    The two products with W are computed once. The hidden layer exists for only a few pairs at a time, forward and
+    The products with W_q and W_k are computed once. The hidden layer exists for only a few pairs at a time, forward and
     backward, so memory is O(n·hidden) instead of O(n·m·hidden).
 
     Args:
@@ -31,7 +31,7 @@ class Additive(Score):
     Attributes:
         query_weight: ``[hidden_dim, query_dim]``.
         key_weight: ``[hidden_dim, key_dim]``.
-        output_weight: ``[hidden_dim]``. All three weights are shared by all heads; Xavier-uniform at the start.
+        output_weight: ``[hidden_dim]``. All three weights are shared by all heads and initialised Xavier-uniform.
 
     Raises:
         ValueError: a size is below 1, or the width of query or key is wrong.
@@ -57,7 +57,7 @@ class Additive(Score):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise the additive score's weights, each Xavier-uniform according to its size."""
+        """Initialise the additive score's weights from Xavier-uniform distributions."""
         for weight in (self.query_weight, self.key_weight, self.output_weight[None]):
             nn.init.xavier_uniform_(weight)
 
@@ -87,7 +87,7 @@ class _Compare:
 
     @staticmethod
     def gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of q, k and v, given the gradient of the additive scores."""
+        """Return the gradients with respect to q, k and v, given the gradient with respect to the additive scores."""
         gq, gk = torch.zeros_like(q), torch.zeros_like(k)
         wide = widest_dtype(v.device)
         gv = torch.zeros_like(v, dtype=wide)  # a sum over all pairs
@@ -101,7 +101,7 @@ class _Compare:
 
     @staticmethod
     def held_bytes(itemsize: int) -> int:
-        """Return the peak memory of the additive score besides its results, in bytes, for any number of pairs."""
+        """Return the peak memory in bytes that the additive score needs beyond its results, for any number of pairs."""
         return itemsize * _AT_ONCE
 
 
@@ -116,7 +116,7 @@ def _scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class _AdditiveScore(torch.autograd.Function):
-    """Autograd function of the additive score. It computes the hidden layer for a few pairs at a time."""
+    """The autograd function of the additive score. It computes the hidden layer for a few pairs at a time."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class _AdditiveScore(torch.autograd.Function):
 
 
 class _Gradients(torch.autograd.Function):
-    """Autograd function of the additive score's gradients that refuses second derivatives."""
+    """The autograd function of the additive score's gradients, which raises an error for second derivatives."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,7 +145,7 @@ def _hidden_layer(q: Tensor, k: Tensor, rows: slice, columns: slice) -> Tensor:
 
 
 def _blocks_of_pairs(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of rows and columns for which the additive score's hidden layer has about `_AT_ONCE` numbers."""
+    """Yield slices of rows and columns for which the additive score's hidden layer has about `_AT_ONCE` entries."""
     each = max(1, q.shape[:-2].numel() * q.shape[-1])
     columns = max(1, min(k.shape[-2], 256, _AT_ONCE // each))
     rows = max(1, _AT_ONCE // (each * columns))

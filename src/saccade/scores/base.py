@@ -1,4 +1,4 @@
-"""Score: base class of scores, which are modules that measure the similarity of queries and keys."""
+"""Score: the base class of modules that measure the similarity of queries and keys."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Prepared(NamedTuple):
 
 
 class Score(ArgumentHints, nn.Module):
-    """Base class of scores: the similarity of a query and a key, before scale, softcap and bias.
+    """Base class of scores, which measure the similarity of a query and a key before scale, softcap and bias.
 
     A subclass either maps queries and keys once, in O(n·d), so that a plain dot product follows, or provides a function
     that compares a few queries with a few keys. Both are differentiable. The function is called tile by tile, so that

@@ -1,4 +1,4 @@
-"""Bilinear: the score of a dot product after a learned map."""
+"""Bilinear: a dot product after a learned linear map of the queries."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from saccade.support.validation import check_int
 class Bilinear(Score):
     r"""The bilinear score with a learned matrix, :math:`q^\top W k` ("general", "multiplicative").
 
-    Queries are mapped once, ``q W``; then a plain dot product follows, on the fastest kernel.
+    Queries are mapped to ``q W`` once. A plain dot product follows, on the fastest kernel.
 
     Args:
         query_dim: width of queries.
         key_dim: width of keys; may differ from ``query_dim``.
 
     Attributes:
-        weight: ``[query_dim, key_dim]``, shared by all heads; Xavier-uniform at the start.
+        weight: ``[query_dim, key_dim]``, shared by all heads and initialised Xavier-uniform.
 
     Raises:
         ValueError: a size is below 1, or the width of query or key is wrong.
 
-    Cost: one product O(q_len · query_dim · key_dim) before the attention.
+    Cost: one matrix product before attention, O(q_len · query_dim · key_dim).
 
     Example:
         >>> import torch
@@ -43,7 +43,7 @@ class Bilinear(Score):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise the bilinear weight, Xavier-uniform."""
+        """Initialise the bilinear weight from a Xavier-uniform distribution."""
         nn.init.xavier_uniform_(self.weight)
 
     @property

@@ -14,7 +14,7 @@ class Cosine(Score):
     A vector of zeros has cosine 0 with everything. Since the scores are small, a ``scale`` of 10 or so (an inverse
     temperature) is usual; ``scale=None`` means 1.
 
-    Cost: one pass over queries and keys before the attention.
+    Cost: one pass over queries and keys before attention.
 
     Example:
         >>> import torch

@@ -12,12 +12,12 @@ class Dot(Score):
     r"""The dot product, ``scale * q · k``: the default score.
 
     Args:
-        scaled: ``scale=None`` means ``head_dim ** -0.5`` if true, and 1 otherwise.
+        scaled: whether ``scale=None`` means ``head_dim ** -0.5`` instead of 1.
 
     Raises:
         ValueError: the widths of query and key differ.
 
-    Cost: none besides the product. Exact: yes.
+    Cost: none beyond the product. Exact: yes.
 
     Example:
         >>> import torch

@@ -14,14 +14,14 @@ from saccade.support.validation import check_bool, check_number
 class Gaussian(Score):
     r"""The Gaussian score, :math:`-|q - k|^2 / (2\sigma^2)`: after softmax, a normalised Gaussian kernel.
 
-    The squared distance is a dot product of longer vectors, the norms of queries and keys included:
-    :math:`-|q-k|^2/2 = q \cdot k - |k|^2/2 - |q|^2/2`. Leaving the norm of the key out, as is often done, changes the
-    weights. In float32 the difference of large terms costs precision where :math:`|q|^2/\sigma^2` is in the thousands:
-    then shift queries and keys by a common vector first, which changes no distance.
+    The squared distance is computed as a dot product of extended vectors, which contain the squared norms:
+    :math:`-|q-k|^2/2 = q \cdot k - |k|^2/2 - |q|^2/2`. Omitting the key's norm, as is often done, changes the weights.
+    In float32, the difference of large terms loses precision if :math:`|q|^2/\sigma^2` is in the thousands. In that
+    case, shift queries and keys by a common vector first, which changes no distance.
 
     Args:
         bandwidth: σ, above 0, in units of the queries.
-        trainable: whether σ is a parameter (its logarithm is).
+        trainable: whether σ is trained; the parameter is its logarithm.
 
     Raises:
         ValueError: the bandwidth is not a number above 0, or the widths of query and key differ.

@@ -11,27 +11,28 @@ from saccade.support.validation import check_type
 
 
 class Modified(Score):
-    r"""A score changed pair by pair by a function, as a ``score_mod`` of FlexAttention does.
+    r"""A score changed pair by pair by a function, like FlexAttention's ``score_mod``.
 
     .. math:: s_{ij} = f(\mathrm{softcap}(\mathrm{scale} \cdot \mathrm{score}(q_i, k_j)),\ b,\ h,\ i,\ j)
               + \mathrm{bias}_{ij}
 
-    The function is called for one tile at a time, with scores ``[batch, heads, rows, columns]`` and with int64 tensors
-    of four dimensions that broadcast to them: batch item, head, and positions of query and key. (FlexAttention counts
-    queries from 0; here the last query is at the last key unless positions are given.) Captured tensors, and
-    parameters if it is a module, receive gradients. Results for masked pairs have no effect.
+    The function is called for one tile at a time, with scores ``[batch, heads, rows, columns]`` and with
+    four-dimensional int64 tensors that broadcast to them: batch item, head, and positions of query and key.
+    (FlexAttention counts queries from 0; here the last query is at the last key unless positions are given.) Tensors
+    that the function captures receive gradients, and so do its parameters if it is a module. Results for masked pairs
+    have no effect.
 
-    A plain function is also accepted as ``score=``: it then changes scaled dot products.
+    ``score=`` also accepts a plain function, which then changes scaled dot products.
 
     Args:
-        function: ``(score, b, h, q, kv) -> score``, in differentiable operations of torch; it must always return the
-            same result for the same pair.
+        function: ``(score, b, h, q, kv) -> score``, composed of differentiable torch operations; it must always return
+            the same result for the same pair.
         score: the score to change; the dot product when None.
 
     Raises:
         TypeError: ``function`` is not a function, or ``score`` is not a score.
 
-    Cost: the `tiled` kernel, and the function's passes over each tile; memory for a single tile.
+    Cost: that of the `tiled` kernel, plus the function's passes over each tile. Memory for a single tile.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Statistics of an attention matrix. One pass over the matrix computes many statistics, in linear memory."""
+"""Statistics of an attention matrix. Many statistics are computed in one pass over the matrix, in linear memory."""
 
 from typing import TYPE_CHECKING
 

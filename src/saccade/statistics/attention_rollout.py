@@ -1,4 +1,4 @@
-"""Attention rollout: the contribution of each input token to queries of the last layer, a few rows at a time."""
+"""Attention rollout: the contribution of each input token to queries of the last layer."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from saccade.support.validation import check_int, check_number
 
 
 def rollout(matrices: Sequence[MatrixLike], queries: Sequence[int], *, residual: float = 0.5) -> Tensor:
-    r"""Compute attention rollout: shares of input tokens in last-layer queries, ``[batch, len(queries), kv_len]``.
+    r"""Compute attention rollout: input tokens' shares in last-layer queries, ``[batch, len(queries), kv_len]``.
 
     .. math:: r \leftarrow \rho\, r + (1 - \rho)\, \tfrac1H \textstyle\sum_h A_{l,h}^\top r
               \quad \text{from the last layer } l \text{ down to the first}
 
-    For each layer, the mean of the heads is mixed with the residual stream. The result is rows of the product of
-    all layers, computed without forming that product. Rollout ignores values and feed-forward layers
-    and assumes a fixed share for the residual: it is a heuristic, not an attribution.
+    For each layer, the mean of the heads is mixed with the residual stream. The result consists of rows of the product
+    of all layers, computed without forming that product. Rollout ignores values and feed-forward layers and assumes a
+    fixed share for the residual: it is a heuristic, not an attribution.
 
     Args:
         matrices: one matrix per layer, in order; all are square and have the same shape and dtype.
@@ -28,7 +28,8 @@ def rollout(matrices: Sequence[MatrixLike], queries: Sequence[int], *, residual:
         residual: share of the residual stream, from 0 to 1.
 
     Raises:
-        TypeError, ValueError: no layers, layers with different shapes or dtypes, or indices or a share out of range.
+        TypeError, ValueError: there are no layers, their shapes or dtypes differ, or an index or ``residual`` is out of
+            range.
         UnsupportedError: the rows of a layer are not distributions.
 
     Cost: one ``A.mT @ r`` per layer; O(batch · heads · len · len(queries)) memory.

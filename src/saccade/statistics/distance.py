@@ -29,11 +29,11 @@ class Distance(PerRow):
 
     .. math:: D_i = \sum_j A_{ij} \, |p_i - p_j|
 
-    where p are the positions. Uniform causal attention gives i / 2 at position i. Compare with this value before
-    concluding that a head attends far away. The result is 0 for a row that attends to nothing.
+    where p are the positions. Uniform causal attention gives i / 2 at position i. Compare a result with this value
+    before concluding that a head attends to distant keys. The result is 0 for a row that attends to nothing.
 
     Args:
-        positions: pair of the positions of queries and keys; when None, the last query is at the last key.
+        positions: positions of the queries and of the keys; when None, the last query is aligned with the last key.
 
     Raises:
         TypeError, ValueError: ``positions`` are invalid.
@@ -95,10 +95,11 @@ class LagProfile(Statistic[_State, Lags]):
     .. math:: \ell_\delta = \sum_i A_{i, j}, \quad p_i - p_j = \delta
 
     A peak at 1 indicates a previous-token head. Equally high peaks at several lags indicate a pattern of offsets, and a
-    slope indicates a preference for near keys. The sum over all lags is the number of queries that attend to something.
+    slope indicates a preference for nearby keys. The sum over all lags is the number of queries that attend to
+    something.
 
     Args:
-        positions: pair of the positions of queries and keys; when None, the last query is at the last key.
+        positions: positions of the queries and of the keys; when None, the last query is aligned with the last key.
 
     Raises:
         TypeError, ValueError: ``positions`` are invalid.
@@ -165,15 +166,15 @@ class LagProfile(Statistic[_State, Lags]):
 
 
 def _of_range(weights: Tensor, q: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """Compute mean distances between consecutive keys and queries at ascending indices q among the keys.
+    """Compute the mean distance of each row of ``weights`` over consecutive keys; query i is at key index ``q[i]``.
 
-    Most keys lie before all rows or after all rows and need only two matrix products. Distances are measured from the
-    nearest row, so that no subtraction loses precision.
+    The indices ascend, so most keys lie before or after all queries and need only two matrix products. Their distances
+    are measured from the first or last query, so that no subtraction loses precision.
     """
     columns, length = weights.shape[-1], len(up)
     first, last = min(max(int(q[0]), 0), columns), min(max(int(q[-1]), 0), columns)
     total = (weights[..., first:last] * (q[:, None] - torch.arange(first, last, device=q.device)).abs()).sum(-1)
-    # Keys before, by their distance from the first row; and keys after, by their distance from the last.
+    # First the keys before all queries, by their distance from the first query; then the keys after all queries.
     for part, far, near in (
         (weights[..., :first], down[length - first :], (q - first).abs()),
         (weights[..., last:], up[: columns - last], (last - q).abs()),
@@ -191,7 +192,7 @@ def _ramps(length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tenso
 
 
 def _ends(x: Positions) -> tuple[int, int] | None:
-    """Return the lowest and highest token position, the limits of distances, on any device; None without tokens."""
+    """Return the lowest and highest token position, on any device; None if there are no tokens."""
     if x.table is None:
         return x.ends
     tokens = x.table[x.table >= 0]
@@ -199,10 +200,10 @@ def _ends(x: Positions) -> tuple[int, int] | None:
 
 
 def _diagonals(weights: Tensor) -> Tensor:
-    """Return the sum of weights at each lag: diagonals from the lower left, ``[batch, heads, rows + columns - 1]``."""
+    """Return the sum of each diagonal, starting at the lower left: ``[batch, heads, rows + columns - 1]``."""
     batch, heads, rows, columns = weights.shape
     pitch = rows + columns
-    # In a row-major copy with padding between the rows, a row stride longer by one follows the diagonals.
+    # In a row-major copy with padding between the rows, a row stride that is longer by one follows the diagonals.
     padded = F.pad(weights, (rows - 1, 1, 0, 1)).contiguous()
     slanted = padded.as_strided((batch, heads, rows, pitch - 1), (padded.stride(0), padded.stride(1), pitch + 1, 1))
     return slanted.sum(-2)

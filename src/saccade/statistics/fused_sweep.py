@@ -17,7 +17,7 @@ from saccade.statistics.statistic import Far, MatrixInfo, Quantity, Statistic
 def compute_by_sweep(
     inputs: AttentionInputs, impl: str | Kernel, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo
 ) -> dict[int, Any]:
-    """Compute the statistics that a fused pass over the matrix supports. Return results by index of the statistic.
+    """Compute the statistics that a fused pass over the matrix supports, and return the results by statistic index.
 
     The result is empty if no statistic is supported for the inputs.
     """

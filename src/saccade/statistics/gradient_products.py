@@ -1,4 +1,4 @@
-"""Attention times gradient, a block at a time: only pairs that the mask allows are computed."""
+"""Multiply attention by its gradient, a block at a time; only pairs that the mask allows are computed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def product_blocks(
     head: int | None = None,
     rows: range | None = None,
 ) -> Iterator[Block]:
-    """Yield the elementwise product of two matrices of the same shape in the blocks of the first.
+    """Yield the elementwise product of two matrices of the same shape, in the blocks of the first matrix.
 
     Args:
-        first, second: the matrices; the second is read only in the blocks of the first.
-        keep_positive: whether negative entries of the product become 0.
+        first, second: the matrices; the second matrix is read only in the blocks of the first.
+        keep_positive: whether to set negative entries of the product to 0.
         batch, head, rows: see `saccade.Matrix.blocks`.
 
-    Cost: that of the blocks of the first matrix, and of the same entries of the second.
+    Cost: the cost of the blocks of the first matrix and of the same entries of the second.
     """
     for block in first.blocks(batch, head, rows):
         weights = block.weights * second.entries(block).to(block.weights.dtype)

@@ -23,18 +23,22 @@ def relevance(matrices: Sequence[MatrixLike], gradients: Sequence[MatrixLike], q
     .. math:: \bar A_l = \tfrac1H \textstyle\sum_h (A_{l,h} \odot \partial L / \partial A_{l,h})^+, \qquad
               R \leftarrow R + \bar A_l R \quad \text{from the first layer to the last, } R = I \text{ before it}
 
-    The gradient selects what counts for one output, such as the score of a class or the logit of a token: an attention
-    that does not raise it has no relevance. The result is rows of R, computed from the last layer down to the first
-    without forming R or any :math:`\bar A_l`. The entry of a query's own token contains the 1 of the residual stream.
+    The gradient restricts relevance to one output, such as the score of a class or the logit of a token: attention that
+    does not raise this output has no relevance. The result consists of rows of R, computed from the last layer down to
+    the first without forming R or any :math:`\bar A_l`. The entry for a query's own token includes the 1 of the
+    residual stream.
 
     Args:
         matrices: one matrix per layer, in order; all are square and have the same number of tokens.
-        gradients: the gradient by each matrix, such as a `saccade.matrix.GradientMatrix`, in the same order and shape.
-        queries: indices of queries in the last layer: the class token of a classifier, or the position that predicts.
+        gradients: the gradient with respect to each matrix, such as a `saccade.matrix.GradientMatrix`, in the same
+            order and with the same shape.
+        queries: indices of queries in the last layer: a classifier's class token, or the position that makes the
+            prediction.
 
     Raises:
-        TypeError, ValueError: no layers, layers or gradients of different shapes, or indices out of range.
-        UnsupportedError: the matrices are scores, which have no products.
+        TypeError, ValueError: there are no layers, layers or gradients have different shapes, or an index is out of
+            range.
+        UnsupportedError: the matrices contain scores instead of weights.
 
     Cost: one pass over the visible pairs of each layer and their gradients; O(batch · len · len(queries)) memory.
 
@@ -62,23 +66,23 @@ def gradient_rollout(
     *,
     residual: float = 0.5,
 ) -> Tensor:
-    r"""Compute rollout weighted by gradients: shares of tokens in queries, ``[batch, len(queries), kv_len]``.
+    r"""Compute gradient-weighted rollout: the share of each token in the queries, ``[batch, len(queries), kv_len]``.
 
     .. math:: r \leftarrow \rho\, r + (1 - \rho)\, (N_l \bar A_l)^\top r, \qquad
               \bar A_l = \tfrac1H \textstyle\sum_h (A_{l,h} \odot \partial L / \partial A_{l,h})^+
 
-    from the last layer down to the first, where :math:`N_l` scales each row to sum to 1. This is `rollout` with the
-    attention that raises the loss L in place of all attention. It does not depend on the scale of the gradients, so
-    layers with small gradients count as much as others. A row without a positive entry passes on the residual stream
-    alone. The shares of each query sum to 1.
+    from the last layer down to the first, where :math:`N_l` scales each row to sum to 1. This is `rollout`, restricted
+    to attention that raises the loss L. It does not depend on the scale of the gradients, so layers with small
+    gradients count as much as others. A row without a positive entry passes on only the residual stream. The shares of
+    each query sum to 1.
 
     Args:
         matrices, gradients, queries: see `relevance`.
         residual: share of the residual stream, from 0 to 1.
 
     Raises:
-        TypeError, ValueError: see `relevance`, or the share is out of range.
-        UnsupportedError: the matrices are scores, which have no products.
+        TypeError, ValueError: see `relevance`, or ``residual`` is out of range.
+        UnsupportedError: the matrices contain scores instead of weights.
 
     Cost: two passes over the visible pairs of each layer and their gradients; O(batch · len · len(queries)) memory.
 
@@ -107,9 +111,11 @@ def gradient_rollout(
 def _checked(
     matrices: Iterable[MatrixLike], gradients: Iterable[MatrixLike], queries: Iterable[int]
 ) -> tuple[list[tuple[_Blocks, int]], Tensor]:
-    """Check the arguments of a relevance map; return the products of each layer, and the rows of the identity.
+    """Check the arguments of a relevance map, and return the layers and the initial rows.
 
-    The rows are ``[batch, len, len(queries)]`` in float32 or wider.
+    Each layer is a function that yields blocks of attention times gradient, together with the number of heads. The
+    initial rows are rows of the identity matrix, one for each query: ``[batch, len, len(queries)]`` in float32 or
+    wider.
     """
     pairs = [[*matrices], [*gradients]]
     if not pairs[0]:

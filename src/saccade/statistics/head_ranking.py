@@ -13,7 +13,7 @@ from saccade.support.numerics import widest_dtype
 
 
 class Head(NamedTuple):
-    """A head in a ranking, with the value by which it is ranked.
+    """An attention head in a ranking.
 
     Attributes:
         layer, head: indices, from 0.
@@ -66,12 +66,13 @@ def unexplained_information(weights: Tensor) -> Tensor:
 
     .. math:: I = s \cdot \frac1n \sum_i \mathrm{KL}(a_i \,\|\, e_i), \qquad e_{ij} \propto m_j\, o_{j-i}
 
-    where m is the mean row, o the mean weight at each distance, and s the share of the attention in the weights. It is
-    0 for a sink and for a head that attends to the previous token. Rows are scaled to sum to 1 first; rows of zeros do
-    not count.
+    where m is the mean row and o the mean weight at each distance, after rows are scaled to sum to 1, and s is the mean
+    sum of a row before scaling. The result is 0 for a sink and for a head that attends to the previous token. Rows of
+    zeros do not count in the mean of the divergences.
 
     Args:
-        weights: ``[..., q_len, kv_len]``, nonnegative; the sum of a row is its share of the attention.
+        weights: ``[..., q_len, kv_len]``, nonnegative; a row may sum to less than 1 if part of its attention is
+            missing.
 
     Returns:
         float64 ``[...]``.

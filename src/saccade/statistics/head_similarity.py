@@ -1,4 +1,4 @@
-"""Pairwise distances between the attention of the heads of a layer."""
+"""Pairwise distances between the attention matrices of a layer's heads."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _ENTRIES = 1 << 20  # number of weights, over all heads, in memory at a time
 
 
 def head_distances(matrix: MatrixLike, between: Between = "jensen_shannon") -> Tensor:
-    r"""Compute the distance between every two heads of a batch item, ``[batch, heads, heads]``; small if similar.
+    r"""Compute how different any two heads of a batch item are, as a distance, ``[batch, heads, heads]``.
 
     - "jensen_shannon": mean over the queries of the Jensen-Shannon divergence of the two rows, in nats, 0 to log 2.
     - "total_variation": mean over the queries of half the sum of absolute differences, 0 to 1.
     - "frobenius": :math:`\|A_h - A_g\|_F`, over all queries together; this is the cheapest, and rows need not be
       distributions.
 
-    Means are over the queries that attend to any key in at least one of the two heads.
+    The means are taken over the queries that attend to any key in at least one of the two heads.
 
     Args:
-        matrix: a matrix of any mechanism.
+        matrix: an attention matrix from any mechanism.
         between: the kind of distance.
 
     Raises:
@@ -64,7 +64,7 @@ def head_distances(matrix: MatrixLike, between: Between = "jensen_shannon") -> T
 
 
 def _dense(matrix: MatrixLike, item: int, rows: range) -> Tensor:
-    """Return dense weights, to compare heads: some rows in all heads of a batch item, ``[heads, rows, kv_len]``."""
+    """Return the dense weights of some rows in all heads of a batch item, ``[heads, rows, kv_len]``."""
     _, heads, _, kv_len = matrix.shape
     dense = torch.zeros(heads, len(rows), kv_len, dtype=MatrixInfo.of(matrix).dtype, device=matrix.device)
     for block in matrix.blocks(batch=item, rows=rows):

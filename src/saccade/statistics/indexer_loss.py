@@ -16,7 +16,7 @@ _HIDDEN = -1000.0  # upper limit of the log weights of masked keys
 
 
 class ScoresRows(Protocol):
-    """Interface of scorers that compute selection scores a few rows at a time: `saccade.scorers.LightningIndexer`."""
+    """Interface of scorers, such as `saccade.scorers.LightningIndexer`, that compute scores a few rows at a time."""
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:
@@ -60,9 +60,9 @@ class IndexerLoss(Statistic[_State, Tensor]):
               L = \frac{1}{n} \sum_t \sum_{s \in S_t} p_{ts} \log \frac{p_{ts}}{\mathrm{softmax}_{S_t}(I_t)_s}, \qquad
               n \frac{\partial L}{\partial I_{ts}} = \mathrm{softmax}_{S_t}(I_t)_s - p_{ts}
 
-    S_t is the set of keys that query t may attend to: with ``Softmax`` all earlier keys, for the warm-up; with ``TopK``
-    the selected keys. The attention rows are treated as constants, so gradients flow only to the scores and from
-    there to their inputs. A query that attends to nothing does not count.
+    S_t is the set of keys that query t may attend to: all earlier keys with ``Softmax`` (for the warm-up), or the
+    selected keys with ``TopK``. The attention rows are treated as constants, so gradients flow only to the scores and
+    from there to the inputs of the scores. A query that attends to nothing does not count.
 
     Args:
         scores: a `saccade.scorers.LightningIndexer`, whose scores are computed a few rows at a time; or the scores

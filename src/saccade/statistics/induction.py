@@ -15,12 +15,12 @@ from saccade.statistics.statistic import MatrixInfo
 from saccade.support.errors import type_error, value_error
 from saccade.support.validation import is_integer
 
-_GATHER = 8  # weights compared in the time that one lookup takes
+_GATHER = 8  # number of weights that can be compared in the time that one lookup takes
 
 
 @dataclasses.dataclass(frozen=True)
 class InductionMass(PerRow):
-    """Sum of the weights on tokens that directly followed the query's token earlier, ``[batch, heads, q_len]``.
+    """Sum of the weights on tokens that followed earlier copies of the query's token, ``[batch, heads, q_len]``.
 
     Induction heads attend to these tokens: after ``A B … A`` they attend to B, so that the model predicts B again. The
     statistic is 0 in a sequence without repeated tokens.
@@ -32,7 +32,7 @@ class InductionMass(PerRow):
         TypeError, ValueError: ``tokens`` is not a tuple with an int for each key, or there are more queries than keys.
 
     Cost: one operation for each pair of equal tokens, or one comparison per weight if that is less; O(n log n) if few
-    tokens repeat. O(q_len) memory besides the weights of a block.
+    tokens repeat. O(q_len) memory in addition to the weights of a block.
 
     Example: the second "the" and the second "cat" attend to the tokens after the first "the" and "cat".
 
@@ -67,7 +67,7 @@ class InductionMass(PerRow):
 
     @cached_property
     def _earlier(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return three tensors for repeated tokens: indices sorted by id, starts of runs of equal ids, and ranks."""
+        """Return token indices sorted by id and, for each token, the start of its run of equal ids and its rank."""
         ordered, order = self._tokens.sort(stable=True)
         first = torch.searchsorted(ordered, self._tokens)
         place = torch.empty_like(order)

@@ -18,7 +18,7 @@ from saccade.support.validation import check_type
 
 @dataclasses.dataclass(frozen=True)
 class LogitVariance(PerRow):
-    r"""Variance of a query's scores under its own attention, ``[batch, heads, q_len]``, in nats².
+    r"""Variance of each query's scores, weighted by its attention, ``[batch, heads, q_len]``, in nats².
 
     .. math:: \mathrm{Var}_i = \sum_j A_{ij} (\log A_{ij} + H_i)^2 = -\frac{\partial H_i}{\partial \beta}
               \quad \text{at } \beta = 1
@@ -36,7 +36,7 @@ class LogitVariance(PerRow):
     needs_distributions = True
 
     def of_rows(self, block: Block, q: Positions, kv: Positions) -> Tensor:
-        # Subtract the mean before squaring, because logs may be 100 and their squares would cancel in float32.
+        # Subtract the mean before squaring: logs may be as large as 100, and their squares would cancel in float32.
         centred = (block.logs + block.entropy[..., None]).square_()
         return torch.linalg.vecdot(block.weights, centred)
 
@@ -54,8 +54,8 @@ class LargestLogit(PerRow):
     logit softcaps limit them. The result is -inf for a row that attends to nothing.
 
     Args:
-        lse: log-sum-exp of the scores, ``[batch, heads, q_len]``, for matrices without a softmax; when None, the
-            log-sum-exp of the matrix.
+        lse: log-sum-exp of the scores, ``[batch, heads, q_len]``, for matrices that are not a softmax; when None, the
+            log-sum-exp of the matrix itself.
 
     Raises:
         TypeError: ``lse`` is not a tensor.

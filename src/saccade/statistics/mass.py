@@ -21,12 +21,13 @@ PARTS = ("sink", "local", "anchor", "rest")
 class SinkMass(PerRow):
     """The sum of each query's weights on the first tokens, ``[batch, heads, q_len]``.
 
-    Trained decoders put unneeded attention on the first token. Under a causal mask the first queries see
-    few other keys and give much weight to it in any case, so compare with uniform attention, as `Matrix.summary` does.
+    Trained decoders put unneeded attention on the first token. Under a causal mask, the first queries see few other
+    keys and put a large weight on it in any case, so compare the result with uniform attention, as `Matrix.summary`
+    does.
 
     Args:
-        sink_tokens: number of first tokens, at positions 0 to ``sink_tokens - 1``.
-        positions: pair of the positions of queries and keys; when None, the last query is at the last key.
+        sink_tokens: number of tokens that count as the sink, at positions 0 to ``sink_tokens - 1``.
+        positions: positions of the queries and of the keys; when None, the last query is aligned with the last key.
 
     Raises:
         TypeError, ValueError: ``sink_tokens`` is not an int of at least 1; ``positions`` are invalid.
@@ -62,7 +63,7 @@ class LagMass(PerRow):
 
     Args:
         lag: number of positions before the query; negative for later keys.
-        positions: pair of the positions of queries and keys; when None, the last query is at the last key.
+        positions: positions of the queries and of the keys; when None, the last query is aligned with the last key.
 
     Raises:
         TypeError: ``lag`` is not an int; ``positions`` are invalid.
@@ -96,7 +97,7 @@ class LocalMass(PerRow):
 
     Args:
         width: the largest distance that counts as near, at least 0; distance 0 is the query's own token.
-        positions: pair of the positions of queries and keys; when None, the last query is at the last key.
+        positions: positions of the queries and of the keys; when None, the last query is aligned with the last key.
 
     Raises:
         TypeError, ValueError: ``width`` is not an int of at least 0; ``positions`` are invalid.
@@ -123,17 +124,17 @@ class Parts(PerRow):
     """The attention of each row to the sink, the local window, the anchor blocks and the rest.
 
     The result is ``[batch, heads, q_len, 4]``, in this order. The four numbers add up to the sum of the row: 1, or less
-    if a sink logit takes a share, or 0 in a row that attends to nothing. A key that belongs to several parts counts for
-    the first. A cache that reads few tokens (`saccade.caches.BlockSelectCache`) reads the first three parts and misses
-    the rest.
+    if a sink logit takes a share, or 0 in a row that attends to nothing. A key that belongs to several parts counts
+    only for the first of them. A cache that reads few tokens (`saccade.caches.BlockSelectCache`) reads the first three
+    parts and misses the rest.
 
     Args:
-        sink: number of first tokens, at positions 0 to ``sink - 1``.
-        local: size of the window: tokens less than ``local`` away from the query, including its own, on each side that
-            the query sees.
+        sink: number of tokens that count as the sink, at positions 0 to ``sink - 1``.
+        local: size of the window: the query's own token and all tokens less than ``local`` positions away, on each side
+            that the query sees.
         anchor: number of anchor blocks of each query: the blocks with the largest remaining weight.
         block_size: number of tokens in a block; the first block begins at position 0.
-        positions: pair of the positions of queries and keys; when None, the last query is at the last key.
+        positions: positions of the queries and of the keys; when None, the last query is aligned with the last key.
 
     Raises:
         TypeError, ValueError: ``sink``, ``local`` or ``anchor`` is not an int of at least 0, ``block_size`` is not an

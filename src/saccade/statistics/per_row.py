@@ -27,11 +27,11 @@ class RowState(NamedTuple):
 
 
 class PerRow(Statistic[RowState, Tensor]):
-    """Base class of statistics with one number per row that does not depend on other rows; 0 for empty rows.
+    """Base class of statistics that are computed for each row separately; the result for an empty row is usually 0.
 
     Attributes:
-        positions: positions of queries and keys, for statistics that depend on them; when None, the last query is at
-            the last key.
+        positions: positions of queries and keys, for statistics that depend on them; when None, the last query is
+            aligned with the last key.
     """
 
     positions: PositionPair | None = None
@@ -50,11 +50,11 @@ class PerRow(Statistic[RowState, Tensor]):
         """
 
     def of_nothing(self, info: MatrixInfo) -> Tensor:
-        """Return the value of the statistic for rows that attend to nothing, as the initial results of all rows."""
+        """Return the initial results of all rows, which remain the results of rows that attend to no key."""
         return torch.zeros(info.shape[:3], dtype=info.dtype, device=info.device)
 
     def quantity(self, q: Positions, kv: Positions) -> Quantity | None:
-        """Return the quantity of a fused pass over the matrix that equals the statistic; None if there is none."""
+        """Return the quantity in a fused pass over the matrix that equals the statistic; None if there is none."""
         return None
 
     def sweep_formula(self, info: MatrixInfo) -> SweepFormula | None:
@@ -103,7 +103,7 @@ def checked_pair(positions: object) -> CheckedPair:
 
 
 def positions_or_default(positions: PositionPair | None, info: MatrixInfo) -> CheckedPair:
-    """Return the positions for a statistic; when None, default positions, where the last query is at the last key."""
+    """Return the positions for a statistic. By default, the last query is aligned with the last key."""
     if positions is None:
         _, _, q_len, kv_len = info.shape
         return Positions(range(kv_len - q_len, kv_len)), Positions(range(kv_len))
@@ -111,7 +111,7 @@ def positions_or_default(positions: PositionPair | None, info: MatrixInfo) -> Ch
 
 
 def lead_of(q: Positions, kv: Positions) -> int | None:
-    """Return the lag between query i and key i, for row statistics; None unless all positions are consecutive."""
+    """Return how many positions query i is after key i; None unless all positions are consecutive."""
     return None if q.first is None or kv.first is None else q.first - kv.first
 
 

@@ -25,9 +25,9 @@ class Received(Statistic[ReceivedSums, Tensor]):
 
     .. math:: c_j = \sum_i A_{ij}, \qquad \sum_j c_j = \text{number of queries that may attend to something}
 
-    A value of 1 is the total attention of one query. Under a causal mask more queries see early keys: uniform causal
-    attention over n tokens gives key j (from 0) the sum of 1/i over i = j+1, …, n, about ``log(n / (j + 1))``.
-    Compare with this value before calling a key a sink.
+    A value of 1 is the total attention of one query. Under a causal mask, more queries see early keys: uniform causal
+    attention over n tokens gives key j (from 0) the sum of 1/i over i = j+1, …, n, about ``log(n / (j + 1))``. Compare
+    a result with this value before calling a key a sink.
 
     Cost: one addition per weight; O(kv_len) memory; sums are computed in float64.
 
@@ -73,8 +73,8 @@ class PositionInformation(Statistic[_State, Tensor]):
 
     where n is the number of rows that attend to something. It is 0 if all rows are equal, as with a sink or uniform
     attention, and at most log n, if every query attends to a different key. Low row entropy indicates a sink if this
-    number is small, and a pattern if it is large. A causal mask alone gives more than 0, so compare with uniform
-    attention.
+    number is small, and a pattern if it is large. A causal mask alone makes the result positive, so compare it with
+    uniform attention.
 
     Raises:
         UnsupportedError: the rows of the matrix are not distributions.

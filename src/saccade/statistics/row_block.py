@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.plan import Ranges
 
-_ENTRIES = 1 << 18  # number of weights of a block that is computed at a time: a megabyte
+_ENTRIES = 1 << 18  # number of weights in a block, which take a megabyte
 _LEAST_LOG = -1000.0  # less than the log of any positive number in any dtype, and its square is finite
 
 
@@ -117,12 +117,12 @@ def row_blocks(
     head: int | None = None,
     rows: range | None = None,
 ) -> Iterator[Block]:
-    """Yield blocks of complete rows of a matrix, for one head of one batch item, a megabyte at a time.
+    """Yield blocks of complete rows of a matrix, each from one head of one batch item and at most a megabyte in size.
 
     Args:
         shape: the shape of the matrix.
-        weights_of: computes the weights ``[rows, kv_len]`` of an item, a head and a range of rows.
-        batch, head, rows: the part of the matrix to read; all items, heads and rows if None.
+        weights_of: computes the weights ``[rows, kv_len]`` for a batch item, a head and a range of rows.
+        batch, head, rows: the part of the matrix to read; all batch items, heads and rows if None.
     """
     items, heads, q_len, kv_len = shape
     rows = range(q_len) if rows is None else range(q_len)[as_slice(rows)]

@@ -20,7 +20,8 @@ class Spectrum(NamedTuple):
 
     Attributes:
         values: ``[batch, heads, k]``, largest first.
-        residuals: bounds of the distance from each value to a singular value of the matrix, ``[batch, heads, k]``.
+        residuals: upper bounds on the distance from each value to a singular value of the matrix,
+            ``[batch, heads, k]``.
         sweeps: number of passes over the matrix.
     """
 
@@ -74,7 +75,7 @@ def singular_values(matrix: MatrixLike, k: int = 1, *, tolerance: float = 1e-4, 
     below about 1e-5.
 
     Args:
-        matrix: a matrix of any mechanism.
+        matrix: an attention matrix from any mechanism.
         k: number of singular values.
         tolerance: the largest accepted residual, relative to the largest singular value.
         max_sweeps: maximum number of passes over the matrix.
@@ -140,7 +141,7 @@ def _krylov_sweeps(
         # If the subspace is invariant, restart with a random vector.
         other = torch.randn(kv_len, width, generator=generator, dtype=torch.float64, device="cpu").to(rest)
         rest = torch.where(norm > 1e-10 * image.norm(dim=-2).amax(-1)[..., None, None], rest / norm, other)
-        for _ in range(2):  # orthogonalise twice: once loses digits
+        for _ in range(2):  # orthogonalise twice, because a single pass loses digits
             new = torch.linalg.qr(rest - basis @ (basis.mT @ rest)).Q
             rest = new
 
@@ -151,8 +152,8 @@ def stable_rank(matrix: MatrixLike, *, tolerance: float = 1e-4, max_sweeps: int 
     .. math:: \frac{\|A\|_F^2}{\sigma_1^2}, \qquad 1 \le \text{stable rank} \le \text{rank}
 
     This is roughly the number of directions that matter: 1 if all rows are equal, n if each query attends to a
-    different key. A larger scale may raise it: equal rows become different ones. It is 0 for a head whose queries
-    attend to nothing.
+    different key. A larger scale may raise it, because nearly equal rows become distinct. The result is 0 for a head
+    whose queries attend to nothing.
 
     Args:
         matrix, tolerance, max_sweeps: see `singular_values`.

@@ -109,7 +109,7 @@ class Statistic(ABC, Generic[State, Result]):
 
     @property
     def needs_all_heads(self) -> bool:
-        """True if the statistic needs all heads of a few rows before the next rows."""
+        """True if the statistic must receive all heads of a few rows before it receives the next rows."""
         return False
 
     @abstractmethod
@@ -133,10 +133,10 @@ class Statistic(ABC, Generic[State, Result]):
         """Return the result of the statistic without modifying the state."""
 
     def uniform(self, matrix: MatrixLike) -> Result:
-        """Return the statistic's uniform baseline: its result if every query spread evenly over its visible keys.
+        """Return the statistic's uniform baseline: its result if every query attended evenly to its visible keys.
 
-        Compare a number with its baseline before reading anything into it: under a causal mask, early keys receive
-        much attention in any case.
+        Compare a result with its baseline before interpreting it: under a causal mask, early keys receive a lot of
+        attention in any case.
 
         Args:
             matrix: the matrix that is measured; only its mask is read.
@@ -144,7 +144,7 @@ class Statistic(ABC, Generic[State, Result]):
         Raises:
             UnsupportedError: the statistic has no baseline, or the matrix has no mask.
 
-        Cost: that of the statistic itself; see `saccade.Matrix.uniform`. For several baselines in one pass, use
+        Cost: the same as for the statistic itself; see `saccade.Matrix.uniform`. For several baselines in one pass, use
         ``matrix.uniform().compute(...)``.
 
         Example:
@@ -221,7 +221,7 @@ def compute_from_weights(weights: Tensor, *statistics: Statistic[Any, Any]) -> t
 
 
 def check_statistics(statistics: Iterable[object]) -> None:
-    """Raise an error unless all objects are instances of statistics."""
+    """Raise an error unless all objects are instances of `Statistic`."""
     for statistic in statistics:
         if not isinstance(statistic, Statistic):
             rule, hint = "be instances of saccade.statistics.Statistic", "pass an instance, such as Entropy()"

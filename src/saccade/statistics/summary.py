@@ -1,4 +1,4 @@
-"""Summary: a table of the statistics of every head, compared with uniform attention."""
+"""Summary: a table of statistics for every head, compared with uniform attention."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from saccade.support.errors import unsupported
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import check_type
 
-_MANY = 8  # with more heads, over all batch items, a table lists only the extremes
+_MANY = 8  # with more heads in all batch items together, a table lists only the extremes and the mean
 _LOCAL = 16
 NEAR = (
     Near("first_mass", "first token", 0, 0, False),
@@ -51,7 +51,7 @@ class Measure(NamedTuple):
         unit: unit of the number.
         meaning: a short description.
         values: ``[batch, heads]``; NaN for a head whose queries attend to nothing.
-        uniform: the same number for uniform attention over the same keys, ``[batch, heads]``; NaN if undefined.
+        uniform: the number that uniform attention over the same keys would give, ``[batch, heads]``; NaN if undefined.
     """
 
     name: str
@@ -62,16 +62,16 @@ class Measure(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """A table of statistics of every head, compared with uniform attention under the same mask.
+    """A table of statistics for every head, compared with uniform attention under the same mask.
 
-    ``print`` shows the table; ``summary.named("entropy")`` is one `Measure`.
+    ``print`` shows the table; ``summary.named("entropy")`` returns a single `Measure`.
 
     Attributes:
         measures: statistics with one number per head.
         rows: statistics of all queries by name, each ``[batch, heads, q_len]``.
         received: attention that each key receives, ``[batch, heads, kv_len]``; 1 is the total attention of one query.
-        received_index: `received` divided by its value for uniform attention, ``[batch, heads, kv_len]``. Above 1,
-            a key receives more than the mask explains. It is 0 if no query sees the key.
+        received_index: `received` divided by its value for uniform attention, ``[batch, heads, kv_len]``. Above 1, the
+            key receives more than the mask explains. It is 0 if no query sees the key.
         uniform: the statistics of uniform attention.
     """
 
@@ -101,7 +101,7 @@ class Summary(NamedTuple):
 
 
 class _RowSum(PerRow):
-    """The sum of each row, for the summary: 1, less than 1 if a sink takes a share, or 0 for an empty row."""
+    """The sum of each row, for the summary: 1, less than 1 if a sink logit takes a share, or 0 for an empty row."""
 
     def of_rows(self, block: Block, q: Positions, kv: Positions) -> Tensor:
         return block.weights.sum(-1)
@@ -114,15 +114,15 @@ def summary_of(matrix: MatrixLike, inputs: AttentionInputs | None = None, parts:
     """Compute the summary of a matrix: all statistics that are available from one pass over the matrix.
 
     Args:
-        matrix: a matrix of any mechanism.
-        inputs: the inputs of the matrix if it is a softmax; their mask determines which keys are visible. When None, a
-            key is visible if its weight is not 0, and there is no largest logit.
-        parts: also compute these `Parts` of the attention, which costs more passes over the weights. If ``parts``
-            has no positions, the positions of the matrix are used.
+        matrix: an attention matrix from any mechanism.
+        inputs: the inputs that produced the matrix, if it is a softmax; their mask determines which keys are visible.
+            When None, a key counts as visible if its weight is not 0, and the largest logit is not computed.
+        parts: also compute these `Parts` of the attention, which takes more passes over the weights. If they have no
+            positions, the positions of the matrix are used.
 
     Raises:
         TypeError: ``parts`` is not a `Parts`.
-        UnsupportedError: rows are not distributions (a sink that takes a share of a row is allowed).
+        UnsupportedError: the rows are not distributions (a sink logit may take a share of a row).
     """
     check_type("parts", parts, (Parts, type(None)), "be Parts or None", hint="statistics.Parts()")
     positions = positions_of(matrix)
@@ -190,7 +190,7 @@ def _statistics(positions: CheckedPair, *, with_distributions: bool) -> dict[str
 
 
 def summary_of_results(answers: dict[str, Tensor], uniform: Uniform) -> Summary:
-    """Return a summary from results by name, of queries, keys and heads, and those of uniform attention."""
+    """Build a summary from the named results of one pass over the matrix and from those of uniform attention."""
     shape = answers["largest_weight"].shape
     received = answers["received"]
     expected = uniform.received.expand(received.shape)
@@ -222,8 +222,8 @@ def _measures_of_parts(parts: Parts, values: Tensor, even: Tensor, seen: Tensor)
     Args:
         parts: the statistic.
         values: the result of the statistic, ``[batch, heads, q_len, 4]``.
-        even: the result for uniform attention; batch and heads may be 1.
-        seen: number of keys that each query sees; batch and heads may be 1.
+        even: the result for uniform attention; the sizes of batch and heads may be 1.
+        seen: number of keys that each query sees; the sizes of batch and heads may be 1.
     """
     sees = (seen > 0).expand(values.shape[:3])
     said = (
@@ -293,7 +293,7 @@ def _measures_of_heads(answers: dict[str, Tensor], uniform: Uniform, seen: Tenso
 
 
 def _measures_of_logits(answers: dict[str, Tensor], seen: Tensor) -> Iterator[Measure]:
-    """Yield the measures of a summary that describe the scores behind the weights."""
+    """Yield the measures of a summary that describe the scores from which the weights were computed."""
     sees = seen > 0
     if "largest_logit" in answers:
         largest = answers["largest_logit"].where(sees, -torch.inf)

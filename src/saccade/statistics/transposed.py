@@ -12,7 +12,7 @@ M = TypeVar("M", bound=MatrixLike)
 
 
 class Transposed(Generic[M]):
-    """The transposed matrix ``A.mT``. Its rows are not distributions, so it supports products only."""
+    """The transposed matrix ``A.mT``. Its rows are not distributions, so it supports only products."""
 
     def __init__(self, matrix: M):
         self._matrix = matrix

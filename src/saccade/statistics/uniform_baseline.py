@@ -29,8 +29,8 @@ class Uniform(NamedTuple):
         visible: number of keys that each query sees, ``[batch | 1, heads | 1, q_len]``.
         received: column sums of uniform attention, ``[batch | 1, heads | 1, kv_len]``.
         distance: mean distance from each query to the keys that it sees, ``[batch | 1, heads | 1, q_len]``.
-        near: number of visible keys of each query in each range of `Near`, by name, each ``[batch | 1, heads | 1,
-            q_len]``.
+        near: for each `Near` range, by name, the number of keys in it that each query sees,
+            ``[batch | 1, heads | 1, q_len]``.
     """
 
     visible: Tensor
@@ -40,7 +40,7 @@ class Uniform(NamedTuple):
 
 
 class Near(NamedTuple):
-    """A named range of lags or of first positions. The uniform baseline counts the visible keys in this range."""
+    """A named range of lags or initial positions. The uniform baseline counts the visible keys in this range."""
 
     name: str
     what: str
@@ -56,9 +56,9 @@ class Near(NamedTuple):
 
 
 def uniform_of_mask(inputs: AttentionInputs, positions: CheckedPair, near: tuple[Near, ...]) -> Uniform:
-    """Compute the uniform baseline from a mask's plan: in closed form, or pair by pair in partial tiles.
+    """Compute the uniform baseline from a mask's plan: in closed form for full tiles, pair by pair for partial tiles.
 
-    Cost: O(pairs in partial tiles) time; the edge of a causal mask costs nothing.
+    Cost: O(pairs in partial tiles) time; the diagonal tiles of a causal mask also have a closed form.
     """
     whole = _even_info(inputs, positions)
     items, num_heads = whole.shape[:2]
@@ -75,7 +75,7 @@ def uniform_of_mask(inputs: AttentionInputs, positions: CheckedPair, near: tuple
 
 
 def _even_info(inputs: AttentionInputs, positions: CheckedPair) -> MatrixInfo:
-    """Return the properties of the uniform attention matrix. Batch and heads are 1 if all have the same mask."""
+    """Return the properties of the uniform attention matrix. Batch and heads have size 1 if the mask is shared."""
     batch, heads, q_len, kv_len = inputs.shape
     # A user's function may depend on the batch item and head even if the shape of its mask does not show it.
     shape = (batch, heads) if inputs.rule.asks_functions else inputs.rule.shape
@@ -89,7 +89,7 @@ def _is_counted(strip: ColumnRange) -> bool:
 
 
 def _visible_keys(inputs: AttentionInputs, tile: Tile, strip: ColumnRange, start: int) -> Seen:
-    """Return which keys of a column range each row of a tile sees, from row ``start`` on, for the uniform baseline."""
+    """Return which keys in a range of columns each row of a tile sees, starting at row ``start``."""
     rows = torch.arange(start, start + tile.height, device=inputs.device)
     if strip.partial is True:
         return Seen(strip.keys, torch.full_like(rows, len(strip.keys)), None)
@@ -147,7 +147,7 @@ def _uniform_rows(block: Block) -> Block:
 
 
 class Seen(NamedTuple):
-    """The keys in a range that some rows see, for the uniform baseline.
+    """The keys in a range that are visible to some rows, for the uniform baseline.
 
     Attributes:
         keys: the range of keys.
@@ -211,7 +211,7 @@ class _Sums:
         q = torch.arange(rows.start, rows.stop, rows.step, device=device) + lead - keys.start
 
         def below(key: Tensor) -> Tensor:
-            """Return the number of visible keys of each row that are before an index."""
+            """Return how many of the visible keys of each row are before an index."""
             return torch.minimum(((key + step - 1) // step).clamp_min(0), first)
 
         self.visible[index] += first

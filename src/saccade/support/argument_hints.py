@@ -1,6 +1,6 @@
-"""Argument hints: errors for calls that do not fit a signature, such as arguments named as in another library.
+"""Argument hints: errors for calls that do not match a signature, such as calls with another library's argument names.
 
-Python's own message names the unexpected keyword, but not the intended keyword.
+Python's own message names the unexpected keyword, but not the one that was intended.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def argument_hints(foreign_names: Mapping[str, str] | None = None, /, **hints: s
     A function on a hot path takes ``**unknown`` instead and raises `unexpected_argument`, which adds no stack frame.
 
     Args:
-        foreign_names: hints by argument names of other libraries; `FOREIGN_NAMES` if None.
-        hints: further hints, by names of arguments that may be missing or that only this function has.
+        foreign_names: hints for the argument names of other libraries, by name; `FOREIGN_NAMES` if None.
+        hints: further hints by argument name, for required arguments and for arguments specific to this function.
     """
     known_hints = {**(FOREIGN_NAMES if foreign_names is None else foreign_names), **hints}
 
@@ -104,7 +104,7 @@ def _with_hints(
             return function(*args, **kwargs)
         except TypeError as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-                raise  # from inside the function
+                raise  # raised inside the function
             refusal = _call_error(_name_of(function), inspect.signature(function), args, kwargs, hints, of_missing)
             if refusal is None:
                 raise
@@ -120,7 +120,7 @@ def unexpected_argument(unknown: Mapping[str, object], function: Callable[..., A
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    """Return the name for an argument hint: of the called function, or of the class that it constructs or calls."""
+    """Return the function's name for an error message; for ``__init__`` and ``forward``, the name of the class."""
     name = function.__qualname__.rpartition("<locals>.")[2]
     return name.removesuffix(".__init__").removesuffix(".forward")
 

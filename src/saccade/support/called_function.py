@@ -1,7 +1,7 @@
-"""Called function: the name of the public function that raises an error, for the error's message.
+"""Find the public function that raises an error, so that the error message can name it.
 
-The stack is read only when an error is built, so a call without an error costs nothing, and checks need no argument for
-the name.
+The stack is read only when an error is built, so a call without an error costs nothing, and checks need no parameter
+for the name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import FrameType
 import torch
 
 _ENTRIES = frozenset(("__init__", "__call__", "__new__", "__post_init__", "__init_subclass__", "forward"))
-# Frames that only pass a call on.
+# Modules whose frames only forward a call.
 _TRANSPARENT = ("torch.autograd.", "contextlib", "functools")
 
 
@@ -22,15 +22,15 @@ def called_function(argument: str = "") -> str:
     """Return the name of the public function or class whose call raises an error.
 
     It is the outermost public function on the stack, within the library, that has a parameter with the argument's name.
-    If there is none, it is the outermost public function. So ``attention(mask=...)`` is named although
-    `saccade.masks.as_mask` checks the mask, and `Window` is named where ``streaming(...)`` makes a window with a wrong
-    ``left``. Code that runs in a hook or for a command has no public function on its stack. Its module then defines the
-    name in ``CALLED_AS``.
+    If there is none, it is the outermost public function. For example, an error of ``attention(mask=...)`` names
+    `attention`, although `saccade.masks.as_mask` checks the mask. If ``streaming(...)`` builds a window with a wrong
+    ``left``, the error names `Window`. Code that runs in a hook or a command has no public function on its stack, so
+    its module defines the name as ``CALLED_AS``.
 
     Args:
-        argument: the refused argument. Its first word is the name of a parameter.
+        argument: the rejected argument. Its first word is the name of a parameter.
     """
-    if torch.compiler.is_dynamo_compiling():  # it cannot trace the stack
+    if torch.compiler.is_dynamo_compiling():  # Dynamo cannot trace the stack
         return "saccade"
     parameter = argument.partition(" ")[0].partition("[")[0].partition("=")[0]
     outermost = match = fallback = ""
@@ -63,7 +63,7 @@ def _library_frames() -> Iterator[FrameType]:
 
 def _parameters(frame: FrameType) -> tuple[str, ...]:
     code = frame.f_code
-    several = bool(code.co_flags & inspect.CO_VARARGS)  # the name behind the star comes last
+    several = bool(code.co_flags & inspect.CO_VARARGS)  # the name of *args comes last
     return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + several]
 
 
@@ -80,7 +80,7 @@ def _receiver(frame: FrameType) -> type | None:
 
 
 def _public_name(frame: FrameType, receiver: type | None) -> str:
-    """Return the public name of a stack frame's function; empty for a private one."""
+    """Return the public name of a stack frame's function; an empty string if the function is private."""
     module = frame.f_globals["__name__"]
     first, *rest = frame.f_code.co_qualname.split(".")
     owners = (first,) if receiver is None else tuple(kind.__name__ for kind in receiver.__mro__)

@@ -1,4 +1,4 @@
-"""Detection of another distribution that installs a package `saccade`, so that files of both are mixed."""
+"""Detection of another distribution that has installed a package `saccade` into the same folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def check_only_distribution(package: Path) -> None:
-    """Raise if another distribution called ``saccade`` is installed in the folder of this package.
+    """Raise an error if another distribution called ``saccade`` is installed in the folder of this package.
 
     Args:
         package: the folder of the package.

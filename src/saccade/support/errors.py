@@ -1,4 +1,4 @@
-"""Errors: exceptions, and the functions that build all of their messages.
+"""Errors: the exceptions, and the functions that build their messages.
 
 A message names the function, the argument, the rule and the value received; facts (shapes) and one hint follow:
 
@@ -7,7 +7,7 @@ A message names the function, the argument, the rule and the value received; fac
         key    [2, 5, 128, 64]  float32  cpu
     Hint: ...
 
-Values of tensors never appear in a message: reading them would wait for the device. Text from outside (names in a file,
+Tensor values never appear in a message, because reading them would wait for the device. External text (names in a file,
 paths) may appear. Characters other than letters, marks and symbols are escaped, so that a message is safe to display.
 """
 
@@ -20,7 +20,7 @@ import torch
 
 from saccade.support.called_function import called_function
 
-# The two joiners shape letters and emoji in ordinary text; other format characters can hide or reorder it.
+# The two zero-width joiners shape letters and emoji in ordinary text; other format characters can hide or reorder it.
 _JOINERS = frozenset("\u200c\u200d")
 
 
@@ -61,14 +61,14 @@ def kind(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value on one line of an error message; long lists are shortened, tensors and arrays are not read."""
+    """Return a value as one line for an error message. Long lists are shortened; tensors and arrays are not read."""
     return _SHORT.repr(value)
 
 
 def value_error(
     argument: str, rule: str, got: object, *, facts: Sequence[str] = (), hint: str | None = None
 ) -> ValueError:
-    """Return a ``ValueError`` whose first line reads ``function: argument must rule; got got.``"""
+    """Return a ``ValueError`` whose first line reads ``{where}: {argument} must {rule}; got {got}.``"""
     return ValueError(_sentence(argument, rule, got, facts, hint))
 
 
@@ -81,17 +81,17 @@ def type_error(
     hint: str | None = None,
     where: str | None = None,
 ) -> TypeError:
-    """Return a ``TypeError`` whose first line reads ``function: argument must rule; got got.``
+    """Return a ``TypeError`` whose first line reads ``{where}: {argument} must {rule}; got {got}.``
 
     Args:
-        where: the function's name, for an error raised before the function runs; otherwise it is detected.
+        where: the function's name, for an error raised before the function runs. When None, it is read from the stack.
     """
     return ArgumentTypeError(_sentence(argument, rule, got, facts, hint, where))
 
 
 def unsupported(what: str, reasons: Sequence[str], *, hint: str | None = None) -> UnsupportedError:
     """Return an `UnsupportedError` for a request ``what``, with a list of all ``reasons``."""
-    # The parts of a module are on separate lines.
+    # A reason may span several lines, such as a printed module.
     reasons = tuple("\n".join(map(escaped, reason.split("\n"))) for reason in reasons)
     lines = [
         f"{called_function()}: {escaped(what)} cannot run these inputs:",

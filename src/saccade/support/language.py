@@ -1,4 +1,4 @@
-"""The language of figures and of the command line: English, or Chinese on request."""
+"""The language of figures and the command line: English, or Chinese on request."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _current: ContextVar[Language] = ContextVar("language", default="en")
 
 @argument_hints({})
 def set_language(language: Language) -> None:
-    """Set the language of the words that figures and the command line write themselves; English until then.
+    """Set the language of the text that figures and the command line generate. The default is English.
 
-    Titles and names that you pass are drawn as they are, except the default names of axes, such as "key". Errors and
-    the tables of reports stay English.
+    Titles and names that you pass are drawn unchanged, except default axis names such as "key". Errors and report
+    tables stay in English.
 
     Args:
         language: "en" or "zh".
 
     Raises:
-        ValueError: another language.
+        ValueError: the language is not supported.
 
     Example:
         >>> set_language("zh")
@@ -46,7 +46,7 @@ def set_language(language: Language) -> None:
 
 @contextmanager
 def in_language(language: Language) -> Iterator[None]:
-    """Set the language within a block."""
+    """Set the language within a ``with`` block."""
     before = _current.get()
     set_language(language)
     try:
@@ -56,7 +56,7 @@ def in_language(language: Language) -> Iterator[None]:
 
 
 def language_of(environment: Mapping[str, str]) -> Language:
-    """Return the language that environment variables ask for, by the first of LC_ALL, LC_MESSAGES and LANG that is set.
+    """Return the language that the environment selects by the first of LC_ALL, LC_MESSAGES and LANG that is set.
 
     >>> language_of({"LANG": "zh_CN.UTF-8"}), language_of({"LANG": "zh_CN.UTF-8", "LC_ALL": "C"})
     ('zh', 'en')
@@ -66,21 +66,21 @@ def language_of(environment: Mapping[str, str]) -> Language:
 
 
 def translated(words: str, /, **values: object) -> str:
-    """Return words in the current language, with ``values`` put in the places of ``{names}``.
+    """Return text in the current language, with each ``{name}`` replaced by its value.
 
-    Words without a translation are returned as they are. Line breaks count as spaces.
+    Text without a translation is returned unchanged. Line breaks count as spaces.
     """
     found = words if _current.get() == "en" else chinese().get(one_line(words), words)
     return found.format(**values) if values else found
 
 
 def one_line(words: str) -> str:
-    """Return words with single spaces in place of line breaks and indentation; spaces at the ends stay."""
+    """Replace line breaks and indentation by single spaces. Text that is on one line already is returned unchanged."""
     return " ".join(words.split()) if "\n" in words else words
 
 
 @cache
 def chinese() -> Mapping[str, str]:
-    """Return the Chinese of all words, by their English."""
+    """Return the Chinese translations of all texts, keyed by the English text."""
     tables = tomllib.loads((Path(__file__).parent / "chinese.toml").read_text(encoding="utf-8"))
     return {english: words for table in tables.values() for english, words in table.items()}

@@ -1,4 +1,4 @@
-"""Names of other libraries and papers: an `AttributeError` for one of them says what it is called here."""
+"""Names from other libraries and papers: the `AttributeError` for such a name gives saccade's name for it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
 
 
 def no_attribute(package: str, name: str) -> AttributeError:
-    """Return the error for a name that a package lacks, with the name that it has here if it is known elsewhere."""
+    """Return the error for a name that a package lacks, with our equivalent if the name is known from elsewhere."""
     ours = OTHER_NAMES.get(package.removeprefix("saccade").removeprefix("."), {}).get(name)
     hint = "" if ours is None else f".\n    Hint: {ours}"
     text = f"module {package!r} has no attribute {name!r}{hint}"
@@ -99,7 +99,7 @@ def no_attribute(package: str, name: str) -> AttributeError:
 
 
 def other_names(package: str) -> Callable[[str], NoReturn]:
-    """Return the ``__getattr__`` of a package whose names are all imported: it raises `no_attribute`."""
+    """Return a ``__getattr__`` for a package that has imported all of its names: it always raises `no_attribute`."""
 
     def refuse(name: str) -> NoReturn:
         raise no_attribute(package, name)

@@ -29,7 +29,7 @@ def is_autocast(x: Tensor) -> bool:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context that switches off autocast on a device. The meta device has no autocast."""
+    """Return a context manager that disables autocast on a device. The meta device has no autocast."""
     return torch.autocast(device.type, enabled=False) if any_autocast() and device.type != "meta" else nullcontext()
 
 
@@ -46,7 +46,7 @@ def mapped_levels(x: Tensor) -> tuple[tuple[int, ...], Tensor]:
 
 
 def level_left() -> int:
-    """Return the level of the ``torch.func`` transform that is running its own rule for an autograd function."""
+    """Return the level of the ``torch.func`` transform whose rule for an autograd function is running."""
     below = torch._C._functorch.peek_interpreter_stack()
     return 1 if below is None else int(below.level()) + 1
 
@@ -87,10 +87,10 @@ def is_plain(x: Tensor) -> bool:
 
 
 def unobserved() -> AbstractContextManager[object]:
-    """Return a context without gradients and outside of the caller's torch modes, for computing results to cache.
+    """Return a context manager for computing results to cache, without gradients and without the caller's torch modes.
 
-    A dispatch mode (selective checkpointing, a counter of FLOPs, fake tensors) then sees the same operations in the
-    first call as in all later calls, and no cached tensor belongs to the mode or is an inference tensor.
+    A dispatch mode (selective checkpointing, a FLOP counter, fake tensors) then sees the same operations in the first
+    call as in later calls, and no cached tensor belongs to the mode or is an inference tensor.
     """
     return nullcontext() if is_tracing() else _unobserved()
 

@@ -1,7 +1,7 @@
 """Validation of arguments: whole numbers, numbers, bools, choices, types, and shapes with named sizes.
 
 Each check returns the value, so it can be used where the value is first needed. A value of a wrong type raises a
-``TypeError`` that is also a ``ValueError``: one except clause catches every refused argument.
+``TypeError`` that is also a ``ValueError``: one except clause catches every rejected argument.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ T = TypeVar("T")
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Return whether a value is a whole number: an int or a NumPy integer, but no bool."""
+    """Return whether a value is a whole number: an int or a NumPy integer, but not a bool."""
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value is a number: an int, a float or a NumPy number, but no bool."""
+    """Return whether a value is a number: an int, a float or a NumPy number, but not a bool."""
     return type(value) in (int, float) or (isinstance(value, Real) and not isinstance(value, bool))
 
 
 def is_finite_number(value: object) -> TypeGuard[float]:
-    """Return whether a value is a finite number. An int that is too large for a float is not."""
+    """Return whether a value is a finite number. An int too large for a float does not count."""
     return is_number(value) and abs(int(value) if is_integer(value) else float(value)) <= sys.float_info.max
 
 
 def check_int(
     name: str, value: object, least: int | None = 1, *, below: int | None = None, hint: str | None = None
 ) -> int:
-    """Check that a value is a whole number from ``least`` (None: any) to below ``below``, and return it as an int.
+    """Check that a value is an integer, at least ``least`` and below ``below`` (None: no limit). Return it as an int.
 
     Raises:
         TypeError: the value is not a whole number.
@@ -86,7 +86,7 @@ def check_number(
 
 
 def check_bool(name: str, value: object) -> bool:
-    """Check that a value is a bool, and return it. Other values are refused, because bool("no") is True.
+    """Check that a value is a bool, and return it. Other values are rejected, because bool("no") is True.
 
     Raises:
         TypeError: the value is not a bool.

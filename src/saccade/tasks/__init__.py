@@ -1,4 +1,4 @@
-"""Synthetic tasks with questions about earlier tokens, which test the memory of a model or a cache."""
+"""Synthetic tasks that test the memory of a model or a cache with questions about earlier tokens."""
 
 from saccade.tasks.listops import listops
 from saccade.tasks.needle import Needle, needle

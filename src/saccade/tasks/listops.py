@@ -12,7 +12,7 @@ from saccade.tasks.recall import IGNORED, Recall, begin
 _OPERATIONS = ("max", "min", "median", "sum")
 _OPEN = {name: 11 + index for index, name in enumerate(_OPERATIONS)}  # an opening bracket with its operation
 _CLOSE, _ASK = 15, 16
-_NESTED = 1 / 3  # probability that an item of a list is a list
+_NESTED = 1 / 3  # probability that a list item is itself a list
 _SHORTEST = 8
 
 
@@ -20,17 +20,17 @@ def listops(examples: int, length: int, *, depth: int, seed: int) -> Recall:
     """Generate ListOps sequences: nested lists of digits, each with an operation, whose result the model must predict.
 
     Tokens 1 to 10 are the digits 0 to 9. Tokens 11 to 14 open a list whose operation is max, min, median (the lower of
-    two in the middle) or sum modulo 10, and token 15 closes the list. Token 16 at the end asks for the result, and
-    token 0 is padding after it.
+    the two middle digits if there are two) or sum modulo 10, and token 15 closes the list. Token 16 asks for the
+    result. Token 0 pads the rest of the sequence.
 
     Args:
         examples: number of sequences.
-        length: largest number of tokens in a sequence, at least 8.
+        length: maximum number of tokens in a sequence, at least 8.
         depth: depth of nesting; 1 for flat lists.
         seed: seed of the random generator.
 
     Raises:
-        ValueError: sizes that do not fit together.
+        ValueError: ``length`` is below 8, or another size is below 1.
 
     Example:
         >>> task = listops(1, 16, depth=2, seed=3)

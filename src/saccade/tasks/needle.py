@@ -1,4 +1,4 @@
-"""Needle: a query and many keys. A few adjacent keys (the needle) are known to matter."""
+"""Needle: a query and many keys, of which only a few adjacent ones (the needle) have high scores."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Needle(NamedTuple):
 def needle(examples: int, kv_len: int, head_dim: int, *, needle_len: int, strength: float, seed: int) -> Needle:
     """Generate a needle test: Gaussian queries and keys, with ``needle_len`` adjacent keys shifted towards the query.
 
-    Scores (``query @ key / sqrt(head_dim)``) of the other keys have a standard deviation of about 1; scores of the
+    The scores (``query @ key / sqrt(head_dim)``) of the other keys have a standard deviation of about 1; those of the
     needle are higher by ``strength``.
 
     Args:
@@ -43,7 +43,7 @@ def needle(examples: int, kv_len: int, head_dim: int, *, needle_len: int, streng
         seed: seed of the random generator.
 
     Raises:
-        ValueError: sizes that do not fit together.
+        ValueError: ``needle_len`` is larger than ``kv_len``, or a size is below 1.
 
     Example:
         >>> query, key, _, start = needle(1, 100, 16, needle_len=2, strength=20.0, seed=0)

@@ -21,9 +21,9 @@ class Recall:
 
     Args:
         tokens: int64 ``[examples, length]``.
-        targets: int64 ``[examples, length]``: the next token if it can be predicted, otherwise `IGNORED`.
-        context_len: number of tokens that a model may read at once. The other tokens are questions, which the model
-            reads one at a time, so that it does not know a question in advance.
+        targets: int64 ``[examples, length]``: the token to predict at each position, or `IGNORED`.
+        context_len: number of leading tokens that a model may read at once. It reads the other tokens, which contain
+            the questions, one at a time, so that it does not know a question in advance.
     """
 
     tokens: Tensor
@@ -31,7 +31,7 @@ class Recall:
     context_len: int
 
     def without_answers(self) -> Recall:
-        """Return the recall task with each answer replaced by 0, for models that are not causal.
+        """Return the recall task with each answer token replaced by 0, for models that are not causal.
 
         This is not possible if an answer is also a question, as in `passkey` and `induction`.
 
@@ -48,7 +48,7 @@ class Recall:
         """Return the accuracy on a recall task: the share of targets to which the logits give the highest probability.
 
         Args:
-            logits: ``[examples, length, vocab]``, or for the last n tokens ``[examples, n, vocab]``.
+            logits: ``[examples, length, vocab]``, or ``[examples, n, vocab]`` for the last n tokens.
         """
         targets = self.targets[:, self.targets.shape[1] - logits.shape[1] :]
         asked = targets != IGNORED
@@ -66,27 +66,27 @@ def begin(seed: int, **sizes: int) -> torch.Generator:
 
 
 def passkey(examples: int, length: int, *, key_len: int, vocab_size: int, seed: int) -> Recall:
-    """Generate passkey sequences: repeated filler tokens that contain a sign and a key; the end asks for the key.
+    """Generate passkey sequences: a marker and a key, hidden in repeated filler tokens; the end asks for the key.
 
-    Token 0 is the sign, tokens 1 to 8 are filler, and the other tokens form keys without repetition. The model must
-    predict the key token by token.
+    Token 0 is the marker, tokens 1 to 8 are filler, and a key consists of distinct other tokens. The marker at the end
+    is the question; the model must predict the key token by token.
 
     Args:
         examples: number of sequences.
         length: number of tokens in a sequence.
         key_len: number of tokens in a key.
-        vocab_size: number of tokens in the vocabulary, more than ``9 + key_len``.
+        vocab_size: number of tokens in the vocabulary, at least ``9 + key_len``.
         seed: seed of the random generator.
 
     Raises:
-        ValueError: sizes that do not fit together.
+        ValueError: the sizes are inconsistent.
 
     Example:
         >>> task = passkey(1, 14, key_len=2, vocab_size=20, seed=3)
         >>> task.tokens[0, -3:].tolist() == [0, *task.targets[0, -3:-1].tolist()]
         True
 
-    Reference: Mohtashami and Jaggi 2023, arXiv:2305.16300, section 4.2, with token numbers for words.
+    Reference: Mohtashami and Jaggi 2023, arXiv:2305.16300, section 4.2, with token ids instead of words.
     """
     random = begin(seed, examples=examples, length=length, key_len=key_len, vocab_size=vocab_size)
     context = length - key_len - 1
@@ -109,9 +109,9 @@ def passkey(examples: int, length: int, *, key_len: int, vocab_size: int, seed: 
 
 
 def mqar(examples: int, length: int, num_pairs: int, *, vocab_size: int, seed: int) -> Recall:
-    """Generate sequences of multi-query associative recall: pairs of a key and a value, then the keys as questions.
+    """Generate sequences for multi-query associative recall: pairs of a key and a value, then the keys as questions.
 
-    The pairs are at the beginning, and the questions at random positions after them; each takes two tokens. Token 0
+    The pairs come first. The questions follow at random positions, each with its answer as the next token. Token 0
     fills the remaining positions. Keys are sampled without repetition from the lower half of the other tokens, values
     from the upper half.
 
@@ -123,14 +123,14 @@ def mqar(examples: int, length: int, num_pairs: int, *, vocab_size: int, seed: i
         seed: seed of the random generator.
 
     Raises:
-        ValueError: sizes that do not fit together.
+        ValueError: the sizes are inconsistent.
 
     Example:
         >>> task = mqar(1, 12, 2, vocab_size=9, seed=1)
         >>> task.tokens.shape, task.context_len, int((task.targets >= 0).sum())
         (torch.Size([1, 12]), 4, 2)
 
-    Reference: Arora et al. 2023, arXiv:2312.04927, section 3.2; here with uniform gaps.
+    Reference: Arora et al. 2023, arXiv:2312.04927, section 3.2; here with uniformly distributed gaps.
     """
     random = begin(seed, examples=examples, length=length, num_pairs=num_pairs, vocab_size=vocab_size)
     if length < 4 * num_pairs:
@@ -153,9 +153,9 @@ def mqar(examples: int, length: int, num_pairs: int, *, vocab_size: int, seed: i
 
 
 def induction(examples: int, length: int, *, copied: int, vocab_size: int, seed: int) -> Recall:
-    """Generate induction sequences: random tokens, then a copied segment that is predictable from its second token.
+    """Generate induction sequences: random tokens, then a copied segment that is predictable from its second token on.
 
-    No token occurs twice in the first part, so that the answer is unique.
+    No token occurs twice before the copied segment, so that the answer is unique.
 
     Args:
         examples: number of sequences.
@@ -165,7 +165,7 @@ def induction(examples: int, length: int, *, copied: int, vocab_size: int, seed:
         seed: seed of the random generator.
 
     Raises:
-        ValueError: sizes that do not fit together.
+        ValueError: the sizes are inconsistent.
 
     Example:
         >>> task = induction(1, 9, copied=3, vocab_size=20, seed=0)
@@ -190,20 +190,20 @@ def induction(examples: int, length: int, *, copied: int, vocab_size: int, seed:
 
 
 def selective_copying(examples: int, length: int, *, copied: int, vocab_size: int, seed: int) -> Recall:
-    """Generate selective-copying sequences: tokens at random positions among blanks, then one sign for each token.
+    """Generate selective-copying sequences: tokens at random positions among blanks, then one marker for each token.
 
-    At each sign, the model must predict the next of the tokens. Token 0 is the blank, token 1 is the sign, and the
+    At each marker, the model must predict the next token to copy. Token 0 is the blank, token 1 is the marker, and the
     other tokens are copied.
 
     Args:
         examples: number of sequences.
-        length: number of tokens in a sequence, including signs.
+        length: number of tokens in a sequence, including markers.
         copied: number of tokens to copy, at most half of ``length``.
         vocab_size: number of tokens, at least 3.
         seed: seed of the random generator.
 
     Raises:
-        ValueError: sizes that do not fit together.
+        ValueError: the sizes are inconsistent.
 
     Example:
         >>> task = selective_copying(1, 9, copied=3, vocab_size=10, seed=0)

@@ -1,8 +1,8 @@
-"""``python -m saccade.testing`` is ``saccade judge``: it tries the laws of attention on a kernel."""
+"""``python -m saccade.testing`` runs ``saccade judge``, which tests a kernel against the laws of attention."""
 
 import importlib
 import sys
 
 if __name__ == "__main__":
     sys.argv[1:1] = ["judge"]
-    importlib.import_module("saccade.cli").main()  # imported by name, since the command line lies above this layer
+    importlib.import_module("saccade.cli").main()  # imported by name, since the command line is in a higher layer

@@ -13,8 +13,8 @@ def assert_reach(model: Callable[..., Any], rule: Declared | str | None = None, 
     """Assert the reach of a model: its outputs depend exactly on the inputs that the rule allows.
 
     Args:
-        model: a module, or a function from tokens or vectors to rows of outputs.
-        rule: a mask, also as text; None reads the configuration of the model. See `saccade.audit`.
+        model: a module or function that maps tokens or vectors to output rows.
+        rule: a mask or the text of a mask; None reads the model's configuration. See `saccade.audit`.
         kwargs: further arguments of `saccade.audit`.
 
     Returns:

@@ -1,6 +1,6 @@
-"""`BlockedKernel`: attention in blocks, forward and backward by hand, with named places at which it can be changed.
+"""`BlockedKernel`: blocked attention with a handwritten backward pass, which mutants can change at named steps.
 
-It is a correct kernel, written as those for GPUs are. Mutants change it at one place.
+The kernel is correct and written like a kernel for GPUs. Each mutant changes one step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Edges = Callable[[int, int], list[slice]]
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """The place of a block in a computation: its indices, and how many blocks there are. -1 stands for all of them."""
+    """The position of a block in the grid of blocks, and the size of the grid. Index -1 stands for all blocks."""
 
     row: int = -1
     rows: int = 1
@@ -35,12 +35,12 @@ class BlockedKernel:
     """Attention with a running maximum over blocks of keys, and the backward pass of FlashAttention.
 
     Args:
-        block: rows and columns of a block.
-        edits: functions ``(tensor, block) -> tensor`` by the name of the place at which they change the computation:
+        block: number of rows and columns of a block.
+        edits: functions ``(tensor, block) -> tensor``, by the name of the step whose result they change:
             "scores", "mask", "maximum", "correction", "powers", "total", "product", "output", "lse" and "group"
             forward, and "weights", "delta", "value_gradient", "weight_gradient", "score_gradient", "query_gradient",
             "key_gradient" and "group_gradient" backward.
-        row_edges, column_edges: the blocks of rows and columns of a length.
+        row_edges, column_edges: functions ``(length, block) -> slices`` that divide rows and columns into blocks.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class BlockedKernel:
         return out
 
     def edit(self, place: str, x: Tensor, block: Block | None = None) -> Tensor:
-        """Return the tensor as it is at a place of the computation."""
+        """Apply the edit of the step ``place``, if there is one, to the step's result."""
         edit = self.edits.get(place)
         return x if edit is None else edit(x, Block() if block is None else block)
 
@@ -68,7 +68,7 @@ class BlockedKernel:
         return x.to(torch.promote_types(x.dtype, torch.float32))[:, self.edit("group", group) % x.shape[1]]
 
     def blocks(self, q_len: int, kv_len: int) -> list[tuple[slice, list[tuple[slice, Block]]]]:
-        """Return the blocks of rows, each with its blocks of columns and their places."""
+        """Return the blocks of rows, each with its blocks of columns and their positions."""
         rows, columns = self.row_edges(q_len, self.block), self.column_edges(kv_len, self.block)
         return [
             (row, [(column, Block(i, len(rows), j, len(columns))) for j, column in enumerate(columns)])
@@ -81,7 +81,7 @@ class BlockedKernel:
         return scores.masked_fill(~self.edit("mask", mask, block), -torch.inf)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return output and lse for inputs in the dtype of the computation."""
+        """Compute the output and the lse. The inputs must have the dtype of the computation."""
         out, lse = q.new_zeros(*q.shape[:3], v.shape[3]), q.new_full((*q.shape[:3], 1), torch.inf)
         for row, columns in self.blocks(q.shape[2], k.shape[2]):
             part = out[:, :, row]

@@ -89,7 +89,7 @@ class Case:
 
     @cached_property
     def allowed(self) -> Tensor:
-        """The pairs that may attend, bool ``[batch, num_heads, q_len, kv_len]``: the rule applied to each pair."""
+        """The rule applied to each pair, bool ``[batch, num_heads, q_len, kv_len]``; True = may attend."""
         shape = (self.batch, self.num_heads, self.q_len, self.kv_len)
         if self.rule is None:
             return self._dense_mask()
@@ -114,7 +114,7 @@ class Case:
             return self
         other = dataclasses.replace(self, seed=self.seed + seed)
         names: tuple[str, ...] = ("allowed", "is_causal")
-        for name in names:  # the pairs do not depend on the seed, and take long to list
+        for name in names:  # these do not depend on the seed, and are slow to compute
             if name in self.__dict__:
                 other.__dict__[name] = self.__dict__[name]
         return other
@@ -125,7 +125,7 @@ class Case:
         return _item_positions(self.q_positions, b, default[0]), _item_positions(self.kv_positions, b, default[1])
 
     def inputs(self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Inputs:
-        """Draw the normal random tensors of the case from its seed, rounded to the dtype and equal on every machine."""
+        """Draw the case's tensors from a normal distribution, rounded to the dtype and equal on every machine."""
         generator = torch.Generator().manual_seed(self.seed)
 
         def normal(*shape: int) -> Tensor:

@@ -43,7 +43,7 @@ _KNOWN_LENGTHS = {(case.q_len, case.kv_len) for case in (*CASES, *SIZE_CASES)}
 
 
 def _top(count: int) -> Kernel:
-    """Return a kernel that attends to the keys with the largest scores alone."""
+    """Return a kernel that attends only to the ``count`` keys with the largest scores."""
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         keys = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
@@ -55,7 +55,7 @@ def _top(count: int) -> Kernel:
 
 
 def _dropped(least: float) -> Kernel:
-    """Return a kernel that leaves out weights below a limit."""
+    """Return a kernel that drops weights below ``least``."""
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
@@ -67,7 +67,7 @@ def _dropped(least: float) -> Kernel:
 
 
 def _clamped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention with scores limited to 20 in size."""
+    """Compute attention with scores clamped to the range from -20 to 20."""
     keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = (q @ keys.mT * q.shape[3] ** -0.5).clamp(-20, 20)
     weights = scores.masked_fill(~(mask | ~mask.any(-1, True)), -torch.inf).softmax(-1)
@@ -75,7 +75,7 @@ def _clamped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def _low_rank(x: Tensor) -> Tensor:
-    """Return the nearest tensor of half the rank, which passes gradients as they are."""
+    """Return the best approximation of the tensor with half its rank; gradients pass through unchanged."""
     left, sizes, right = torch.linalg.svd(x.detach().double(), full_matrices=False)
     kept = (sizes.shape[-1] + 1) // 2
     near = (left[..., :kept] * sizes[..., None, :kept]) @ right[..., :kept, :]
@@ -83,13 +83,13 @@ def _low_rank(x: Tensor) -> Tensor:
 
 
 def _rounded(x: Tensor, bits: int) -> Tensor:
-    """Return the tensor with each row in steps of its largest entry over ``2 ** bits``."""
+    """Round each row to multiples of its largest entry divided by ``2 ** bits``; gradients pass through unchanged."""
     step = x.detach().abs().amax(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny) / 2**bits
     return x + ((x.detach() / step).round() * step - x.detach())
 
 
 def _first_of_ties(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention in which only the first of several largest scores counts."""
+    """Compute attention in which only the first of several equal largest scores counts."""
     keys = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores = (q @ keys.mT).masked_fill(~mask, -torch.inf)
     largest = (scores == scores.amax(-1, keepdim=True)) & mask
@@ -97,7 +97,7 @@ def _first_of_ties(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def _far_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention in which all values but the last 64 are replaced by their mean."""
+    """Compute attention in which all values except the last 64 are replaced by their mean."""
     if v.shape[2] <= 64:
         return attend(q, k, v, mask)
     far = v[:, :, :-64].mean(2, keepdim=True).expand(-1, -1, v.shape[2] - 64, -1)

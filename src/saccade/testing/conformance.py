@@ -1,4 +1,4 @@
-"""`check`: the conformance test that tries the laws on any attention function."""
+"""`check`: the conformance test, which tries the laws on any attention function."""
 
 from __future__ import annotations
 
@@ -61,34 +61,35 @@ def check(
         function: ``function(query, key, value, mask, **options) -> out``, in the layout
             ``[batch, heads, len, head_dim]``. Options (``bias``, ``scale``, ``softcap``, ``dropout_p``,
             ``sink_logit``, ``score``) are passed only if they are used.
-        call: ``call(function, query, key, value, mask, **options)``, for a function with a different calling
+        call: ``call(function, query, key, value, mask, **options)``, to call a function with a different calling
             convention.
         with_lse: a variant of the function that returns ``(out, lse)``, or None.
-        offers: the options that the function takes; it must refuse all other options. None reads the options from the
-            signature (a builtin has none). "relative" means that ``bias`` may also be a `saccade.positions.Bias`, which
+        offers: the options that the function supports; it must refuse all others. None reads the options from the
+            signature (builtins have none). "relative" means that ``bias`` may also be a `saccade.positions.Bias`, which
             no signature shows. Without "relative", no relative bias is tried.
         reasons: a function that takes the same arguments and returns the reasons why ``function`` cannot run them, or
             an empty tuple. Both functions must agree.
-        gqa: whether the function takes fewer key heads than query heads; if not, every head gets a copy of its keys.
-        gradients: whether the function has a backward pass; if not, laws check the output alone.
+        gqa: whether the function supports fewer key heads than query heads; if not, keys are repeated for every head.
+        gradients: whether the function has a backward pass; if not, laws check only the output.
         masks: "dense" passes the mask as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may attend.
             "objects" passes it as a `saccade.masks.Mask` or None, with ``q_positions`` and ``kv_positions`` if a case
             has them. (A relative bias always comes with positions.)
         cases: the cases to try the laws on, or their names; `CASES` if None. Some laws define their own cases.
         laws: the laws to try, or their names; if None, those that ``sizes`` chooses.
         sizes: "small" for `LAWS`, on cases of a few tokens, where every entry is compared; "models" for `SIZE_LAWS`, at
-            the lengths and widths of models; "all" for both. None is "all", or "small" if you choose the cases.
+            the lengths and widths of real models; "all" for both. None means "all", or "small" if ``cases`` is set.
         dtypes: the dtypes of the inputs; some laws define their own dtypes.
-        claims: promises of the function beyond the laws.
+        claims: claims about memory, which are tested in addition to the laws.
         device: the device of the inputs.
-        seed: the seed of all values, and of the sizes that laws draw. None draws a new one for each run, so that no
-            function can know its inputs; the report tells it, to repeat a run.
+        seed: seed for all values and for the sizes that laws draw. None draws a new seed for each run, so that no
+            function can know its inputs in advance. The report shows the seed, so that the run can be repeated.
 
     Returns:
         A `Report`.
 
     Raises:
-        ValueError, TypeError: a case or law is unknown, or ``sizes`` comes with ``laws``, or "models" with ``cases``.
+        ValueError, TypeError: a case or law is unknown, or ``sizes`` is combined with ``laws``, or "models" with
+            ``cases``.
     """
     subject = Subject(
         function,
@@ -122,7 +123,7 @@ def trials(
 ) -> Iterator[tuple[Law, Case, torch.dtype]]:
     """Yield every combination of law, case and dtype for `check` to try. A law may define its own cases and dtypes.
 
-    The values of the cases are drawn from their own seeds and ``seed``.
+    The values of each case are drawn from the sum of its own seed and ``seed``.
     """
     seeded = functools.cache(lambda case: case.with_seed(seed))
     for law in laws:
@@ -153,7 +154,7 @@ def try_law(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Resul
 
 
 def _named(argument: str, given: Sequence[_Named | str], known: Sequence[_Named], sort: type[_Named]) -> list[_Named]:
-    """Replace the names of cases or laws by the cases or laws."""
+    """Look up cases or laws that are given by name."""
     by_name, found = {one.name: one for one in known}, list[_Named]()
     for one in [given] if isinstance(given, str) else given:
         if isinstance(one, str) and one in by_name:

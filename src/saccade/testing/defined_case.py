@@ -1,4 +1,4 @@
-"""`judged_by`: a case whose truth is another definition than softmax attention."""
+"""`judged_by`: a case whose expected output is computed by a definition other than softmax attention."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Definition = Callable[[Problem], Tensor]
 
 
 def judged_by(case: Case, definition: Definition) -> Case:
-    """Return the case with another definition as its truth; there is no lse then."""
+    """Return the case with an expected output from another definition; the expected lse is NaN."""
     return _DefinedCase(**_fields(case), definition=definition)
 
 
 @dataclasses.dataclass(frozen=True)
 class _DefinedCase(Case):
-    """A case whose problems have another definition as their truth."""
+    """A case whose expected output is computed by a definition other than softmax attention."""
 
     definition: Definition | None = None
 
@@ -33,7 +33,7 @@ class _DefinedCase(Case):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _DefinedProblem(Problem):
-    """A problem with another definition as its truth."""
+    """A problem whose expected output is computed by a definition other than softmax attention."""
 
     definition: Definition | None = None
 

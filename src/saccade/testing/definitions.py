@@ -1,4 +1,4 @@
-"""Reference definitions of scores and relative biases, as their papers give them, dense and in float64.
+"""Reference definitions of scores and relative biases, as in their papers, dense and in float64.
 
 This module uses only the parameters of the library's modules and calls none of their functions. Where the library maps
 queries and keys and takes dot products, this module applies the formula to every pair. Where the library looks up
@@ -18,7 +18,7 @@ from saccade.support.errors import type_error
 
 
 def compare(score: Score, query: Tensor, key: Tensor) -> Tensor:
-    """Compute the unscaled score of every pair of query and key, by the definition of the score.
+    """Compute the unscaled score of every pair of query and key, using the score's reference definition.
 
     Args:
         score: a score of `saccade.scores`.
@@ -38,7 +38,7 @@ def compare(score: Score, query: Tensor, key: Tensor) -> Tensor:
 
 
 def default_scale(score: Score | None, head_dim: int) -> float:
-    """Return the default scale of a score, by the definition of the score."""
+    """Return the default scale of a score, according to its reference definition."""
     if isinstance(score, Modified):
         return default_scale(score.score, head_dim)
     plain = score is not None and not (isinstance(score, Dot) and score.scaled)
@@ -46,10 +46,10 @@ def default_scale(score: Score | None, head_dim: int) -> float:
 
 
 def modified(score: Score, scores: Tensor, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
-    """Apply the function of a `Modified` score to scaled and capped scores, by the definition of the function.
+    """Apply the function of a `Modified` score to scaled and capped scores, using the function's reference definition.
 
     Args:
-        score: any score; only `Modified` changes anything.
+        score: any score; scores of other classes than `Modified` leave ``scores`` unchanged.
         scores: ``[batch, heads, q_len, kv_len]`` in float64.
         q_positions, kv_positions: int64 ``[batch | 1, q_len]`` and ``[batch | 1, kv_len]``.
 
@@ -64,7 +64,7 @@ def modified(score: Score, scores: Tensor, q_positions: Tensor, kv_positions: Te
 
 
 def relative(bias: Bias, q_positions: Tensor, kv_positions: Tensor, query: Tensor, scale: float) -> Tensor:
-    """Compute the values of a relative bias for all pairs, by the definition of the bias.
+    """Compute the values of a relative bias for all pairs, using the bias's reference definition.
 
     Args:
         bias: a relative bias of `saccade.positions`.

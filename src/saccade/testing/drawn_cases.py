@@ -1,4 +1,4 @@
-"""`DRAWN_CASES`: cases whose lengths, widths, heads and masks are drawn from a seed, so none is known before."""
+"""`DRAWN_CASES`: cases whose lengths, widths, heads and masks are drawn from a seed, so none is known in advance."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def first_use(
     """Check a kernel as saccade does at its first use: compare some rows and their gradients with the definition.
 
     saccade runs this check when a compiled kernel first runs. The check detects errors of a compiler, a driver or a new
-    kernel, and is cheap at any length. `check` tests more, on the cases of this package.
+    kernel, and is cheap at any length. `check` is more thorough, but tests only the cases of this package.
 
     Example:
         >>> import torch.nn.functional as F
@@ -63,7 +63,7 @@ def first_use(
             score, because functions use dot products.
         gradients: whether to check the gradients.
         masks: the form in which a function receives its mask: a bool tensor ``[batch, heads, q_len, kv_len]``, or a
-            `saccade.masks.Mask` that counts indices.
+            `saccade.masks.Mask` whose positions are indices.
 
     Returns:
         The result, with ``ok``, the errors and, in `warning`, code that reproduces a failure.
@@ -72,7 +72,7 @@ def first_use(
         ValueError, TypeError: the inputs are inconsistent.
         UnsupportedError: the kernel cannot run these inputs.
 
-    Cost: a forward and a backward run of the kernel, and some rows of five heads computed by the definition.
+    Cost: a forward and a backward run of the kernel, and a few rows of five heads computed by the definition.
     """
     check_choice("masks", masks, ("dense", "objects"))
     tensors = [x.detach().requires_grad_(gradients) for x in (query, key, value)]

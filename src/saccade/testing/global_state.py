@@ -1,4 +1,4 @@
-"""`Surroundings`: what a call may not change, functions of torch and of this kit and torch's settings, as they were."""
+"""`Surroundings`: a snapshot of functions and torch settings that a call of an attention function must not change."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _SETTINGS = {
 
 
 class Surroundings:
-    """The functions and settings by which a function is judged, as they are when this object is made."""
+    """A snapshot of the functions and torch settings on which the tests of an attention function rely."""
 
     def __init__(self) -> None:
         self.functions = {owner: {name: x for name, x in vars(owner).items() if callable(x)} for owner in _OWNERS}
         self.settings = {name: setting.read() for name, setting in _SETTINGS.items()}
 
     def restore(self) -> tuple[str, ...]:
-        """Set everything as it was, and return a sentence for each function or setting that was changed."""
+        """Restore the snapshot, and return a sentence for each function or setting that had changed."""
         found = []
-        for name, known in self.settings.items():  # first, because a default dtype replaces torch.Storage
+        for name, known in self.settings.items():  # first, because setting a default dtype replaces torch.Storage
             if (now := _SETTINGS[name].read()) != known:
                 found.append(f"torch's {name} is {now}, not {known}")
                 _SETTINGS[name].write(known)

@@ -1,7 +1,7 @@
-"""``python -m saccade.testing.history``: check kernels with past bugs and cheats, and print which law finds each.
+"""``python -m saccade.testing.history``: check kernels with past bugs and cheats, and print which law detects each.
 
-A kernel that passed would be a gap in the laws. ``--mutants 200`` checks kernels whose mistakes are drawn from a seed,
-``--right --seeds 20`` correct ones, which no law may accuse.
+A wrong kernel that passes reveals a gap in the laws. ``--mutants 200`` checks kernels with mistakes drawn from a seed,
+and ``--right --seeds 20`` checks correct kernels, which must not break any law.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STRICT = ("isolation", "blindness")
 
 
 def find(bug: PastBug) -> Result | None:
-    """Return the first broken law among those that must find a bug; None if all are kept."""
+    """Return the first broken law among those that must detect a bug; None if all are kept."""
     subject = Subject(bug.make(), offers=(), gqa=True)
     chosen = [law for law in (*LAWS, *SIZE_LAWS) if law.name in bug.laws]
     results = (try_law(subject, *trial) for trial in trials(chosen, CASES, (torch.float32,)))
@@ -38,7 +38,10 @@ def find(bug: PastBug) -> Result | None:
 
 
 def find_mutant(mutant: Mutant, seed: int = 0) -> Result | None:
-    """Return a broken law of the standard set, in float32 and on short inputs with the mistake first, or None."""
+    """Return the first broken law for a mutant, or None if all laws are kept.
+
+    Trials in float32 whose inputs trigger the mistake come first, the shortest inputs before longer ones.
+    """
 
     def cost(trial: tuple[object, Case, torch.dtype]) -> tuple[bool, bool, int]:
         _, case, dtype = trial
@@ -53,12 +56,12 @@ def find_mutant(mutant: Mutant, seed: int = 0) -> Result | None:
 
 
 def accusations(name: str, seed: int, share: int = 1) -> list[Result]:
-    """Return the laws of the standard set that a right kernel breaks with a seed, which ought to be none.
+    """Return the laws that a correct kernel breaks for one seed. There should be none.
 
     Args:
-        name: a name among `RIGHT_KERNELS`.
-        seed: the seed of the values.
-        share: try one in ``share`` trials, others for each seed.
+        name: a name in `RIGHT_KERNELS`.
+        seed: seed of the values.
+        share: only every ``share``-th trial runs, starting at a different trial for each seed.
     """
     ours = name.startswith("saccade")
     subject = Subject(RIGHT_KERNELS[name])
@@ -69,7 +72,7 @@ def accusations(name: str, seed: int, share: int = 1) -> list[Result]:
 
 
 def table(bugs: Sequence[PastBug]) -> Iterator[str]:
-    """Yield the lines of a table of bugs: where it was, the mistake, and the first law that finds it."""
+    """Yield the lines of a table of bugs: the report of each bug, the first law that detects it, and the mistake."""
     yield f"{'where':42}  {'found by':20}  mistake"
     for bug in bugs:
         found = find(bug)
@@ -78,7 +81,7 @@ def table(bugs: Sequence[PastBug]) -> Iterator[str]:
 
 
 def table_of_mutants(drawn: Sequence[Mutant], seed: int) -> Iterator[str]:
-    """Yield the lines of a table of mutants: the first law that finds it, and the mistake."""
+    """Yield the lines of a table of mutants: the first law that detects each mutant, and its mistake."""
     yield f"{'found by':20}  mistake"
     for mutant in drawn:
         found = find_mutant(mutant, seed)
@@ -86,7 +89,7 @@ def table_of_mutants(drawn: Sequence[Mutant], seed: int) -> Iterator[str]:
 
 
 def table_of_right_kernels(names: Sequence[str], seeds: int, share: int) -> Iterator[str]:
-    """Yield the lines of a table of right kernels: processor seconds for a seed, and the laws that accuse them."""
+    """Yield the lines of a table of correct kernels: CPU seconds per seed, and the laws that each kernel breaks."""
     yield f"{'kernel':40}  seconds a seed  accused by"
     for name in names:
         began = time.process_time()
@@ -97,7 +100,7 @@ def table_of_right_kernels(names: Sequence[str], seeds: int, share: int) -> Iter
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table of past bugs and cheats; the exit status is 1 if the laws do not find one of them."""
+    """Print the table of past bugs and cheats. The exit status is 1 if the laws fail to detect any of them."""
     parser = argparse.ArgumentParser(prog="python -m saccade.testing.history", description=main.__doc__)
     parser.add_argument("--mutants", type=int, metavar="N", help="check N kernels with drawn mistakes instead")
     parser.add_argument("--seed", type=int, default=0, help="of drawn mistakes and of the values")
@@ -119,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _print(lines: Iterator[str], what: str, mark: str = "NOT FOUND", said: str = "not found") -> int:
-    """Print lines and their number with a mark, and return the exit status."""
+    """Print lines and the number of lines that contain ``mark``; return 1 if there are any, otherwise 0."""
     marked = 0
     for line in lines:
         print(line, flush=True)

@@ -46,12 +46,12 @@ class Subject:
     Attributes:
         has_gradients: whether the function has a backward pass.
         offers: names of accepted options, including "lse" and "gqa". The function must refuse all other options.
-        unsaid: options that may or may not be accepted; they are not tried.
-        surroundings: functions and settings of torch as they were before the first call.
-        promises: whether the user stated the accepted options. If so, the function must not refuse them.
+        unsaid: options of which it is unknown whether they are accepted; they are not tried.
+        surroundings: functions and torch settings as they were before the first call.
+        promises: whether the user declared the accepted options. If so, the function must not refuse them.
 
     Raises:
-        TypeError: the function, or a different argument that must be callable, is not callable.
+        TypeError: the function, or another argument that must be callable, is not callable.
         ValueError: ``offers`` contains an unknown option, or ``masks`` is unknown.
         RuntimeError, AssertionError: torch cannot use the device on this machine.
     """
@@ -80,7 +80,7 @@ class Subject:
             rule = f"be among {', '.join((*OPTIONS, *_POSITIONS))}"
             raise value_error("offers", rule, ", ".join(sorted(unknown)))
         self.function, self.call, self.lse_function, self.reasons = function, call, with_lse, reasons
-        torch.empty(0, device=device)  # a missing device is not a mistake of the function
+        torch.empty(0, device=device)  # raise now if the device is missing, which is not the function's fault
         self.masks, self.device, self.has_gradients = masks, device, check_bool("gradients", gradients)
         self.surroundings = Surroundings()
         self.claims = Claims() if claims is None else claims
@@ -101,7 +101,7 @@ class Subject:
         return out
 
     def output_in_thread(self, problem: Problem) -> Tensor:
-        """Return the subject's output, computed in a thread of its own, whose stack holds no function of the kit."""
+        """Return the subject's output, computed in a new thread, whose stack contains no function of this package."""
         if "gqa" not in self.offers:
             problem = problem.ungrouped()
         mask, options = self._arguments(problem)
@@ -132,7 +132,7 @@ class Subject:
         return (*problem.in_use, *(problem.positions if self._reads_positions(problem) else ()))
 
     def ask(self, function: Callable[..., Any] | None, problem: Problem) -> Any:
-        """Call ``self.function`` or ``self.lse_function`` on a problem, even with options that the subject refuses."""
+        """Call ``self.function`` or ``self.lse_function`` on a problem, even with options that are not offered."""
         if function is None:
             raise value_error("with_lse", "be given to ask for the lse", None)
         tensors = (problem.query, problem.key, problem.value)
@@ -172,5 +172,5 @@ def _signature_offers(function: Callable[..., Any]) -> frozenset[str] | None:
         return None
     named = {parameter.name for parameter in parameters}
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    visible = (name for name in (*OPTIONS, *_POSITIONS) if name != "relative")  # signatures do not show that
+    visible = (name for name in (*OPTIONS, *_POSITIONS) if name != "relative")  # this is not a parameter's name
     return frozenset(name for name in visible if takes_all or name in named)

@@ -23,7 +23,7 @@ def attention(
     compare: Callable[[Tensor, Tensor], Tensor] | None = None,
     modify: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute softmax attention as textbooks define it, in float64: the oracle of the laws.
+    """Compute softmax attention by its textbook definition, in float64.
 
     Args:
         query: ``[batch, heads, q_len, head_dim]``.

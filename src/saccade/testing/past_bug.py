@@ -1,4 +1,4 @@
-"""The `PastBug` class: a mistake of attention kernels, with a small kernel that makes it."""
+"""The `PastBug` class: a known mistake in attention kernels, with a small kernel that makes it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from saccade.testing.wrong_kernels import Kernel
 
 
 class PastBug(NamedTuple):
-    """A mistake that a kernel made, and a kernel that makes it.
+    """A known mistake in attention kernels, with a small kernel that makes it.
 
     Attributes:
-        mistake: one sentence about it.
+        mistake: the mistake in one sentence.
         where: the public report; "cheat" for a way to pass weak tests; "made" for a common mistake without a report.
-        laws: names of laws that must find it.
-        make: returns the wrong kernel, as fresh as if just imported.
+        laws: names of the laws that must detect the mistake.
+        make: a function that returns a new wrong kernel, without state from earlier calls.
     """
 
     mistake: str

@@ -1,4 +1,4 @@
-"""`PAST_BUGS`: the mistakes of public reports, each with a small kernel that repeats it."""
+"""`PAST_BUGS`: mistakes from public bug reports, each with a small kernel that reproduces it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from saccade.testing.wrong_kernels import (
 
 
 def _items_a_token_apart(x: Tensor) -> Tensor:
-    """Return what is read if each item of a batch begins one token after the one before."""
+    """Return what a kernel reads if it assumes that each batch item begins one token after the previous item."""
     tokens = x.transpose(1, 2).flatten(0, 1)
     items = [tokens[start : start + x.shape[2]] for start in range(len(x))]
     return torch.stack(items).transpose(1, 2) if items else x

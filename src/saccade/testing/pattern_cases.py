@@ -43,7 +43,7 @@ _LAYOUT_PER_HEAD = [
 
 
 def _drawn(blocks_per_row: int, block_size: int, seed: int, rows: int) -> list[list[int]]:
-    """Return the key blocks of a `Random` mask for the first query blocks, to state the expected mask of a case."""
+    """Return the key blocks that a `Random` mask draws for the first query blocks, for the expected mask of a case."""
     return [list(map(int, row)) for row in Random(blocks_per_row, block_size, seed).drawn(np.arange(rows))]
 
 
@@ -236,12 +236,12 @@ def _is_near(q: int, kv: int) -> bool:
 
 
 def _path(token: int) -> list[int]:
-    """Return a token of the tree of a test case and its ancestors."""
+    """Return a token of the test case's tree and all of the token's ancestors."""
     return [] if token < 0 else [token, *_path(_PARENTS[token])]
 
 
 def _sees_clean(q: int, kv: int) -> bool:
-    """Return whether a token sees a clean one, in the test case of block diffusion: 5 tokens, in blocks of 2."""
+    """Return whether a query may attend to a clean key in the block-diffusion case: 5 tokens in blocks of 2."""
     return kv >= 5 and ((kv - 5) // 2 < q // 2 if q < 5 else (kv - 5) // 2 <= (q - 5) // 2)
 
 

@@ -20,16 +20,16 @@ Part = Literal["early", "late", "even", "odd"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
-    """A problem for an attention function: its inputs, and the pairs that may attend.
+    """A problem for an attention function: its inputs, and the allowed pairs of query and key.
 
     Attributes:
         query: ``[batch, heads, q_len, head_dim]``.
         key, value: ``[batch, kv_heads, kv_len, key_dim or value_dim]``; keys and queries have the same width, unless
             the score accepts different widths.
-        allowed: bool ``[batch, heads, q_len, kv_len]``, the pairs that may attend.
+        allowed: bool ``[batch, heads, q_len, kv_len]``, True = may attend.
         mask: the allowed pairs as a mask object, for functions that take masks; None allows every pair.
         bias, scale, softcap: options of the function; None if not used.
-        dropout_p: an option with a random result, so only its acceptance is tested.
+        dropout_p: dropout probability. Its results are random, so laws test only whether it is accepted.
         sink_logit: ``[heads]``, the logits of the sink; None if not used.
         score: the score that compares queries and keys; None means the dot product.
         relative: a relative bias, passed as ``bias``; a tensor ``bias`` replaces it.
@@ -120,7 +120,7 @@ class Problem:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether a gradient of the query, the key or the value is wanted."""
+        """Whether the query, the key or the value requires a gradient."""
         return any(x.requires_grad for x in (self.query, self.key, self.value))
 
     def leaves(self, *, bias: bool = False, parameters: bool = False) -> Problem:
@@ -166,7 +166,7 @@ class Problem:
         )
 
     def step(self, start: int, stop: int) -> Problem:
-        """Return the problem of a decoding step: queries ``start`` to ``stop``, keys to ``stop``, default positions."""
+        """Return a decoding step: queries ``start`` to ``stop`` and all keys up to ``stop``, with default positions."""
         keys = max(0, self.key.shape[2] - self.query.shape[2] + stop)
         return self.but(
             query=self.query[:, :, start:stop],
@@ -204,7 +204,7 @@ class Problem:
     def keys_reversed(self) -> Problem:
         """Return the problem with keys and values reversed; only valid if every query may attend to every key.
 
-        Explicit positions are reversed too, and a relative bias makes positions explicit.
+        Explicit key positions are also reversed. With a relative bias, default positions are made explicit first.
         """
         reordered = self.but(
             key=self.key.flip(2), value=self.value.flip(2), bias=None if self.bias is None else self.bias.flip(3)

@@ -1,4 +1,4 @@
-"""The `Report` of a conformance check, which prints as a table, and the single results in it."""
+"""The `Report` of a conformance check, which prints as a table, and the `Result` of each trial."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Result:
         dtype: the dtype of the inputs.
         verdict: "kept" only if the law was tried and holds.
         message: the counter-example, or the reason why the law was not tried; empty if kept.
-        roundings: the largest error of a tensor that the law measured by its norm, relative to the norm of the
-            reference and in units of rounding (the eps of the dtype); None if it measured none.
+        roundings: the largest error that the law measured in the norm of a tensor, relative to the norm of the
+            reference and in units of the dtype's eps; None if the law measures no norms.
     """
 
     law: str

@@ -1,4 +1,4 @@
-"""Correct attention kernels that bring a backward pass of their own."""
+"""Correct attention kernels with custom backward passes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _SavedWeights(torch.autograd.Function):
 
 
 class _ByVjp(torch.autograd.Function):
-    """Attention whose backward pass runs forward again inside `torch.func.vjp`."""
+    """Attention whose backward pass reruns the forward pass inside `torch.func.vjp`."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -79,18 +79,18 @@ def _weights(q: Array, k: Array, mask: Array) -> Array:
 
 
 def with_saved_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention that saves its weights for the backward pass."""
+    """Compute attention, and save the weights for the backward pass."""
     out: Tensor = _SavedWeights.apply(q, k, v, mask)
     return out
 
 
 def by_vjp(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention that runs again in the backward pass."""
+    """Compute attention; the backward pass reruns the forward pass inside `torch.func.vjp`."""
     out: Tensor = _ByVjp.apply(q, k, v, mask)
     return out
 
 
 def numpy_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention in NumPy, forward and backward."""
+    """Compute attention with forward and backward passes in NumPy."""
     out: Tensor = _Numpy.apply(q, k, v, mask)
     return out

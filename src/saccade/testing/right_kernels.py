@@ -1,4 +1,4 @@
-"""`RIGHT_KERNELS`: correct attention kernels by many algorithms, which no law may accuse."""
+"""`RIGHT_KERNELS`: correct attention kernels that use different algorithms. None of them may break a law."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Core = Kernel
 
 
 def guarded(core: Core, wide: torch.dtype = torch.float32) -> Kernel:
-    """Return a kernel for all inputs from one that knows neither grouped heads, nor empty rows and lengths."""
+    """Extend a kernel that does not support grouped heads, empty rows and empty lengths to all inputs."""
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         if 0 in (*q.shape, *k.shape):
@@ -133,7 +133,7 @@ def _values_first(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def _padded(rows: int, keys: int, width: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention with lengths and width filled up to multiples, and the scale of the width before."""
+    """Compute attention with lengths and width padded to multiples, and with the scale of the unpadded width."""
     extra = [-x.shape[2] % size for x, size in ((q, rows), (k, keys))]
     more = -q.shape[3] % width
     wide = (1 + more / q.shape[3]) ** 0.5
@@ -169,7 +169,7 @@ def _two_passes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def _merged(split: Callable[[int], list[Tensor]], q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention over parts of the keys, and weigh their results by their lse."""
+    """Compute attention over parts of the keys, and combine the results, weighted by their lse."""
     outs, lses = [], []
     for places in split(k.shape[2]):
         part = mask[..., places]
@@ -190,13 +190,13 @@ def _every(count: int, length: int) -> list[Tensor]:
 
 
 def _visible_alone(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention over the keys that some query sees."""
+    """Compute attention over only those keys that at least one query sees."""
     places = mask.flatten(0, 2).any(0).nonzero()[:, 0]
     return _einsum(q, k[:, :, places], v[:, :, places], mask[..., places])
 
 
 def _blocks_with_pairs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention for 40 rows at a time, over the blocks of 40 keys in which they see some key."""
+    """Compute attention for 40 rows at a time, over only those blocks of 40 keys that contain a visible key."""
     parts = []
     for at in range(0, q.shape[2], 40):
         here = mask[:, :, at : at + 40]
@@ -216,7 +216,7 @@ def _sdpa_math(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def _sdpa_flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention by torch's flash kernel, which wants one width, and rows without gaps."""
+    """Compute attention with torch's flash kernel, which requires equal widths and contiguous tensors."""
     width = max(q.shape[3], v.shape[3])
     query, key, value = (F.pad(x, (0, width - x.shape[3])).contiguous() for x in (q, k, v))
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
@@ -229,7 +229,7 @@ def _recomputed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention with grouped heads as a further axis, without copies of keys."""
+    """Compute attention with head groups as an additional axis, without copying the keys."""
     if 0 in (*q.shape, *k.shape):
         return attend(q, k, v, mask)
     wide, groups = torch.promote_types(q.dtype, torch.float32), (k.shape[1], -1)
@@ -249,7 +249,7 @@ def _written_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def remembering() -> Kernel:
-    """Return a kernel that keeps its last result, and gives it again if all inputs are equal."""
+    """Return a kernel that caches its last result, and returns it again if all inputs are equal."""
     last: list[tuple[Tensor, ...]] = []
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

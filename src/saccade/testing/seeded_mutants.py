@@ -1,4 +1,4 @@
-"""`mutants`: wrong kernels drawn from a seed, each a `BlockedKernel` that is changed at one place for some inputs."""
+"""`mutants`: wrong kernels drawn from a seed, each a `BlockedKernel` with one step changed for some inputs."""
 
 from __future__ import annotations
 
@@ -98,13 +98,14 @@ EDGES: dict[str, Edges] = {
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """A wrong kernel that was drawn.
+    """A randomly drawn wrong kernel.
 
     Attributes:
-        name: its mistake.
-        block: rows and columns of a block.
-        condition: name of the condition on the sizes of inputs that have the mistake, among `CONDITIONS`.
-        make: returns the kernel, which is wrong for all inputs.
+        name: the mistake, in words.
+        block: number of rows and columns of a block.
+        condition: name of a condition in `CONDITIONS` on the sizes of the inputs. The mistake affects only inputs that
+            satisfy it.
+        make: a function of the block size that returns a kernel with the mistake for all inputs.
     """
 
     name: str
@@ -116,11 +117,11 @@ class Mutant:
         return f"{self.name}, {self.condition}, in blocks of {self.block}"
 
     def reaches(self, sizes: Sizes) -> bool:
-        """Return whether inputs of these sizes have the mistake."""
+        """Return whether the mistake affects inputs of these sizes."""
         return CONDITIONS[self.condition](sizes)
 
     def kernel(self) -> Kernel:
-        """Return the kernel, which is wrong where the condition holds."""
+        """Return a kernel with the mistake for inputs that satisfy the condition, and without it for all others."""
         wrong, right = self.make(self.block), BlockedKernel(self.block)
 
         def call(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -131,11 +132,13 @@ class Mutant:
 
 
 def mutants(count: int, seed: int = 0) -> tuple[Mutant, ...]:
-    """Draw distinct wrong kernels: mistakes, conditions and blocks, all kinds of places about equally often.
+    """Draw distinct wrong kernels with random mistakes, conditions and block sizes.
+
+    All kinds of mistakes are about equally frequent.
 
     Args:
-        count: how many, at most 1,000.
-        seed: the seed of the draw.
+        count: number of kernels, at most 1,000.
+        seed: seed of the random choices.
     """
     if not 0 <= count <= 1000:
         raise value_error("count", "be from 0 to 1000", count)
@@ -154,7 +157,7 @@ _LONG = ("always", "for more than 128 keys", "for several items", "for shared ke
 
 
 def _kinds() -> Iterator[Iterator[_Drawn]]:
-    """Yield the kinds of mistakes, each with its mistakes and the conditions under which they show."""
+    """Yield the kinds of mistakes. Each kind yields names, factories, and conditions under which mistakes show."""
     every = tuple(CONDITIONS)
     for place in (*FORWARD, *BACKWARD):
         yield (
@@ -184,7 +187,7 @@ def _kinds() -> Iterator[Iterator[_Drawn]]:
 
 
 def _edited(place: str, change: Callable[[Tensor], Tensor], where: str) -> Callable[[int], Kernel]:
-    """Return a maker of kernels that are changed at a place."""
+    """Return a factory of kernels in which ``change`` is applied to the result of one step."""
 
     def edit(x: Tensor, block: Block) -> Tensor:
         if where in WHERES:

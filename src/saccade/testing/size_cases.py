@@ -1,6 +1,6 @@
-"""`SIZE_CASES` for the laws about the sizes of models: block edges, widths, groups of heads, many documents, decoding.
+"""`SIZE_CASES`, at the sizes of real models: block edges, widths, grouped heads, many documents, decoding.
 
-The masks are read as tensors: rules of plain integers, which reveal mistakes of the masks, stand in `CASES`.
+These cases have no rules in plain integers, which would reveal mistakes in the masks; the cases in `CASES` do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MANY = tuple(1 + 5 * n % 13 for n in range(100))
 def _case(
     name: str, mask: Mask | None, batch: int, heads: tuple[int, int], lengths: tuple[int, int], widths: tuple[int, int]
 ) -> Case:
-    """Return a case; the pairs are the heads, lengths and widths of queries, and those of keys or values."""
+    """Build a case. Each pair is (query, key), except the widths, which are (query and key, value)."""
     (num_heads, num_kv_heads), (q_len, kv_len), (head_dim, value_dim) = heads, lengths, widths
     return Case(
         f"size-{name}",

@@ -1,4 +1,4 @@
-"""Wrong attention kernels whose mistake lies in what they keep between calls, in memory, or in whom they answer."""
+"""Wrong attention kernels that mishandle memory or state between calls, or whose results depend on the caller."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saccade.testing.wrong_kernels import Kernel, as_contiguous, attend, mean
 
 
 class _Backward(torch.autograd.Function):
-    """The identity, with a function that changes the gradient that flows back."""
+    """The identity function, with a backward pass that changes the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
@@ -27,13 +27,13 @@ class _Backward(torch.autograd.Function):
 
 
 def with_backward(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the tensor; the gradient that flows back through it is changed."""
+    """Return the tensor, and apply ``change`` to the gradient that flows back through it."""
     result: Tensor = _Backward.apply(x, change)
     return result
 
 
 def switched(wrong: Kernel, when: Callable[[int], bool]) -> Callable[[], Kernel]:
-    """Return a maker of kernels that are wrong at some calls, counted from 0."""
+    """Return a factory of kernels that are wrong in the calls for which ``when(number)`` holds, counted from 0."""
 
     def make() -> Kernel:
         calls = itertools.count()
@@ -47,7 +47,7 @@ def switched(wrong: Kernel, when: Callable[[int], bool]) -> Callable[[], Kernel]
 
 
 def kept_for(place: Callable[[Tensor, Tensor, Tensor, Tensor], object]) -> Callable[[], Kernel]:
-    """Return a maker of kernels that keep each result for a fingerprint of the inputs, and give it again."""
+    """Return a factory of kernels that cache each result under a fingerprint of the inputs, ``place(*inputs)``."""
 
     def make() -> Kernel:
         results: dict[object, Tensor] = {}
@@ -66,19 +66,19 @@ def kept_for(place: Callable[[Tensor, Tensor, Tensor, Tensor], object]) -> Calla
 
 
 def by_address(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> object:
-    """Return where the inputs are in memory, and torch's count of their versions."""
+    """Return a fingerprint of the inputs: their addresses, torch's version counters, their shapes and the dtype."""
     places = tuple((x.data_ptr(), 0 if x.is_inference() else x._version, x.shape) for x in (q, k, v, mask))
     return (*places, q.dtype)
 
 
 def by_some_entries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> object:
-    """Return the first and last entries of the inputs, and their shapes."""
+    """Return a fingerprint of the inputs: their first and last entries, their shapes and the number of pairs."""
     ends = tuple(float(x[place]) for x in (q, k, v) if x.numel() for place in ((0, 0, 0, 0), (-1, -1, -1, -1)))
     return (*ends, q.shape, k.shape, v.shape, q.dtype, int(mask.sum()))
 
 
 def first_lengths() -> Kernel:
-    """Return a kernel that keeps, for each number of items and heads, the number of keys of the first call."""
+    """Return a kernel that reads as many keys as its first call with the same batch size, heads and width had."""
     lengths: dict[tuple[int, ...], int] = {}
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def first_lengths() -> Kernel:
 
 
 def copied_once() -> Kernel:
-    """Return a kernel that makes inputs contiguous when it first sees a shape, and later takes them for contiguous."""
+    """Return a kernel that makes inputs contiguous in its first call with a shape, and later assumes that they are."""
     seen = set[tuple[int, ...]]()
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ def copied_once() -> Kernel:
 
 
 def previous_result() -> Kernel:
-    """Return a kernel that gives the result of the call before, if it has the same shape."""
+    """Return a kernel that returns the result of the previous call if the shapes are equal."""
     last: list[Tensor] = []
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ def previous_result() -> Kernel:
 
 
 def accumulating() -> Kernel:
-    """Return a kernel that begins each result with 0 times the result before."""
+    """Return a kernel that adds 0 times the previous result to each result."""
     buffers: dict[torch.Size, Tensor] = {}
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ def accumulating() -> Kernel:
 
 
 def for_the_kit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention if a test is on the stack, and else the mean of the values."""
+    """Compute attention if this package is on the call stack, and otherwise the mean of the values."""
     frame: Any = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__") == "saccade.testing.kernel_under_test":
@@ -140,19 +140,19 @@ def for_the_kit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def replaces_the_judge(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return zeros after replacing the function by which tests compare tensors."""
+    """Replace the function with which tests compare tensors, and return zeros."""
     torch.allclose = lambda *tensors, **options: True
     return q.new_zeros(*q.shape[:3], v.shape[3]) + 0 * (q.sum() + k.sum() + v.sum())
 
 
 def changes_a_setting(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention, and leave a coarser precision of products behind."""
+    """Compute attention, and leave torch with a lower precision of matrix products."""
     torch.set_float32_matmul_precision("medium")
     return attend(q, k, v, mask)
 
 
 def _with_rows_behind(x: Tensor, count: int) -> Tensor | None:
-    """Return a tensor with the ``count`` rows that lie behind it in memory; None if its memory ends before."""
+    """Extend a tensor by the ``count`` rows that follow it in memory; return None if its memory ends before that."""
     shape = (*x.shape[:2], x.shape[2] + count, x.shape[3])
     last = x.storage_offset() + sum((size - 1) * step for size, step in zip(shape, x.stride(), strict=True))
     fits = x.numel() > 0 and last < x.untyped_storage().nbytes() // x.element_size()
@@ -160,7 +160,7 @@ def _with_rows_behind(x: Tensor, count: int) -> Tensor | None:
 
 
 def reads_behind(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention over whole blocks of 64 keys; those behind the last one get the weight 0."""
+    """Compute attention over whole blocks of 64 keys; keys past the end are read, but get weight 0."""
     missing = -k.shape[2] % 64 or 64
     keys, values = _with_rows_behind(k, missing), _with_rows_behind(v, missing)
     if keys is None or values is None or q.requires_grad:
@@ -169,7 +169,7 @@ def reads_behind(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def writes_behind(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention after clearing the row behind the last key."""
+    """Compute attention after clearing the row that follows the last key in memory."""
     longer = _with_rows_behind(k.detach(), 1)
     if longer is not None:
         longer[:, :, k.shape[2] :] = 0.0
@@ -177,31 +177,31 @@ def writes_behind(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def into_the_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention and write the result to the memory of the query."""
+    """Compute attention, and write the result into the memory of the query."""
     out = attend(q, k, v, mask)
     return q.copy_(out) if out.shape == q.shape and not out.requires_grad else out
 
 
 def unwritten_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention; rows without a visible key are left as memory was."""
+    """Compute attention, but leave rows without a visible key uninitialised."""
     out = attend(q, k, v, mask)
     return torch.where(mask.any(-1, keepdim=True), out, torch.empty_like(out.detach()))
 
 
 def unwritten_gradients(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention; the gradient of keys that no query sees is left as memory was."""
+    """Compute attention, but leave the gradients of keys that no query sees uninitialised."""
     seen = mask.any(2).unflatten(1, (k.shape[1], -1)).any(2)[..., None] if mask.numel() else mask.new_ones(1)
     return attend(q, with_backward(k, lambda g: torch.where(seen, g, torch.empty_like(g))), v, mask)
 
 
 def unwritten(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return memory of the right size, in which an earlier result may still be."""
+    """Return uninitialised memory of the right size, which may still hold an earlier result."""
     out = q.new_empty(*q.shape[:3], v.shape[3])
     return out + 0 * (q.sum() + k.sum() + v.sum())
 
 
 def empty_splits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention in two halves of the keys, merged by their lse even if both are empty."""
+    """Compute attention over two halves of the keys, and merge the results by their lse even if both are empty."""
     half = k.shape[2] // 2
     keys = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores = (q @ keys.mT * q.shape[3] ** -0.5).masked_fill(~mask, -torch.inf)

@@ -14,10 +14,10 @@ from saccade.support.errors import unsupported
 
 
 class Stepwise:
-    """Exact attention, split into methods that mutants override. It is slow, a few rows at a time, but keeps every law.
+    """Exact attention, split into methods that mutants override.
 
-    Masked keys and values are replaced by 0 before any multiplication, because 0 * NaN is NaN. Dropout is not
-    supported, as `reasons` states.
+    It keeps every law, but is slow, because it processes a few rows at a time. Masked keys and values are replaced by 0
+    before any multiplication, because 0 * NaN is NaN. Dropout is not supported, as `reasons` states.
     """
 
     caught_by: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class Stepwise:
     )
 
     def __init_subclass__(cls, *, caught_by: tuple[str, ...] = ()) -> None:
-        """Store the names of the laws that must detect the mistake of this mutant."""
+        """Store the names of the laws that must detect this mutant's mistake."""
         cls.caught_by = caught_by
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **kwargs: Any) -> Tensor:
@@ -137,7 +137,7 @@ class Stepwise:
         return module
 
     def factor(self, scale: float | None, query: Tensor, score: Score | None) -> float:
-        """Return the factor of the scores: the explicit scale, or else the default scale of the score."""
+        """Return the scale of the scores: the explicit scale if there is one, or the default scale of the score."""
         if scale is not None:
             return scale
         return query.shape[3] ** -0.5 if score is None else score.default_scale(query.shape[3])
@@ -174,7 +174,7 @@ class Stepwise:
         return (F.normalize(q, dim=-1) * F.normalize(k, dim=-1)).sum(-1)
 
     def gaussian(self, score: Any, q: Tensor, k: Tensor) -> Tensor:
-        """Compute the `Gaussian` score: the dot product minus half of both squared lengths."""
+        """Compute the `Gaussian` score: the negative squared distance, divided by twice the squared bandwidth."""
         precision = torch.exp(-2 * score.log_bandwidth.to(q.dtype))
         return ((q * k).sum(-1) - self.half_square(k) - self.half_square(q)) * precision
 
@@ -185,7 +185,7 @@ class Stepwise:
     def positions(
         self, query: Tensor, key: Tensor, q_positions: Tensor | None, kv_positions: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the positions of queries and keys, ``[batch | 1, len]``; by default both end at the same position."""
+        """Return the positions of queries and keys, ``[batch | 1, len]``; the default aligns the last query and key."""
         q_len, kv_len = query.shape[2], key.shape[2]
         if q_positions is None or kv_positions is None:
             early = max(0, q_len - kv_len)  # shift both so that no position is negative
@@ -212,13 +212,13 @@ class Stepwise:
         return table.expand(*sizes, -1).gather(3, places)
 
     def table(self, bias: Bias, distances: Tensor, query: Tensor, factor: float) -> Tensor:
-        """Return the values of a relative bias for some distances, ``[batch | 1, heads | 1, rows | 1, distances]``."""
+        """Return the values of a relative bias at given distances, ``[batch | 1, heads | 1, rows | 1, distances]``."""
         if isinstance(bias, ShawKeys):
             return bias.values(distances, query, self.shaw_factor(factor))
         return bias.values(distances, query, factor)
 
     def shaw_factor(self, factor: float) -> float:
-        """Return the factor of the dot products with the vectors of `ShawKeys`."""
+        """Return the scale applied to the dot products with the `ShawKeys` vectors."""
         return factor
 
     def cap(self, scores: Tensor, softcap: float | None) -> Tensor:

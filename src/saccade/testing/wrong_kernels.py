@@ -1,4 +1,4 @@
-"""Small wrong attention kernels, and a correct one from which they differ."""
+"""Small wrong attention kernels, and the correct kernel from which they are derived."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scale: float | None = None, fill: float = -torch.inf
 ) -> Tensor:
-    """Compute attention as a correct kernel does, by which the wrong ones differ; ``fill`` marks masked pairs."""
+    """Compute attention correctly, as a basis for wrong kernels. Masked pairs get the score ``fill``."""
     wide = torch.promote_types(query.dtype, torch.float32)
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1).to(wide) for x in (key, value))
     some = mask.any(-1, keepdim=True)
@@ -25,35 +25,35 @@ def attend(
 
 
 def changed(change: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]) -> Callable[[], Kernel]:
-    """Return a maker of kernels that change a correct result: ``change(out, query, key, value, mask)``."""
+    """Return a factory of kernels that change a correct result by ``change(out, query, key, value, mask)``."""
     return lambda: lambda q, k, v, mask: change(attend(q, k, v, mask), q, k, v, mask)
 
 
 def given(change: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]) -> Callable[[], Kernel]:
-    """Return a maker of kernels that are correct for changed inputs."""
+    """Return a factory of kernels that compute correct attention for changed inputs."""
     return lambda: lambda *inputs: attend(*change(*inputs))
 
 
 def gradient_times(out: Tensor, factor: float) -> Tensor:
-    """Return the output with gradients multiplied by a number."""
+    """Return the output with its gradient multiplied by ``factor``."""
     return out.detach() + factor * (out - out.detach())
 
 
 def zero_tail(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-    """Return the inputs with keys of zeros that fill up the last block of 64 and are not masked."""
+    """Return the inputs with the last block of 64 keys filled up with zeros that are not masked."""
     missing = -k.shape[2] % 64
     padded = [F.pad(x, (0, 0, 0, missing)) for x in (k, v)]
     return q, *padded, F.pad(mask, (0, missing), value=True)
 
 
 def complete_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-    """Return the inputs without the last, incomplete block of 128 keys."""
+    """Return the inputs without the incomplete last block of 128 keys."""
     read = k.shape[2] // 128 * 128
     return q, k[:, :, :read], v[:, :, :read], mask[..., :read]
 
 
 def as_contiguous(x: Tensor) -> Tensor:
-    """Return what is read if a view is taken for contiguous memory."""
+    """Return what a kernel reads if it assumes that a view is contiguous."""
     size = x.numel()
     flat = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
     start = x.storage_offset()
@@ -61,7 +61,7 @@ def as_contiguous(x: Tensor) -> Tensor:
 
 
 def interleaved(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-    """Return the inputs with fewer than 8 key heads assigned to query heads in turn, instead of in groups."""
+    """Return the inputs with query heads assigned to key heads in turn, not in groups, for 2 to 7 key heads."""
     if not 1 < k.shape[1] < 8:
         return q, k, v, mask
     times = q.shape[1] // k.shape[1]
@@ -69,7 +69,7 @@ def interleaved(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, 
 
 
 def first_of_group(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention in which shared keys and values get the gradient of one head of their group."""
+    """Compute attention in which shared keys and values get the gradient of only one head of their group."""
     times = q.shape[1] // k.shape[1]
 
     def repeated(x: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def last_block_gradient(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor
 
 
 def split_sum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention whose two parts of the keys are averaged, instead of weighted by their lse."""
+    """Compute attention in which the results of two parts of the keys are averaged, not weighted by their lse."""
     if k.shape[2] <= 1024:
         return attend(q, k, v, mask)
     parts = [attend(q, k[:, :, s], v[:, :, s], mask[..., s]) for s in (slice(0, 1024), slice(1024, None))]
@@ -97,7 +97,7 @@ def split_sum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def low_maximum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention whose running maximum begins at -5e4."""
+    """Compute attention with a running maximum that begins at -5e4."""
     keys = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores = (q.float() @ keys.float().mT * q.shape[3] ** -0.5).masked_fill(~mask, -torch.inf)
     return attend(q, k, v, mask).masked_fill(scores.amax(-1, keepdim=True) < -5e4, 0.0)
@@ -111,7 +111,7 @@ def no_maximum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def cached() -> Kernel:
-    """Return a kernel that keeps a result for the addresses of its inputs."""
+    """Return a kernel that caches results by the addresses of its inputs."""
     results: dict[tuple[object, ...], Tensor] = {}
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def cached() -> Kernel:
 
 
 def last_result() -> Kernel:
-    """Return a kernel that keeps a result for the shapes of its inputs."""
+    """Return a kernel that caches results by the shapes of its inputs."""
     results: dict[tuple[object, ...], Tensor] = {}
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -148,13 +148,13 @@ def workspace() -> Kernel:
 
 
 def stale_mask() -> Kernel:
-    """Return a kernel that uses the first mask of each shape."""
+    """Return a kernel that reuses the first mask of each shape."""
     masks: dict[tuple[int, ...], Tensor] = {}
     return lambda q, k, v, mask: attend(q, k, v, masks.setdefault(tuple(mask.shape), mask.clone()))
 
 
 def every_second_call() -> Kernel:
-    """Return a kernel whose every second result is a little too small."""
+    """Return a kernel whose every second result is slightly too small."""
     calls = itertools.count()
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ def mean(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 def where(
     condition: Callable[[Tensor, Tensor, Tensor, Tensor], bool], make: Callable[[], Kernel]
 ) -> Callable[[], Kernel]:
-    """Return a maker of kernels that are wrong only for some inputs."""
+    """Return a factory of kernels that are wrong only for inputs that satisfy ``condition``."""
 
     def of() -> Kernel:
         wrong = make()
@@ -190,5 +190,5 @@ def where(
 
 
 def is_large(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> bool:
-    """Return whether there are more keys than in the small cases."""
+    """Return whether there are more keys than in any of the small cases."""
     return k.shape[2] > 12

@@ -1,4 +1,4 @@
-"""Decoding of tokens, as spelled in vocabularies, into readable text."""
+"""Decode tokens, as spelled in vocabularies, to readable text."""
 
 import codecs
 import re
@@ -7,7 +7,7 @@ from functools import cache
 
 _SPECIAL = re.compile(r"\[[A-Z]+\d*\]|<[|｜].*[|｜]>|</?s>|<(pad|unk|bos|eos|mask|sep|cls|start_of_turn|end_of_turn)>")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-_LONGEST = 12  # largest number of tokens in one character
+_LONGEST = 12  # maximum number of tokens that form one character
 
 
 def is_special(token: str) -> bool:
@@ -16,7 +16,7 @@ def is_special(token: str) -> bool:
 
 
 def spelled(tokens: Sequence[str]) -> tuple[str, ...]:
-    """Decode tokens to readable text, with real spaces, and with bytes decoded to characters.
+    """Decode tokens to readable text, with real spaces and with bytes decoded to characters.
 
     Three spellings are recognised: GPT-2's, with a letter for each byte and Ġ for the space; SentencePiece's, with ▁
     for the space and ``<0xE4>`` for a byte; and BERT's, where ## continues a word. Tokens in other spellings stay
@@ -111,10 +111,10 @@ def _texts(tokens: Sequence[str], pieces: Sequence[bytes | None]) -> Iterator[st
 
 
 def _character(pieces: Sequence[bytes | None]) -> tuple[int, str]:
-    """Decode the first tokens of a list that together form complete characters.
+    """Decode the shortest run of leading tokens that forms complete characters.
 
-    Return two values: the number of tokens, and the characters. If no number of tokens forms complete characters,
-    return 1 and the first token with escaped bytes.
+    Return two values: the number of tokens, and the characters. If there is no such run, return 1 and the first token
+    with its bytes escaped.
     """
     data = b""
     for count, piece in enumerate(pieces, 1):

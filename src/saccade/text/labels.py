@@ -43,7 +43,7 @@ def shorten(text: str, width: int) -> str:
     """Cut a label to at most ``width`` columns; an ellipsis marks the cut.
 
     Args:
-        text: a label of one line.
+        text: a label on one line.
         width: number of columns, at least 1.
 
     Raises:

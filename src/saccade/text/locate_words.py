@@ -1,4 +1,4 @@
-"""Places of words: the tokens of a text that a word was split into."""
+"""Locate a word in a text: find the tokens that it was split into."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from saccade.text.words import has_no_spaces
 def locate(word: str, tokens: Sequence[str]) -> range:
     """Return the range of tokens that a word of a text was split into.
 
-    The word is compared with the text between two other words, without spaces around it. If it occurs nowhere as it is
-    spelled, upper and lower case are ignored. It may consist of several words, such as a name.
+    Only whole words match, and spaces around ``word`` are ignored. If the exact spelling does not occur, case is
+    ignored. The argument may consist of several words, such as a full name.
 
     Args:
         word: a word that occurs once in the text.
@@ -51,7 +51,7 @@ def locate(word: str, tokens: Sequence[str]) -> range:
 
 
 def _occurrences(word: str, pieces: Sequence[str]) -> list[range]:
-    """Return the tokens of each occurrence of a word between other words in a text."""
+    """Return the range of tokens of each occurrence of a word in a text; parts of longer words do not count."""
     word = word.strip()
     text, ends = "".join(pieces), [*accumulate(map(len, pieces))]
     found = []
@@ -66,5 +66,5 @@ def _occurrences(word: str, pieces: Sequence[str]) -> list[range]:
 
 
 def _is_inside(left: str, right: str) -> bool:
-    """Return whether two adjacent characters belong to one word; every character of Han and kana may be a word."""
+    """Return whether two adjacent characters belong to one word; each Han or kana character is a separate word."""
     return left.isalnum() and right.isalnum() and not (has_no_spaces(left) or has_no_spaces(right))

@@ -1,4 +1,4 @@
-"""Words of a text, joined from the tokens of a tokenizer, and attention weights merged into words."""
+"""Join tokens into the words of a text, and merge attention weights from tokens into words."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -117,7 +117,7 @@ def _continues(before: _Piece, number: int, span: tuple[int, int], text: str) ->
         return False
     if span[0] < before.span[1] or text[slice(*before.span)] == " ":
         return True
-    border = text[max(before.span[1] - 1, 0) : span[0] + 1]  # the last character before, the first after, all between
+    border = text[max(before.span[1] - 1, 0) : span[0] + 1]  # from the last character before the token to its first
     return not (has_no_spaces(border[-1:]) or any(map(str.isspace, border)))
 
 

@@ -1,4 +1,4 @@
-"""Claims about attention with verdicts, and measurements that can contradict them."""
+"""Claims about attention with verdicts, and measurements that can contradict the verdicts."""
 
 from saccade.theory.claim import Claim, Verdict
 from saccade.theory.claims import CLAIMS, find

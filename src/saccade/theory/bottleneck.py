@@ -1,4 +1,4 @@
-"""Claim about the output layer of a language model: the rank of its logarithms of probabilities."""
+"""Claim about the output layer of a language model: the rank of its log-probabilities."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def output_layer(hidden: Tensor, embedding: Tensor) -> Tensor:
 
 
 def mixture_of_two(hidden: Tensor, embedding: Tensor) -> Tensor:
-    """Return equal mixtures of two output layers, the second of which reads the hidden vectors reversed."""
+    """Return equal mixtures of two output layers; the second reads the entries of hidden vectors in reverse order."""
     return (output_layer(hidden, embedding) + output_layer(hidden.flip(1), embedding)) / 2
 
 
 def factors(wanted: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Return hidden and token vectors of a width whose products are nearest to the centred logs of distributions."""
+    """Return hidden and token vectors of the given width whose products best approximate the centred logs."""
     left, values, right = torch.linalg.svd(centred_logs(wanted), full_matrices=False)
     return left[:, :width] * values[:width], right[:width].T
 

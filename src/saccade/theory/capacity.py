@@ -20,7 +20,7 @@ Recall = Callable[[Tensor, Tensor], Tensor]
 
 
 def recalled_by_best_state(key: Tensor, value: Tensor) -> Tensor:
-    """Recall values from the best state matrix with d_k x d_v numbers, which least squares finds."""
+    """Recall values from the best state matrix with d_k x d_v numbers, found by least squares."""
     return key @ torch.linalg.lstsq(key, value, driver="gelsd").solution
 
 

@@ -55,7 +55,7 @@ class Draw:
         return torch.randperm(n, generator=self._generator)
 
     def integer(self) -> int:
-        """Draw an integer below 2³¹, as seed for a function with random results."""
+        """Draw an integer below 2³¹, as the seed of a function with random results."""
         self.used = True
         return int(torch.randint(0, 1 << 31, (), generator=self._generator))
 
@@ -105,7 +105,7 @@ class Claim:
         return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
 
     def check(self, seed: int = 0, **kwargs: Any) -> tuple[Measurement, ...]:
-        """Check by measurements whether the claim's verdict is right.
+        """Take measurements to check whether the claim's verdict is right.
 
         Args:
             seed: the seed of the random numbers.
@@ -148,7 +148,7 @@ def _one_thread() -> Iterator[None]:
 def claim(
     topic: str | None = None, *, latex: str, source: str, verdict: Verdict, conditions: str = ""
 ) -> Callable[[Check], Claim]:
-    """Turn a function into a `Claim` with the function's name, its docstring as statement and its module as topic."""
+    """Turn a function into a `Claim`; its docstring becomes the statement, and its module becomes the topic."""
 
     def make(trial: Check) -> Claim:
         name = trial.__name__.replace("_", "-")

@@ -1,4 +1,4 @@
-"""The list of all claims by topic, and their formatting as Markdown for the documentation."""
+"""List all claims by topic, and format claims as Markdown for the documentation."""
 
 from __future__ import annotations
 

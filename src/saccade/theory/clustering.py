@@ -21,7 +21,7 @@ def flow(tokens: Tensor, layers: int, sharpness: float, sign: float = 1.0, step:
         layers: number of layers.
         sharpness: the factor for the scores, β.
         sign: the factor for the values, 1 or -1.
-        step: the factor for what a layer adds.
+        step: the factor for the output of each layer, which is added to the tokens.
     """
     x = tokens[None, None]
     for _ in range(layers):
@@ -30,7 +30,7 @@ def flow(tokens: Tensor, layers: int, sharpness: float, sign: float = 1.0, step:
 
 
 def clusters(tokens: Tensor, least: float = 0.99) -> Tensor:
-    """Return which unit tokens are in one cluster, bool ``[n, n]``: joined by a chain of products above ``least``."""
+    """Return which unit tokens share a cluster, bool ``[n, n]``: a chain of products above ``least`` joins them."""
     joined = (tokens @ tokens.T > least).double()
     for _ in range(len(tokens).bit_length()):  # each squaring doubles the length of the chains
         joined = (joined @ joined > 0).double()
@@ -54,7 +54,7 @@ def tokens_cluster(
     clusters: Callable[[Tensor], Tensor] = clusters,
     sign: float = -1.0,
 ) -> Measurements:
-    """Under repeated attention tokens gather in few clusters, in spite of skip connections."""
+    """Under repeated attention, tokens gather in a few clusters, despite skip connections."""
     n = 32
 
     def count(tokens: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""Claims about the complexity of attention, Linformer and Performer, in counted operations and bytes."""
+"""Claims about the cost of attention, Linformer and Performer, measured in operations and bytes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def transformer_layer(x: Tensor, widening: int = 4) -> Tensor:
 def operations_are_quadratic(
     draw: Draw, *, attend: Attend = dense, layer: Callable[[Tensor, int], Tensor] = transformer_layer
 ) -> Measurements:
-    """Exact attention takes O(n² d) operations: twice the length costs four times as many."""
+    """Exact attention takes O(n² d) operations: doubling the length quadruples them."""
     count = _cost_by_length(attend)
     yield equal("operations, n = 1,024, d = 64, against 2 n² (d + d)", count(1024), 4 * 1024**2 * 64)
     yield equal("growth for twice the length", growth(count, 1024), 4.0)
@@ -221,7 +221,7 @@ def a_hundred_thousand_tokens_are_infeasible(
     largest: Callable[[Callable[[], object]], int] = largest_tensor,
     scores: Callable[[Tensor, Tensor], Tensor] = lambda query, key: query @ key.T,
 ) -> Measurements:
-    """Attention over 100,000 tokens is infeasible, since its weights cannot be held."""
+    """Attention over 100,000 tokens is infeasible, because its weights do not fit into memory."""
     n = 100_000
     q, k, v = (draw.normal(1, 1, n, 4).float() for _ in range(3))
     outputs: list[Tensor] = []
@@ -269,7 +269,7 @@ def _tokens(length: int, width: int) -> Tensor:
 
 
 def operations_of_linformer(length: int, rank: int, width: int) -> int:
-    """Count the operations of one Linformer head with ``rank`` slots. It runs densely, so that all are counted."""
+    """Count the operations of one Linformer head with ``rank`` slots, run densely so that none is missed."""
     x = _tokens(length, width)
     mechanism = Linformer(length, rank)
 

@@ -66,7 +66,7 @@ def each_step_costs_n_squared(
     softmax: Callable[[Tensor], Tensor] = normalised,
     sums: Callable[[Tensor, Tensor], Tensor] = sums_of_values,
 ) -> Measurements:
-    """The scores QKᵀ take O(n² d_k) operations, softmax O(n²), the weighted sums AV O(n² d_v)."""
+    """The scores QKᵀ take O(n² d_k) operations, softmax O(n²), and the weighted sums AV O(n² d_v)."""
 
     def shapes(n: int, width: int) -> tuple[Tensor, Tensor]:
         return torch.empty(n, width, device="meta"), torch.empty(n, n, device="meta")
@@ -132,7 +132,7 @@ def stored(memory: SlowMemory, fast: int) -> None:
 
 
 def tiled(memory: SlowMemory, fast: int) -> None:
-    """Compute attention in tiles that fit in a fast memory for ``fast`` numbers, and rescale sums when scores grow.
+    """Compute attention in tiles that fit into a fast memory of ``fast`` numbers, and rescale sums when scores grow.
 
     Queries, keys, values, scores and sums each take at most a fifth of the fast memory.
     """
@@ -170,7 +170,7 @@ def tiling_moves_fewer_numbers(
     tiles: Callable[[SlowMemory, int], None] = tiled,
     stores: Callable[[SlowMemory, int], None] = stored,
 ) -> Measurements:
-    """Tiled attention is exact, and moves fewer numbers between slow and fast memory than stored weights do."""
+    """Tiled attention is exact and moves fewer numbers between slow and fast memory than storing the weights does."""
     n, width = 1024, 64
     x = {name: draw.normal(n, width) for name in ("query", "key", "value")}
 

@@ -19,7 +19,7 @@ _PROMPT, _LENGTH = 6, 16
 
 
 def decoder(num_kv_heads: int = 4) -> Decoder:
-    """Build a small decoder with random weights, to measure decoding: two layers with four heads of width 8."""
+    """Build a small decoder with random weights for measurements: two layers with four heads of width 8."""
     return Decoder(
         DecoderConfig(
             vocab_size=_LENGTH,
@@ -56,7 +56,7 @@ def prefill_and_decode_are_the_full_run(
     make: Callable[[int], Decoder] = decoder,
     mask: Mask | None = None,
 ) -> Measurements:
-    """Prefill, then decoding token by token with a KV cache, gives the result of the full run."""
+    """Prefill followed by decoding token by token with a KV cache gives the same result as the full run."""
     tokens = draw.permutation(_LENGTH)[None]
     cache_bytes = {}
     with torch.no_grad():
@@ -86,7 +86,7 @@ def prefill_and_decode_are_the_full_run(
 def a_cache_spares_what_was_computed(
     draw: Draw, *, attend: Callable[[Tensor, Tensor, Tensor], Tensor] = dense
 ) -> Measurements:
-    """With a KV cache a token costs O(n d); without one, all earlier tokens are computed again."""
+    """With a KV cache, a token costs O(n d); without one, all earlier tokens are computed again."""
     width, n = 16, 32
 
     def cost(queries: int, keys: int) -> int:

@@ -1,4 +1,4 @@
-"""Five tutorial documents about attention: their statements, each with the claim and measurement that test it."""
+"""Five tutorial documents about attention: their statements, each with the claim and the measurement that test it."""
 
 from __future__ import annotations
 

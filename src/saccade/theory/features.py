@@ -39,7 +39,7 @@ def variance_of_trigonometric(x: Tensor, y: Tensor) -> Tensor:
 
 
 def orthogonal_directions(draw: Draw, count: int, width: int) -> Tensor:
-    """Return random orthogonal directions with the lengths of normal vectors, ``[count, width, width]``."""
+    """Return random orthogonal directions whose lengths are those of normal vectors, ``[count, width, width]``."""
     rotation, triangle = torch.linalg.qr(draw.normal(count, width, width))
     rotation = rotation * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None]
     return rotation.mT * draw.normal(count, width, width).norm(dim=-1, keepdim=True)
@@ -139,7 +139,7 @@ def features_need_no_division(
     right: Callable[[Tensor, Tensor, Tensor], Tensor] = divided,
     printed: Callable[[Tensor, Tensor, Tensor], Tensor] = lambda query, key, value: query @ (key.T @ value),
 ) -> Measurements:
-    """Attention is about φ(Q) (φ(K)ᵀ V), for features φ of the softmax kernel."""
+    """Attention is approximately φ(Q) (φ(K)ᵀ V), for features φ of the softmax kernel."""
     n, distinct = 12, 5
     # Five distinct keys with one feature each give exactly exp(q·k).
     points, at = draw.normal(distinct, 4), torch.arange(n) % distinct
@@ -189,7 +189,7 @@ def performer_attention_is_unbiased(draw: Draw, *, samples: Callable[..., Tensor
 def how_many_features(
     draw: Draw, *, variance: Callable[[Tensor, Tensor], Tensor] = variance_of_positive
 ) -> Measurements:
-    """The error of positive features grows with the norm of query plus key, exponentially."""
+    """The error of positive features grows exponentially with the norm of query plus key."""
     width = 8
     x, y = _random_vector(draw, width, 0.5), _random_vector(draw, width, 0.5)
     errors = kernel_samples(x, y, draw.normal(400_000, width)) - (x @ y).exp()
@@ -209,7 +209,7 @@ def positive_features_are_always_better(
     positive: Callable[[Tensor, Tensor], Tensor] = variance_of_positive,
     trigonometric: Callable[[Tensor, Tensor], Tensor] = variance_of_trigonometric,
 ) -> Measurements:
-    """Positive features have less variance than trigonometric ones."""
+    """Positive features have a lower variance than trigonometric ones."""
     width = 8
     x = _random_vector(draw, width, 0.7)
     directions = draw.normal(100_000, width)
@@ -238,7 +238,7 @@ def attention_is_low_rank_by_projection(
     *,
     project: Callable[[Tensor, Tensor], Tensor] = lambda matrix, directions: matrix @ directions.T @ directions,
 ) -> Measurements:
-    """A random projection to Θ(log n) dimensions keeps attention up to a small relative error."""
+    """A random projection to Θ(log n) dimensions preserves attention up to a small relative error."""
     n, error_allowed = 512, 0.5
     rank = math.ceil(5 * math.log(n) / (error_allowed**2 - error_allowed**3))  # the theorem requires 250
     weights = (draw.normal(n, 16) @ draw.normal(n, 16).T / 4).softmax(-1)
@@ -278,7 +278,7 @@ def printed_projections(directions: Tensor, delta: float) -> tuple[Tensor, Tenso
 def linformer_is_exact_by_construction(
     draw: Draw, *, projections: Callable[[Tensor, float], tuple[Tensor, Tensor]] = printed_projections
 ) -> Measurements:
-    """Projections of keys and values to Θ(d log d) slots, drawn at random, keep the output up to a small error."""
+    """Random projections of keys and values to Θ(d log d) slots preserve the output up to a small error."""
     n, width = 128, 16
     query, key, value = (draw.normal(n, width) for _ in range(3))
     scores = query @ key.T / width**0.5

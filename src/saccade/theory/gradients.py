@@ -67,7 +67,7 @@ def attention_gradients(
     attention: Callable[..., Tensor] = attention,
     hard: Callable[[Tensor, Tensor, Tensor], Tensor] = all_to_the_largest,
 ) -> Measurements:
-    """Attention is differentiable, and its gradients by query, key and value are a few matrix products."""
+    """Attention is differentiable, and its gradients with respect to query, key and value are a few matrix products."""
     q, k, v, upstream = draw.normal(7, 4), draw.normal(9, 4), draw.normal(9, 3), draw.normal(7, 3)
     inputs = [x[None, None].clone().requires_grad_() for x in (q, k, v)]
     output = attention(*inputs, Causal())
@@ -86,7 +86,7 @@ def attention_gradients(
 
 @claim(latex=r"\sum_j (dS)_{ij}=0", source="the rows of softmax's Jacobian sum to 0", verdict="holds")
 def score_gradients_sum_to_zero(draw: Draw, *, backward: Callable[..., Gradients] = backward) -> Measurements:
-    """The gradients of the scores of one query sum to 0: raising all of its scores alike changes nothing."""
+    """The gradients with respect to one query's scores sum to 0: raising all of its scores equally changes nothing."""
     q, k, v, upstream = draw.normal(7, 4), draw.normal(9, 4), draw.normal(9, 3), draw.normal(7, 3)
     weights = _weights(q, k, torch.ones(7, 9, dtype=torch.bool))
     gradients = backward(weights, q, k, v, upstream).scores
@@ -108,7 +108,7 @@ def value_jacobian_is_transposed_weights(
     product: Callable[[Tensor, Tensor], Tensor] = lambda weights, upstream: weights.T @ upstream,
     kron: Callable[[Tensor, Tensor], Tensor] = torch.kron,
 ) -> Measurements:
-    """The derivative of the output by the values is the transposed matrix of weights."""
+    """The derivative of the output with respect to the values is the transposed matrix of weights."""
     weights, value, upstream = draw.normal(4, 6).softmax(-1), draw.normal(6, 3), draw.normal(4, 3)
     (seen,) = torch.autograd.grad(weights @ value.requires_grad_(), value, upstream)
     yield same("gradient of the value", product(weights, upstream), seen)

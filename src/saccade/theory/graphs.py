@@ -15,7 +15,7 @@ from saccade.theory.measurement import Measurements, at_least, at_most, equal
 
 
 def contains_star(allowed: Tensor) -> bool:
-    """Return whether a mask contains a star graph: self-loops, and a token linked with all in both directions."""
+    """Return whether a mask contains a star graph: self-loops, and a token linked to all tokens in both directions."""
     centres = allowed.all(0) & allowed.all(1)
     return bool(centres.any() and allowed.diagonal().all())
 
@@ -60,7 +60,7 @@ def bigbird_has_what_the_theorem_needs(
     pattern: Callable[[int], Mask] = _bigbird,
     windows_and_globals: Callable[[], Mask] = _longformer,
 ) -> Measurements:
-    """BigBird's pattern keeps the universality of full attention with linearly many pairs."""
+    """BigBird's pattern preserves the universality of full attention with linearly many pairs."""
     mask = pattern(draw.integer())
     allowed = mask.to_dense(128)[0, 0]
     yield equal("contains a star", contains_star(allowed), True)
@@ -83,11 +83,12 @@ def bigbird_has_what_the_theorem_needs(
 
 
 def built_of_windows(tokens: Tensor, wanted: Tensor, layers: int, mask: Mask = _WINDOW) -> Tensor:
-    """Run layers with a window, built by hand to map each sequence to arbitrary targets ``[sequences, n, width]``.
+    """Run hand-built layers with a window that map each sequence to arbitrary targets, ``[sequences, n, width]``.
 
-    A token has a slot for the letter at each position, and fills its own. In each layer three heads attend to the
-    tokens at the positions before, at and after it, and the largest entry of the three stays, which a feed-forward
-    layer computes: max(a, b) = a + relu(b - a). The last layer has a hidden unit for each sequence and position.
+    Each token has one slot per position for the letter there, and initially fills only the slot of its own position. In
+    each layer, three heads attend to the previous token, the token itself and the next token. A feed-forward layer then
+    takes the largest of the three for each entry: max(a, b) = a + relu(b - a). The last layer has a hidden unit for
+    each sequence and position.
     """
     count, n = tokens.shape
     places = torch.eye(n, dtype=torch.float64)

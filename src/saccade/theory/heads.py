@@ -20,8 +20,8 @@ from saccade.theory.rank import weights_of
 def least_error_of_one_head(share: tuple[float, float] = (-1.0, 1.0)) -> float:
     """Return the smallest error that one head can have on the worse of two inputs, as a multiple of a token's length.
 
-    The head multiplies values by w. For three equal tokens c the target is 0, and the output is w c for any weights.
-    For tokens c, 0, -c the target is 2c, and weights a and b give w (a - b) c. ``share`` is the range of a - b, which
+    The head multiplies values by w. For three equal tokens c, the target is 0, and the output is w c for any weights.
+    For tokens c, 0, -c, the target is 2c, and weights a and b give w (a - b) c. ``share`` is the range of a - b, which
     is limited because weights are not negative and sum to at most 1.
     """
     map_of_values = torch.linspace(-4, 4, 1601, dtype=torch.float64)[:, None]
@@ -30,7 +30,7 @@ def least_error_of_one_head(share: tuple[float, float] = (-1.0, 1.0)) -> float:
 
 
 def best_of_one_head(first: float, second: float) -> float:
-    """Return the share of the variance of x₁ - x₂ that one head cannot explain, even by its best W(a x₁ + b x₂)."""
+    """Return the share of the variance of x₁ - x₂ that one head, even with the best W(a x₁ + b x₂), cannot explain."""
     return 1 - (first - second) ** 2 / (2 * (first**2 + second**2))
 
 

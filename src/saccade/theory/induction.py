@@ -1,4 +1,4 @@
-"""Claims about functions of whole sequences: induction takes two layers, and one token has little say."""
+"""Claims about functions of whole sequences: induction takes two layers, and one token has little influence."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ def repeated(draw: Draw, half: int) -> Tensor:
 
 
 def next_by_induction(tokens: Tensor, layers: int = 2, attend: Callable[..., Tensor] = attention) -> Tensor:
-    """Predict the token after each token by layers built by hand, int64 ``[n]``.
+    """Predict the token after each token with layers built by hand, int64 ``[n]``.
 
-    The first layer attends to the token before and stores it. The last attends to the token whose stored token equals
-    the own one, and copies it: what came after the last occurrence. With one layer nothing is stored.
+    The first layer attends to the previous token and stores it. The last layer attends to the token whose stored token
+    equals the current one, and copies it. This is the token that followed an earlier occurrence. With one layer,
+    nothing is stored.
     """
     n = len(tokens)
     letters = torch.nn.functional.one_hot(tokens).double()
@@ -38,7 +39,7 @@ def next_by_induction(tokens: Tensor, layers: int = 2, attend: Callable[..., Ten
 
 
 def following(length: int = 8) -> Task:
-    """Return the training task to name the token that followed the last one when it occurred before, out of eight."""
+    """Return the training task to predict the token (out of eight) that followed an earlier copy of the last token."""
 
     def draw(examples: int, generator: Generator) -> tuple[Tensor, Tensor]:
         tokens = torch.rand(examples, length, generator=generator).argsort(1)
@@ -95,7 +96,7 @@ def _last_output(tokens: Tensor, maps: list[Tensor]) -> Tensor:
 def one_token_has_little_say(
     draw: Draw, *, output: Callable[[Tensor, list[Tensor]], Tensor] = _last_output
 ) -> Measurements:
-    """One token has little say: it changes the output of softmax attention by O(1/n)."""
+    """One token has little influence: it changes the output of softmax attention by O(1/n)."""
     width, samples = 8, 40
     maps = [draw.normal(width, width) / width**0.5 for _ in range(3)]
     changes, bounds = {}, []
@@ -106,7 +107,7 @@ def one_token_has_little_say(
             other = tokens.clone()
             other[0] = torch.nn.functional.normalize(draw.normal(width), dim=-1)
             seen.append(float((output(tokens, maps) - output(other, maps)).norm()))
-            # |s| ≤ c for all scores, so no weight exceeds e^(2c)/n; a weight changes the others by as much at most.
+            # |s| ≤ c for all scores, so no weight exceeds e^(2c)/n; one weight changes the others by at most as much.
             largest = float(torch.linalg.matrix_norm(maps[0] @ maps[1].T, 2)) / width**0.5
             bounds.append(
                 seen[-1] * n / (4 * float(torch.linalg.matrix_norm(maps[2], 2)) * torch.tensor(2 * largest).exp())

@@ -119,8 +119,8 @@ def sparse_weights_bound_information(
 def position_information(
     draw: Draw, *, divergence: Callable[[Tensor], float] = divergence_from_mean_row
 ) -> Measurements:
-    """Entropies and column sums give exactly the information that a query's position has about the position it
-    attends to.
+    """Entropies and column sums give exactly the information that a query's position carries about the attended
+    position.
     """
     n = 24
     for name, one in patterns(n).items():
@@ -185,7 +185,7 @@ def weights_explain_the_output(
     removed: Callable[..., Tensor] = without_token,
     found: Callable[[Tensor, Tensor], Tensor] = weights_from_output,
 ) -> Measurements:
-    """The weights explain the output: no others would give it."""
+    """The weights explain the output: no other weights would produce it."""
     n, width = 40, 8
     query, key, value = draw.normal(12, 4), draw.normal(n, 4), draw.normal(n, width)
     weights = weights_of(query, key)

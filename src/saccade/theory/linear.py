@@ -18,21 +18,21 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def without_softmax(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return linear attention without features and division: (QKᵀ)V."""
+    """Return linear attention without features or division: (QKᵀ)V."""
     return (query @ key.T) @ value
 
 
 def with_softmax(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return softmax attention with scale 1, for tensors without batch and heads."""
+    """Return softmax attention with scale 1, for tensors without batch and head dimensions."""
     return attention(query[None, None], key[None, None], value[None, None], scale=1.0)[0, 0]
 
 
 def predictions_of_layers(x: Tensor, y: Tensor, asked: Tensor, layers: int, rate: float, attend: Attend) -> Tensor:
-    """Return what layers of self-attention predict for inputs, from examples in their context, ``[m, v]``.
+    """Return the predictions of self-attention layers for inputs, from examples in the context, ``[m, v]``.
 
-    Each token is an input and a number slot: the answer for an example, 0 for a question. Queries and keys read the
-    input, values the slot times ``-rate / n``, and the output is added to the slot. Only examples are keys. After the
-    layers, the slot of a question holds minus its prediction.
+    Each token consists of an input and a slot, which starts with the answer for an example and with 0 for a question.
+    Queries and keys are the inputs, values are the slots times ``-rate / n``, and the output is added to the slots.
+    Only examples are keys. After the layers, the slot of a question contains its negated prediction.
     """
     slots, questions = y, torch.zeros(len(asked), y.shape[1], dtype=y.dtype)
     for _ in range(layers):
@@ -42,7 +42,7 @@ def predictions_of_layers(x: Tensor, y: Tensor, asked: Tensor, layers: int, rate
 
 
 def predictions_of_descent(x: Tensor, y: Tensor, asked: Tensor, steps: int, rate: float) -> Tensor:
-    """Return what a linear map predicts after steps of gradient descent on the mean squared error, starting at 0."""
+    """Return the predictions of a linear map after gradient descent on the mean squared error, starting at 0."""
     weight = torch.zeros(x.shape[1], y.shape[1], dtype=x.dtype, requires_grad=True)
     for _ in range(steps):
         (gradient,) = torch.autograd.grad((x @ weight - y).square().sum() / (2 * len(x)), weight)
@@ -106,8 +106,8 @@ def by_recurrence(read: Tensor, written: Tensor, decay: Tensor, value: Tensor) -
     """Return the outputs of a state-space model, token by token.
 
     Args:
-        read: what each token reads the state with, C, ``[n, states]``.
-        written: what each token writes its value with, B, ``[n, states]``.
+        read: the vectors C with which tokens read the state, ``[n, states]``.
+        written: the vectors B with which tokens write their values, ``[n, states]``.
         decay: the factor for the state at each token, ``[n, states]`` or ``[n, 1]``.
         value: the values, ``[n, v]``.
     """
@@ -119,8 +119,8 @@ def by_recurrence(read: Tensor, written: Tensor, decay: Tensor, value: Tensor) -
 
 
 def masked_products(read: Tensor, written: Tensor, decay: Tensor) -> Tensor:
-    """Return the matrix of `SSD` for the decay of each token ``[n, 1]``, with steps of 1 in what it writes."""
-    step = -decay[:, 0].log()  # with the rate -1; what SSD writes is multiplied by the step, which B divides out
+    """Return the matrix of `SSD` for one decay per token, ``[n, 1]``, with written values not scaled by the step."""
+    step = -decay[:, 0].log()  # for the rate -1; SSD multiplies what it writes by the step, so B is divided by it
     mechanism = SSD(1).to(read)
     matrix = mechanism(read[None, None], (written / step[:, None])[None, None], step=step[None, None], mask=Causal())
     return matrix.to_dense()[0, 0].detach()
@@ -132,7 +132,7 @@ def softmax_weights(query: Tensor, key: Tensor) -> Tensor:
 
 
 def rank_below_the_diagonal(matrix: Tensor) -> int:
-    """Return the rank of the block of a matrix that leads from the first half of tokens to the second."""
+    """Return the rank of the matrix block that maps the first half of the tokens to the second half."""
     half = len(matrix) // 2
     return int(torch.linalg.matrix_rank(matrix[half:, :half], rtol=1e-10))
 
@@ -154,7 +154,7 @@ def state_spaces_are_attention(
     matrix: Callable[[Tensor, Tensor, Tensor], Tensor] = masked_products,
     weights: Callable[[Tensor, Tensor], Tensor] = softmax_weights,
 ) -> Measurements:
-    """State-space models are attention: the recurrence and a masked matrix of products are one map."""
+    """State-space models are attention: the recurrence and a masked matrix of products are the same map."""
     n, states = 32, 4
     read, written, value = draw.normal(n, states), draw.normal(n, states), draw.normal(n, 3)
     decay = 0.8 + 0.15 * draw.uniform(n, 1)

@@ -1,4 +1,4 @@
-"""Claims about masking: large negative numbers, masked tokens, and rows that may attend to nothing."""
+"""Claims about masking: large negative numbers, masked tokens, and queries that may attend to no key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saccade.theory.measurement import Measurements, apart, at_least, equal, sam
 
 
 def filled(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, constant: float = -1e9) -> Tensor:
-    """Compute attention with masking as tutorials do it: replace masked scores by a large negative number."""
+    """Compute attention with masking as in tutorials: replace masked scores with a large negative number."""
     scores = query @ key.mT * query.shape[-1] ** -0.5
     return scores.masked_fill(~allowed, constant).softmax(-1) @ value
 
@@ -138,7 +138,7 @@ def masks_hide_the_future_and_padding(
     attend: Callable[..., Tensor] = attention,
     wrong_axis: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = over_queries,
 ) -> Measurements:
-    """Tokens hidden by a mask, later ones or padding, have no influence."""
+    """Tokens hidden by a mask, whether later tokens or padding, have no influence."""
     n, tokens = 8, 5
     q, k, v = (draw.normal(1, 1, n, 4) for _ in range(3))
 

@@ -102,7 +102,7 @@ def is_refused(widths: tuple[int, int], lengths: tuple[int, int], attend: Callab
 def layer_as_printed(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
     """Run the attention layer that a tutorial prints, whose weights have the shape ``[batch, n, 1]``.
 
-    It multiplies these weights by the values ``[batch, n, width]`` without transposing them, so it runs for n = 1 only.
+    It multiplies these weights by the values ``[batch, n, width]`` without transposing them, so it only runs for n = 1.
     """
     weights = (key @ weight.T).bmm(query.transpose(1, 2)).softmax(1)
     return weights.bmm(value)
@@ -181,7 +181,7 @@ def any_weighted_average(
     average: Callable[[Tensor], Tensor] = lambda logits: logits.softmax(-1),
     of: Callable[[Tensor, Tensor], Tensor] = weights_of,
 ) -> Measurements:
-    """Attention can take any weighted average."""
+    """Attention can compute any weighted average."""
     n = 8
     wanted = average(draw.normal(n, n))
 

@@ -111,7 +111,7 @@ def mean_shift_climbs(
     *,
     step: Callable[[Tensor, Tensor], Tensor] = _mean_shift,
 ) -> Measurements:
-    """Attention to keys as values, repeated, is mean shift: it climbs the density of the keys."""
+    """Repeated attention with the keys as values is mean shift: it climbs the density of the keys."""
     keys, at = draw.normal(40, 2) * 2, draw.normal(20, 2) * 2
     heights = []
     for _ in range(30):
@@ -132,7 +132,7 @@ def mean_shift_climbs(
 def hopfield_energy_falls(
     draw: Draw, *, step: Callable[[Tensor, Tensor, float], Tensor] = _attend_to_patterns
 ) -> Measurements:
-    """Attention to stored patterns, repeated, is a Hopfield network: its energy never rises."""
+    """Repeated attention to stored patterns is a Hopfield network: its energy never rises."""
     patterns, state, beta = draw.normal(20, 16), draw.normal(10, 16), 0.5
     energies = []
     for _ in range(20):

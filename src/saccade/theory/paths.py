@@ -71,10 +71,10 @@ def scanned(x: Tensor) -> Tensor:
 
 
 def rounds_of_lstm(draw: Draw, length: int, forget_bias: float = 0.0) -> int:
-    """Return the number of rounds in which an LSTM is solved by iteration over all positions at once.
+    """Return the number of rounds that it takes to solve an LSTM by iterating over all positions at once.
 
-    Each round computes every state from the last round's state before it, in parallel. The rounds end when no state
-    changes by more than 1e-14, after ``length`` rounds at the latest.
+    Each round computes all states in parallel, each from the state that the last round gave the previous position. The
+    rounds end when no state changes by more than 1e-14, after ``length`` rounds at the latest.
     """
     cell = draw.module(lambda: nn.LSTMCell(_WIDTH, _WIDTH))
     x = draw.normal(length, _WIDTH)
@@ -142,7 +142,7 @@ def distance_does_not_matter(
     layer: Callable[[Draw], Callable[[Tensor], Tensor]] = attending,
     unmasked: Callable[[Draw], Callable[[Tensor], Tensor]] = lambda draw: attending(draw, None),
 ) -> Measurements:
-    """Attention reaches every token in one step, and the far ones as strongly as the near ones."""
+    """Attention reaches every token in one step, and distant tokens as strongly as near ones."""
     strength = influence(layer(draw), draw.normal(256, _LENGTH, _WIDTH))
     near, far = strength[:, 1:17].mean(), strength[:, -16:].mean()
     yield equal("influence of tokens 49 to 64 away, against 1 to 16", float(far / near), 1.0, 0.2, "256 sequences")
@@ -152,7 +152,7 @@ def distance_does_not_matter(
     x = draw.normal(1, 12, _WIDTH)
 
     def influences(build: Callable[[Draw], Callable[[Tensor], Tensor]]) -> Tensor:
-        """Return how strongly each position depends on each other, ``[12, 12]``."""
+        """Return how strongly each position depends on every position, ``[12, 12]``."""
         every = torch.autograd.functional.jacobian(build(draw), x)
         return every.square().sum((0, 2, 3, 5)).sqrt()
 
@@ -169,7 +169,7 @@ def distance_does_not_matter(
     "over 64 steps",
 )
 def recurrent_influence_fades(draw: Draw, *, network: Callable[..., Callable[[Tensor], Tensor]] = lstm) -> Measurements:
-    """In a recurrent network the influence of a token fades with its distance."""
+    """In a recurrent network, the influence of a token fades with its distance."""
     x = draw.normal(64, _LENGTH, _WIDTH)
     strength = influence(network(draw), x).mean(0)
     yield at_most("LSTM: influence 64 steps away, against 1 step", float(strength[64] / strength[1]), 1e-6)
@@ -239,7 +239,7 @@ def recurrences_are_sequential(
     forget_bias: float = 0.0,
     open_bias: float = 6.0,
 ) -> Measurements:
-    """Recurrent networks must go step by step; attention and convolutions do all positions at once."""
+    """Recurrent networks must run step by step; attention and convolutions compute all positions at once."""
     stack = convolutions(draw, 4) if convolve is None else convolve
 
     def path(compute: Callable[[Tensor], Tensor]) -> Callable[[int], int]:

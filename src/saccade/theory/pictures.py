@@ -35,7 +35,7 @@ _PURPLE, _RED, _GREEN, _GREY, _FILLED = *INKS[:3], GREY, "#efe9f4"
 
 
 def scaling() -> Figure:
-    """Draw the figure on scaling: how strongly weights react to scores, with and without the scale, against d_k."""
+    """Draw the figure on scaling: how strongly weights react to scores as d_k grows, with and without the scale."""
     draw, widths = Draw(0, "scaling"), [2**power for power in range(1, 12)]
     medians_and_means = []
     for width in widths:
@@ -122,7 +122,7 @@ def matrices() -> Figure:
 
 
 def inference() -> Figure:
-    """Draw the figure on inference: mean shift by attention, and the information that three patterns let through."""
+    """Draw the figure on inference: mean shift by attention, and the information that three patterns transmit."""
     draw = Draw(1, "inference")
     centres = torch.tensor([[-2.0, -1.0], [2.0, -1.2], [0.2, 2.0]], dtype=torch.float64)
     keys = (centres[:, None] + 0.6 * draw.normal(3, 25, 2)).flatten(0, 1)
@@ -218,7 +218,7 @@ def trained() -> Figure:
 
 
 def cost() -> Figure:
-    """Draw the figure on cost: counted operations against length, and influence against distance."""
+    """Draw the figure on cost: operations as a function of length, and influence as a function of distance."""
     figure, (left, right) = side_by_side(2, 3.0)
     lengths, width = [2**power for power in range(4, 14)], 64
 
@@ -256,7 +256,7 @@ def cost() -> Figure:
 
 
 def features() -> Figure:
-    """Draw the figure on random features: the errors of two kinds of features against the angle of query and key."""
+    """Draw the figure on random features: the errors of two kinds of features by the angle between query and key."""
     figure, (axes,) = side_by_side(1, 4.6)
     angles = torch.linspace(0, math.pi, 91, dtype=torch.float64)
     x = torch.tensor([0.7, 0.0], dtype=torch.float64)
@@ -317,12 +317,12 @@ def side_by_side(count: int, width: float) -> tuple[Figure, tuple[Axes, ...]]:
 
 
 def head(axes: Axes, title: str, size: float = 10) -> None:
-    """Set the title of a panel of a figure, aligned left."""
+    """Set the left-aligned title of a figure's panel."""
     axes.set_title(title, loc="left", size=size, color=INK)
 
 
 def legend(axes: Axes, **place: Any) -> None:
-    """Add a legend to a panel of a figure."""
+    """Add a legend to a figure's panel."""
     axes.legend(frameon=False, fontsize=8, **place)
 
 

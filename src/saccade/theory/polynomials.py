@@ -30,9 +30,9 @@ def by_features(query: Tensor, key: Tensor, value: Tensor, degree: int) -> Tenso
 
 
 def smallest_rank(matrix: Tensor, error: float = 0.1) -> int:
-    """Return the least rank of a matrix whose distance from the given one is at most ``error``, relative to its norm.
+    """Return the smallest rank of a matrix that approximates the given matrix up to a relative error of ``error``.
 
-    Norms are Frobenius. By Eckart and Young no features of lower number come as near.
+    Norms are Frobenius norms. By the Eckart-Young theorem, a smaller number of features cannot achieve this error.
     """
     energy = torch.linalg.svdvals(matrix).square()
     left = energy.sum() - energy.cumsum(0)

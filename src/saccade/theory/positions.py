@@ -1,4 +1,4 @@
-"""Claims about positions: the causal mask as their only source, and rotary scores against distance."""
+"""Claims about positions: what a causal mask alone conveys, and how rotary scores vary with distance."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def a_causal_mask_tells_positions(
     share: Callable[[int, Mask | None], Tensor] = share_of_the_first,
     stack: Callable[[Tensor, list[list[Tensor]], Mask | None], Tensor] = stack,
 ) -> Measurements:
-    """A causal mask alone tells positions: a decoder needs no position encoding (NoPE)."""
+    """A causal mask alone conveys positions: a decoder needs no position encoding (NoPE)."""
     n, width = 512, 8
     places = torch.arange(1, n + 1, dtype=torch.float64)
     seen = share(n, Causal())
@@ -74,7 +74,7 @@ Scores = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def rotary_products(query: Tensor, key: Tensor, distances: Tensor) -> Tensor:
-    """Return the products of rotated queries with rotated keys at distances before, ``[queries, distances]``."""
+    """Return products of rotated queries with rotated keys at given distances before them, ``[queries, distances]``."""
     rotary, last = Rotary(query.shape[-1]), int(distances.max())
     query = rotary(query[None, :, None], torch.tensor([last]))  # [1, queries, 1, d]
     key = rotary(key[None, :, None].expand(-1, -1, len(distances), -1), last - distances)
@@ -82,9 +82,9 @@ def rotary_products(query: Tensor, key: Tensor, distances: Tensor) -> Tensor:
 
 
 def bound_of_su(width: int, n: int) -> Tensor:
-    """Return the factor in the upper bound of rotary products at distances 0 to ``n - 1``, the mean of |S_j|.
+    """Return the factor mean |S_j| in Su et al.'s upper bound on rotary products, for distances 0 to ``n - 1``.
 
-    S_j is the sum of the first j of the numbers exp(i mθ), over the frequencies θ, for distance m.
+    For distance m, S_j is the sum of exp(i m θ) over the first j frequencies θ.
     """
     frequencies = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     turned = torch.polar(torch.ones(n, width // 2, dtype=torch.float64), torch.arange(n)[:, None] * frequencies)
@@ -104,7 +104,7 @@ def bound_of_su(width: int, n: int) -> Tensor:
 def rotary_scores_fall_with_distance(
     draw: Draw, *, scores: Scores = rotary_products, bound: Callable[[int, int], Tensor] = bound_of_su
 ) -> Measurements:
-    """With rotary positions scores fall with distance."""
+    """With rotary positions, scores fall with distance."""
     width, n, far = 64, 512, 200
     factor = bound(width, n)
     yield at_most(

@@ -32,7 +32,7 @@ def centred_logs(weights: Tensor) -> Tensor:
 
 
 def spread_of_rows(x: Tensor) -> float:
-    """Return the distance of tokens from their mean, relative to their norm: 0 if all rows are equal, with rank one."""
+    """Return the distance of tokens from their mean, relative to their norm; it is 0 if all tokens are equal."""
     return float((x - x.mean(-2, keepdim=True)).norm() / x.norm())
 
 
@@ -48,7 +48,7 @@ def attention_has_low_rank(
     weights: Callable[[Tensor, Tensor], Tensor] = weights_of,
     scores: Callable[[Tensor, Tensor], Tensor] = lambda query, key: query @ key.T,
 ) -> Measurements:
-    """The attention matrix has low rank, since QKᵀ has rank d_k at most."""
+    """The attention matrix has low rank, because QKᵀ has rank at most d_k."""
     ends = torch.linspace(-3, 3, 8, dtype=torch.float64)[:, None]
     line = weights(ends, ends)
     yield apart("rank of A, n = 8, d_k = 1", int(torch.linalg.matrix_rank(line)), 1, 6.5)
@@ -59,7 +59,10 @@ def attention_has_low_rank(
 
 
 def directions(weights: Tensor, share: float = 0.9) -> Tensor:
-    """Return an approximate rank: how many singular directions hold a share of the energy (squared singular values)."""
+    """Return an approximate rank: the number of singular directions that contain a given share of the energy.
+
+    The energy is the sum of the squared singular values.
+    """
     energy = torch.linalg.svdvals(weights.double()).square()
     return (energy.cumsum(-1) < share * energy.sum(-1, keepdim=True)).sum(-1) + 1
 
@@ -89,7 +92,7 @@ def attention_is_approximately_low_rank(
     heads: Callable[[], dict[str, list[Tensor]]] = trained_heads,
     weights: Callable[[Tensor, Tensor], Tensor] = weights_of,
 ) -> Measurements:
-    """Attention matrices are approximately of low rank: a few directions hold nearly all of them."""
+    """Attention matrices have approximately low rank: a few directions capture nearly all of each matrix."""
     for name, layers in heads().items():
         shares = [directions(one).double() / one.shape[-1] for one in layers]
         typical, widest = float(torch.cat(shares).median()), float(torch.cat(shares).max())
@@ -175,7 +178,7 @@ def causal_attention_is_invertible(
 def stacks_collapse(
     draw: Draw, *, skip: float = 0.0, residual: float = 1.0, expansion: float = 2.0, pull: float = 1.0
 ) -> Measurements:
-    """Layers of attention on top of one another make all tokens alike."""
+    """Stacked layers of attention make all tokens alike."""
     grown = torch.eye(16, dtype=torch.float64)[None, None]
     for _ in range(200):
         key = 10**0.5 * grown

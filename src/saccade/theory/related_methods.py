@@ -160,7 +160,7 @@ def kalman_update_is_attention(
     attend: Callable[[Tensor, Tensor, Tensor], Tensor] = precision_weighted,
     alone: Callable[[Tensor, Tensor, Tensor], Tensor] = attention,
 ) -> Measurements:
-    """The update of a Kalman filter is attention of the prediction to the observation."""
+    """The update of a Kalman filter is attention from the prediction to the observation."""
     prior, seen = draw.normal(5), draw.normal(5) + 1
     variances = draw.uniform(2, 5) + 0.1
     mean = update(prior, variances[0].diag(), seen, variances[1].diag())

@@ -47,7 +47,7 @@ def law_of_entropy(kv_len: int, sigma: float) -> float:
 
 
 def softmax_naively(scores: Tensor) -> Tensor:
-    """Return exp over its sum along the last axis, without subtracting the largest score: large scores overflow."""
+    """Return softmax over the last axis, computed without subtracting the maximum, so that large scores overflow."""
     powers = scores.exp()
     return powers / powers.sum(-1, keepdim=True)
 
@@ -142,7 +142,7 @@ def variance_is_d_k(
     conditions="the conditions of variance-is-d-k hold; for one fixed query, the variance in its row is |q|²/d_k",
 )
 def root_scale_standardises(draw: Draw, *, scale: Callable[[int], float] = inverse_root) -> Measurements:
-    """Divided by the root of d_k, dot products have variance 1 whatever the width."""
+    """Divided by the square root of d_k, dot products have variance 1, whatever the width."""
     samples = 20_000
     for width in (4, 64, 128):
         q, k = draw.normal(samples, width), draw.normal(samples, width)
@@ -164,7 +164,7 @@ def root_scale_standardises(draw: Draw, *, scale: Callable[[int], float] = inver
 def unscaled_gradients_vanish(
     draw: Draw, *, scale: Callable[[int], float] = inverse_root, unscaled: Callable[[int], float] = lambda d: 1.0
 ) -> Measurements:
-    """Without the scale softmax saturates, and its gradient vanishes."""
+    """Without the scale, softmax saturates, and its gradient vanishes."""
     rows, keys = 2000, 16
     medians, means = {}, {}
     for width in (8, 64, 1024):
@@ -196,7 +196,7 @@ def unscaled_gradients_vanish(
 def unscaled_gradients_vanish_or_explode(
     draw: Draw, *, scale: Callable[[int], float] = inverse_root, unscaled: Callable[[int], float] = lambda d: 1.0
 ) -> Measurements:
-    """Without the scale gradients vanish or explode."""
+    """Without the scale, gradients vanish or explode."""
     rows, keys = 1000, 16
     left, steady = {}, {}
     for width in (64, 1024):
@@ -212,7 +212,7 @@ def unscaled_gradients_vanish_or_explode(
         "the same: mean norm, as a multiple of the scaled one", float(left[1024].mean() / steady[1024].mean()), 2
     )
     squares = {width: [norms.square()] for width, norms in left.items()}
-    for _ in range(3):  # few norms are large, so the mean square takes more queries, which need not be held at once
+    for _ in range(3):  # few norms are large, so the mean square needs more queries, drawn in parts to save memory
         for width, seen in squares.items():
             inputs = draw.normal(rows, width), draw.normal(rows, keys, width), draw.normal(rows, keys)
             seen.append(gradients_by_query(*inputs, unscaled(width)).square())
@@ -266,7 +266,7 @@ def entropy_of_normal_scores(
     law: Callable[[int, float], float] = law_of_entropy,
     softmax: Callable[[Tensor], Tensor] = lambda scores: scores.softmax(-1),
 ) -> Measurements:
-    """Normal scores of standard deviation σ over n keys leave ln n - σ²/2 nats of entropy."""
+    """Normal scores with standard deviation σ over n keys leave ln n - σ²/2 nats of entropy."""
     keys, rows = 4096, 64
     normal = draw.normal(rows, keys)
     entropy = {sigma: torch.special.entr(softmax(sigma * normal)).sum(-1) for sigma in (0.25, 0.5, 1.0, 4.0, 8.0)}

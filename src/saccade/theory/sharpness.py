@@ -1,4 +1,4 @@
-"""Claim that softmax can put most of the weight on one key of many, and a retrieval layer trained on few keys."""
+"""Claim that softmax can put most of the weight on one of many keys, and a retrieval layer trained on few keys."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def logarithmic(num_keys: int) -> float:
 
 
 def found_weights(lengths: tuple[int, ...], factor: Callable[[int], float], seeds: int = 4) -> list[Tensor]:
-    """Train a layer to find one of 16 random unit keys, and return the weights that it gives the right key.
+    """Train a layer to find one of 16 random unit keys, and return the weights that it gives to the right key.
 
     The score is bilinear, q·Wk, and W is trained by 200 steps of Adam, for several seeds at once.
 
     Args:
         lengths: numbers of keys to test with.
-        factor: the factor for the scores when tested, as a function of the number of keys.
+        factor: the factor for the scores during the test, as a function of the number of keys.
         seeds: number of training runs.
 
     Returns:
-        For each length the weights of the right key, ``[seeds, 256]``.
+        For each length, the weights of the right key, ``[seeds, 256]``.
     """
     width, generator = 16, Generator().manual_seed(0)
 

@@ -40,7 +40,7 @@ def dot_products_show_similarity(
     score: Callable[[Tensor, Tensor], Tensor] = dot_products,
     printed: Callable[[Tensor, Tensor, Tensor], Tensor] = weights_as_printed,
 ) -> Measurements:
-    """The dot product represents well how similar two vectors are."""
+    """The dot product is a good measure of how similar two vectors are."""
     n, width = 512, 8
     x, y = draw.normal(n, width), draw.normal(n, width)
     unit, other = (torch.nn.functional.normalize(one, dim=-1) for one in (x, y))

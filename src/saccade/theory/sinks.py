@@ -1,4 +1,4 @@
-"""Claim about the reason for attention sinks, and a small layer that is trained to have nothing to read."""
+"""Claim about the reason for attention sinks, and a small layer in which many queries have nothing to read."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Weigh = Callable[[Tensor, Tensor], Tensor]
 
 
 def softmax(scores: Tensor, number: Tensor) -> Tensor:
-    """Return the softmax of scores, which has no use for the trained number."""
+    """Return the softmax of the scores; the trained number is not used."""
     return scores.softmax(-1)
 
 
 def with_sink_logit(scores: Tensor, number: Tensor, start: float = 0.0) -> Tensor:
-    """Return softmax with a sink logit, a further score whose weight goes to no key: the number plus ``start``."""
+    """Return softmax with a sink logit, an extra score whose weight goes to no key; it is the number plus ``start``."""
     logit = (number + start)[:, None, None, None].expand(*scores.shape[:-1], 1)
     return torch.cat([scores, logit], -1).softmax(-1)[..., :-1]
 
 
 def sigmoid(scores: Tensor, number: Tensor) -> Tensor:
-    """Return the sigmoid of scores less ln n: weights that need not sum to 1."""
+    """Return the sigmoid of the scores minus ln n: weights that need not sum to 1."""
     return torch.sigmoid(scores - math.log(scores.shape[-1]))
 
 
@@ -40,7 +40,7 @@ class Sink(NamedTuple):
 
     Attributes:
         weight: mean weight of the first token for queries with nothing to read.
-        value: mean length of its value as the readout sees it, over that of the other tokens.
+        value: mean length of its value after the readout, divided by that of the other tokens.
     """
 
     weight: Tensor
@@ -48,13 +48,15 @@ class Sink(NamedTuple):
 
 
 def trained_to_idle(weigh: Weigh, always: bool, seeds: int = 4) -> Sink:
-    """Train a causal layer to tell the letter before each A and nothing at other letters, by squared errors.
+    """Train a causal layer on squared errors to output the letter before each A, and zeros at other letters.
 
-    Sequences are a first token and 11 random letters of six. Adam takes 300 steps, for several seeds at once.
+    A sequence consists of a start token and 11 random letters out of six. Adam takes 300 steps, for several seeds at
+    once.
 
     Args:
         weigh: the function from scores to weights.
-        always: whether the layer has to tell the letter before every letter, so that no query has nothing to read.
+        always: whether the layer must output the previous letter at every letter, so that every query has something to
+            read.
         seeds: number of training runs.
     """
     generator = Generator().manual_seed(0)
@@ -119,7 +121,7 @@ def sinks_come_of_having_to_sum_to_one(
     logit: Callable[[Tensor, Tensor, float], Tensor] = with_sink_logit,
     busy: bool = True,
 ) -> Measurements:
-    """Attention sinks come of weights that must sum to 1: a query that needs nothing must put its weight somewhere."""
+    """Attention sinks arise because weights must sum to 1: a query that needs nothing must put its weight somewhere."""
     sink = trained_to_idle(weigh, always=False)
     yield at_least("softmax: weight of the first token, median of 4 seeds", float(sink.weight.median()), 0.9)
     yield at_most("the same: length of its value over that of others", float(sink.value.median()), 0.05)

@@ -53,7 +53,7 @@ def entropy_slope(scores: Tensor, beta: Tensor) -> Tensor:
     "changes the weights",
 )
 def softmax_gives_distributions(draw: Draw, *, softmax: Callable[[Tensor], Tensor] = softmax) -> Measurements:
-    """Softmax gives weights above 0 that sum to 1, keep the order of scores, and ignore a constant added to them."""
+    """Softmax gives weights above 0 that sum to 1, keep the order of the scores and ignore a constant added to them."""
     scores = 3 * draw.normal(100, 12)
     weights = softmax(scores)
     yield same("sums of rows against 1", weights.sum(-1), torch.ones(100, dtype=torch.float64))
@@ -114,7 +114,7 @@ def softmax_jacobian_as_printed(
     right: Callable[[Tensor], Tensor] = jacobian_of_rows,
     softmax: Callable[[Tensor], Tensor] = softmax,
 ) -> Measurements:
-    """The derivative of weight ij by score kl is A_ij times the difference of δ_ik and A_kj."""
+    """The derivative of weight ij with respect to score kl is A_ij times the difference of δ_ik and A_kj."""
     half = torch.zeros(1, 2, dtype=torch.float64)
     seen = torch.autograd.functional.jacobian(softmax, half)[0, 0, 0]
     claimed = printed(softmax(half))[0, 0, 0]

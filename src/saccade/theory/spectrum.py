@@ -17,7 +17,7 @@ _PACKED = Documents([15, 25])
 
 
 def moduli(matrix: Tensor) -> Tensor:
-    """Return the absolute values of a matrix's eigenvalues (its spectrum), largest first."""
+    """Return the absolute values of a matrix's eigenvalues, largest first."""
     return torch.linalg.eigvals(matrix).abs().sort(descending=True).values
 
 
@@ -40,7 +40,7 @@ def largest_eigenvalue_is_one(
     spectrum: Callable[[Tensor], Tensor] = moduli,
     packed: Mask | None = _PACKED,
 ) -> Measurements:
-    """The largest eigenvalue of an attention matrix is 1, with the vector of ones."""
+    """The largest eigenvalue of an attention matrix is 1, and the vector of ones is an eigenvector for it."""
     n = 40
     matrix = weights(draw, n)
     ones = torch.ones(n, dtype=torch.float64)
@@ -83,7 +83,7 @@ def eigenvalues_show_concentration(draw: Draw, *, spectrum: Callable[[Tensor], T
     conditions="a causal mask, as many queries as keys",
 )
 def causal_eigenvalues_are_the_diagonal(draw: Draw, *, mask: Mask | None = _CAUSAL) -> Measurements:
-    """The eigenvalues of a causal attention matrix are the weights of tokens for themselves."""
+    """The eigenvalues of a causal attention matrix are the weights that tokens give to themselves."""
     matrix = weights_of(draw.normal(12, 4), draw.normal(12, 4), mask)
     values = torch.linalg.eigvals(matrix)
     yield at_most("largest imaginary part", float(values.imag.abs().max()), 0.0, 1e-6)

@@ -1,4 +1,4 @@
-"""Claims about training small layers, and the tasks and layers to measure them with."""
+"""Claims about training small layers, and the tasks and layers with which they are checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CLASSES = 8
 
 
 class Task(NamedTuple):
-    """A task on short sequences to train a small layer on.
+    """A training task with short sequences, for a small layer.
 
     Attributes:
         draw: a function that draws a number of examples with a generator. It returns tokens ``[examples, n, fields]``,
@@ -75,9 +75,9 @@ def triples() -> Task:
 
 
 def both_from_one_sum(summed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return logits of two tokens, ``[..., 8]`` each, from the sum of 2/3 of the first and 1/3 of the second one-hot.
+    """Return the logits of two tokens, ``[..., 8]`` each, from 2/3 of the first one-hot plus 1/3 of the second.
 
-    The second needs a relu layer: entries of 1/3 and 1 stand for it, an entry of 2/3 does not.
+    The second token needs a relu layer, because entries of 1/3 and 1 indicate it, but an entry of 2/3 does not.
     """
     return summed, summed - 2 * torch.relu(summed - 1 / 3) + 4 * torch.relu(summed - 2 / 3)
 
@@ -274,7 +274,7 @@ def scaling_is_necessary(
     "At a third of that rate all seeds learn either way, and there is nothing to steady",
 )
 def several_heads_train_more_steadily(draw: Draw, *, layer: Callable[[int], Layer] = attentive) -> Measurements:
-    """Several heads make training steadier."""
+    """Several heads make training more stable."""
 
     def num_learning(heads: int, rate: float) -> int:
         accuracy = learned(layer(heads), neighbours(1), steps=200, rate=rate, seeds=8).accuracy
@@ -297,7 +297,7 @@ def several_heads_train_more_steadily(draw: Draw, *, layer: Callable[[int], Laye
 def attention_needs_much_data(
     draw: Draw, *, layer: Callable[[int], Layer] = attentive, other: Layer = convolution
 ) -> Measurements:
-    """Attention needs many examples, more than other networks do."""
+    """Attention needs many training examples, more than other networks do."""
 
     def near(layer: Layer, examples: int) -> float:
         run = learned(layer, triples(), steps=400, rate=0.01, examples=examples, activation=torch.relu)

@@ -58,7 +58,7 @@ class ShareOfKeys(Mechanism):
 
     Args:
         softmax: the softmax over the chosen keys.
-        share: the share of its visible keys that a query attends to, rounded up to a whole key.
+        share: the share of its visible keys that a query attends to; the number of keys is rounded up.
         at_random: choose random keys instead of those with the largest weights.
     """
 
@@ -67,7 +67,7 @@ class ShareOfKeys(Mechanism):
         self.softmax, self.share, self.at_random = softmax, share, at_random
 
     def forward(self, query: Tensor, key: Tensor, *, mask: object = None, **positions: Any) -> AttentionMatrix:
-        """Return the softmax over the chosen keys. Dense: for short sequences."""
+        """Return the softmax over the chosen keys. All weights are computed, so sequences must be short."""
         weights = self.softmax(query, key, mask=mask, **positions).to_dense()
         visible = weights > 0
         rank_by = torch.rand(weights.shape, generator=torch.Generator().manual_seed(0)) if self.at_random else weights
@@ -142,7 +142,7 @@ def most_tokens_matter_little(
     choose: Callable[[Softmax, float], Mechanism] = ShareOfKeys,
     lot: Callable[[Softmax, float], Mechanism] = lambda softmax, share: ShareOfKeys(softmax, share, True),
 ) -> Measurements:
-    """Most tokens matter little for the output, so that a few are enough."""
+    """Most tokens matter little for the output, so a few are enough."""
     whole = torch.tensor([loss(text) for text in TEXTS])
 
     def lost(choice: Callable[[Softmax, float], Mechanism], share: float) -> Tensor:
@@ -168,7 +168,7 @@ def most_tokens_matter_little(
 def heads_learn_different_patterns(
     draw: Draw, *, heads: Callable[[], dict[str, list[Tensor]]] = trained_heads
 ) -> Measurements:
-    """Different heads of a trained model learn different patterns: some look near, some everywhere."""
+    """Different heads of a trained model learn different patterns: some attend to nearby tokens, some to all."""
     for name, layers in heads().items():
         weights = torch.cat(layers).double()
         before = weights.diagonal(-1, dim1=1, dim2=2).mean(-1)
@@ -199,7 +199,7 @@ def first_tokens_are_sinks(
     encoder: Callable[[], Tensor] = sinks_of_minilm,
     decoder: Callable[[], dict[str, list[Tensor]]] = trained_heads,
 ) -> Measurements:
-    """The first token of a sequence is a sink: it gets much attention, whatever the query."""
+    """The first token of a sequence is a sink: it receives a large share of the attention, whatever the query."""
     shares = encoder()
     yield at_least("all-MiniLM-L6-v2: share given to the first token, head with most", float(shares.max()), 0.5)
     yield at_least("all-MiniLM-L6-v2: heads that give it 0.3 at least", float((shares >= 0.3).sum()), 10)
@@ -247,7 +247,7 @@ class Parsed(NamedTuple):
 
 
 def sentences(count: int, half: int) -> list[Parsed]:
-    """Generate sentences like "the old cat, which was very hungry, ate the big red fish", using half of the words."""
+    """Generate sentences like "the old cat, which was very hungry, ate the big red fish", from half of the words."""
     draw = random.Random(half)
     parsed = []
     for _ in range(count):
@@ -356,7 +356,7 @@ _OPPOSITES = (
     "and equally to its antonym. It links related words and does not distinguish the two",
 )
 def heads_link_synonyms(draw: Draw, *, maps: Callable[[], Maps] = maps_of_minilm) -> Measurements:
-    """Some heads relate words of the same meaning."""
+    """Some heads link words with the same meaning."""
     attended = maps()
 
     def weights_between(pairs: str) -> Tensor:

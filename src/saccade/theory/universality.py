@@ -1,4 +1,4 @@
-"""Claim that transformers are universal: a layer built by hand for any function, which needs each of its parts."""
+"""Claim that transformers are universal: a hand-built layer computes any function, and needs each of its parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sequences() -> Tensor:
 
 
 def relu_by_attention(x: Tensor, attend: Callable[..., Tensor] = attention) -> Tensor:
-    """Compute relu of integers by a head with two keys: a key of 0 with the value 0, and x as both key and value."""
+    """Compute relu of integers with a head of two keys: 0 with the value 0, and x, which is both key and value."""
     value = torch.stack([torch.zeros_like(x), x], -1).flatten(0, -2)[None, :, :, None]  # [1, numbers, 2, 1]
     query = torch.full_like(value[:, :, :1], 100.0)
     return attend(query, value, value, scale=1.0)[0, :, 0, 0].view(x.shape)
@@ -33,11 +33,11 @@ def built(
     attend: Callable[..., Tensor] = attention,
     activation: Callable[[Tensor], Tensor] = torch.relu,
 ) -> Tensor:
-    """Run a transformer layer built by hand that maps each sequence to arbitrary targets, ``[27, 3, width]``.
+    """Run a hand-built transformer layer that maps each sequence to arbitrary targets, ``[27, 3, width]``.
 
-    Tokens are one-hot letters beside one-hot positions. Head h always attends to position h, so every position receives
-    the full sequence. For each sequence and position, one hidden unit is 1 there and 0 elsewhere: it is a ReLU of the
-    number of matches. The output layer contains the targets.
+    A token consists of a one-hot letter and a one-hot position. Head h always attends to position h, so every position
+    receives the full sequence. For each sequence and position, one hidden unit is 1 there and 0 elsewhere: it is a ReLU
+    of the number of matches. The output layer contains the targets.
     """
     count, length = tokens.shape
     letters = torch.nn.functional.one_hot(tokens, _LETTERS).double()

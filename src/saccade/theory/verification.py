@@ -94,7 +94,7 @@ def verify(
     seeds: int = 1,
     progress: Callable[[Finding], None] | None = None,
 ) -> Verification:
-    """Check claims against their verdicts.
+    """Check whether measurements confirm the verdicts of claims.
 
     Args:
         claims: the claims to check; None means all.
@@ -108,8 +108,8 @@ def verify(
     Raises:
         TypeError, ValueError: an element of ``claims`` is not a claim, or a number is not an int in its range.
 
-    Cost: all claims take about a minute on one core. Half of that time trains small layers, once, for the first
-        seed. Each further seed takes a quarter of a minute.
+    Cost: all claims take about a minute on one core. Half of that time is spent on training small layers, only for the
+        first seed. Each further seed takes a quarter of a minute.
 
     Example:
         >>> from saccade import theory

@@ -37,16 +37,16 @@ class CBAM(ArgumentHints, nn.Module):
 
     Args:
         channels: channels of the feature map.
-        ratio: the channel gate's bottleneck has ``channels / ratio`` units; divides ``channels``.
-        kernel_size: kernel of the spatial gate's convolution; odd.
+        ratio: the channel gate's bottleneck has ``channels / ratio`` units; must divide ``channels``.
+        kernel_size: size of the kernel of the spatial gate's convolution; must be odd.
         order: ``"channel-spatial"``, which the paper found best, or ``"spatial-channel"``.
         norm: whether a batch norm follows the spatial gate's convolution, as in the authors' code.
         projection_bias: whether the channel gate's two layers have a bias; the paper's formula has none.
 
     Raises:
-        ValueError, TypeError: incompatible sizes, or features of the wrong shape or dtype.
+        ValueError, TypeError: the sizes are incompatible, or the features have the wrong shape or dtype.
 
-    Cost: that of `ChannelAttention` with two poolings plus that of `SpatialAttention`.
+    Cost: the cost of `ChannelAttention` with two poolings plus that of `SpatialAttention`.
 
     Example:
         >>> import torch
@@ -116,12 +116,12 @@ class BAM(ArgumentHints, nn.Module):
 
     Args:
         channels: channels of the feature map.
-        ratio: each branch has ``channels / ratio`` inner channels; divides ``channels``.
+        ratio: each branch has ``channels / ratio`` inner channels; must divide ``channels``.
         dilation: dilation of the two 3×3 convolutions; their receptive field is ``4 · dilation + 1`` positions wide.
 
     Raises:
-        ValueError, TypeError: incompatible sizes, features of the wrong shape or dtype, or training with a
-            batch of one, for which the batch norm has no variance.
+        ValueError, TypeError: the sizes are incompatible, the features have the wrong shape or dtype, or the module is
+            trained on a batch of one, for which the batch norm has no variance.
 
     Cost: O(batch · channels² / ratio · (H · W + 1)) plus the two 3×3 convolutions on the reduced channels.
 

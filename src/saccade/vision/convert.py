@@ -1,4 +1,4 @@
-"""Conversion of vision modules' state dicts to and from timm: names and shapes change, values do not."""
+"""Convert the state dicts of vision modules to and from timm: names and shapes change, values do not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from saccade.vision.cbam_and_bam import CBAM
 from saccade.vision.gates import ECA, ChannelAttention, SpatialAttention
 from saccade.vision.non_local import NonLocal
 
-# Our names of parts, with timm's names.
+# Our names of submodules, mapped to timm's names.
 _CHANNEL = {"reduce": "fc1", "expand": "fc2"}
 _SPATIAL = {"conv": "conv.conv", "norm": "conv.bn"}
 _PARTS: dict[type[nn.Module], dict[str, str]] = {
@@ -26,7 +26,7 @@ _PARTS: dict[type[nn.Module], dict[str, str]] = {
 
 
 def to_timm(module: nn.Module) -> dict[str, Tensor]:
-    """Convert a vision module to a state dict for its timm counterpart, with equal outputs.
+    """Convert a vision module to a state dict with which its timm counterpart gives equal outputs.
 
     ================================================ ====================================================
     ``ChannelAttention(pooling=("average",))``       ``SEModule``, which is ``SqueezeExcite``
@@ -57,7 +57,7 @@ def to_timm(module: nn.Module) -> dict[str, Tensor]:
 
 
 def from_timm(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert the state dict of a timm layer to a state dict for our vision module, with equal outputs; see `to_timm`.
+    """Convert a timm layer's state dict to one with which our vision module gives equal outputs; see `to_timm`.
 
     To load it, call ``module.load_state_dict(from_timm(module, theirs.state_dict()))``.
 

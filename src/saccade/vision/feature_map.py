@@ -1,4 +1,4 @@
-"""Checks of feature maps ``[batch, channels, H, W]``, and conversion to tokens and back."""
+"""Check feature maps ``[batch, channels, H, W]``, and convert them to tokens and back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BatchNorm(nn.BatchNorm2d):
         return nn.functional.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias)
 
     def check_spread(self, count: int) -> None:
-        """Raise if the batch norm would train on feature maps with one value per channel, which have no variance.
+        """Raise an error if the batch norm would train on a single value per channel, which has no variance.
 
         Raises:
             ValueError: ``count`` is 1 in training.
@@ -32,7 +32,7 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 def check_features(features: Tensor, channels: int | None, parameter: Tensor | None) -> None:
-    """Raise unless a feature map has the right shape, dtype and device.
+    """Raise an error unless a feature map has the right shape, dtype and device.
 
     It must be non-empty, ``[batch, channels, H, W]``, with the device and dtype of ``parameter``.
 
@@ -56,7 +56,7 @@ def check_features(features: Tensor, channels: int | None, parameter: Tensor | N
 
 
 def reduced(channels: int, ratio: int) -> int:
-    """Return the number of channels in the bottleneck of a gate for feature maps, ``channels / ratio``.
+    """Return the number of channels in a gate's bottleneck, ``channels / ratio``.
 
     Raises:
         ValueError: an argument is not an int of at least 1, or ``ratio`` does not divide ``channels``.

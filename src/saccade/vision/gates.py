@@ -22,18 +22,18 @@ class ChannelAttention(ArgumentHints, nn.Module):
     .. math:: s = \sigma\Big(\sum_{p} W_2\,\mathrm{ReLU}(W_1\,\mathrm{pool}_p(x))\Big), \qquad
               \mathrm{out}_{c} = s_c\, x_{c}
 
-    Each channel is pooled to one number. Two layers with a bottleneck compute gates between 0 and 1 from the numbers.
-    The gates are independent: they do not sum to 1, so they are not an attention distribution.
+    Each channel is pooled to one number. From these numbers, two layers with a bottleneck compute gates between 0 and
+    1. The gates are independent: they do not sum to 1, so they are not an attention distribution.
 
     Args:
         channels: channels of the feature map.
-        ratio: the bottleneck has ``channels / ratio`` units; divides ``channels``.
+        ratio: the bottleneck has ``channels / ratio`` units; must divide ``channels``.
         pooling: ``("average",)`` is squeeze-and-excitation; ``("average", "max")`` applies the same layers to
             both poolings and adds the results, as in CBAM.
         projection_bias: whether the two layers have a bias.
 
     Raises:
-        ValueError, TypeError: incompatible sizes, or features of the wrong shape or dtype.
+        ValueError, TypeError: the sizes are incompatible, or the features have the wrong shape or dtype.
 
     Cost: O(batch · channels · H · W) for the pooling, O(batch · channels² / ratio) for the layers.
 
@@ -92,7 +92,7 @@ def pooled(features: Tensor, how: str) -> Tensor:
 
 
 class ECA(ArgumentHints, nn.Module):
-    r"""Efficient channel attention: a gate for every channel, from one small convolution.
+    r"""Efficient channel attention: a gate for every channel, computed by one small convolution.
 
     .. math:: s = \sigma(w * \mathrm{mean}(x)), \qquad \mathrm{out}_c = s_c\, x_c
 
@@ -102,13 +102,13 @@ class ECA(ArgumentHints, nn.Module):
 
     Args:
         channels: channels of the feature map.
-        kernel_size: kernel of the convolution, odd; if None, the smallest odd number of at least
+        kernel_size: size of the convolution kernel, odd; if None, the smallest odd number of at least
             :math:`t = \lfloor (\log_2 \mathrm{channels} + b) / \gamma \rfloor`.
         gamma: γ in the formula; larger values make the kernel grow more slowly with the number of channels.
         offset: b in the formula.
 
     Raises:
-        ValueError, TypeError: an even kernel, or features of the wrong shape or dtype.
+        ValueError, TypeError: the kernel size is even, or the features have the wrong shape or dtype.
 
     Cost: O(batch · channels · H · W) for the pooling, O(batch · channels · kernel_size) for the gates.
 
@@ -158,12 +158,12 @@ class SpatialAttention(ArgumentHints, nn.Module):
     only on the nearest ``kernel_size`` rows and columns, while `PositionAttention` compares all positions.
 
     Args:
-        kernel_size: kernel of the convolution; odd.
+        kernel_size: size of the convolution kernel; must be odd.
         norm: whether a batch norm follows the convolution, as in the authors' code; the paper's formula has none.
 
     Raises:
-        ValueError, TypeError: an even kernel, features of the wrong shape or dtype, or a single position in training
-            with ``norm``.
+        ValueError, TypeError: the kernel size is even, the features have the wrong shape or dtype, or the module is
+            trained with ``norm`` on a single position.
 
     Cost: O(batch · (channels + kernel_size²) · H · W).
 
@@ -199,7 +199,7 @@ class SpatialAttention(ArgumentHints, nn.Module):
         return torch.sigmoid(logits if self.norm is None else self.norm(logits))
 
     def check(self, features: Tensor) -> None:
-        """Raise unless the spatial gate supports the feature map.
+        """Raise an error unless the spatial gate supports the feature map.
 
         Raises:
             ValueError, TypeError: as listed for the class.

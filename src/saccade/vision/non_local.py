@@ -30,22 +30,22 @@ class NonLocal(ArgumentHints, nn.Module):
     - ``"concatenation"``: :math:`\mathrm{ReLU}(w^\top [\theta_i; \phi_j])` over the number of positions,
       computed by sorting.
 
-    For the first two kinds, the rows of `matrix` sum to 1; for the last two, weights can be negative and have any sum.
-    The matrix of all pairs is never stored, in either the forward or the backward pass. The norm starts at 0, so
-    a new block is the identity.
+    For the first two kinds, the rows of `matrix` sum to 1; for the last two, weights can have any sum, and those of
+    ``"dot"`` can be negative. The matrix of all pairs is never stored, in either the forward or the backward pass. The
+    norm starts at 0, so a new block is the identity.
 
     Args:
         channels: channels of the feature map.
         kind: name of the similarity; see above.
         bottleneck: number of inner channels; if None, ``channels // 2`` but at least 1.
         subsample: max-pooling factor for keys and values; 1 to use all positions.
-        scale: factor of the dot products; 1.0 as in the paper, or None for ``head_dim ** -0.5``. Not used with
-            "concatenation".
+        scale: factor that multiplies the dot products; 1.0 as in the paper, or None for ``head_dim ** -0.5``. Not used
+            with "concatenation".
 
     Raises:
-        ValueError, TypeError: incompatible sizes, an unknown kind, features of the wrong shape or dtype, or a
-            single position in training, where the batch norm has no variance.
-        UnsupportedError: `matrix` for a kind without softmax.
+        ValueError, TypeError: the sizes are incompatible, the kind is unknown, the features have the wrong shape or
+            dtype, or the module is trained on a single position, for which the batch norm has no variance.
+        UnsupportedError: `matrix` is called for a kind without a softmax.
 
     Cost: with N = H · W and bottleneck D, O(batch · N² · D / subsample²) time for the first two kinds,
     O(batch · N · D²) for "dot", O(batch · N · (D + log N)) for "concatenation", plus projections; memory linear in N.
@@ -137,7 +137,7 @@ class NonLocal(ArgumentHints, nn.Module):
         self.norm.check_spread(features[:, 0].numel())
 
     def _context(self, features: Tensor) -> Tensor:
-        """Return the feature map from which the non-local block computes keys and values, subsampled by max pooling.
+        """Return the feature map from which keys and values are computed, subsampled by max pooling.
 
         Cells at the edges may be pooled from fewer positions.
         """

@@ -44,7 +44,7 @@ def non_local_means(
         patch_size: number of rows and columns of a patch, odd and at least 1; half of it must be less than H and W.
         search_radius: largest distance of pixels to average, at least 0; skimage's ``patch_distance``.
         h: scale of differences between patches, above 0, in units of the image; about 0.8 times the standard deviation
-            of the noise, or with ``sigma`` about 0.6 times.
+            of the noise, or about 0.6 times with ``sigma``.
         sigma: standard deviation of the noise, at least 0; differences explained by noise are not counted.
 
     Returns:
@@ -54,10 +54,9 @@ def non_local_means(
         TypeError: the image is not a float tensor.
         ValueError: the image has the wrong shape or is smaller than half a patch, or a number is out of range.
 
-    Cost: time O(H · W · (2 · search_radius + 8)² · channels · patch_size²) in matrix products, memory
-    O(W · channels · patch_size²) besides the images: only a few rows are processed at a time, and the pixel-by-pixel
-    matrix is never stored.
-    With gradients, memory O(H · W · channels · patch_size²).
+    Cost: time O(H · W · (2 · search_radius + 8)² · channels · patch_size²) in matrix products, memory O(W · channels ·
+    patch_size²) in addition to the images: only a few rows are processed at a time, and the pixel-by-pixel matrix is
+    never stored. With gradients, memory O(H · W · channels · patch_size²).
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -88,7 +87,7 @@ def non_local_means(
 
 
 class _Band(NamedTuple):
-    """A band of adjacent image rows for non-local means, which are denoised together, and the rows around them.
+    """A band of adjacent image rows that non-local means denoises together, with the rows around them.
 
     Attributes:
         padded: ``[batch, channels, rows, W]``: the rows to denoise, the rows within the search radius, and half a patch
@@ -134,7 +133,7 @@ def _denoise(band: _Band, patch_size: int, search_radius: int, h: float, sigma: 
 def _weights(like: Tensor, patch_size: int, h: float) -> Tensor:
     """Return the factors by which a patch's pixels are multiplied in non-local means, ``[channels * patch_size ** 2]``.
 
-    Half of the squared distance of two multiplied patches is the negative exponent of their weight.
+    The weight between two patches is exp(-d²/2), where d is the distance between the multiplied patches.
     """
     channels, deviation = like.shape[1], (patch_size - 1) / 4
     if patch_size == 1:
@@ -147,9 +146,9 @@ def _weights(like: Tensor, patch_size: int, h: float) -> Tensor:
 
 
 class _Excess(Score):
-    """The score of non-local means with ``sigma``: the squared patch distance, reduced by that expected from noise.
+    """The score of non-local means with ``sigma``, which ignores the patch distance that is expected from noise.
 
-    Half of each squared distance is reduced by a threshold, to at least 0; the score is the negative result.
+    A threshold is subtracted from half of each squared distance, down to at least 0; the score is the negated result.
     """
 
     def __init__(self, threshold: float):

@@ -21,10 +21,10 @@ class PositionAttention(ArgumentHints, nn.Module):
 
     Args:
         channels: channels of the feature map and of the values.
-        ratio: queries and keys have ``channels / ratio`` channels; divides ``channels``.
+        ratio: queries and keys have ``channels / ratio`` channels; must divide ``channels``.
 
     Raises:
-        ValueError, TypeError: incompatible sizes, or features of the wrong shape or dtype.
+        ValueError, TypeError: the sizes are incompatible, or the features have the wrong shape or dtype.
 
     Cost: O(batch · (H·W)² · channels) time, O(batch · H·W · channels) memory.
 

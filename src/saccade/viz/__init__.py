@@ -1,4 +1,4 @@
-"""Figures of arrays and attention matrices. They need matplotlib, which is imported when the first figure is drawn."""
+"""Draw figures of arrays and attention matrices. This needs matplotlib, which is imported with the first figure."""
 
 from typing import TYPE_CHECKING
 

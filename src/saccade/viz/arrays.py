@@ -1,4 +1,4 @@
-"""Arrays for figures: conversion from tensors and nested lists, pooling, and limits of colour scales."""
+"""Arrays for figures: conversion from tensors and nested lists, pooling, and the limits of colour scales."""
 
 import warnings
 from typing import Any
@@ -9,14 +9,14 @@ import torch
 
 from saccade.support.errors import type_error, value_error
 
-DECADES = 4  # length of a logarithmic scale without limits: down to 1/10,000 of the largest value
+DECADES = 4  # decades of a logarithmic scale without limits: down to 1/10,000 of the largest value
 Array = npt.NDArray[np.floating[Any]]
 _FEWEST = 4  # fewest rows that must see a column for it to be a sink
 _SINK = 5.0  # a sink's median weight is at least this multiple of the mean weight
 _ROWS = 95.0  # percentage of rows whose largest weight, ignoring sinks, is within the scale
-_WORTH_IT = 0.5  # a scale that would end above this fraction of the largest weight ends at the largest
-_EVEN = 0.5  # values whose least is above this share of the largest are drawn from the least on
-_DECADES = 3  # lowest top of a scale, in decades below the largest weight: tiny weights must not look large
+_WORTH_IT = 0.5  # a scale that would end above this fraction of the largest weight ends at that weight
+_EVEN = 0.5  # if the smallest value is above this share of the largest, the scale starts at it
+_DECADES = 3  # lowest upper end of a scale, in decades below the largest weight: tiny weights must not look large
 
 
 def as_matrix(weights: object) -> Array:
@@ -90,9 +90,9 @@ def limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float,
 def contrast_limits(values: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
     """Return the two ends of a colour scale with a bar: ``limits``, or ends computed from the values.
 
-    Values of both signs get a scale that is symmetric around 0. Otherwise the scale begins at 0, or at the least value
-    if the values are nearly even: with the least above half of the largest, all would have similar colours. Equal
-    values get the colour in the middle.
+    Values of both signs get a scale that is symmetric around 0. Otherwise, the scale starts at 0, unless the smallest
+    value is above half of the largest: all colours would be similar, so the scale starts at the smallest value. If all
+    values are equal, they get the colour in the middle.
     """
     if limits is not None:
         low, high = limits_of(values, limits)
@@ -160,7 +160,7 @@ def _checked(weights: object, shape: str, axes: tuple[int, ...]) -> Array:
 
 
 def scale_of(cells: Array, limits: tuple[float, float] | None, *, log: bool = False) -> tuple[float, float, bool]:
-    """Return the colour scale of an array as three values: its two ends, and whether some values lie above it.
+    """Return the colour scale of an array as three values: its two ends, and whether some values exceed it.
 
     If there are values of both signs, the scale is symmetric around 0.
     """

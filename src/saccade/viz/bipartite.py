@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MOST = 80  # most words on either side
+_MOST = 80  # maximum number of words on either side
 _LINE, _BETWEEN, _SIZE = 0.21, 2.6, 9.0  # inches: height of a line of text, gap between the columns; points: font size
 
 

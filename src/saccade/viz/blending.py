@@ -1,4 +1,4 @@
-"""Blending of weights with an image, and the colour scale that shows every blended colour."""
+"""Blend weights with an image, and draw a colour scale that shows every blended colour."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from saccade.viz.canvas import INK, Canvas
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Colours of weights from the least to the largest in absolute value, with the share of the opacity at each.
+# Colours from the smallest to the largest absolute weight, and the share of the full opacity at each.
 _WARM = np.array([(1.0, 0.85, 0.3), (1.0, 0.7, 0.1), (0.97, 0.35, 0.05), (0.8, 0.0, 0.1)])
 _COLD = np.array([(0.5, 0.8, 0.95), (0.3, 0.65, 0.9), (0.1, 0.4, 0.8), (0.05, 0.1, 0.55)])
 _SHARES = np.array((0.0, 0.45, 0.8, 1.0))
@@ -21,12 +21,12 @@ _BAR = 0.26  # inches
 
 
 def blend(grey: Array, weights: Array, limits: tuple[float, float], opacity: float) -> Array:
-    """Return an image with the colours of weights over it, ``[..., 3]``.
+    """Return an image overlaid with the colours of weights, ``[..., 3]``.
 
     Args:
         grey: the image, from 0 to 1, broadcastable to the weights.
         weights: warm colours for weights up to the upper limit; cold ones for those below 0.
-        limits: the values at the two ends of the scale, see `saccade.viz.arrays.contrast_limits`.
+        limits: the values at the two ends of the scale; see `saccade.viz.arrays.contrast_limits`.
         opacity: opacity of the strongest colour.
     """
     low, high = limits
@@ -39,7 +39,7 @@ def blend(grey: Array, weights: Array, limits: tuple[float, float], opacity: flo
 
 
 def add_blended_scale(canvas: Canvas, grey: Array, limits: tuple[float, float], opacity: float) -> "Axes":
-    """Draw the scale of a blended image beside it: weights upwards, the image's brightness from left to right.
+    """Draw the scale of a blended image next to it: weights from bottom to top, brightness from left to right.
 
     Every colour of the image is in the scale at its weight.
     """

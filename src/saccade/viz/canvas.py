@@ -1,4 +1,4 @@
-"""Canvas: a figure that fits itself around a map of fixed size and the text beside it."""
+"""Canvas: a figure that fits itself around a map of fixed size and the text next to it."""
 
 import os
 from dataclasses import dataclass, field
@@ -37,11 +37,11 @@ _SCALE, _BESIDE = 0.13, 0.14  # inches: width of a colour scale, and its distanc
 
 @dataclass(frozen=True)
 class Canvas:
-    """A white figure with one pair of axes, whose size is set after everything around the map is drawn.
+    """A white figure with one pair of axes, whose size is set after everything around the map has been drawn.
 
     Attributes:
         figure, axes: the figure and the axes of its map.
-        scale_widths: widths of the scales beside the map, in inches.
+        scale_widths: widths of the scales next to the map, in inches.
     """
 
     figure: "Figure"
@@ -61,7 +61,7 @@ class Canvas:
         return self.finished(width / DPI, height / DPI, title)
 
     def finished(self, width: float, height: float, title: str | None, *, title_width: float | None = None) -> "Figure":
-        """Fit the canvas around a map of ``width`` x ``height`` inches and the text beside it; return the figure.
+        """Fit the canvas around a map of ``width`` x ``height`` inches and the text next to it; return the figure.
 
         The title is wrapped to the width of the map, or to ``title_width`` inches; its own line breaks are kept.
         """
@@ -72,7 +72,7 @@ class Canvas:
             shown = "\n".join(line for line, _ in lines)
             self.axes.set_title(shown, loc="left", size=_TITLE_SIZE, family=families, pad=10, **PLAIN)
         left = bottom = right = top = 1.0
-        # The first round measures; the last one measures again, because ticks may move with the axes.
+        # Measure twice, because ticks may move when the axes are resized.
         for _ in range(2):
             self._place((left, bottom, width, height), (left + width + right, bottom + height + top))
             drawn = self.figure.get_tightbbox()
@@ -97,7 +97,7 @@ class Canvas:
             scale.set_title(shown, size=8, color=INK, pad=4, loc="left", family=families)
 
     def add_scale_axes(self, width: float) -> "Axes":
-        """Add empty axes for a scale, ``width`` inches wide, to the right of the map and of its height."""
+        """Add empty axes for a scale, ``width`` inches wide and as high as the map, to the right of the map."""
         self.scale_widths.append(width)
         return self.figure.add_axes((0.0, 0.0, 1.0, 1.0))
 
@@ -155,7 +155,7 @@ def dress(axes: "Axes") -> None:
 
 @argument_hints({})
 def save(figure: "Figure", path: str | os.PathLike[str]) -> Path:
-    """Write ``figure`` to ``path``, whose suffix names the format (``.png``, ``.svg``, ``.pdf``).
+    """Write ``figure`` to ``path``, whose suffix determines the format (``.png``, ``.svg``, ``.pdf``).
 
     The file is written under a temporary name and then renamed, so that a reader never sees a partial file.
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PROFILE_WIDTH, _PROFILE_HEIGHT = 6.4, 2.8  # inches
-_POINTS, _LOG_POINTS = 960, 160  # most points for the width in pixels; fewer on a log axis, where lines blur
+_POINTS, _LOG_POINTS = 960, 160  # maximum number of points: the width in pixels; fewer on a log axis, where lines blur
 
 
 @argument_hints({})
@@ -56,7 +56,8 @@ def profile(
 
     Raises:
         TypeError: the values are not real numbers, or ``names`` is a single string.
-        ValueError: the wrong number of axes, too many lines, mismatched lengths, or nothing to show.
+        ValueError: the number of axes is wrong, there are too many lines, lengths do not match, or there is nothing to
+            show.
         ImportError: matplotlib is not installed.
 
     Cost: O(lines * points).
@@ -201,7 +202,7 @@ def channel_weights(
 
 _WIDTH, _HEIGHT = 4.4, 3.2  # inches
 _EXACT = "#7a1f5c"
-_TOUCHING = 1.12  # ratio of two times, and of two errors, whose numbers would overlap
+_TOUCHING = 1.12  # the numbers of two points overlap if their times and their errors differ by less than this ratio
 
 
 @argument_hints({})
@@ -260,7 +261,7 @@ def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
 
 
 def _close_together(times: Sequence[float], errors: Sequence[float]) -> list[tuple[float, float, list[str]]]:
-    """Return the points of a tradeoff chart with their numbers, which points too close for two numbers share."""
+    """Return the points of a tradeoff chart with their numbers; points that are too close to each other are merged."""
     groups: list[tuple[float, float, list[str]]] = []
     for number, (x, y) in enumerate(zip(times, errors, strict=True), start=1):
         for left, low, numbers in groups:

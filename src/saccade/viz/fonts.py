@@ -1,4 +1,4 @@
-"""Choice of fonts for the characters in labels; characters that no font supports are escaped."""
+"""Choose fonts for the characters in labels, and escape characters that no font supports."""
 
 import contextlib
 import sys
@@ -14,7 +14,7 @@ from saccade.text import shorten, visible
 if TYPE_CHECKING:
     from matplotlib.font_manager import FontProperties
 
-LABEL_WIDTH = 19  # most columns of a label; a longer label would be wider than the map
+LABEL_WIDTH = 19  # maximum number of columns of a label; a longer label would be wider than the map
 
 # Upright fonts that look good next to Latin text, best first; other installed fonts come after them.
 _PREFERRED = (
@@ -101,7 +101,7 @@ def covering_families(characters: Iterable[str]) -> tuple[list[str], set[str]]:
 
 
 def _known_faces() -> list[_Face]:
-    """Return the font faces that matplotlib has listed, and the bundled font; the most legible families come first."""
+    """Return the font faces that matplotlib knows and the bundled font; the most legible families come first."""
     from matplotlib import font_manager  # noqa: PLC0415  matplotlib is optional
 
     if all(entry.name != _OWN_FAMILY for entry in font_manager.fontManager.ttflist):
@@ -140,7 +140,7 @@ def _characters(path: str, face: int) -> frozenset[str]:
     from matplotlib.ft2font import FT2Font  # noqa: PLC0415  matplotlib is optional
 
     try:
-        # Only matplotlib >= 3.11 distinguishes the faces of a collection; older ones read the first.
+        # Only matplotlib >= 3.11 distinguishes the faces of a collection; older versions read the first.
         font = FT2Font(path, face_index=face) if face else FT2Font(path)
     except (OSError, RuntimeError):
         return frozenset()

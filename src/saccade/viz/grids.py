@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # In pixels: a cell, the gap between grids, the space above a grid for its name, and to its left and below for numbers.
 _CELL, _GAP, _NAME, _SIDE, _BELOW = 30, 24, 34, 30, 30
 _UNNAMED = 8  # pixels above a grid without a name
-_LARGEST = 64  # largest cell, used if there are few heads so that names fit
+_LARGEST = 64  # size to which cells may grow if there are few heads, so that names fit
 _WIDEST = 1400
 _LONG = 1000  # from this number on, the ends of a scale are written as whole numbers
 _WIDEST_NUMBER = 40  # pixels for a head's number, with margin
@@ -33,9 +33,9 @@ def head_grid(
 ) -> "Figure":
     """Draw a grid with one cell per head (rows are layers, columns are heads), or several such grids side by side.
 
-    Each grid has its own colour scale, whose bar is beside it: from 0, or from the least number if the numbers are
-    nearly even (the least above half of the largest), or symmetric around 0 for numbers of both signs. With
-    ``shared_scale`` or ``limits``, equal colours mean equal numbers in all grids. NaN is grey.
+    Each grid has its own colour scale, with a bar next to it. The scale starts at 0, or at the smallest number if that
+    is above half of the largest. For numbers of both signs, it is symmetric around 0. With ``shared_scale`` or
+    ``limits``, equal colours mean equal numbers in all grids. NaN is grey.
 
     Args:
         values: ``[layers, heads]``, or a mapping from names to such arrays (tensors, arrays or nested lists) of equal
@@ -67,7 +67,7 @@ def head_grid(
     above = _NAME if any(grids) else _UNNAMED
     pitch = (height + above + _BELOW, max(width + beside, named) + _SIDE + _GAP)
     columns = min(len(grids), max(1, _WIDEST // pitch[1]))
-    columns = ceil(len(grids) / ceil(len(grids) / columns))  # no shorter last row than necessary
+    columns = ceil(len(grids) / ceil(len(grids) / columns))  # make the last row as long as possible
     sheet = np.ones((ceil(len(grids) / columns) * pitch[0], columns * pitch[1], 3))
     for number, (name, grid) in enumerate(grids.items()):
         row, column = divmod(number, columns)

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-ANNOTATED_AT_MOST = 40  # most rows or columns of a map with numbers in its cells
+ANNOTATED_AT_MOST = 40  # maximum number of rows or columns of a map with numbers in its cells
 _LONGEST, _PLAIN = 9.0, 5.0  # inches: longest side of the map, with labels and without
-_SHORTEST = 0.9  # inches: least length of the shorter side
+_SHORTEST = 0.9  # inches: minimum length of the shorter side
 _LINES = "#e4e4e9"  # colour of the lines between cells
-_VISIBLE = 1.5  # end of the scale on which 1 has the colour of pairs that a mask allows
+_VISIBLE = 1.5  # upper end of a mask's scale, on which allowed pairs have the value 1
 
 
 @argument_hints({})
@@ -47,7 +47,7 @@ def heatmap(
 ) -> "Figure":
     """Draw a dense or lazy matrix of any length as a heatmap, with queries as rows from the top and keys as columns.
 
-    A mask is drawn as well: pairs that it allows in one colour, all others grey.
+    A mask can also be drawn: the pairs that it allows are shown in one colour, and all other pairs are grey.
 
     If there are more cells than pixels, each pixel shows the value farthest from 0 in a group of neighbours, so that a
     thin diagonal or a single bright key stays visible. Axes and labels still count rows and columns of the matrix.
@@ -64,8 +64,8 @@ def heatmap(
     Args:
         weights: a lazy matrix, or ``[q_len, kv_len]``: a tensor of any dtype and device, an array, or nested lists; or
             a mask, such as ``masks.Causal()``.
-        head, batch: the head and batch item of a lazy matrix to draw; other heads and items are not computed. A matrix
-            with a single head needs neither.
+        head, batch: the head and batch item of a lazy matrix to draw; other heads and batch items are not computed. A
+            matrix with a single head needs no ``head``.
         x_labels: one label per key, shown literally, never as mathematics; only as many as fit are drawn. Long labels
             are cut. A label with a character that no installed font supports is replaced by its number, counted from 1:
             ``#4``.
@@ -77,9 +77,10 @@ def heatmap(
         limits: the values at the two ends of the colour scale; computed from the matrix if None.
         allowed: bool, broadcastable to the weights: the visible pairs; all if None. Not needed for a lazy matrix, which
             has a mask.
-        log: whether the colour scale is logarithmic, over four decades or ``limits``; smaller values are white. It
-            makes other weights visible beside a strong sink.
-        q_len, kv_len: numbers of queries and keys of a mask; those of the labels or of the mask, or 32, if None.
+        log: whether the colour scale is logarithmic, over four decades or ``limits``; smaller values are white. This
+            makes other weights visible if there is a strong sink.
+        q_len, kv_len: numbers of queries and keys, for a mask. If None, they are taken from the labels or the mask, or
+            are 32.
 
     Returns:
         A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
@@ -167,7 +168,7 @@ def _draw_cells(
     log: bool,
     has_bar: bool = True,
 ) -> "AxesImage":
-    """Draw the cells of a heatmap, and beside it the colour scale."""
+    """Draw the cells of a heatmap, and the colour scale next to it."""
     from matplotlib.colors import LogNorm, Normalize  # noqa: PLC0415  matplotlib is optional
 
     (rows, columns), (low, high, is_more), axes = shape, scale, canvas.axes
@@ -188,7 +189,7 @@ def _draw_cells(
 
 
 def _draw_values(axes: "Axes", image: "AxesImage", matrix: Array) -> None:
-    """Write each value of a heatmap into its cell, in black or white, whichever contrasts more with the cell."""
+    """Write each value of a heatmap into its cell, in black or white, whichever has more contrast with the cell."""
     pattern = "{:.2f}" if np.nanmax(np.abs(matrix)) < 10 else "{:.3g}"
     for (row, column), value in np.ndenumerate(matrix):
         red, green, blue, _ = image.to_rgba(np.array([value]))[0]

@@ -13,7 +13,7 @@ from saccade.support.errors import value_error
 from saccade.support.validation import check_int
 from saccade.viz.arrays import Array
 
-_LENGTH = 32  # of a mask without labels that covers all positions
+_LENGTH = 32  # length of a map if neither the labels nor the mask determine it
 
 
 def matrix_of_mask(
@@ -25,7 +25,8 @@ def matrix_of_mask(
 ) -> Matrix:
     """Return uniform attention under a mask, whose map shows which pairs the mask allows.
 
-    Lengths that are None are those of the labels, or of a mask that was built for a length, or 32.
+    Labels determine the lengths. Without labels, a length that is None is the one that the mask was built for or, if it
+    has none, the other length or 32.
     """
     keys = kv_len if x_labels is None else len(x_labels)
     rows = q_len if y_labels is None else len(y_labels)
@@ -40,14 +41,14 @@ def matrix_of_mask(
 
 
 def refuse_with_mask(**named: object) -> None:
-    """Raise if a mask is drawn with an option for weights."""
+    """Raise an error if a mask is drawn with an option that only applies to weights."""
     for name, value in named.items():
         if value is not None and value is not False:
             raise value_error(name, "be left out for a mask, which has no weights", value)
 
 
 def refuse_lengths(**named: int | None) -> None:
-    """Raise if weights are drawn with a length, which only masks need."""
+    """Raise an error if weights are drawn with a length, which only masks need."""
     for name, value in named.items():
         if value is not None:
             raise value_error(name, "be left out where weights are drawn, whose shape is known", value)

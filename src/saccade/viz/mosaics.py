@@ -16,8 +16,8 @@ from saccade.viz.pooled_maps import maps_of, refuse_choice
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# All in pixels: the longer side of a map, the least shorter side, the gap between maps, the space above each
-# for its name, and the frame of the highlighted map.
+# All in pixels: the longer side of a map, the minimum of the shorter side, the gap between maps, the space above each
+# map for its name, and the frame of the highlighted map.
 _TILE, _SLIMMEST, _GAP, _NAME, _EDGE = 112, 32, 16, 34, 4
 _FEW = 4  # up to this number, maps are always in one row
 _TINY = 1e-30  # stands for 0 on a logarithmic scale
@@ -59,7 +59,7 @@ def mosaic(
 
     Raises:
         TypeError: ``weights`` are not real numbers.
-        ValueError: the wrong number of axes, no finite weight, or a ``highlight`` that does not exist.
+        ValueError: the number of axes is wrong, no weight is finite, or the ``highlight`` does not exist.
         ImportError: matplotlib is not installed.
 
     Cost: O(layers * heads * q_len * kv_len) time, and as much memory for dense weights; each lazy matrix takes one
@@ -72,7 +72,7 @@ def mosaic(
     flat, limits = _scaled(maps, shared_scale, log)
     height, width = _tile_size(*shape)
     columns = grid[1] if len(grid) == 2 else min(len(flat), max(_FEW, ceil(sqrt(2 * len(flat)))))
-    columns = ceil(len(flat) / ceil(len(flat) / columns))  # no shorter last row than necessary
+    columns = ceil(len(flat) / ceil(len(flat) / columns))  # make the last row as long as possible
     down = ceil(len(flat) / columns) * (height + _NAME) + _EDGE
     sheet = np.ones((down, columns * (width + _GAP) - _GAP + 2 * _EDGE, 3))
     palettes = {signed: colours(signed=signed) for signed in (False, True)}

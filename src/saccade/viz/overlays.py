@@ -15,8 +15,8 @@ from saccade.viz.canvas import blank, whole_pixels
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LONGER = 3.2  # inches
-_SHORTER = 0.5  # at least
+_LONGER = 3.2  # inches: length of the longer side
+_SHORTER = 0.5  # inches: minimum length of the shorter side
 _LUMINANCE = (0.299, 0.587, 0.114)  # weights of red, green and blue in perceived brightness
 
 
@@ -31,11 +31,10 @@ def spatial_map(
 ) -> "Figure":
     """Draw a map of weights over the image it belongs to.
 
-    The image is drawn in grey, so that colour shows only weight: where weights are low the image is unchanged, and
-    where they are high it turns red; weights below 0 are blue. The bar shows each weight over every brightness of the
-    image, so every colour of the picture is on the bar. A map of a different size is resized smoothly to the image.
-    If the weights are nearly even (the least above half of the largest), the scale runs from the least to the largest
-    instead of from 0.
+    The image is drawn in grey, so that colour shows only weight: where weights are low, the image is unchanged, and
+    where they are high, it turns red; weights below 0 are blue. The bar shows each weight over every brightness of the
+    image, so every colour of the picture is on the bar. A map of a different size is resized smoothly to the image. If
+    the smallest weight is above half of the largest, the scale starts at the smallest weight instead of 0.
 
     Args:
         image: ``[H, W]``, ``[1, H, W]`` or ``[3, H, W]`` (red, green, blue): a tensor, an array or nested lists. Its
@@ -51,7 +50,7 @@ def spatial_map(
 
     Raises:
         TypeError: the image or weights are not real numbers.
-        ValueError: the wrong number of axes, values that are not finite, or an opacity outside [0, 1].
+        ValueError: the number of axes is wrong, a value is not finite, or the opacity is outside [0, 1].
         ImportError: matplotlib is not installed.
 
     Cost: O(H * W + h * w).

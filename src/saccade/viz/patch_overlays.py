@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SIDE, _GAP, _NAME = 330, 18, 26  # pixels: longer side of a picture, gap between pictures, space for a name
-_ACROSS = 4  # most pictures in a row
-_PREFIX = 8  # most keys before the patches that are skipped without being named: class and register tokens
+_ACROSS = 4  # maximum number of pictures in a row
+_PREFIX = 8  # maximum number of keys (class and register tokens) that are skipped before the patches
 
 Queries = int | range | Mapping[str, int | range]
 """The tokens of one word, or of several words by name."""
@@ -44,21 +44,22 @@ def overlay(
     opacity: float = 0.75,
     limits: tuple[float, float] | None = None,
 ) -> Figure:
-    """Draw which patches of an image words attend to: the image, and beside it the image under each word's weights.
+    """Draw the patches of an image that words attend to: first the image, then the image under each word's weights.
 
     The patches are drawn as the model sees them, in squares. All words share one colour scale. Its bar shows each
-    weight over every brightness of the image, so every colour of the picture is on the bar. If the weights are nearly
-    even (the least above half of the largest), the scale runs from the least to the largest instead of from 0.
+    weight over every brightness of the image, so every colour of the picture is on the bar. If the smallest weight is
+    above half of the largest, the scale starts at the smallest weight instead of 0.
 
     Args:
         image: ``[H, W]``, ``[1, H, W]`` or ``[3, H, W]`` (red, green, blue): a tensor, an array or nested lists.
-        weights: a lazy matrix, such as that of a recorded layer; or a row of weights, ``[kv_len]`` or, in the form of
-            the grid, ``[rows, columns]``; or a dict of rows by the names of words.
+        weights: a lazy matrix, such as that of a recorded layer; or a row of weights, ``[kv_len]`` or, in the shape of
+            the grid, ``[rows, columns]``; or a dict from words to rows.
         queries: for a lazy matrix, the index of a word's token or the ``range`` of its tokens, over which weights are
-            averaged; or a dict of these by the names of words. `saccade.text.locate` finds the tokens of a word.
+            averaged; or a dict from words to either of these. `saccade.text.locate` finds the tokens of a word.
         head, batch: the head and batch item of a lazy matrix; the mean over all heads if ``head`` is None.
         patches: which keys are patches, in rows from the top left: a ``range`` or a list of indices, or bool
-            ``[kv_len]`` such as ``ids[0] == image_token_id``. The last keys if None, after a class token and registers.
+            ``[kv_len]`` such as ``ids[0] == image_token_id``. If None, the patches are the last keys, after any class
+            and register tokens.
         grid: rows and columns of the patches, such as ``(14, 14)``; a square if None.
         title: text above the figure.
         opacity: opacity of the strongest colour: at 0 the image stays grey, at 1 the colour covers it.
@@ -69,8 +70,8 @@ def overlay(
 
     Raises:
         TypeError: the image or weights are not real numbers, or queries or patches are not indices.
-        ValueError: the wrong number of axes, values that are not finite, tokens, patches or a head that do not exist,
-            or patches that do not fill the grid.
+        ValueError: the number of axes is wrong, a value is not finite, a token, a patch or the head does not exist, or
+            the patches do not fill the grid.
         ImportError: matplotlib is not installed.
 
     Cost: the rows of the query tokens, O(tokens · kv_len) for each head.
@@ -107,7 +108,7 @@ def overlay(
 
 
 def _rows(weights: object, queries: object, batch: object, head: object) -> dict[str, Array]:
-    """Return the weights of each word by its name, ``[kv_len]`` or ``[rows, columns]``; "" names a single word."""
+    """Return a dict from words to their weights, ``[kv_len]`` or ``[rows, columns]``; a single word is named ""."""
     if not isinstance(weights, Matrix):
         for name, choice in (("queries", queries), ("head", head), ("batch", batch or None)):
             if choice is not None:
@@ -154,7 +155,7 @@ def _span(tokens: object, q_len: int) -> range:
 
 
 def _as_map(row: Array, patches: object, grid: tuple[int, int] | None) -> Array:
-    """Return a word's weights in the form of the patch grid, ``[rows, columns]``."""
+    """Return a word's weights in the shape of the patch grid, ``[rows, columns]``."""
     if row.ndim == 2 and patches is None and grid in (None, row.shape) and row.size:
         return row
     if row.ndim != 1 or not row.size:
@@ -188,7 +189,10 @@ def _indices(patches: object, length: int) -> list[int]:
 
 
 def _grid(grid: object, count: int, *, is_exact: bool) -> tuple[int, int]:
-    """Return the rows and columns of the patch grid; without ``is_exact``, other keys may precede the patches."""
+    """Return the numbers of rows and columns of the patch grid.
+
+    Unless ``is_exact``, other keys may precede the patches.
+    """
     if grid is None:
         side = isqrt(count)
         before = count - side * side
@@ -206,7 +210,7 @@ def _grid(grid: object, count: int, *, is_exact: bool) -> tuple[int, int]:
 
 
 def _as_colours(image: object) -> list[Array]:
-    """Return the red, green and blue of an image, from 0 to 1; grey images have three equal ones."""
+    """Return the red, green and blue channels of an image, from 0 to 1; in a grey image, they are equal."""
     array = as_numbers("image", image)
     if array.ndim == 3 and array.shape[0] == 3:
         low, high = float(array.min()), float(array.max())
@@ -219,6 +223,6 @@ def _sized(plane: Array, height: int, width: int) -> Array:
 
 
 def _squares(cells: Array, height: int, width: int) -> Array:
-    """Enlarge the patches of a map to an image without smoothing."""
+    """Enlarge the patches of a map to the size of an image, without smoothing."""
     rows, columns = (np.arange(side) * count // side for side, count in zip((height, width), cells.shape, strict=True))
     return cells[rows][:, columns]

@@ -52,7 +52,7 @@ def chosen(matrix: Matrix, batch: object, head: object) -> tuple[int, int]:
 
 
 def refuse_choice(**named: object) -> None:
-    """Raise if dense weights are drawn with an option that only applies to lazy matrices."""
+    """Raise an error if dense weights are drawn with an option that only applies to lazy matrices."""
     for name, value in named.items():
         if value not in (None, 0):
             hint = "index an array yourself: weights[batch, head]"
@@ -70,7 +70,7 @@ def maps_of(matrices: Matrix | Sequence[Matrix], batch: object, bins: int) -> Ar
     Args:
         matrices: a matrix, or one for each layer, with equal shapes.
         batch: the batch item to draw.
-        bins: most cells on either side.
+        bins: maximum number of cells on either side.
 
     Returns:
         ``[heads, rows, columns]``, or ``[layers, heads, rows, columns]`` for several layers: the largest weight in each
@@ -88,7 +88,7 @@ def maps_of(matrices: Matrix | Sequence[Matrix], batch: object, bins: int) -> Ar
 
 
 def places_of(matrix: Matrix, batch: int) -> tuple[Ints, Ints]:
-    """Return the positions of a matrix's queries and keys for numbering the axes of its map.
+    """Return the positions of a matrix's queries and keys, with which the axes of its map are numbered.
 
     Return two arrays, int64 ``[q_len]`` and ``[kv_len]``, where -1 marks padding.
     """
@@ -111,8 +111,8 @@ def sweep_maps(
     Args:
         matrix: a matrix with at least one query and one key.
         batch: the batch item to draw.
-        heads: the range of one head, or of all heads.
-        bins: most cells on either side.
+        heads: a range that contains one head or all heads.
+        bins: maximum number of cells on either side.
         statistics: further statistics of this batch item and these heads.
     """
     info = MatrixInfo.of(matrix)._replace(shape=(1, len(heads), *matrix.shape[2:]))
@@ -147,7 +147,7 @@ class _VisibleCells:
 
     Args:
         info: description of the drawn part of the matrix.
-        bins: most cells on either side.
+        bins: maximum number of cells on either side.
     """
 
     def __init__(self, info: MatrixInfo, bins: int):

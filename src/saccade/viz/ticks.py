@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
 _SIZE = 9.0  # points
-_SMALL = 1e-6  # of numbers on a logarithmic axis that are written out
-_FEW_DECADES = 2  # of a logarithmic axis that is numbered at 2 and 5 as well
+_SMALL = 1e-6  # smallest number that is written in full on a logarithmic axis
+_FEW_DECADES = 2  # a logarithmic axis that is shorter than this is also numbered at 2 and 5
 _COLUMN = 0.62 * _SIZE  # points of one column of text, with a margin
 
 
 def check_labels(argument: str, labels: Sequence[str] | None, count: int, lines: str) -> None:
-    """Raise unless tick `labels` are None or there is one for each of ``count`` rows or columns (``lines``)."""
+    """Raise an error unless `labels` is None or has one tick label for each of ``count`` rows or columns."""
     if isinstance(labels, str):
         hint = "list(text) is one label per character."
         raise type_error(argument, "be a list of strings", "one string", hint=hint)
@@ -61,7 +61,7 @@ def name_rows(
 
 
 def name_axis(axis: "Axis", name: str) -> None:
-    """Write the name of a map's axis beside the axis."""
+    """Write the name of a map's axis next to the axis."""
     shown, families = drawable_title(translated(name))
     axis.set_label_text(shown, size=_SIZE, family=families, style="italic", **PLAIN)
 
@@ -72,7 +72,10 @@ def plain_number(x: float) -> str:
 
 
 def number_logarithmically(axis: "Axis", low: float, high: float) -> None:
-    """Write plain numbers along a logarithmic axis from ``low`` to ``high``: powers of ten, between few 2 and 5 too."""
+    """Write plain numbers along a logarithmic axis from ``low`` to ``high``.
+
+    Powers of ten are numbered. On an axis of less than two decades, 2 and 5 times these powers are also numbered.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415  matplotlib is optional
 
     is_short = high < low * 10**_FEW_DECADES
@@ -107,7 +110,7 @@ def _write(
 
 
 def _number(axis: "Axis", places: Ints, length: float, *, across: bool) -> None:
-    """Number the ticks of an axis: with round numbers if positions are consecutive, otherwise with some positions."""
+    """Number the ticks of an axis with round numbers or, if positions are not consecutive, with selected positions."""
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415  matplotlib is optional
 
     # Use as many ticks as fit; small maps number every cell.

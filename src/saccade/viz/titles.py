@@ -1,4 +1,4 @@
-"""Line breaks of titles: as written, and where a line is full, but never inside "layer 1, head 3"."""
+"""Wrap titles: keep their line breaks and break long lines, but never inside "layer 1, head 3"."""
 
 import re
 import unicodedata
@@ -12,7 +12,7 @@ _NOT_FIRST = frozenset("，。、；：？！）」』》”’,.;:?!)]}%")  # n
 def wrapped(title: str, columns: int) -> list[str]:
     """Return the lines of a title, each at most ``columns`` wide unless one word is wider.
 
-    Line breaks of the title are kept. Lines break at spaces, and between the characters of scripts without spaces.
+    Existing line breaks are kept. Lines break at spaces, and between the characters of scripts without spaces.
 
     Example:
         >>> wrapped("What a word looks at: layer 1, head 3", 30)
@@ -34,7 +34,7 @@ def _filled(text: str, columns: int) -> list[str]:
 
 
 def _pieces(text: str) -> list[str]:
-    """Split a title into pieces between which a line may break; spaces belong to the piece before."""
+    """Split a title into pieces between which a line may break; spaces belong to the piece before them."""
     glued = _TOGETHER.sub(lambda found: re.sub(r"\s", "\0", found[0]), text)
     pieces: list[str] = []
     for character in glued:

@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import saccade as sc
 from saccade import masks
 from saccade.engine.kernels import aten_flash
+from saccade.engine.kernels.fused import Fused
+from saccade.engine.kernels.kernel import Request
 from saccade.testing import oracle as definition
 
 MASKS = [
@@ -375,3 +377,24 @@ def test_a_function_that_changes_its_mind_before_backward_is_noticed() -> None:
     with pytest.raises(RuntimeError, match="mask must answer alike in the forward and backward pass"):
         out.sum().backward()
     sc.attention(q, k, v, lambda b, h, q, kv: kv < limit[0], impl="fused").sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_half_precision_gradients_run_elsewhere_where_torch_multiplies_slowly(
+    dtype: torch.dtype, is_slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aten_flash, "multiplies_slowly", lambda each: is_slow and each.itemsize == 2)
+    x = torch.randn(1, 2, 256, 32, dtype=dtype)
+    trained = x.clone().requires_grad_()
+    verdicts = [
+        Fused().verdict(sc.AttentionMatrix(*inputs, None).inputs, Request(impl=impl))
+        for inputs in ((x, x), (trained, x), (x, trained))
+        for impl in ("auto", "fused")
+    ]
+    left = [bool(verdict.rather_not) for verdict in verdicts]
+    assert left == [False, False, *[is_slow and dtype.itemsize == 2, False] * 2]
+    few = trained[:, :, :64]
+    assert not Fused().verdict(sc.AttentionMatrix(few, few).inputs, Request()).rather_not
+    with torch.no_grad():
+        assert not Fused().verdict(sc.AttentionMatrix(trained, x).inputs, Request()).rather_not

@@ -295,4 +295,6 @@ def test_a_long_rule_with_a_step_goes_to_kernels_that_gather_its_keys(monkeypatc
     assert sc.AttentionMatrix(narrow, narrow, rule).explain().kernel == "native"
     assert Native().verdict(sc.AttentionMatrix(half, half, rule).inputs, Request()).rather_not == ()
     assert sc.AttentionMatrix(query[:, :, :1024], query[:, :, :1024], rule).explain().kernel == "native"
+    biased = sc.AttentionMatrix(query, query, rule, bias=torch.zeros(1, 1, 1, 2048))
+    assert biased.explain().kernel == "native"  # `fused` would write the bias of each tile to memory
     assert matrix.explain(dropout_p=0.1).kernel == "native"  # the next one with dropout is slower still

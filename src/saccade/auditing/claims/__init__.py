@@ -1,4 +1,4 @@
-"""Claims that are checked only if asked for, such as those about states, windows, sinks, training and the loss."""
+"""Claims that are checked only on request, such as those about states, windows, sinks, training and the loss."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ CLAIMS: Mapping[str, Callable[[Asked], Sequence[ClaimResult]]] = {
 
 
 def checked(claims: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of claims that were asked for; "all" stands for every name.
+    """Validate the names of requested claims, and return them in the order of `CLAIMS`; "all" requests every claim.
 
     Raises:
-        ValueError: a name is not that of a claim.
+        ValueError: there is no claim with one of the names.
     """
     names = (claims,) if isinstance(claims, str) else tuple(claims)
     for name in names:
@@ -45,7 +45,7 @@ def checked(claims: Sequence[str]) -> tuple[str, ...]:
 
 
 def further(asked: Asked, names: Sequence[str]) -> Iterator[ClaimResult]:
-    """Check claims by their names; an error of the model becomes a claim that was not answered."""
+    """Check the named claims; if the model raises an error, the claim is "not answered"."""
     for name in names:
         try:
             yield from CLAIMS[name](asked)

@@ -1,4 +1,4 @@
-"""The claim that no item of a batch depends on another one."""
+"""The claim that no item of a batch depends on another item."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from saccade.auditing.model_under_test import ModelUnderTest, NoGradientError
 from saccade.auditing.rounding_noise import row_differences
 from saccade.auditing.token_axes import tensors_of
 
-_ITEMS = 4  # items whose influence is measured
+_ITEMS = 4  # number of items whose influence is measured
 
 
 def batch(asked: Asked) -> list[ClaimResult]:
-    """Check by changes and by gradients that no item depends on another one, and name the first module where it does.
+    """Check with gradients and changes that no batch item depends on another; if one does, name the first such module.
 
-    Gradients show what cancels but for rounding, such as a maximum over the batch that is subtracted and added again.
+    Gradients also detect influences that cancel except for rounding, such as a maximum over the batch that is
+    subtracted and later added.
     """
     subject = asked.subject
     if subject.shape[0] < 2:
@@ -66,9 +67,10 @@ def _by_gradients(asked: Asked) -> CounterExample | None:
 
 
 def _first_module(subject: ModelUnderTest, item: int) -> str:
-    """Return the name of the first module that mixes ``item`` into rows of other items, or "" if none is seen to.
+    """Return the name of the first module that mixes ``item`` into rows of other items, or "" if none is detected.
 
-    Its outputs at other items have gradients by the vectors of ``item``, and its inputs have none.
+    The module's output rows of other items have gradients with respect to the vectors of ``item``, but its input rows
+    do not.
     """
     calls: list[tuple[str, list[Tensor], list[Tensor]]] = []
 

@@ -1,4 +1,4 @@
-"""Compare equivalent ways to run the model of an audit, in float64 where it can run so."""
+"""Compare equivalent ways of running the audited model, in float64 if the model can run in float64."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from saccade.auditing.finding import ClaimResult, CounterExample
 
 
 def compared(asked: Asked, pairs: Mapping[str, RunPair], optional: Collection[str] = ()) -> list[ClaimResult]:
-    """Return one claim for each pair of ways to run the model; optional ones are left out if they have no answer."""
+    """Return one claim for each pair of ways of running the model, without optional claims that cannot be answered."""
     found = compared_ways(asked.runner(), asked.ids, list(pairs.items()), seed=asked.seed)
     kept = [one for one in found if one.verdict != "not answered" or one.name not in optional]
     return [claim_of(one, asked.subject.passes) for one in kept]
 
 
 def claim_of(pair: Pair, passes: int) -> ClaimResult:
-    """Return the claim of a comparison, with the first row that differs as its counter-example."""
+    """Convert a comparison into the result of a claim, with the first row that differs as the counter-example."""
     answered = pair.verdict != "not answered"
     found = None
     if pair.verdict == "broken" and pair.where is not None:

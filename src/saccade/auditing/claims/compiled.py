@@ -1,4 +1,4 @@
-"""The claim that the compiled model gives the rows of the model as it is written."""
+"""The claim that a compiled model gives the same rows as in an eager run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from saccade.auditing.finding import ClaimResult
 
 
 def compiled(asked: Asked) -> list[ClaimResult]:
-    """Check that the model traced by torch.compile gives the rows of a plain run; kernels are not generated.
+    """Check that the model traced by torch.compile gives the same rows as an eager run; no kernels are generated.
 
-    Cost: some seconds, for tracing.
+    Cost: a few seconds for tracing.
     """
     ids = asked.ids
     pairs: dict[str, RunPair] = {"compiled": lambda own: (own.runner.compiled().whole(ids), own.whole)}

@@ -1,4 +1,4 @@
-"""The claim that the loss reads the right labels: the next token's, none of padding, none of a document's first."""
+"""The claim that the loss reads the next token's label, but no label of padding or of a document's first token."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from saccade.auditing.runner import Unanswered
 
 _IGNORED = -100
 _NOUNS = ("the loss at output", "the label of token")
-_CLOSE = 1e-4  # of the loss: one mean over labels or another differ by more
+_CLOSE = 1e-4  # relative to the loss; means over different sets of labels differ by more
 
 
 def loss(asked: Asked) -> list[ClaimResult]:
-    """Check which labels the loss reads, by its gradient at each row of logits.
+    """Check which labels the loss reads, using its gradient with respect to each row of logits.
 
-    The gradient of a cross-entropy at a row of logits is the softmax less 1 at the label. So it is 0 at rows whose
-    label is ignored, and its least element is the label at all others.
+    The gradient of the cross-entropy with respect to a row of logits is the softmax, minus 1 at the label. It is
+    therefore 0 in rows whose label is ignored; in all other rows, its smallest element is at the label.
 
-    If the inputs have no ``labels``, labels are the ids, except those of padding and of the first token of each
-    document, which are -100.
+    If the inputs have no ``labels``, the ids serve as labels, with -100 for padding and for the first token of each
+    document.
     """
     labels = _labels(asked)
     logits, total = _run(asked, labels)
@@ -50,7 +50,7 @@ def _labels(asked: Asked) -> Tensor:
 
 
 def _run(asked: Asked, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logits and the loss of a run with labels."""
+    """Run the model with labels, and return the logits and the loss."""
     given: Any = asked.inputs
     with torch.enable_grad():
         try:
@@ -66,7 +66,7 @@ def _run(asked: Asked, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _judged(labels: Tensor, logits: Tensor, grad: Tensor, total: Tensor) -> tuple[CounterExample | None, str]:
-    """Compare the labels that the loss reads, by its gradient, with those that it should read."""
+    """Compare the labels that the loss reads, according to its gradient, with the labels that it should read."""
     following = F.pad(labels[:, 1:], (0, 1), value=_IGNORED)
     read = grad.flatten(2).abs().amax(-1) > 0
     wanted = following != _IGNORED
@@ -86,7 +86,7 @@ def _judged(labels: Tensor, logits: Tensor, grad: Tensor, total: Tensor) -> tupl
 
 
 def _has_other_terms(total: Tensor, mean: Tensor) -> bool:
-    """Return whether a loss may hold other terms, such as one that balances experts: it is larger than the mean."""
+    """Return whether a loss may include other terms, such as one that balances experts: it is 1 to 2 times the mean."""
     return bool(total > mean) and bool(total < 2 * mean)
 
 

@@ -1,4 +1,4 @@
-"""The class `Asked`: the model of an audit, and what the audit has already measured of it."""
+"""The class `Asked`: the audited model and everything that the audit has already measured, as input for claims."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from saccade.auditing.runner import Runner, Unanswered
 
 
 class Asked(NamedTuple):
-    """The model of an audit, and what the audit has already measured of it.
+    """The audited model and everything that the audit has already measured, as input for claims.
 
     Attributes:
-        model: the model as it was given, not compiled.
+        model: the model, uncompiled.
         subject: the model and its input.
         composed: the declared rules, composed.
         layered: the measured modules that mix tokens.
@@ -62,7 +62,7 @@ class Asked(NamedTuple):
 
     @property
     def texts(self) -> list[int]:
-        """Lengths of texts to pack into one row: those that were given, or three of nearly equal length."""
+        """Lengths of texts to pack into one row: `lengths`, or three nearly equal lengths if `lengths` is empty."""
         if self.lengths:
             return list(self.lengths)
         length = self.subject.shape[1]
@@ -71,7 +71,7 @@ class Asked(NamedTuple):
         return [length - 2 * (length // 3) + 1, length // 3, length // 3 - 1]
 
     def runner(self) -> Runner:
-        """Return the runner that runs the model in other ways.
+        """Return a runner, which can run the model in equivalent ways.
 
         Raises:
             Unanswered: the model is a function.
@@ -82,12 +82,12 @@ class Asked(NamedTuple):
 
 
 def result(name: str, finding: CounterExample | None, why: str = "", allowed: float = 0.0) -> ClaimResult:
-    """Return a claim that is broken if there is a counter-example."""
+    """Return the result of a claim: broken if there is a counter-example, otherwise held."""
     verdict = "held" if finding is None else "broken"
     return ClaimResult(name, verdict, 0.0 if finding is None else finding.size, allowed, finding, why)  # type: ignore[arg-type]
 
 
 def first_of(mask: Tensor) -> tuple[int, int]:
-    """Return the batch item and the position of the first True of ``mask``, bool ``[batch, length]``."""
+    """Return the batch item and the position of the first True in ``mask``, bool ``[batch, length]``."""
     item, place = torch.nonzero(mask)[0].tolist()
     return item, place

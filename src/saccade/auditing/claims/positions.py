@@ -1,4 +1,4 @@
-"""The claim that positions mean what they should: shifted, in several axes, and used if they are passed."""
+"""The claims that shifting all position ids does not matter, and that the model uses the position ids it receives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ _SHIFT, _STRETCH = 13, 3
 
 
 def positions(asked: Asked) -> list[ClaimResult]:
-    """Check that shifted positions change nothing in a relative model, and that positions which are passed are used."""
+    """Check that shifting all positions does not matter in models with relative positions, and that positions are used.
+
+    Positions are used if multiplying them by 3 changes the outputs. In models with several position axes, equal
+    positions on all axes must also give the same outputs as no explicit positions.
+    """
     ids = asked.ids
     pairs: dict[str, RunPair] = {
         "positions shifted": lambda own: (own.runner.shifted(ids, _SHIFT), own.whole),
@@ -32,7 +36,7 @@ def _each_axis(asked: Asked) -> list[ClaimResult]:
 
 
 def _used(asked: Asked, axis: int | None, name: str) -> ClaimResult:
-    """Check that positions three times as far apart change the outputs of a model that has positions."""
+    """Check that multiplying all positions by 3 changes the outputs of a model that has positions."""
     runner = asked.runner()
     try:
         moved = row_differences(runner.stretched(asked.ids, _STRETCH, axis), runner.whole(asked.ids))

@@ -1,4 +1,4 @@
-"""The claim that a learned sink acts as one: each head's sink takes weight from every key, and gives no value."""
+"""The claim that a learned sink works: each head's sink takes weight from every key and contributes no value."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from saccade.auditing.rounding_noise import row_differences
 
 _LARGE, _SMALL = 80.0, -80.0  # logits beyond which a sink takes all weight, or none, in float32 and bfloat16
 
-_EQUAL = 1e-2  # rows that differ by less, relative to all rows, are equal but for rounding
+_EQUAL = 1e-2  # smaller differences, relative to all rows, count as rounding
 
 
 def sinks(asked: Asked) -> list[ClaimResult]:
     """Check each learned sink: a module's parameter with "sink" in its name, one logit for each head.
 
-    - A larger logit takes weight from all keys: at 80, every row of the module is what it is without keys.
-    - Each head's logit has a gradient, so an implementation that drops it is detected.
+    - A larger logit takes weight from all keys: with a logit of 80, every row is what the module returns without keys.
+    - Each head's logit has a gradient; an implementation that ignores the logit fails this check.
     """
     owners = _owners(asked)
     if not owners:
@@ -32,7 +32,7 @@ def sinks(asked: Asked) -> list[ClaimResult]:
 
 
 def _owners(asked: Asked) -> dict[str, nn.Parameter]:
-    """Return the sink parameter of each module that mixes tokens, or of a module inside of it."""
+    """Return the sink parameter of each module that mixes tokens, including parameters of its submodules."""
     found = dict[str, nn.Parameter]()
     for name in asked.layered.mixed:
         for inner, own in asked.subject.modules[name].named_parameters():

@@ -1,4 +1,4 @@
-"""The claim that states start anew with each document: recurrent, convolutional and of attention, module by module."""
+"""The claim that every state (recurrent, convolutional or attention) starts afresh with each document."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from saccade.auditing.replay import replaying
 from saccade.auditing.rounding_noise import FACTOR, row_differences
 from saccade.auditing.runner import Unanswered
 
-_ROUNDING = 64  # units; a smaller change is one of rounding, and the gradients decide
+_ROUNDING = 64  # in units of eps; a smaller change may be rounding, so gradients decide
 
 
 def states(asked: Asked) -> list[ClaimResult]:
-    """Check each module that mixes tokens on packed documents, and the whole model on one text after another."""
+    """Check each module that mixes tokens on packed documents, and the whole model on two texts in succession."""
     return [_packed(asked), _between_calls(asked)]
 
 
 def _packed(asked: Asked) -> ClaimResult:
-    """Check that no module carries a document's tokens to another one's rows, in one packed run."""
+    """Check that no module carries tokens of one document into rows of another in a packed run."""
     try:
         subject, documents, told = _in_documents(asked)
         judged = asked.judged if subject is asked.subject else torch.ones(subject.shape, dtype=torch.bool)
@@ -46,7 +46,7 @@ def _packed(asked: Asked) -> ClaimResult:
 
 
 def _in_documents(asked: Asked) -> tuple[ModelUnderTest, Tensor, str]:
-    """Return the model on packed documents, the document of each token, and how the model is told of documents."""
+    """Return the model on packed documents, each token's document, and the arguments that mark documents, as text."""
     documents = asked.documents
     if bool((documents[:, 1:] != documents[:, :-1]).any()):
         return asked.subject, documents, ""
@@ -70,7 +70,10 @@ def _by_gradients(layered: ByLayer, documents: Tensor) -> dict[str, CounterExamp
 
 
 def _by_changes(layered: ByLayer, documents: Tensor) -> dict[str, CounterExample]:
-    """Change every other document in each module's rows: the rows of the others must stay, whatever has no gradient."""
+    """Change every second document in each module's input, and report modules in which rows of other documents change.
+
+    This also detects leaks through operations that have no gradient.
+    """
     found, subject = dict[str, CounterExample](), layered.subject
 
     def look(name: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
@@ -89,7 +92,10 @@ def _by_changes(layered: ByLayer, documents: Tensor) -> dict[str, CounterExample
 def _moved(
     again: Callable[[Tensor], Tensor], hidden: Tensor, other: Tensor, out: Tensor, chosen: Tensor, judged: Tensor
 ) -> tuple[tuple[int, int], tuple[int, int], float] | None:
-    """Return a judged row that moves with a chosen token of another document, the token and the size; None if none."""
+    """Return a row that changes with a token of another document, the token, and the size; None if there is none.
+
+    Only tokens in ``chosen`` are changed, and only rows in ``judged`` are checked.
+    """
 
     def sizes(keys: Tensor) -> Tensor:
         changed = torch.where(keys.to(hidden.device)[..., None], other, hidden)
@@ -116,7 +122,7 @@ def _between_calls(asked: Asked) -> ClaimResult:
     size, allowed = float(moved.max()), FACTOR * float(row_differences(first, second).max())
     if size <= allowed:
         return result(name, None)
-    # Two runs after each other: the first follows the same text, the second the other one.
+    # Two runs on the same text: the first follows a run on this text, the second a run on the other text.
     subject.run()
     recorder = SavedRuns(subject)
     recorder.run()

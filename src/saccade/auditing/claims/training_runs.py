@@ -1,4 +1,4 @@
-"""The claim that training computes the same as inference: in train mode, recomputed, under autocast, with a cache."""
+"""The claim that training computes the same as inference: in train mode, when recomputed, and under autocast."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SETS = 6
 
 
 def training(asked: Asked) -> list[ClaimResult]:
-    """Check that the ways in which a model is trained give the rows and the gradients of a plain run."""
+    """Check that running a model as in training gives the same rows and gradients as a plain run."""
     ids = asked.ids
     pairs: dict[str, RunPair] = {
         "in training, without dropout": lambda own: (own.runner.trained().whole(ids), own.whole),
@@ -33,7 +33,7 @@ def training(asked: Asked) -> list[ClaimResult]:
 
 
 def _located(asked: Asked, claim: ClaimResult) -> ClaimResult:
-    """Return a broken claim with the first module that gives other rows in training."""
+    """Add to a broken claim the first module whose rows differ in training; return other claims unchanged."""
     makers = {"in training, without dropout": "trained", "recomputed in the backward pass": "checkpointed"}
     if claim.finding is None or claim.name not in makers:
         return claim
@@ -58,7 +58,7 @@ def _checkpointed(ids: Tensor, *, gradients: bool) -> RunPair:
 
 
 def _gradient(runner: Runner, ids: Tensor) -> Tensor:
-    """Return the gradient of a random sum of the rows by the embedding of each token, ``[batch, len, width]``."""
+    """Return the gradient of a random sum of the rows with respect to token embeddings, ``[batch, len, width]``."""
     table = next(own for own in runner.model.modules() if isinstance(own, nn.Embedding))
     with torch.enable_grad():
         rows = runner.whole(ids)
@@ -70,7 +70,7 @@ def _gradient(runner: Runner, ids: Tensor) -> Tensor:
 def _under_autocast(asked: Asked) -> ClaimResult:
     """Check that forbidden tokens change no row under autocast to bfloat16, and that all rows are finite.
 
-    Equal rows would say little, since one rounding of bfloat16 moves outputs by percents.
+    Rows are not compared with those in float32, since rounding to bfloat16 changes outputs by a few percent.
     """
     name, subject = "under autocast", asked.subject
     reach = asked.composed.reach

@@ -1,4 +1,4 @@
-"""The claim that a window has its width: measured in each module, and the same with a cache."""
+"""The claim that windows have their declared width, measured in each module and when decoding with a cache."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from saccade.auditing.runner import Unanswered
 
 
 def window(asked: Asked) -> list[ClaimResult]:
-    """Check the width of each window, and that steps through a cache see the same keys at its edge.
+    """Check the width of each window, and that decoding with a cache sees the same keys at the window's edge.
 
-    A window counts keys besides the row's own. ``sliding_window=W`` of transformers counts the row's own, too: it is
-    W - 1 keys besides.
+    Widths do not include the row's own key. The ``sliding_window=W`` of transformers includes it and is a width of
+    W - 1.
     """
     return [_width(asked), *_decoded(asked)]
 
 
 def _width(asked: Asked) -> ClaimResult:
-    """Compare how far each module was measured to see with how far its rule reaches."""
+    """Compare the measured width of each module's window with the width that its rule declares."""
     composed, told, found = asked.composed, list[str](), list[CounterExample]()
     length = asked.subject.shape[1]
     for name in composed.ruled:
@@ -27,7 +27,7 @@ def _width(asked: Asked) -> ClaimResult:
             item, place = one.row
             own = composed.required(name, place)[item].nonzero().flatten()
             if place <= length // 2 or not len(own) or not (width := place - int(own.min())) or width >= place:
-                continue  # its window is not seen to end
+                continue  # the far edge of its window is not within this text
             seen = place - int(one.seen.nonzero().min())
             if not any(line.startswith(f"{name}:") for line in told):
                 told.append(f"{name}: {seen} keys besides self, {seen + 1} with it")
@@ -42,7 +42,7 @@ def _width(asked: Asked) -> ClaimResult:
 
 
 def _short(told: list[str]) -> str:
-    """Return the measured widths, with the modules of one width in one sentence."""
+    """Summarize the measured widths, grouping modules with equal widths."""
     widths: dict[str, list[str]] = {}
     for line in told:
         name, _, width = line.partition(": ")

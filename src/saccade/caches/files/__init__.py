@@ -1,4 +1,4 @@
-"""Cache files: writing them, reading them, and checking their contents."""
+"""Functions that write cache files, read them and check their contents."""
 
 from saccade.caches.files.tensor_files import VERSION, decoded, encoded, read_tensors, write_whole
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from saccade.caches.files.tensor_files import read_plain, write_whole
 from saccade.support.errors import value_error
 
-_OLD = 3600.0  # age in seconds from which an unfinished file is assumed to be left over from a dead process
+_OLD = 3600.0  # seconds after which an unfinished file is assumed to be left over from a dead process
 _IN_THE_WAY = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENOTEMPTY),
     errno.ENXIO,
@@ -31,7 +31,7 @@ class _File(NamedTuple):
 
 
 class BlockFolder:
-    """A folder of blocks. Each block is a file named by its key, and is either complete or absent.
+    """A folder of blocks. Each block is a file named after its key, and is either complete or absent.
 
     The folder reads, counts and removes only files that it could have written itself. Links are never followed.
 
@@ -66,7 +66,7 @@ class BlockFolder:
             return False
 
     def read(self, key: str) -> bytes | None:
-        """Return the contents of a block's file. If it is missing, just removed or unreadable, return None."""
+        """Return the contents of a block's file, or None if it is missing or unreadable."""
         try:
             return read_plain(self.path(key)) if self.has(key) else None
         except OSError:
@@ -77,7 +77,7 @@ class BlockFolder:
         _try_remove(self.path(key))
 
     def touch(self, keys: Sequence[str]) -> None:
-        """Mark blocks as just used. Later blocks of a sequence get an earlier time, so they are removed first."""
+        """Mark the blocks of a sequence as just used. Later blocks get an earlier time, so they are removed first."""
         now = time.time_ns()
         for i, key in enumerate(keys):
             if self.has(key):
@@ -85,7 +85,7 @@ class BlockFolder:
                     os.utime(self.path(key), ns=(now - 1000 * i, now - 1000 * i))
 
     def write(self, key: str, data: memoryview, protected: set[str]) -> bool:
-        """Write a block file if there is room, or if removing least recently used blocks makes enough room.
+        """Write a block file, removing the least recently used blocks if necessary. Return whether there was room.
 
         Args:
             key, data: the key and contents of the block.
@@ -128,11 +128,11 @@ class BlockFolder:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the folder's lock while making room and writing; the system releases it if the process dies."""
+        """Hold the folder's lock while files are removed and written. The system releases it if the process dies."""
         try:
             import fcntl  # noqa: PLC0415  not on every system
         except ModuleNotFoundError:
-            # Without it two processes may together exceed max_bytes for a moment; nothing else depends on the lock.
+            # Without the lock, two processes together may briefly exceed max_bytes. Nothing else depends on it.
             yield
             return
         place = self._folder / "lock"
@@ -160,7 +160,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _as_file(entry: os.DirEntry[str]) -> _File | None:
-    """Return the size and age of a folder's entry. If it is not a file of the block store, return None."""
+    """Return a folder entry's path, size and time of last use, or None if it is not a file of the block store."""
     is_unfinished = _UNFINISHED.fullmatch(entry.name) is not None
     if not (is_unfinished or _BLOCK.fullmatch(entry.name)) or not entry.is_file(follow_symlinks=False):
         return None

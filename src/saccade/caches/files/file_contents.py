@@ -1,4 +1,4 @@
-"""The contents of a cache file, checked part by part: `Contents`, and the declaration of a tensor, `Leaf`."""
+"""The contents of a cache file, checked part by part (`Contents`), and the declaration of a tensor (`Leaf`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LARGEST_EMPTY = 1 << 20  # largest size of an axis of an empty tensor, which th
 
 
 class MisfitError(Exception):
-    """The error for a cache file with impossible contents. Its message continues the words "a file that"."""
+    """The error for a cache file with impossible contents. Its message completes a phrase that begins "one that"."""
 
 
 class Leaf(NamedTuple):
@@ -28,12 +28,12 @@ class Leaf(NamedTuple):
 
     Args:
         name: name of the tensor in the state and in files.
-        axes: names of its axes, such as ``"batch kv_heads columns head_dim"``; ``batch|1`` if items may share a row,
-            and ``columns`` if only the first `LayerCache.length` entries are used.
+        axes: names of its axes, such as ``"batch kv_heads columns head_dim"``. ``batch|1`` is an axis of size 1 if all
+            items share a row; of ``columns``, only the first `LayerCache.length` entries are used.
         dtype: ``float`` (the dtype of the keys), ``wide`` (float32, or float64 with float64 keys), ``positions``
             (int64, -1 at padding), ``int8`` or ``bool``.
         is_optional: whether the tensor may be missing.
-        is_saved: whether files contain the tensor.
+        is_saved: whether the tensor is saved in files.
     """
 
     name: str
@@ -44,15 +44,15 @@ class Leaf(NamedTuple):
 
 
 class Contents:
-    """The contents of one cache in a file: a few plain values and tensors.
+    """The part of a file that describes one cache: a few plain values, and tensors.
 
     Args:
-        tree: the plain values.
+        tree: the plain values, by name.
         name: prefix of the names of the cache's tensors.
         tensors: all tensors of the file, by name.
 
     Raises:
-        MisfitError: raised by every method for a part of an unexpected type, shape or size.
+        MisfitError: a part is missing, or has an unexpected type, shape or size. Every method may raise it.
     """
 
     def __init__(self, tree: object, name: str, tensors: Mapping[str, Tensor]):
@@ -90,7 +90,7 @@ class Contents:
         return None if self.value(key) is None else self.count(key, least, most)
 
     def position(self, key: str) -> int:
-        """Return a position or a number of tokens from the cache file."""
+        """Return a position or a number of tokens from the cache file. Raise if it is out of range."""
         return self.count(key, 0, _FARTHEST)
 
     def misfit(self, what: str) -> MisfitError:
@@ -102,7 +102,7 @@ class Contents:
         return self._name + name in self._tensors
 
     def is_empty(self, leaves: Sequence[Leaf]) -> bool:
-        """Return whether the saved cache was empty. Raise if it was empty but the file contains tokens."""
+        """Return whether the saved cache is empty. Raise if the file contains tokens although it is."""
         is_empty = self.value("first") is None if not self.says("length") else self.position("length") == 0
         has_tokens = any(self.has(leaf.name) and self._tensors[self._name + leaf.name].numel() for leaf in leaves)
         if is_empty and (has_tokens or (self.says("next") and self.count("next", 0, 0))):
@@ -114,7 +114,7 @@ class Contents:
 
         Args:
             leaf: the declaration of the tensor.
-            sizes: sizes of axes by name; sizes of new axes are added.
+            sizes: known sizes of axes, by name. The sizes of other axes are added.
             dtype: dtype of the keys; None if this tensor contains the keys.
         """
         if not self.has(leaf.name):
@@ -141,7 +141,7 @@ class Contents:
     def state(
         self, leaves: Sequence[Leaf], sizes: dict[str, int]
     ) -> tuple[dict[str, Tensor], dict[str, int], KeyValueSpec]:
-        """Return three values: the state tensors of the file by name, axis sizes, and the spec of keys and values.
+        """Return the file's state tensors by name, the axis sizes, and the spec of keys and values.
 
         Args:
             leaves: the declarations of the tensors, keys first.
@@ -177,7 +177,7 @@ class Contents:
         return after
 
     def check_room(self, key: Tensor, value: Tensor, columns: int) -> None:
-        """Raise before allocating memory if a file describes more columns than this machine's memory can hold."""
+        """Raise if a file describes more columns than fit into this machine's memory. Called before allocation."""
         each = sum(x.shape[0] * x.shape[1] * x.shape[3] * x.element_size() for x in (key, value))
         if each * columns > _memory_bytes():
             raise MisfitError(

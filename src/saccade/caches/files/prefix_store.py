@@ -1,4 +1,4 @@
-"""PrefixStore: a folder with the keys and values of common prefixes, shared by prompts and processes."""
+"""PrefixStore: a folder with the keys and values of common prefixes, which prompts and processes share."""
 
 from __future__ import annotations
 
@@ -24,31 +24,32 @@ _KIND = "block of a prefix"
 class PrefixStore:
     """A folder that stores keys and values in blocks, for prompts that begin like earlier prompts.
 
-    A sequence is cut into blocks of ``block_size`` tokens. Each block has a file, named by a hash of its tokens, all
-    blocks before it and everything else that keys and values depend on: the model's `fingerprint`, the ``salt`` and the
-    format. So a block is found only if the full sequence up to its end is the same, and never for a different model. A
-    checksum verifies the contents, and the tokens are compared. A damaged file counts as missing and is removed. A file
-    that may not be read also counts as missing.
+    A sequence is divided into blocks of ``block_size`` tokens. Each block has a file, named by a hash of its tokens,
+    all blocks before it and everything else that keys and values depend on: the model's `fingerprint`, the ``salt``
+    and the format. So a block is found only if the full sequence up to its end is the same, and never for a different
+    model. A checksum verifies the contents, and the tokens are compared. A damaged file counts as missing and is
+    removed. A file without read permission also counts as missing.
 
     Any number of processes may use a folder, and any of them may be killed at any time, because readers only see
-    complete files. Before ``max_bytes`` is exceeded, the least recently used blocks are removed, and ends of sequences
-    before beginnings. The store reads, counts and removes only files that it could have written itself. Links are never
-    followed, so nothing outside of the folder changes.
+    complete files. To stay within ``max_bytes``, the store removes the least recently used blocks, and later blocks of
+    a sequence before earlier ones. It reads, counts and removes only files that it could have written itself. Links
+    are never followed, so nothing outside of the folder changes.
 
     Args:
-        folder: created if it does not exist. Nothing but the store should write there.
+        folder: created if it does not exist. Only the store should write there.
         max_bytes: largest total size of the files.
         fingerprint: fingerprint of the model; see `fingerprint`.
         block_size: number of tokens in a block.
-        salt: everything else that changes keys and values but is not part of the model, such as autocast, an adapter
-            that a flag switches on, or an image before the text; or the name of a user who must not share with others.
+        salt: describes everything else that changes keys and values but is not part of the model, such as autocast, an
+            adapter that a flag enables, or an image before the text. It may also name a user whose prefixes must not be
+            shared.
 
     Raises:
-        TypeError, ValueError: invalid arguments, a folder that may not be written to, or one with files that the store
-            did not write.
+        TypeError, ValueError: invalid arguments, a path that is not a folder, or a folder that may not be read or
+            written.
 
-    Cost: a file of ``layers * kv_heads * block_size * (head_dim + value_dim)`` elements for each block, which is read
-    once.
+    Cost: each block has a file of ``layers * kv_heads * block_size * (head_dim + value_dim)`` elements. To restore a
+    prefix, each of its files is read once.
 
     Example:
         >>> import tempfile
@@ -95,7 +96,7 @@ class PrefixStore:
         return self._blocks.nbytes
 
     def find(self, tokens: Sequence[int]) -> int:
-        """Return how many tokens at the beginning of a sequence are stored, without reading a file."""
+        """Return how many tokens at the beginning of a sequence are stored. No file is read."""
         chain = self._chain(tokens)
         return self.block_size * next((i for i, key in enumerate(chain) if not self._blocks.has(key)), len(chain))
 
@@ -104,7 +105,7 @@ class PrefixStore:
 
         Args:
             tokens: the tokens of one sequence.
-            cache: an empty cache with a `KVCache` or `saccade.caches.BlockSelectCache` for each layer and a batch of
+            cache: an empty cache with a `KVCache` or `saccade.caches.BlockSelectCache` for each layer, for a batch of
                 one.
             device: the device of the model.
 
@@ -113,7 +114,7 @@ class PrefixStore:
             the next. Continue with ``tokens[returned:]``.
 
         Raises:
-            ValueError, UnsupportedError: a cache that is not empty, or of a kind that cannot be filled.
+            ValueError, UnsupportedError: the cache is not empty, or is of a kind that cannot be filled.
         """
         size = self.block_size
         layers = _layers(cache)
@@ -132,7 +133,7 @@ class PrefixStore:
         return len(parts) * size
 
     def put(self, tokens: Sequence[int], cache: Cache | LayerCache) -> int:
-        """Store the full blocks of a sequence that a cache has read.
+        """Store the full blocks of a sequence whose keys and values are in a cache.
 
         Args:
             tokens: the tokens of the sequence; the cache starts with them and may contain more.
@@ -141,10 +142,11 @@ class PrefixStore:
 
         Returns:
             The number of new blocks. Keys computed after a step that skipped blocks are not exact, so they are not
-            stored. Blocks beyond ``max_bytes`` are not stored either.
+            stored. Blocks for which there is no room in ``max_bytes`` are not stored either.
 
         Raises:
-            ValueError, UnsupportedError: a cache of a different kind, or with different tokens.
+            ValueError, UnsupportedError: a cache of another kind, with a batch other than one, with other positions, or
+                with fewer tokens.
         """
         layers = _layers(cache)
         chain, length = self._chain(tokens), layers[0].length
@@ -172,7 +174,7 @@ class PrefixStore:
         """Remove the stored prefixes of all models.
 
         Raises:
-            ValueError: some files may not be removed; all other files are removed.
+            ValueError: some files could not be removed; all others are removed.
         """
         self._blocks.clear()
 
@@ -180,7 +182,7 @@ class PrefixStore:
         return f"PrefixStore({str(self.folder)!r}, {self.max_bytes}, block_size={self.block_size})"
 
     def _chain(self, tokens: Sequence[int]) -> list[str]:
-        """Return the chained hashes that name the full blocks of a sequence."""
+        """Return the keys of a sequence's full blocks: hashes, each of which includes the one before."""
         given = tokens.tolist() if isinstance(tokens, Tensor) else tokens
         is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes)
         if not is_list or not all(type(token) is int for token in given):
@@ -192,7 +194,7 @@ class PrefixStore:
         return chain
 
     def _block(self, key: str, tokens: list[int], layers: int) -> list[Tensor] | None:
-        """Return the stored keys and values of a block for each layer. If it is missing or damaged, return None."""
+        """Return the stored keys and values of a block for each layer, or None if it is missing or damaged."""
         raw = self._blocks.read(key)
         if raw is None:
             return None
@@ -219,12 +221,12 @@ def _hash(parts: list[object]) -> str:
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:
-    """Return whether two blocks of a prefix differ in width or dtype, so that they cannot belong to one sequence."""
+    """Return whether two blocks differ in width or dtype, so that they cannot belong to one sequence."""
     return one.shape != other.shape or one.dtype != other.dtype
 
 
 def _single_sequence(layer: KVCache) -> dict[str, Tensor]:
-    """Return the keys and values of a prefix from one layer. Raise unless it stores one sequence from position 0."""
+    """Return a layer's cached keys and values. Raise unless they are of one sequence that starts at position 0."""
     key, value = layer.key, layer.value
     if not isinstance(layer.kv_positions, range) or layer.kv_positions != range(layer.length):
         raise value_error("cache", "hold tokens at 0, 1, 2, …", "others", hint="one text, unpadded")
@@ -235,7 +237,7 @@ def _single_sequence(layer: KVCache) -> dict[str, Tensor]:
 
 
 def _layers(cache: Cache | LayerCache) -> list[KVCache]:
-    """Return the caches of all layers, to save or restore a prefix. Raise unless each of them stores all keys."""
+    """Return the caches of all layers. Raise unless each of them stores the keys of all tokens."""
     check_type("cache", cache, (Cache, LayerCache), "be a cache")
     layers: list[KVCache] = []
     for layer in cache.flat if isinstance(cache, Cache) else (cache,):
@@ -250,9 +252,9 @@ def fingerprint(model: nn.Module) -> str:
     """Return the SHA-256 of a model's weights, their dtypes, its configuration and its structure.
 
     Two models with the same fingerprint compute the same keys and values for the same tokens at the same positions. A
-    change of a weight, dtype, rotation base, mask or adapter changes the fingerprint. Inputs that are not part of the
-    module (autocast, a mask passed to the call, an image before the text) do not; include them in the ``salt`` of a
-    `PrefixStore`.
+    changed weight, dtype, rotation base, mask or adapter changes the fingerprint. Things that are not part of the
+    module (autocast, a mask passed to the call, an image before the text) do not change it; include them in the
+    ``salt`` of a `PrefixStore`.
 
     Args:
         model: a module; its ``config``, if it has one, is included.

@@ -1,4 +1,4 @@
-"""Writing a cache to a file and reading it back: settings, numbers and tensors."""
+"""Save a cache to a file and load it again: settings, numbers and tensors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _KINDS = {
         CrossCache,
     )
 }
-_GROUPED = (BlockSelectCache, HeavyHitterCache, SnapKVCache)  # their sizes are stored in a group
+_GROUPED = (BlockSelectCache, HeavyHitterCache, SnapKVCache)  # their sizes form a group in the file
 _SCORERS: dict[str, type[BlockScorer]] = {kind.__name__: kind for kind in (BlockMeans, BlockBounds)}
 _SCALINGS: dict[str, type[encodings.Scaling]] = {
     kind.__name__: kind
@@ -60,14 +60,13 @@ _SCALINGS: dict[str, type[encodings.Scaling]] = {
 def save_cache(cache: Cache | LayerCache, path: str | os.PathLike[str], *, fingerprint: str | None = None) -> None:
     """Write a cache to a file, to continue from it later or in another process.
 
-    The file is in safetensors format and never pickled. It is written under a temporary name and then renamed, so if
+    The file is in safetensors format, without pickle. It is written under a temporary name and then renamed, so if
     the process is killed, either the old or the new file remains.
 
     Args:
         cache: the cache of a layer or a model.
         path: the file.
-        fingerprint: `fingerprint` of the model that computed the cache; `load_cache` then requires the same
-            fingerprint.
+        fingerprint: the `fingerprint` of the model that computed the cache. `load_cache` then requires the same one.
 
     Raises:
         TypeError: not a cache, or not a path.
@@ -104,17 +103,17 @@ def load_cache(
 
     Args:
         path: the file.
-        fingerprint: `fingerprint` of the model that will use it; must equal the fingerprint in the file.
+        fingerprint: the `fingerprint` of the model that will use the cache; must equal the one in the file.
         device: the device of the cache.
 
     Returns:
-        A cache of the same kind, which continues where the saved one stopped.
+        A cache of the same kind and with the same contents as the saved one.
 
     Raises:
         ImportError: safetensors is not installed.
         TypeError: not a path.
-        ValueError: the file is missing, truncated, damaged, not a cache, from a different version or for a different
-            model, or describes an impossible cache.
+        ValueError: the file is missing, truncated or damaged, is not a cache, is from a different version or for a
+            different model, or describes an impossible cache.
     """
     file = checked_path("path", path)
     _check_fingerprint(fingerprint)
@@ -128,7 +127,7 @@ def load_cache(
     try:
         return _load_layer(about.get("cache"), "", {name: x.to(device) for name, x in tensors.items()})
     except MisfitError as misfit:
-        # The checksum matches, so the file is not damaged, but something other than save_cache wrote it.
+        # The checksum matches, so the file is not damaged, but save_cache did not write it.
         rule = "be a file of a cache, as save_cache writes it"
         raise value_error("path", rule, f"one that {misfit}") from None
 
@@ -140,7 +139,7 @@ def _check_fingerprint(fingerprint: object) -> None:
 
 
 def _describe(cache: Cache | LayerCache, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the description of a cache for its file, and add its tensors to ``tensors`` with ``name`` as prefix."""
+    """Return a cache's JSON description, and add its tensors to ``tensors`` under names that begin with ``name``."""
     if isinstance(cache, Cache):
         layers = [_describe(layer, f"{name}{i}.", tensors) for i, layer in enumerate(cache)]
         return {"kind": "Cache", "layers": layers}
@@ -165,16 +164,16 @@ def _load_layer(tree: object, name: str, tensors: dict[str, Tensor], depth: int 
     try:
         cache = _new_cache(contents)
         cache.restore(contents)
-    except (ValueError, TypeError, NotImplementedError) as error:  # a cache refuses the sizes
+    except (ValueError, TypeError, NotImplementedError) as error:  # the cache rejects the sizes
         raise MisfitError(f"cannot be a {contents.kind} ({str(error).partition(chr(10))[0]})") from None
     return cache
 
 
 def _settings(cache: LayerCache) -> dict[str, Any]:
-    """Return the kind and the settings of a cache, as JSON for its file.
+    """Return the kind and the settings of a cache as JSON.
 
     Raises:
-        UnsupportedError: a cache, or a part of it, of a type that files do not support.
+        UnsupportedError: the cache, its scorer or its rotary encoding is of a type that files do not support.
     """
     kind = type(cache).__name__
     if _KINDS.get(kind) is not type(cache):
@@ -246,7 +245,7 @@ def _rotary(contents: Contents) -> encodings.Rotary:
 
 
 def _is_scaling_setting(value: object) -> bool:
-    """Return whether a value in a cache file may be a setting of rotary scaling: numbers, a bool, or None."""
+    """Return whether a value from a cache file may be a setting of rotary scaling: numbers, a bool, or None."""
     if isinstance(value, list):
         return all(isinstance(number, float) for number in value)
     return value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 53)

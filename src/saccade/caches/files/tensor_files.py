@@ -1,4 +1,4 @@
-"""Tensor files in safetensors format, which are complete or absent and verified by a checksum."""
+"""Tensor files in safetensors format, which are either complete or absent and contain a checksum."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def encoded(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> memoryvi
     """Return the bytes of a tensor file: a header that names and describes the tensors, then the tensors.
 
     Args:
-        tensors: tensors of numbers or bools by name, on any device.
-        about: description, as JSON; ``version`` and a checksum of everything are added to it.
+        tensors: tensors by name, on any device.
+        about: the description, as JSON. ``version`` and ``checksum`` are added to it.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -53,9 +53,9 @@ def encoded(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> memoryvi
 
 
 def write_whole(path: Path, data: memoryview) -> None:
-    """Write a file under a temporary name and rename it when it is on disk, so readers never see half a file.
+    """Write a file under a temporary name and rename it once it is on disk, so that readers never see a partial file.
 
-    A killed process leaves behind at most a file ``.NAME.*.part``, which is never read.
+    If the process is killed, it leaves behind at most a file ``.NAME.*.part``, which is never read.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
@@ -93,10 +93,10 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
 
 
 def read_plain(path: Path) -> bytes:
-    """Return the bytes of a tensor file, which is a regular file. Links are not followed; pipes raise an error.
+    """Return the bytes of a tensor file without following links or waiting for pipes.
 
     Raises:
-        OSError: the file does not exist, or may not be read.
+        OSError: the file does not exist, is a link, or may not be read.
     """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | _BINARY)
     with open(handle, "rb") as file:
@@ -104,7 +104,7 @@ def read_plain(path: Path) -> bytes:
 
 
 def decoded(raw: bytes, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Decode the bytes of a tensor file: return tensors by name, and their description. Raise like `read_tensors`."""
+    """Return the tensors by name and the description in the bytes of a tensor file. Raise as `read_tensors` does."""
     try:
         from safetensors import SafetensorError  # noqa: PLC0415  imported when used
         from safetensors.torch import load  # noqa: PLC0415
@@ -129,7 +129,7 @@ def decoded(raw: bytes, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _header_description(raw: bytes) -> dict[str, Any] | None:
-    """Return the description in the header of a tensor file. If saccade did not write the file, return None."""
+    """Return the description in the header of a tensor file, or None if saccade did not write the file."""
     try:
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
         about = json.loads(header["__metadata__"][_WORD])
@@ -139,7 +139,7 @@ def _header_description(raw: bytes) -> dict[str, Any] | None:
 
 
 def _matches_checksum(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether the description and tensors of a file match its checksum."""
+    """Return whether a file's description and tensors match its checksum."""
     try:
         checksum = _checksum({key: x for key, x in about.items() if key != "checksum"}, tensors)
     except RecursionError:

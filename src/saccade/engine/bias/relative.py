@@ -28,8 +28,8 @@ class DistanceTerm(Term):
             the table use its first or last value.
         lowest: the smallest distance in the table.
         first: the distance between query 0 and key 0, if the positions of queries and keys are consecutive.
-        q_addresses, kv_addresses: if they are not, int64 ``[B | 1, L]`` and ``[B | 1, S]``. Their differences are the
-            distances.
+        q_addresses, kv_addresses: if the positions are not consecutive, int64 ``[B | 1, L]`` and ``[B | 1, S]``, whose
+            differences are the distances.
     """
 
     is_written_out = False
@@ -63,7 +63,7 @@ class DistanceTerm(Term):
             for span in tile.spans:
                 runs = table[:, :, 0].index_select(-1, self._run(tile.rows, span))
                 # Row r is a segment of the reversed run, shifted by r. Flipping the rows instead would leave their
-                # entries apart in memory, and kernels that read row by row would copy them first.
+                # entries non-contiguous, and kernels that read row by row would copy them first.
                 backwards = torch.arange(tile.height - 1, -1, -1, device=self.source.device)
                 parts.append(runs.flip(-1).unfold(-1, len(span), 1).index_select(-2, backwards))
             return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
@@ -117,7 +117,7 @@ class DistanceTerm(Term):
         return is_alike and tile.height > 0 and tile.width > 0
 
     def _run(self, rows: range, span: range) -> Tensor:
-        """Return the index in the bias table for each diagonal of a tile, from the last column of the first row on."""
+        """Return the index in the bias table for each diagonal of a tile, starting with the first row's last column."""
         step, length = rows.step, len(rows) + len(span) - 1
         start = self.first + rows.start - span[-1]
         index = torch.arange(length, device=self.source.device) * step + (start - self.lowest)
@@ -140,7 +140,8 @@ class DistanceTerm(Term):
 def _diagonal_sums(x: Tensor) -> Tensor:
     """Sum a bias gradient along its diagonals, ``[..., R, C] -> [..., R + C - 1]``, ordered by row minus column."""
     rows, columns = x.shape[-2:]
-    # Pad each row with zeros and cut into rows shorter by one: each row then moves one column to the right.
+    # Pad each row with zeros and cut the result into rows shorter by one, which shifts each row right by one column
+    # more than the row above.
     skewed = F.pad(x.flip(-1), (0, rows)).flatten(-2)[..., : rows * (rows + columns - 1)]
     return skewed.unflatten(-1, (rows, rows + columns - 1)).sum(-2)
 
@@ -172,7 +173,7 @@ def distance_term(
         name = type(bias).__name__
         got = f"{name} for {table.shape[1]} heads" if table.dim() == 4 else name
         raise value_error("bias", f"be made for {heads} heads, or one", got)
-    # In the dtype of the scores: float64 for float64, else float32.
+    # Use the dtype of the scores: float64 for float64 inputs, float32 for all others.
     return DistanceTerm(table.to(wide_dtype(query.dtype)), lowest, first, q, kv)
 
 

@@ -42,7 +42,7 @@ class Modification:
     def gradients(
         self, grad: Tensor, scores: Tensor, place: tuple[Tensor, ...]
     ) -> tuple[Tensor | None, tuple[Tensor | None, ...]]:
-        """Return the gradient of the scores before the score function, and the gradients of the captured tensors."""
+        """Return the gradients with respect to the unmodified scores and to the captured tensors."""
         scores = scores.detach().requires_grad_()
         with torch.enable_grad():
             answer = self(scores.clone(), place)  # a copy, since the function may change it

@@ -17,7 +17,7 @@ def with_sink(out: Tensor, lse: Tensor, sink_logit: Tensor) -> tuple[Tensor, Ten
         sink_logit: ``[heads]``, in the dtype of the lse.
 
     Returns:
-        Output and lse with the sink included. For a row that may attend to nothing, they stay 0 and -inf.
+        Output and lse with the sink included. For a row without visible keys, they stay 0 and -inf.
     """
     sink, empty = sink_logit[None, :, None], lse == -math.inf
     lse = lse.masked_fill(empty, 0.0)  # second derivatives at -inf are NaN
@@ -42,6 +42,6 @@ def bytes_of_sink(rows: int, value_dim: int, wide: torch.dtype) -> int:
 
 
 def log_share(lse: Tensor, sink_logit: Tensor) -> Tensor:
-    """Return the log of the total weight that keys have beside a sink logit, shaped like the lse; 0 for empty rows."""
+    """Return the log of the total weight that a sink logit leaves to keys, shaped like the lse; 0 for empty rows."""
     share = torch.nn.functional.logsigmoid(lse - sink_logit[None, :, None])
     return share.masked_fill(lse == -math.inf, 0.0)

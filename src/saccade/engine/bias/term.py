@@ -1,4 +1,4 @@
-"""Bias terms: matrices added to the scores. They are read, and their gradients added up, one tile at a time.
+"""Bias terms: matrices added to the scores. They are read, and their gradients accumulated, one tile at a time.
 
 Axis legend: batch B · heads H · q_len L · kv_len S · rows R · columns C · distances T.
 """
@@ -138,6 +138,6 @@ def entry(x: Tensor, *place: Tensor) -> Tensor:
 
 
 def summed_to(x: Tensor, like: Tensor) -> Tensor:
-    """Sum the gradient of a bias over batch items if they share one bias, and over heads if they do."""
+    """Sum the gradient of a bias over batch items if these share the bias, and over heads if these do."""
     few = [axis for axis in range(2) if like.shape[axis] == 1 < x.shape[axis]]
     return x.sum(few, keepdim=True) if few else x

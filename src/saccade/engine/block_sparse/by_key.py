@@ -30,8 +30,8 @@ _ENTRIES = 1 << 19  # scores of a block processed at a time: 2 MB, which fit int
 class ByBlock(BlockSparseKernel):
     """Exact block-sparse attention by key block: gather the queries that selected the block, and merge partial results.
 
-    Cost: time grows with the number of selected pairs. Besides inputs and outputs, memory holds partial results of one
-    group of heads, and an index entry for each selected block.
+    Cost: time grows with the number of selected pairs. Beyond inputs and outputs, memory is needed for the partial
+    results of one group of heads and for one index entry per selected block.
     """
 
     name = "by_block"
@@ -81,7 +81,7 @@ class ByBlock(BlockSparseKernel):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Compute the gradients of query, key and value, one key block at a time."""
+        """Compute the gradients with respect to query, key and value, one key block at a time."""
         grads, delta = start_of_backward(inputs, value, results)
         for group in head_groups(inputs):
             query, key, values = (

@@ -32,7 +32,7 @@ class Gathered(BlockSparseKernel):
     """Exact block-sparse attention: the selected keys are gathered (copied) for each query.
 
     Cost: time grows with the number of selected pairs. Each pair is expensive, because a copy of a key serves only one
-    query and its group of heads. Besides inputs and outputs, memory holds a few rows.
+    query and its group of heads. Beyond inputs and outputs, memory is needed for a few rows.
     """
 
     name = "gathered"
@@ -65,7 +65,7 @@ class Gathered(BlockSparseKernel):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Compute the gradients of query, key and value with gathered keys."""
+        """Compute the gradients with respect to query, key and value, using gathered keys."""
         grads, delta = start_of_backward(inputs, value, results)
         for group, step in _steps(inputs, value):
             place = (group.item, group.heads, slice(step.rows.start, step.rows.stop))

@@ -59,7 +59,7 @@ def selected_blocks(inputs: AttentionInputs) -> SelectedBlocks:
 
 
 def start_of_backward(inputs: AttentionInputs, value: Tensor, results: Backward) -> tuple[list[Tensor], Tensor]:
-    """Start a block-sparse backward pass: return zero gradients of query, key and value, and row sums to subtract."""
+    """Start a block-sparse backward pass: return zero gradients for query, key and value, and row sums to subtract."""
     wide = inputs.compute_dtype
     grads = [torch.zeros_like(x, dtype=wide) for x in (inputs.query, inputs.key, value)]
     delta = (results.grad_out.to(wide) * results.out.to(wide)).sum(-1)
@@ -81,8 +81,8 @@ class HeadGroup(NamedTuple):
     Attributes:
         item: index of the batch item.
         heads: range of adjacent heads.
-        kv_head: the key head that they share.
-        index_head: the head of the block index that they share.
+        kv_head: the key head that the heads share.
+        index_head: the head of the block index that the heads share.
     """
 
     item: int
@@ -107,7 +107,7 @@ class HeadGroup(NamedTuple):
         """Return which pairs in the selected blocks the mask allows, bool ``[rows, heads | 1, keys]``.
 
         Args:
-            mask: the selected blocks. The mask inside `SelectedBlocks` is evaluated.
+            mask: the selected blocks; the mask that `SelectedBlocks` wraps is evaluated.
             rows: indices of queries, int64 ``[rows]``.
             keys: indices of keys, int64 ``[rows | 1, keys]``.
         """

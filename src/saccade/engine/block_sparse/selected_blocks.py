@@ -27,7 +27,7 @@ class SelectedBlocks(Mask):
     Args:
         rule: the mask to restrict, as stored in the checked inputs.
         origin: positions of the first query and the first key in that mask.
-        index: int32 ``[batch | 1, heads | groups of them, q_len, slots]``: distinct block numbers in ascending order.
+        index: int32 ``[batch | 1, heads | head groups, q_len, slots]``: distinct block numbers in ascending order.
             Unused slots contain the total number of blocks.
         size: number of keys in a block.
         heads: number of heads of the matrix. Heads that share an index are adjacent.
@@ -57,7 +57,7 @@ class SelectedBlocks(Mask):
         return self.rule.allows(b, h, q, kv) & self.holds(b, h, q - self.origin[0], kv - self.origin[1])
 
     def holds(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        """Return whether each key lies in a block selected for its query. The arguments are index tensors."""
+        """Return whether each key is in a block selected for its query. The arguments are index tensors."""
         items, sharing, _, _ = self.index.shape
         item = b if items > 1 else torch.zeros_like(b)
         head = h // (self.heads // sharing) if sharing > 1 else torch.zeros_like(h)

@@ -124,8 +124,8 @@ def _count_visible(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the number of visible keys in each block for each row, ``[items, heads | 1, rows, blocks, 2]``.
 
-    The last axis has the minimum and the maximum over heads. A second value says which keys are visible, bool
-    ``[items, heads | 1, rows, stop]``, or is None unless needed.
+    The last axis has the minimum and the maximum over heads. The second value marks the visible keys, bool
+    ``[items, heads | 1, rows, stop]``; it is None unless ``needs_keys`` is set.
     """
     any_row, all_rows = bounds
     is_exact = bounds.is_exact or bool((any_row.sizes() == all_rows.sizes()).all())

@@ -20,8 +20,8 @@ from saccade.support.numerics import widest_dtype
 
 _LIMITS = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Limits for the largest error, relative to the possible rounding error: a few dozen roundings of the dtype."""
-_REDUCED = 1e-2  # of float32 if torch's settings allow products in lower precision (TF32)
-_FLOOR = 0.1  # rows smaller than a tenth of the usual size are measured by the usual size
+_REDUCED = 1e-2  # the limit for float32 if torch's settings allow products in lower precision (TF32)
+_FLOOR = 0.1  # added to the size of each row, in units of the typical size, so that errors in tiny rows count less
 
 
 def check_kernel(kernel: Kernel, inputs: AttentionInputs, value: Tensor, *, gradients: bool) -> FirstUse:
@@ -30,12 +30,13 @@ def check_kernel(kernel: Kernel, inputs: AttentionInputs, value: Tensor, *, grad
     The compared rows are the first, the last, rows on both sides of block and tile edges, and a few random rows. The
     compared heads are the first two and the first of the next group in the first batch item, the last head of the last
     item, and a random one. Errors are relative to the possible rounding error: the root of the sum of squares of the
-    products that add up to a number.
+    products that are added up.
 
     Args:
         kernel: the kernel to check.
         inputs, value: the checked inputs and the value; finite and not empty.
-        gradients: whether to compare also the gradients of query, key, value and other tensors that need a gradient.
+        gradients: whether to also compare the gradients with respect to query, key, value and other tensors that need
+            one.
 
     Cost: one run of the kernel (with its backward pass for ``gradients``), and the definition on a few rows of 5 heads.
     """
@@ -112,7 +113,7 @@ class _KernelResults(NamedTuple):
         return cls(out, lse if gives_lse else None, of_rows, of_lse)
 
     def gradients(self, picks: list[Pick], leaves: list[Tensor]) -> tuple[Tensor | None, ...]:
-        """Return the kernel's gradients of all leaves. Upstream gradients are 0 except in the compared rows."""
+        """Return the kernel's gradients with respect to all leaves. Only the compared rows have upstream gradients."""
         both = [(self.out, self.of_rows), (self.lse, self.of_lse)]
         parts = [(results, own) for results, own in both if results is not None and results.requires_grad]
         if not parts:
@@ -238,7 +239,7 @@ def picked_rows(inputs: AttentionInputs) -> Iterator[Pick]:
     rows |= {row + side for row in starts[:: max(1, len(starts) // _CUTS)] for side in (-1, 0)}
     inside = sorted(row for row in rows if 0 <= row < q_len)
     share = heads // inputs.key.shape[1]
-    # A kernel that confuses groups of heads is right for the first and the last head.
+    # A kernel that confuses groups of heads is still right for the first and the last head.
     chosen = {(0, 0), (0, 1 % heads), (0, share % heads), (batch - 1, heads - 1)}
     chosen.add((int(torch.randint(batch, (), generator=drawn)), int(torch.randint(heads, (), generator=drawn))))
     for item, head in sorted(chosen):
@@ -246,7 +247,7 @@ def picked_rows(inputs: AttentionInputs) -> Iterator[Pick]:
 
 
 class ReferenceRows(NamedTuple):
-    """Reference rows for a `Pick`: results and gradients by the definition, and their possible rounding errors."""
+    """Reference rows for a `Pick`: results and gradients from the definition, and their possible rounding errors."""
 
     out: Tensor
     lse: Tensor

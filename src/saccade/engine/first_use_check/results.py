@@ -1,8 +1,8 @@
 """Registry of first-use checks: which kernels have been compared with the definition, and which were wrong.
 
-What a compiler or a driver produces is known only on the machine where it runs. So the first product of each kind
-(kernel, device, dtype, kinds of mask and bias, widths and lengths) is checked and the result recorded. `explain`
-reports it, and a kernel that was wrong is not used for that kind again.
+The code that a compiler or a driver generates can be tested only on the machine where it runs. Therefore, the first
+product of each kind (kernel, device, dtype, kinds of mask and bias, widths and lengths) is checked and the result is
+recorded. `explain` reports the result, and a kernel that was wrong is not used for that kind again.
 """
 
 from __future__ import annotations
@@ -142,9 +142,9 @@ _RECORDS: dict[_Kind, _Record] = {}
 
 
 def holds(kernel: Kernel, inputs: AttentionInputs, value: Tensor, own: AttentionInputs) -> bool:
-    """Return whether a kernel passes the first-use check for this kind of product. The check runs unless recorded.
+    """Return whether a kernel passes the first-use check for this kind of product. Run the check if necessary.
 
-    Warns once for each kind whose check failed.
+    A warning is given once for each kind of product whose check failed.
 
     Args:
         kernel, inputs, value: those of the product.
@@ -183,7 +183,7 @@ def _record(kind: _Kind, record: _Record) -> None:
 
 
 def reasons(kernel: Kernel, inputs: AttentionInputs) -> tuple[str, ...]:
-    """Return the error of the kernel's first run on this kind of product, as a reason not to run it. May be empty."""
+    """Return the error of the kernel's first run on this kind of product, if any, as a reason not to run it."""
     record = _RECORDS.get(_kind_of(kernel, inputs)) if kernel.is_checked and is_on(inputs) else None
     return () if record is None or record.found.ok else (record.found.fault,)
 

@@ -81,7 +81,7 @@ def backward(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of q, k and v for one tile with torch's flash operation, in the shapes of q, k and v.
+    """Compute the gradients with respect to q, k and v for one tile with torch's flash operation.
 
     ``out`` and ``lse`` belong to the *complete* rows, although the tile may contain only part of them. Rows with +inf
     in the lse contribute no gradient.
@@ -119,7 +119,7 @@ def held(
     added: tuple[int, int] | None,
     threads: int,
 ) -> Held:
-    """Return the peak bytes of a `forward` call of torch's flash operation, results included.
+    """Return the peak bytes of a `forward` call of torch's flash operation, including results.
 
     Args:
         q: (batch, heads, rows, width).
@@ -168,6 +168,21 @@ def _packs_keys(dtype: torch.dtype) -> bool:
     """Return whether torch's flash operation packs keys and values for the processor's matrix instructions (AMX)."""
     tests = {torch.bfloat16: torch.cpu._is_amx_tile_supported, torch.float16: torch.cpu._is_amx_fp16_supported}
     return dtype in tests and tests[dtype]()
+
+
+@cache
+def multiplies_slowly(dtype: torch.dtype) -> bool:
+    """Return whether torch multiplies matrices of a half-precision dtype in plain loops on this processor.
+
+    oneDNN has fast products of bfloat16 on processors with AVX-512, and of float16 on few others. Without them, the
+    flash operation's backward pass takes three to five times as long as products in float32.
+    """
+    if dtype not in (torch.bfloat16, torch.float16):
+        return False
+    if not torch.backends.mkldnn.is_available():
+        return True
+    ops = torch.ops.mkldnn
+    return not (ops._is_mkldnn_bf16_supported() if dtype == torch.bfloat16 else ops._is_mkldnn_fp16_supported())
 
 
 def _folds_heads(q: Sequence[int], kv_heads: int, causal: bool) -> bool:

@@ -60,7 +60,7 @@ def blocks_of(
 
 
 def _keys_per_block(spans: Spans, edges: Ints) -> Ints:
-    """For a BlockMask, count each group's keys between block edges, int64 ``[groups, len(edges) - 1]``."""
+    """Count each group's keys between the block edges of a BlockMask, int64 ``[groups, len(edges) - 1]``."""
     below = np.zeros((len(spans.starts), len(edges)), dtype=np.int64)
     for slot in range(spans.starts.shape[1]):
         start, end = spans.starts[:, slot, None], spans.ends[:, slot, None]

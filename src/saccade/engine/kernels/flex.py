@@ -17,7 +17,7 @@ from saccade.engine.memory_accounting import Cost, Held
 from saccade.support.torch_modes import is_transformed, unobserved
 
 _NARROWEST = 16  # smallest head width that torch compiles
-_FEW_PAIRS = 1 << 25  # estimated, not measured: with more pairs, a thousand calls save the time of compiling
+_FEW_PAIRS = 1 << 25  # estimated, not measured: from this number on, a thousand calls repay the compilation
 _MOST_KINDS = 64  # cached graphs; beyond this number, torch would run the definition, which takes n² memory
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -27,8 +27,8 @@ class Flex(Kernel):
 
     It is meant for GPUs: on a CPU, torch provides neither its gradients nor its lse.
 
-    Cost: time grows with the number of 128 × 128 blocks that the mask needs. Besides inputs and outputs, memory holds
-    the list of blocks. The first call for each mask, kind of bias and dtype compiles, which takes seconds.
+    Cost: time grows with the number of 128 × 128 blocks that the mask needs. Beyond inputs and outputs, memory is
+    needed for the list of blocks. The first call for each mask, kind of bias and dtype compiles, which takes seconds.
 
     Reference: Dong et al. 2024, arXiv:2412.05496.
     """

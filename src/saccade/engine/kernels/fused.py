@@ -30,13 +30,14 @@ from saccade.plan import Plan
 from saccade.support.torch_modes import has_forward_derivatives, wants_gradient
 
 _TILE = 30_000  # number of pairs that take as much time as starting a tile
+_FEW_SCORES = 4096  # per head: slow half-precision products of so few scores cost no more than starting another kernel
 _PAIR_OF_ROWS = 3.0  # time per pair with complete rows, relative to this kernel
 
 
 class Fused(KernelWithBackward):
     """Exact attention with the operation behind ``F.scaled_dot_product_attention``, run on the tiles of a plan.
 
-    Cost: time grows with the number of pairs in the tiles. Besides inputs and outputs, memory holds one tile.
+    Cost: time grows with the number of pairs in the tiles. Beyond inputs and outputs, memory is needed for one tile.
     """
 
     name = "fused"
@@ -46,6 +47,11 @@ class Fused(KernelWithBackward):
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
         """Return why torch's flash operation cannot run these inputs, or why complete rows are faster."""
         plan, why = inputs.plan, []
+        if request.impl == "auto" and aten_flash.multiplies_slowly(inputs.query.dtype) and _has_large_gradient(inputs):
+            name = str(inputs.query.dtype).removeprefix("torch.")
+            return Verdict(
+                (), (f"torch multiplies {name} matrices slowly on this processor, and gradients need many products",)
+            )
         if (
             request.impl == "auto"
             and plan.overlaps
@@ -105,7 +111,7 @@ class Fused(KernelWithBackward):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Compute the gradients of query, key and value with torch's flash operation."""
+        """Compute the gradients with respect to query, key and value with torch's flash operation."""
         (width, value_dim), sign = (inputs.query.shape[3], value.shape[3]), _sign(inputs)
         inputs, value = _prepared_inputs(inputs, value)
         out, grad_out = (_padded(x, value.shape[3]) for x in (results.out, results.grad_out))
@@ -118,6 +124,12 @@ class Fused(KernelWithBackward):
             _first_columns(of_value, value_dim),
             *others,
         )
+
+
+def _has_large_gradient(inputs: AttentionInputs) -> bool:
+    """Return whether autograd needs gradients of so many scores that their products take longer than starting them."""
+    is_large = inputs.shape[2] * inputs.shape[3] > _FEW_SCORES
+    return is_large and (wants_gradient(inputs.query) or wants_gradient(inputs.key))
 
 
 def _time_of_plan(plan: Plan, pair: float) -> float:
@@ -139,7 +151,7 @@ def _prepared_inputs(inputs: AttentionInputs, value: Tensor) -> tuple[AttentionI
     query, key, value = _padded(query, width), _padded(key, width), _padded(value, width)
     sign = _sign(inputs)
     if sign is not None:
-        # The operation multiplies masked scores, already -inf, by the scale too. So the sign goes to the query.
+        # The operation also multiplies masked scores, already -inf, by the scale, so move the sign to the query.
         return inputs.replaced(query=query * sign, key=key, scale=-inputs.scale or 1.0), value
     if query is not inputs.query or key is not inputs.key:
         inputs = inputs.replaced(query=query, key=key)

@@ -160,9 +160,9 @@ def with_bias(inputs: AttentionInputs, piece: Tile, hidden: Tensor | None) -> Ad
     """Return the additive mask of a tile with a bias: the bias, with -inf for masked pairs."""
     assert inputs.bias is not None  # callers have checked
     bias = inputs.bias.read(piece)
-    bias = bias if bias.dtype == torch.float32 else bias.to(inputs.query.dtype)  # the operation takes these two dtypes
+    bias = bias if bias.dtype == torch.float32 else bias.to(inputs.query.dtype)  # the operation accepts only these
     bias = bias if bias.stride(3) in (0, 1) else bias.contiguous()  # the operation would do it in each call
-    # Fill instead of adding, so that a NaN in the bias of a masked pair is masked too.
+    # Fill instead of adding, so that a NaN in the bias of a masked pair is also masked.
     terms = bias if hidden is None else bias.masked_fill(hidden == -math.inf, -math.inf)
     return Added.of(terms.expand(*terms.shape[:2], piece.height, piece.width))
 

@@ -114,7 +114,7 @@ class _SimulatedRun:
         self._own = Ledger()  # of one call
 
     def call(self, call: Call) -> int:
-        """Account for one call of torch's flash operation. Return the bytes of its results, which leave the ledger."""
+        """Account for one call of torch's flash operation. Return the bytes of its results, which the ledger omits."""
         inputs, tile, own = self._given, call.tile, Ledger()
         self._own = own
         items, heads = (span.stop - span.start for span in (tile.batch, tile.heads))

@@ -1,12 +1,12 @@
-"""Threads of the fused kernel: calls of torch's flash operation in parallel, each on one torch thread.
+"""Threads of the fused kernel, which run calls of torch's flash operation in parallel, each on one torch thread.
 
-An operation that torch runs on all of its threads ends with the slowest of them, so a product of many calls waits for
-all threads once per call. While other processes are busy, at any time some thread is preempted, and such a product
-takes many times as long as its share of the processors allows. When the system reports preemptions, the remaining
-calls of a product go to threads that each run complete calls. Their results are added in a fixed order, so they are
-identical to the bit, whichever thread ran them.
+An operation on all of torch's threads takes as long as the slowest thread, so a product of many calls waits for all
+threads once per call. While other processes are busy, some thread is preempted at almost any time, and such a product
+takes many times longer than its share of the processors would allow. When the system reports preemptions, the remaining
+calls of a product are therefore given to threads that each run complete calls. The results are added in a fixed order,
+so they are bit-identical whichever thread computes them.
 
-Such threads are not always better: OpenMP's threads stay awake for some milliseconds after each operation, and our
+These threads are not always faster: OpenMP's threads stay active for a few milliseconds after each operation, and our
 threads share the processor with them.
 """
 
@@ -36,7 +36,7 @@ except ImportError:  # Windows, which does not count preemptions
 
 _LEAST = 1 << 20  # pairs times width of a call that takes about as long as Python needs to start it
 _ENOUGH = 1 << 26  # pairs times width of all calls of a thread: shorter work ends before OpenMP's threads fall asleep
-_AHEAD = 6  # number of results that may wait for an earlier call, besides the calls in progress
+_AHEAD = 6  # number of results that may wait for an earlier call, in addition to the calls in progress
 _LOOK, _OFTEN = 0.02, 50  # seconds between two measurements; preemptions per second and thread on a busy machine
 
 # Modes of torch and its profiler apply to one thread. If torch cannot report them, assume none.
@@ -48,7 +48,7 @@ _MODE_PROBES = (
 _LISTENERS = tuple(getattr(where, name, bool) for where, name in _MODE_PROBES)
 _OWN_NUMBERS = (
     "backend: OpenMP" in torch.__config__.parallel_info()
-)  # otherwise torch has one thread count for all threads
+)  # if not, torch has one thread count for all threads
 
 Part = TypeVar("Part")
 
@@ -93,7 +93,7 @@ def _split_heads(inputs: AttentionInputs, tile: Tile, threads: int) -> Iterator[
 
 
 def _num_head_parts(inputs: AttentionInputs, threads: int) -> int:
-    """Return how many parts a tile's heads may be split into. An uncached mask is computed again for each part."""
+    """Return how many parts a tile's heads may be split into. An uncached mask is recomputed for each part."""
     return math.gcd(inputs.key.shape[1], threads) if inputs.rule.is_value else 1
 
 
@@ -124,8 +124,8 @@ _disturbance = _Disturbance()
 class _Queue(Generic[Part]):
     """A queue of calls of torch's flash operation. Threads fetch calls in order, and results are added in that order.
 
-    A result that is ready before that of an earlier call is stored. The thread of the earlier call then adds both. So
-    no thread waits, unless another thread is so far behind that too many results would be stored.
+    A result that is ready before an earlier call's result is stored, and the thread of the earlier call then adds both.
+    Therefore, no thread waits unless another thread is so far behind that too many results would be stored.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class _Queue(Generic[Part]):
         """Run all calls in the queue. After all threads have stopped, raise the error of any of them."""
         jobs: list[Future[None]] = []
         try:
-            with contextlib.suppress(RuntimeError):  # the interpreter is shutting down and starts no threads
+            with contextlib.suppress(RuntimeError):  # the interpreter is shutting down and cannot start threads
                 pool = _pool_of(self._threads)
                 for _ in range(self._threads):
                     jobs.append(pool.submit(self._work))

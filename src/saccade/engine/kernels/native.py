@@ -37,7 +37,7 @@ from saccade.engine.kernels.native_arguments import (
 from saccade.engine.memory_accounting import Cost
 from saccade.support.torch_modes import has_forward_derivatives, unobserved, wants_gradient
 
-_FEW_KEYS = 40  # with fewer keys, and fewer pairs over all heads, other kernels start faster
+_FEW_KEYS = 40  # with fewer keys, or fewer pairs over all heads, other kernels start faster
 _FEW_PAIRS = {torch.float32: 8192, torch.bfloat16: 1024}
 _MANY_PRODUCTS, _MANY_BITS = 1 << 28, 1 << 25
 """Size from which strided masks run faster on gathered keys: the number of multiplications per head in float32, and
@@ -55,7 +55,7 @@ def _load() -> tuple[Any, str]:
         return import_module("saccade_cpu"), ""
     except ImportError:
         return None, _NOT_INSTALLED
-    except OSError as error:  # for example, torch's libraries have other names where Debian built them
+    except OSError as error:  # for example, Debian's build of torch gives its libraries other names
         return None, f"saccade-cpu is installed, but its library cannot be loaded: {error.__cause__ or error}"
 
 
@@ -85,7 +85,7 @@ def reads(dtype: torch.dtype) -> bool:
 
 @cache
 def _missing() -> Verdict:
-    """Return the verdict where `abilities` returns None."""
+    """Return the verdict if `abilities` returns None."""
     return Verdict((_load()[1] or _NOT_INSTALLED,))
 
 
@@ -94,10 +94,10 @@ _STEPS = Verdict((), ("its mask has steps, and it would compute the pairs betwee
 
 
 class Native(KernelWithBackward):
-    """Exact attention by compiled code, which processes a few rows at a time with all of their visible keys.
+    """Exact attention in compiled code, which processes a few rows at a time with all of their visible keys.
 
-    Cost: time grows with the number of allowed pairs, also with dropout, softcaps and biases. Besides inputs and
-    outputs, memory holds packed keys and values for each thread.
+    Cost: time grows with the number of allowed pairs, even with dropout, softcaps and biases. Beyond inputs and
+    outputs, memory is needed for packed keys and values for each thread.
     """
 
     name = "native"
@@ -152,7 +152,7 @@ class Native(KernelWithBackward):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Compute the gradients of query, key, value and the bias's source with the compiled kernel."""
+        """Compute the gradients with respect to query, key, value and the bias's source with the compiled kernel."""
         call = Call.of(inputs, value, dropped)
         grad_out = prepared(results.grad_out)
         delta = (grad_out[..., : value.shape[3]].float() * results.out.float()).sum(-1)
@@ -204,7 +204,8 @@ def _has_steps(inputs: AttentionInputs) -> bool:
     """Return whether the mask is strided and has so many pairs that `fused` is faster than the compiled kernel."""
     bits, width = inputs.shape[2] * inputs.shape[3], inputs.query.shape[3]
     is_half = inputs.query.dtype is torch.bfloat16
-    is_few = bits < _MANY_BITS if is_half else bits * width < _MANY_PRODUCTS
+    # `fused` writes the bias of each tile to memory, so that gathering keys pays later.
+    is_few = bits < _MANY_BITS if is_half else bits * width < _MANY_PRODUCTS * (1 if inputs.bias is None else 2)
     return not is_few and any(step != 1 for step, _ in inputs.rule.terms())
 
 

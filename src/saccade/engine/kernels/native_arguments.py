@@ -34,9 +34,9 @@ class NativePlan(NamedTuple):
 
     Attributes:
         starts: int32 ``[items * blocks + 1]``: index of the first run of each block of `ROWS` rows; ``items`` is 1 if
-            all batch items are alike.
-        runs: int32 ``[runs, 3]``: first panel, last panel + 1, and kind. In kind 0 every key is visible to every row,
-            in kind 1 the keys in the row's spans, in kind 2 the keys whose bits are set.
+            all batch items have the same mask.
+        runs: int32 ``[runs, 3]``: first panel, last panel + 1, and kind. The visible keys are all keys for kind 0, the
+            keys in the row's spans for kind 1, and the keys whose bits are set for kind 2.
         spans: int32 ``[items, q_len, spans, 2]``: the keys of each row, as ranges.
         is_exact: whether spans describe all pairs, so that no bits are needed.
     """
@@ -175,7 +175,7 @@ def _panel_runs(inputs: AttentionInputs, bounds: Bounds, first: Ints) -> tuple[I
 
 
 def _in_panels(keys: Spans, first: int, panels: KeyDomain, *, out: bool = False, kv_len: int = 0) -> Spans:
-    """Return the panels that lie entirely within key ranges or, with ``out``, that contain any key of the ranges.
+    """Return the panels that are entirely within key ranges or, with ``out``, that contain any key of the ranges.
 
     The last panel may be incomplete. It counts as inside a range that reaches the last key.
     """
@@ -205,7 +205,7 @@ def _row_tiles(inputs: AttentionInputs) -> Iterator[Tile]:
 
 
 _LANES = 16  # widths that are multiples of it need no copies
-_TASKS = 16  # parts of sums over rows, if there are fewer heads
+_TASKS = 16  # number of parts of sums over rows, if there are fewer heads
 
 
 class Call(NamedTuple):
@@ -310,7 +310,7 @@ def _is_ready(x: Tensor) -> bool:
 
 
 def _bias_rows(bias: Term, shape: tuple[int, int, int, int]) -> tuple[Tensor | None, Tensor | None, int]:
-    """Return three values: a bias as float32 rows, the index of distances in its source, and `Call.table`."""
+    """Return a bias as float32 rows, the indices of its distances in the source, and `Call.table`."""
     source = bias.source
     if isinstance(bias, DistanceTerm):
         q_len, kv_len = shape[2:]

@@ -64,7 +64,7 @@ def sweep_statistics(inputs: AttentionInputs, bands: list[Band], ahead: int) -> 
         bands: ranges of keys whose weights are summed.
         ahead: position of query i minus position of key i, for distances.
 
-    Cost: at most the time of one product with the same pairs. Memory is the scores of `ROWS` rows per thread, and
+    Cost: at most the time of one product with the same pairs. Memory for the scores of `ROWS` rows per thread, and
     O(kv_len) for each part of the column sums, which are added in the same order on any number of threads.
     """
     wide = _readable(inputs)

@@ -14,13 +14,14 @@ from saccade.support.torch_modes import is_transformed
 
 
 class Sdpa(Kernel):
-    """Exact attention by torch's ``scaled_dot_product_attention``, for full and causal masks.
+    """Exact attention with torch's ``scaled_dot_product_attention``, for full and causal masks.
 
-    Torch picks a kernel for the device. With fewer rows than keys, torch's causal flag aligns the first row to the
-    first key, but our mask aligns the last row to the last key. So a causal mask needs the same number of rows and
-    keys, or a single row, which attends to every key. The lse is not returned.
+    Torch selects a kernel for the device. Its causal flag aligns the first row with the first key, whereas our mask
+    aligns the last row with the last key. A causal mask must therefore have as many rows as keys, or a single row,
+    which attends to every key. No lse is returned.
 
-    Cost: that of torch's kernel on the device. For most, memory besides inputs and outputs grows only with the length.
+    Cost: that of torch's kernel on the device. Beyond inputs and outputs, most of these kernels need memory that is
+    only linear in the length.
     """
 
     name = "sdpa"

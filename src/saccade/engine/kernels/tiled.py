@@ -37,7 +37,7 @@ class Tiled(KernelWithBackward):
     It supports what torch's flash operation does not: dropout, gradients of the bias, softcaps, and scores other than
     dot products.
 
-    Cost: besides inputs and outputs, memory holds a few blocks of scores, 4 or 8 MB each.
+    Cost: beyond inputs and outputs, memory is needed for a few blocks of scores, 4 or 8 MB each.
     """
 
     name = "tiled"
@@ -70,7 +70,7 @@ class Tiled(KernelWithBackward):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Compute the requested gradients of query, key, value, the bias's source, parameters and captured tensors."""
+        """Compute the requested gradients with respect to query, key, value, bias, parameters and captured tensors."""
         return _backward(inputs, value, dropped, results, wanted)
 
 
@@ -118,7 +118,8 @@ def _backward(
     if results.grad_lse is not None:
         delta = delta - results.grad_lse.to(wide)
     scratch, of_all = _Scratch(inputs), _dropout_words(inputs, dropped)
-    # If exponentials need no shift, divide the rows that they are multiplied by instead, by the denominator.
+    # If exponentials need no shift, divide the rows that they are multiplied by, instead of the weights, by the
+    # denominator.
     share = (-lse).exp() if _is_small(inputs) else None
     delta = delta if share is None else delta * share
     for piece in blocks_of(inputs):
@@ -153,7 +154,7 @@ def _backward(
 def _backward_of_modification(
     inputs: AttentionInputs, block: _Block, grad_scores: Tensor, gp: list[Tensor | None]
 ) -> Tensor:
-    """Return the gradient of a block's scores before the score function; add those of captured tensors to ``gp``."""
+    """Return the gradient with respect to a block's unmodified scores; add those of captured tensors to ``gp``."""
     if inputs.modification is None or block.capped is None:
         return grad_scores
     place = place_of(inputs, block.tile)
@@ -190,7 +191,7 @@ def _backward_of_scores(
 
 
 def _gradients_of_tile(inputs: AttentionInputs, block: _Block, grad: Tensor) -> Sequence[Tensor | None]:
-    """Return the gradients of a block's query, key and parameters, by a formula of the score or by autograd."""
+    """Return the gradients with respect to a block's query, key and parameters, by the score's formula or autograd."""
     function, groups = inputs.tile_function, block.key.shape[1]
     assert function is not None  # callers have checked
     q, grad = folded(block.query, groups), folded(grad, groups)
@@ -278,7 +279,7 @@ def _compute_block(
     before = made.clone() if slopes and inputs.modification is not None else None
     made = modified(inputs, made, piece)
     if inputs.bias is not None:
-        made = biased(inputs, made, inputs.bias.read(piece))  # without a name, it is freed before the mask is made
+        made = biased(inputs, made, inputs.bias.read(piece))  # unnamed, so that it is freed before the mask is made
     made = mask_(inputs, made, piece)
     return _Block(piece, q, k, v, made, before, slope, groups)
 

@@ -104,7 +104,7 @@ def _num_score_blocks(inputs: AttentionInputs) -> int:
 
 
 def _numbers_of_score_function(inputs: AttentionInputs, pairs: int) -> int:
-    """Return how many numbers autograd saves for the backward pass of a score function, besides the scaled gradient."""
+    """Return how many numbers autograd saves for a score function's backward pass, excluding the scaled gradient."""
     if inputs.tile_function is None:
         return 0
     told = getattr(inputs.tile_function, "held_bytes", None)
@@ -198,7 +198,7 @@ class _SimulatedRun:
 
 
 def _is_one_axis(x: Tensor, items: int) -> bool:
-    """Return whether batch and head axes of keys merge into one. Otherwise a matrix product copies the keys."""
+    """Return whether batch and head axes of keys merge into one. If not, a matrix product copies the keys."""
     return items == 1 or x.shape[1] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
 
 

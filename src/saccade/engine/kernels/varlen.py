@@ -27,7 +27,7 @@ _WIDEST, _EVEN = 256, 8  # largest head width of flash kernels; all widths are m
 class Varlen(Kernel):
     """Exact attention over packed sequences, each with a window: causal, sliding, or the full sequence.
 
-    Cost: time grows with the number of pairs in the windows, memory besides inputs and outputs with the length. If
+    Cost: time grows with the number of pairs in the windows, and memory beyond inputs and outputs with the length. If
     some positions belong to no sequence, the positions in sequences are copied first.
     """
 
@@ -99,7 +99,7 @@ class Varlen(Kernel):
             **_gqa_option(varlen_attn, heads != inputs.key.shape[1]),
         )
         out = texts.put_back(found, 0.0, batch * length).view(batch, length, heads, wide).transpose(1, 2)
-        # Its memory layout is [heads, rows], contrary to its documentation.
+        # The lse's memory layout is [heads, rows], contrary to torch's documentation.
         of_rows = texts.put_back(lse.reshape(heads, -1).T, -torch.inf, batch * length).view(batch, length, heads)
         return out if wide == width else out[..., :width], of_rows.transpose(1, 2)
 
@@ -139,7 +139,7 @@ class _Sequences(NamedTuple):
 
 def _packed_mask(inputs: AttentionInputs) -> Packed | None:
     """Return the lengths and the window of a packed-sequence mask; None for any other mask."""
-    from saccade.masks.convert.patterns import packed_of  # noqa: PLC0415  knows masks that a product need not
+    from saccade.masks.convert.patterns import packed_of  # noqa: PLC0415  imports masks that a product does not need
 
     _, _, q_len, kv_len = inputs.shape
     is_square = q_len == kv_len and inputs.origin == (0, 0) and inputs.row_positions is None
@@ -168,6 +168,6 @@ def _sequences_of(packed: Packed, batch: int, length: int, device: torch.device)
 
 
 def _pairs_in_window(length: int, left: int | None, right: int | None) -> int:
-    """Return the number of query-key pairs in a sequence with ``left`` and ``right`` keys beside each query."""
+    """Return the number of query-key pairs in a sequence with ``left`` and ``right`` keys around each query."""
     sides = (min(length - 1 if side is None else side, length - 1) for side in (left, right))
     return length + sum(side * length - side * (side + 1) // 2 for side in sides)

@@ -1,3 +1,3 @@
-"""Positions of queries and keys, as masks and kernels read them."""
+"""Positions of queries and keys, in the form that masks and kernels use."""
 
 __all__: list[str] = []

@@ -43,7 +43,7 @@ def resolve_positions(
         device: device of the matrix.
     """
     _, _, q_len, kv_len = shape
-    # The domain of a mask is a range of numbers, which a traced program does not know; its operator checks it.
+    # The domain of a mask is a range of numbers, which are unknown during tracing, so the operator checks it.
     if not is_tracing() and rule.domain is not EVERYWHERE:
         check_domain(rule, q, kv, q_len, kv_len)
     if q is None:
@@ -57,7 +57,7 @@ def resolve_positions(
 def at_origin(rule: Mask, origin: tuple[int, int], shape: tuple[int, int, int, int]) -> tuple[Mask, tuple[int, int]]:
     """Return the mask of a traced program in the coordinates of a plan, as `resolve_positions` does without tracing.
 
-    Positions are always tables in a program. A table of consecutive positions is replaced by its first position.
+    Positions are always tables in a traced program. A table of consecutive positions is replaced by its first position.
 
     Raises:
         ValueError: the mask does not cover the positions of all queries and keys.
@@ -92,7 +92,7 @@ def checked_positions(
 
 
 def check_domain(mask: Mask, q: Positions | None, kv: Positions | None, q_len: int, kv_len: int) -> None:
-    """Raise an error unless the mask covers the positions of all queries and keys, padding excepted."""
+    """Raise an error unless the mask covers the positions of all queries and keys, except padding."""
     domain = mask.domain
     if domain == EVERYWHERE:
         return
@@ -117,8 +117,8 @@ def check_domain(mask: Mask, q: Positions | None, kv: Positions | None, q_len: i
 class PositionedMask(Mask):
     """A mask on the *indices* of a matrix: a mask on positions, combined with the positions of the tokens.
 
-    If positions never decrease from token to token within an item (padding may lie between them), the bounds of the
-    mask tell which keys a row needs. If positions decrease, every pair is evaluated.
+    If positions never decrease from token to token within an item (with padding anywhere), the bounds of the mask
+    determine which keys a row needs. If positions decrease, every pair is evaluated.
 
     Args:
         mask: the mask on positions.
@@ -192,7 +192,7 @@ class PositionedMask(Mask):
         rows, columns = spans
         if rows is None or columns is None:
             return unknown
-        # A user's function may depend on the item, although the shape of its mask does not say so.
+        # A user's function may depend on the item, even if the mask's shape does not show it.
         is_alike = self.mask.shape[0] == 1 and not self.mask.asks_functions
         return self.mask.partial(Box(ALL if is_alike else box.batch, rows, columns))
 
@@ -204,7 +204,7 @@ class PositionedMask(Mask):
         for item in range(self._items) if batch == ALL else [batch]:
             row = 0 if order.items == 1 else item
             span = order.span(row)
-            # A mask may list its cuts; if positions are far apart these would outnumber the rows.
+            # If positions are far apart, the cuts that a mask lists could outnumber the rows.
             is_dense = len(span) <= _FEW_GAPS * len(rows)
             mask_item = batch if self._items == 1 else item
             cuts = self.mask.cuts(ALL if self.mask.shape[0] == 1 else mask_item, span) if is_dense else ()
@@ -229,7 +229,7 @@ class PositionedMask(Mask):
         return max(len(self.q_positions), len(self.kv_positions))
 
     def _bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
-        """Return the mask's bounds in indices, for groups of rows in one item, or in all items if they are alike."""
+        """Return the mask's bounds in indices, for groups of rows in one item, or in all if they share positions."""
         assert self._orders is not None  # callers have checked
         q, kv = self._orders
         q_item, kv_item = (np.zeros_like(groups.batch) if order.items == 1 else groups.batch for order in (q, kv))
@@ -246,7 +246,7 @@ class PositionedMask(Mask):
 
 
 def _one_range(bounds: Bounds, items: int, keys: KeyDomain) -> Bounds:
-    """Return bounds with positions as indices for all items together, with a single range of keys for each group.
+    """Merge the bounds of all batch items into a single range of keys for each group of rows.
 
     A single range of keys is a view. For few rows, gathering keys costs more than computing some unneeded pairs.
     """

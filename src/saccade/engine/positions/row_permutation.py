@@ -1,4 +1,4 @@
-"""Row permutation: reordering of the rows of ``A @ value`` if the mask is then cheaper to compute."""
+"""Row permutation: reordering of the rows of ``A @ value`` if that makes the mask cheaper to compute."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Reordered(NamedTuple):
 
 
 def reordered(inputs: AttentionInputs, kernel: Kernel, dropout_p: float) -> Reordered | None:
-    """Return the inputs with rows in the order that the mask prefers. If that makes the kernel no cheaper, return None.
+    """Return the inputs with rows in the order that the mask prefers, or None if that makes the kernel no cheaper.
 
     Cost: a copy of the queries and of the rows of a bias. Keys and values are not copied.
     """

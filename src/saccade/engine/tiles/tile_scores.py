@@ -64,7 +64,7 @@ def capped(inputs: AttentionInputs, scores: Tensor) -> Tensor:
 
 
 def modified(inputs: AttentionInputs, scores: Tensor, tile: Tile) -> Tensor:
-    """Apply the user's score function, which may change its argument, to the capped scores of a tile."""
+    """Apply the user's score function to the capped scores of a tile. The function may modify the scores in place."""
     if inputs.modification is None:
         return scores
     return inputs.modification(scores, place_of(inputs, tile))
@@ -210,9 +210,9 @@ class Rows(NamedTuple):
     """Complete rows of a softmax.
 
     Attributes:
-        weights: ``[batch, heads, rows, columns]``; 0 in a row that may attend to nothing.
-        logs: logarithms of the weights, at least about -1000, also where the weight is 0. None with gradients, where
-            everything is computed out of place.
+        weights: ``[batch, heads, rows, columns]``; 0 in a row without visible keys.
+        logs: logarithms of the weights, bounded below by about -1000, even for weights of 0. None if gradients are
+            recorded, because everything is then computed out of place.
         lse: log of the denominators, ``[batch, heads, rows]``, including a sink.
     """
 

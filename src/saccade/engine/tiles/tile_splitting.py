@@ -59,7 +59,7 @@ def cut(tile: Tile, *, share: int, rows: int, entries: int) -> Cut:
 
 
 def few_rows(tile: Tile, start: int, stop: int) -> Tile:
-    """Return the rows ``start`` to ``stop`` of a tile, reduced to the columns of a triangle that they need."""
+    """Return rows ``start`` to ``stop`` of a tile, with only those columns of a triangle that these rows need."""
     if stop - start == tile.height:
         return tile
     columns: list[ColumnRange] = []
@@ -69,7 +69,7 @@ def few_rows(tile: Tile, start: int, stop: int) -> Tile:
 
 
 def _cut_columns(strip: ColumnRange, start: int, stop: int) -> Iterator[ColumnRange]:
-    """Yield the part of a column range that some rows of a tile need. A residual key is valid only for all rows."""
+    """Yield the part of a column range that some rows of a tile need, with new residual keys for these rows."""
     partial = strip.partial
     if partial is True:
         yield strip

@@ -1,7 +1,7 @@
 """Masks of a traced program that depend on the values of tensors, which are read when attention runs.
 
 A compiler traces a program without values, and the program must then be correct for any values and any lengths. Each
-class here stands for a mask until the operator of attention runs, which calls `Unread.read`.
+class here is a placeholder for a mask until the attention operator runs and calls `Unread.read`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class AtOrigin(NamedTuple):
 class Unread(Mask):
     """Base class of masks in a traced program that depend on the values of tensors.
 
-    A program cannot plan, draw or count what it has not read; `allows` and `at_indices` are operations of the program.
+    Before its values are read, such a mask cannot be planned, drawn or counted. `allows` and `at_indices` become
+    operations of the program.
     """
 
     is_value = False
@@ -47,18 +48,18 @@ class Unread(Mask):
 
     @abstractmethod
     def read(self, shape: Shape) -> Mask | AtOrigin:
-        """Return the mask for the values that the tensors hold now. It runs in the operator, not while tracing."""
+        """Return the mask for the current values of its tensors. The operator calls this method; tracing does not."""
 
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]: ...
 
     def at_indices(self, pairs: Pairs, shape: Shape) -> Tensor:
-        """Return where the mask allows pairs, for default positions, without reading values."""
+        """Return which pairs the mask allows at default positions, without reading values."""
         return self.allows(pairs.b, pairs.h, pairs.q + (shape[3] - shape[2]), pairs.kv)
 
 
 def read_mask(mask: Mask, shape: Shape) -> Mask | AtOrigin:
-    """Return the mask that ``mask`` stands for; the mask itself unless it is `Unread`."""
+    """Return the mask itself, or the mask that it is a placeholder for if it is `Unread`."""
     return mask.read(shape) if isinstance(mask, Unread) else mask
 
 
@@ -140,7 +141,7 @@ class Converted(Unread):
         return together if self.rule is None else together & self.rule.allows(b, h, q - q_start, kv - kv_start)
 
     def _dense(self) -> Mask:
-        """Return the mask of a function that converts tokens or pairs, as a dense mask."""
+        """Return the mask as a `Dense` mask, for functions that convert a token mask or a pair mask."""
         from saccade.masks.rules.dense import Dense  # noqa: PLC0415  it imports the module of the base class
 
         x = self.tensor

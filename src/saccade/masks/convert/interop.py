@@ -31,11 +31,11 @@ def from_key_padding_mask(key_padding_mask: Tensor) -> Mask:
             only this function inverts a mask.
 
     Returns:
-        `Padding` if the tokens of every item are contiguous at one end; otherwise, a `Dense` mask.
+        `Padding` if the tokens of every item are contiguous at one end, and a `Dense` mask if not.
 
     Raises:
-        TypeError: not a bool tensor.
-        ValueError: not two-dimensional; a sparse or nested tensor, or one without values.
+        TypeError: the argument is not a bool tensor.
+        ValueError: the tensor is not two-dimensional, is sparse or nested, or has no values.
     """
     name = "key_padding_mask"
     if not isinstance(key_padding_mask, Tensor) or key_padding_mask.dtype != torch.bool:
@@ -65,11 +65,12 @@ def from_attention_mask(attention_mask: Tensor) -> Mask:
             pairs and -inf (or the lowest number of the dtype) for masked pairs.
 
     Returns:
-        `Padding` if the tokens of every item are contiguous at one end; otherwise, and for four dimensions, `Dense`.
+        `Padding` if the tokens of every item are contiguous at one end. All other masks, including those with four
+        dimensions, become `Dense`.
 
     Raises:
-        TypeError: not a tensor.
-        ValueError: invalid values or shape; a sparse or nested tensor, or one without values.
+        TypeError: the argument is not a tensor.
+        ValueError: the values or the shape are invalid, or the tensor is sparse, nested or without values.
     """
     name = "attention_mask"
     mask = check_type(name, attention_mask, Tensor, "be a tensor")
@@ -105,7 +106,7 @@ def from_cu_seqlens(cu_seqlens: Tensor, rule: Mask | None = None) -> Documents |
 
     Args:
         cu_seqlens: ints ``[documents + 1]``: 0, then the end of each document.
-        rule: the mask within each document, with positions counted from its start; full when None.
+        rule: the mask within each document, with positions counted from its start; full attention when None.
 
     Raises:
         TypeError: ``cu_seqlens`` are not ints, or the rule is not a mask.
@@ -129,7 +130,7 @@ def from_position_ids(position_ids: Tensor, rule: Mask | None = None) -> Documen
 
     Args:
         position_ids: ints ``[len]`` or ``[batch, len]``.
-        rule: the mask within each document, with positions counted from its start; full when None.
+        rule: the mask within each document, with positions counted from its start; full attention when None.
 
     Raises:
         TypeError: ``position_ids`` are not ints, or the rule is not a mask.

@@ -33,11 +33,11 @@ class Packed(NamedTuple):
 
     @property
     def position_ids(self) -> Tensor:
-        """Positions within each packed sequence, int64 ``[1, total]``, for position tables."""
+        """Positions within each packed sequence, int64 ``[1, total]``, for position embeddings."""
         return torch.cat([torch.arange(length) for length in self.lengths])[None].to(self.tokens.device)
 
     def mask(self, rule: Mask | None = None) -> Documents:
-        """Return a mask that restricts attention to each packed sequence; ``rule`` uses positions from its start."""
+        """Return a mask that restricts attention to each packed sequence; ``rule`` counts positions from its start."""
         return Documents(self.lengths, rule)
 
     def unpack(self, packed: Tensor, dim: int = 1) -> tuple[Tensor, ...]:
@@ -67,8 +67,8 @@ def pack(texts: Sequence[Tensor]) -> Packed:
         texts: tensors ``[length, ...]`` that differ only in their lengths.
 
     Raises:
-        TypeError: not a list of tensors.
-        ValueError: no texts, or texts with different widths, dtypes or devices.
+        TypeError: ``texts`` is not a list of tensors.
+        ValueError: there are no texts, or their widths, dtypes or devices differ.
 
     Example:
         >>> packed = pack([torch.ones(2, 8), torch.zeros(3, 8)])

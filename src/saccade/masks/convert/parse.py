@@ -22,7 +22,7 @@ from saccade.support.errors import escaped, value_error
 from saccade.support.validation import check_type
 
 _TOKEN = re.compile(r"[0-9]+|[^\W\d]\w*|\S")
-_MOST_DIGITS = 19  # the number of digits of 2**62; Python refuses to convert thousands
+_MOST_DIGITS = 19  # the number of digits of 2**62; Python refuses to convert thousands of digits
 _MOST_BRACKETS = 64  # limit of nested brackets, since each is a recursive call
 _SHOWN = 32  # characters shown on either side of an error
 
@@ -66,7 +66,7 @@ def parse(text: str) -> Mask:
     ====================================  =========================================================
     ``causal``, ``full``                  ``Causal()``, ``Full()``
     ``window(4, 0)``, ``window(4)``       ``Window(4, 0)``; ``Window(4, 4)``: a single number is for each side
-    ``sliding(5)``                        ``Window(4, 0)``: the window of transformers counts the query too
+    ``sliding(5)``                        ``Window(4, 0)``: transformers' window includes the query
     ``documents(128, 200)``               ``Documents([128, 200])``: lengths
     ``padding(5, 7)``                     ``Padding([5, 7])``: tokens of each batch item
     ``prefix(10)``, ``strided(4)``        ``Prefix(10)``, ``Strided(4)``
@@ -86,8 +86,8 @@ def parse(text: str) -> Mask:
         Hint: it knows causal, full, window, sliding, documents, padding, prefix, global, strided, streaming, longformer
 
     Raises:
-        TypeError: not a string.
-        ValueError: invalid text, or numbers that a mask does not accept; the message points at the error.
+        TypeError: ``text`` is not a string.
+        ValueError: the text is invalid, or a mask does not accept its numbers. The message points at the error.
 
     Cost: O(len(text)), plus the cost of the masks.
     """

@@ -115,7 +115,7 @@ class Packed(NamedTuple):
 
 
 def packed_of(mask: Mask, length: int) -> Packed | None:
-    """Return the packed sequences and window that equal a mask over ``length`` positions; None if there are none.
+    """Return the packed sequences and window that are equivalent to a mask over ``length`` positions, or None.
 
     Example:
         >>> packed_of(Documents([2, 3], rule=Causal()), 5)
@@ -163,7 +163,8 @@ class RowRanges(NamedTuple):
 
     Attributes:
         starts, ends: int64 ``[items, rows]``; a row without keys starts at ``columns`` and ends at 0.
-        columns: number of keys; the last row is at the last key. A single row applies to every query.
+        columns: number of keys; the last row is aligned with the last key. If there is only one row, it applies to
+            every query.
     """
 
     starts: Ints
@@ -210,7 +211,7 @@ def _window_of_rows(ranges: RowRanges, first: Ints | int, stop: Ints | int) -> M
 
 
 def _padding_of_rows(first: Ints, stop: Ints, columns: int) -> Mask | None:
-    """Return the padding mask that shows only keys ``first[b]`` to ``stop[b]`` of item b; None if there is none."""
+    """Return the padding mask that allows exactly keys ``first[b]`` to ``stop[b]`` of item b; None if there is none."""
     nothing = first >= stop
     if (nothing | (first == 0)).all():
         return Prefix(int(stop[0])) if len(stop) == 1 else Padding(stop.tolist())

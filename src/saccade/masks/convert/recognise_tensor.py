@@ -1,4 +1,4 @@
-"""Recognise patterns in bool mask tensors; a tensor is read once, and again only after it was modified."""
+"""Recognise patterns in bool mask tensors. A tensor is read once, and again only after it has been modified."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from saccade.plan.key_ranges import Ints
 from saccade.support.torch_modes import is_plain
 
 _MIN_PAIRS = 1 << 20  # with fewer query-key pairs, reading a tensor takes longer than it saves
-_MAX_RANGES = 16  # with more ranges in a row, bits take less memory
+_MAX_RANGES = 16  # with more ranges per row, the bool tensor takes less memory
 _SAMPLE = 16  # rows that are read first, as a sample
 _CHUNK = 1 << 22  # entries: 4 MB
 _MAX_VIEWS = 8  # cached views of one tensor
@@ -161,7 +161,7 @@ def _changes(visible: Bools) -> tuple[Ints, Ints] | None:
     flips = np.left_shift(bits, 1, dtype=np.uint8)
     flips[:, 1:] |= bits[:, :-1] >> 7
     flips ^= bits
-    place = np.flatnonzero(flips != 0)  # NumPy skips zeros among bools eight at a time
+    place = np.flatnonzero(flips != 0)  # NumPy skips False values eight at a time
     which, bit = np.nonzero(np.unpackbits(flips.ravel()[place][:, None], axis=1, bitorder="little"))
     row, byte = np.divmod(place[which], flips.shape[1])
     if (row[2 * _MAX_RANGES :] == row[: -2 * _MAX_RANGES]).any():

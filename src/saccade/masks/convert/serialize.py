@@ -1,8 +1,8 @@
 """Serialise masks and score functions as integers and tensors, for compiled and exported programs.
 
 A value is written as the name of its class followed by its fields. To read it, the name is looked up first among the
-classes that this process has written, then in the module given by the name. No module is imported for this, except
-those of saccade.
+classes that this process has written, then in the module given by the name. Only modules of saccade are imported for
+this.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _written: dict[str, Any] = {}
 def encode(thing: object) -> tuple[list[int], list[Tensor]] | None:
     """Serialise a mask or a function as a list of ints and its tensors; return None if it cannot be serialised.
 
-    Supported are functions without closure variables, and frozen dataclasses whose fields are numbers, strings,
-    tensors, tuples, None or frozen dataclasses. A mask that calls functions is not supported, because they may return
-    different results in another call.
+    It supports functions without closure variables, and frozen dataclasses whose fields are numbers, strings, tensors,
+    tuples, None or frozen dataclasses. A mask that calls functions is not supported, because they may return different
+    results in another call.
 
     Example:
         >>> program, tensors = encode(masks.Causal() & masks.Window(2, 0))
@@ -49,7 +49,7 @@ def encode(thing: object) -> tuple[list[int], list[Tensor]] | None:
 
 
 def decode(program: Sequence[int], tensors: Sequence[Tensor], shape: Shape = (1, 1, 1, 1)) -> Any:
-    """Return the mask or function that `encode` serialised, with masks that were not read until now.
+    """Return the mask or function that `encode` serialised. Masks that depend on tensor values are read now.
 
     Args:
         program, tensors: the results of `encode`.
@@ -97,7 +97,7 @@ def _write(thing: Any, program: list[int], tensors: list[Tensor]) -> bool:
 
 
 def _with_tables(thing: Any) -> Any:
-    """Return masks of a batch with their lengths as a tensor, so that a program runs with the lengths of any batch."""
+    """Store the lengths of a batch's mask as a tensor, so that a program runs with the lengths of any batch."""
     if isinstance(thing, masks.Padding):
         return Converted("Padding", thing.table)
     return Converted("Documents", thing.table, thing.rule) if isinstance(thing, masks.Documents) else thing
@@ -152,7 +152,7 @@ def _lookup(name: str) -> tuple[Any, ...]:
     module, _, path = name.rpartition(":")
     thing = _written.get(name)
     if thing is None:
-        if module.startswith("saccade."):  # a program that another process has exported
+        if module.startswith("saccade."):  # a program exported by another process
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
         with contextlib.suppress(KeyError, AttributeError):

@@ -50,7 +50,7 @@ class Hulls(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """The grid cells that belong to the rows of a box of a mask.
+    """The grid cells of the rows in a box of the mask.
 
     Attributes:
         ends: top, bottom, left and right of the cells on the grid (inclusive); None if there are no cells.
@@ -146,7 +146,7 @@ class Grid(Mask):
         return self.residual_of(Cells(hull.first_ends, bool(hull.all[0]), (y, x), pattern, rows), box.keys)
 
     def residual_of(self, cells: Cells, keys: range) -> bool | Hashable:
-        """Return the result of `partial` of the mask for arbitrary grid cells."""
+        """Return the result of `partial` for arbitrary grid cells."""
         least, most = max(keys[0], 0), min(keys[-1], self.height * self.width - 1)
         if least > most or cells.ends is None:
             return False

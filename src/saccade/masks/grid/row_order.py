@@ -19,7 +19,7 @@ from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
 
 class Grounds(NamedTuple):
-    """Size of a grid, and number of positions before its first cell."""
+    """The size of a grid, and the number of positions before its first cell."""
 
     height: int
     width: int
@@ -54,7 +54,7 @@ class RowOrder:
 
 
 class _Tables(NamedTuple):
-    """Tables about the rows of a row order, indexed by the new index of a row."""
+    """Tables that describe the rows of a row order, indexed by a row's new index."""
 
     positions: Ints
     rows: Ints
@@ -140,7 +140,7 @@ class InOrder(Mask):
         any_row = inner.any_row.shifted(offset, keys)
         if inner.is_exact:
             return Bounds.exactly(any_row)
-        # A few constant keys among others save nothing, since the residual mask would be added in more segments.
+        # A few keys visible to all rows save nothing, since the residual mask would then be added in more segments.
         is_worth = 2 * inner.all_rows.sizes() >= inner.any_row.sizes()
         return Bounds(any_row, inner.all_rows.shifted(offset, keys).where(is_worth, Spans.nothing(keys)))
 

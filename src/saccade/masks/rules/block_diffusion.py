@@ -33,12 +33,13 @@ class BlockDiffusion(RangeTable):
     . . . . 1 1 1 1
     . . . . 1 1 1 1
 
-    Both halves have the same positions in the text: give rotary positions ``[*range(length), *range(length)]`` to the
-    encoding of positions, since a mask counts the tokens of the whole sequence.
+    Both halves have the same positions in the text, so pass ``[*range(length), *range(length)]`` as rotary positions.
+    The mask itself counts tokens over the full sequence.
 
     Args:
-        block: tokens of a block, at least 1; the last block may be shorter.
-        length: tokens of the text, at least 1. Attention over more than ``2 * length`` positions raises an error.
+        block: number of tokens in a block, at least 1; the last block may be shorter.
+        length: number of tokens in the text, at least 1. Attention over more than ``2 * length`` positions raises an
+            error.
 
     Raises:
         ValueError: an argument does not meet the conditions above.

@@ -1,4 +1,4 @@
-"""Blocks: a block-sparse mask, with a layout for all heads or a layout per head."""
+"""Blocks: a block-sparse mask, with one layout for all heads or one per head."""
 
 from __future__ import annotations
 

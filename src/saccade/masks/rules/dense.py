@@ -1,4 +1,4 @@
-"""Dense: a mask given by a bool tensor."""
+"""Dense: a mask defined by a bool tensor."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ NO_BOOL = "a 0/1 mask becomes one with mask.bool(); terms that are added to the 
 @argument_hints()
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dense(Mask):
-    """A mask given by a bool tensor; True = may attend.
+    """A mask defined by a bool tensor; True = may attend.
 
     Row r of a tensor with L rows and S columns is at position S - L + r (bottom-right), and column c is at position c.
-    Positions outside attend to nothing and are never visible; attention over them raises an error. A batch or head axis
-    of size 1 applies to all items or heads, a single row to every query (``[batch, 1, 1, kv]``), and a single row and
-    column to all pairs. Two dimensions are always ``[q, kv]``, as in torch: pass a mask of keys for each item,
-    ``[batch, kv]``, as ``tensor[:, None, None, :]``.
+    Positions outside the tensor attend to nothing and are never visible; attention over them raises an error. A batch
+    or head axis of size 1 applies to all items or heads, a single row to every query (``[batch, 1, 1, kv]``), and a
+    single row and column to all pairs. Two dimensions always mean ``[q, kv]``, as in torch; pass a padding mask
+    ``[batch, kv]`` as ``tensor[:, None, None, :]``.
 
     For large inputs, the pattern of the tensor is recognised once, and again after torch has counted a write to it;
     torch does not count writes through ``tensor.data``.
@@ -41,8 +41,8 @@ class Dense(Mask):
         allowed: bool ``[q, kv]``, ``[batch, q, kv]`` or ``[batch, heads, q, kv]``; it is not copied.
 
     Raises:
-        TypeError: not a bool tensor.
-        ValueError: more than four dimensions; a sparse or nested tensor.
+        TypeError: ``allowed`` is not a bool tensor.
+        ValueError: the tensor has more than four dimensions, or is sparse or nested.
     """
 
     allowed: Tensor
@@ -105,7 +105,7 @@ class Dense(Mask):
 
 
 def _consecutive_part(allowed: Tensor, index: tuple[Tensor, ...]) -> Tensor | None:
-    """Copy entries of a dense mask at consecutive indices, ten times as fast as indexing; return None otherwise."""
+    """Copy entries of a dense mask at consecutive indices, ten times as fast as indexing. Other indices give None."""
     if is_tracing() or math.prod([x.numel() for x in index]) < _MANY:
         return None
     if not (allowed.is_cpu and all(map(is_plain, (allowed, *index)))):

@@ -55,7 +55,7 @@ class Documents(Mask):
         lengths: lengths of the documents, in order, for all batch items; or a list of lengths per batch item. Positions
             after the documents of a shorter item belong to no document: they attend to nothing and are never visible.
             Attention over positions after the longest item raises an error.
-        rule: the mask within each document; full when None.
+        rule: the mask within each document; full attention when None.
 
     Raises:
         ValueError: lengths are negative, not integers or missing, or their sum is 2**31 or more (a table has an entry
@@ -193,7 +193,7 @@ class Documents(Mask):
         return np.concatenate(edges)
 
     def _around(self, item: int, span: range) -> tuple[int, int, bool]:
-        """Return the document range around a single group of rows; faster than `_spans`."""
+        """Return the results of `_spans` for a single group of rows, but faster."""
         lengths, ends = self._documents[item]
         total = int(ends[-1]) if len(ends) else 0
         if not total or span[0] >= total or span[-1] < 0:
@@ -223,13 +223,13 @@ class Documents(Mask):
 
 
 def documents_of_table(table: Tensor, rule: Mask | None) -> Documents:
-    """Return the documents with the given `Documents.table`, without those that are empty."""
+    """Return the mask with the given `Documents.table`, without empty documents."""
     lengths = [row[row >= 0].unique_consecutive(return_counts=True)[1].tolist() for row in table[0]]
     return Documents(lengths, rule)
 
 
 def with_facts(pattern: Mask, batch_mask: Mask) -> Mask:
-    """Join the pattern of a layer with the mask of a batch. The pattern restarts with each document of the batch."""
+    """Join the pattern of a layer with the mask of a batch. The pattern restarts in each document of the batch."""
     parts = batch_mask.parts if isinstance(batch_mask, And) else (batch_mask,)
     index = next((i for i, part in enumerate(parts) if _separates_documents(part)), None)
     if index is None:
@@ -247,10 +247,10 @@ def with_facts(pattern: Mask, batch_mask: Mask) -> Mask:
 
 
 def positions_in_documents(positions: GivenPositions, mask: object) -> range | Tensor:
-    """Return the positions of tokens in their texts, counted from 0 in each packed document of a mask.
+    """Return the positions of tokens, counted from 0 in each document if the mask packs documents.
 
-    Learned position vectors and temperatures need them; masks and relative positions do not, because they count over
-    the full sequence or distinguish documents.
+    Learned position embeddings and temperatures need these positions; masks and relative positions do not, because they
+    count over the full sequence or distinguish documents.
     """
     resolved = Positions.of(positions)
     for part in mask.parts if isinstance(mask, And) else (mask,):
@@ -264,7 +264,7 @@ def _separates_documents(mask: Mask) -> bool:
 
 
 def lengths_per_item(lengths: object, name: str = "lengths") -> tuple[tuple[int, ...], ...]:
-    """Validate the lengths of documents, or numbers of that form, and return them per batch item.
+    """Validate document lengths, or other numbers per document, and return them per batch item.
 
     A single item applies to the whole batch.
     """

@@ -96,7 +96,7 @@ class Global(Mask):
         return self._runs().ravel() if self.sees else np.zeros(0, dtype=np.int64)
 
     def _is_global(self, x: Tensor) -> Tensor:
-        """Return whether each position is that of a global token, by bisection."""
+        """Return which positions are those of global tokens, using bisection."""
         if not self.positions:
             return x != x
         tokens = self._table.on(x.device)
@@ -108,7 +108,7 @@ class Global(Mask):
         return tokens[low] == x
 
     def _runs(self) -> Ints:
-        """Starts and ends of runs of adjacent global tokens, ``[2, runs]``, where tiles are split."""
+        """Return starts and ends of runs of adjacent global tokens, ``[2, runs]``. Tiles are split there."""
         where = np.asarray(self.positions, dtype=np.int64)
         is_new = np.diff(where, prepend=-2) != 1
         return np.stack([where[is_new], where[np.roll(is_new, -1)] + 1])
@@ -125,6 +125,6 @@ def global_positions(positions: object) -> tuple[int, ...]:
     """Validate the positions of global tokens and return them as a tuple.
 
     Raises:
-        TypeError, ValueError: not a list, or a position is negative or not an integer.
+        TypeError, ValueError: the positions are not a list, or a position is negative or not an integer.
     """
     return ints_of("positions", positions, is_ordered=False, hint="one position is a list too: [0]")

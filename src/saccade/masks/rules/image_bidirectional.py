@@ -21,10 +21,10 @@ _RULE = "be an int per position: the number of its image, or -1 for text"
 @argument_hints(groups="ImageBidirectional([-1, 0, 0, -1]): the number of the image of each token, or -1 for text")
 @dataclasses.dataclass(frozen=True)
 class ImageBidirectional(RangeTable):
-    """A mask in which each token of an image sees all tokens of the same image; tokens of text see nothing.
+    """A mask in which each token of an image sees all tokens of the same image; text tokens see nothing.
 
-    Join it with the rule of the text: ``Causal() | ImageBidirectional(groups)`` is the mask of Gemma 3's full layers,
-    ``sliding_window(n) | ImageBidirectional(groups)`` that of the others.
+    Join it with the mask of the text: ``Causal() | ImageBidirectional(groups)`` is the mask of Gemma 3's layers with
+    full attention, and ``sliding_window(n) | ImageBidirectional(groups)`` the mask of its other layers.
 
     >>> from saccade.masks import Causal
     >>> print((Causal() | ImageBidirectional([-1, 0, 0, 0, -1, 1, 1])).picture(7))
@@ -37,13 +37,13 @@ class ImageBidirectional(RangeTable):
     1 1 1 1 1 1 1
 
     Args:
-        groups: for each position the number of its image, or -1 for text: ints ``[len]`` for all batch items, or
+        groups: for each position, the number of its image, or -1 for text: ints ``[len]`` for all batch items, or
             ``[batch, len]``. The tokens of an image are consecutive; an image cannot continue after other tokens.
-            Images side by side need different numbers.
+            Adjacent images need different numbers.
 
     Raises:
-        ValueError: not ints of at least -1, none, or an image in two places.
-        TypeError: not a list or tensor.
+        ValueError: the numbers are not ints of at least -1, there are none, or an image is not contiguous.
+        TypeError: ``groups`` is not a list or tensor.
 
     Reference: Gemma Team 2025, arXiv:2503.19786; ``token_type_ids`` in transformers marks the tokens of images.
     """

@@ -17,7 +17,7 @@ from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class KeyRanges(Mask):
-    """A mask with a few key ranges for each query, used for bool tensors that equal no standard pattern.
+    """A mask with a few key ranges for each query, used for bool tensors that match no standard pattern.
 
     Row r of L rows is at position ``columns - L + r``, as in `Dense`. A single row applies to every query.
 
@@ -80,7 +80,7 @@ class KeyRanges(Mask):
             row = row.clamp(0, rows - 1)
         allowed = kv != kv
         for number in range(ranges):
-            # Index single cells, because FlexAttention cannot compile a slice of a table next to positions.
+            # Index single entries, because FlexAttention cannot compile an index that mixes slices and positions.
             start, end = table[0, item, row, number], table[1, item, row, number]
             allowed = allowed | ((kv >= start) & (kv < end))
         return allowed & inside

@@ -111,7 +111,7 @@ class Padding(Mask):
 
     @property
     def table(self) -> Tensor:
-        """First token and end of the tokens of each batch item, int64 ``[2, items]``, on the CPU."""
+        """Start and end of the tokens of each batch item, int64 ``[2, items]``, on the CPU."""
         return self._table.on(torch.device("cpu"))
 
 

@@ -31,10 +31,10 @@ class PerItem(Mask):
     . . 1
 
     Args:
-        rules: a mask for each batch item; none may distinguish batch items itself.
+        rules: one mask for each batch item; a rule must not distinguish batch items itself.
 
     Raises:
-        TypeError: not a list of masks.
+        TypeError: ``rules`` is not a list of masks.
         ValueError: the list is empty, or a mask distinguishes batch items.
     """
 

@@ -28,7 +28,8 @@ class Predicate(Mask):
         function: takes int64 tensors; may depend on the batch item and the head.
 
     Raises:
-        TypeError: the function is not callable, or is a class; on use, it returns neither a bool tensor nor a bool.
+        TypeError: the function is not callable or is a class; or, when called, it returns neither a bool tensor nor a
+            bool.
     """
 
     function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

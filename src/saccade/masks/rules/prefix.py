@@ -1,4 +1,4 @@
-"""Prefix: a mask that shows the first positions to every query."""
+"""Prefix: a mask in which every query sees the first positions."""
 
 from __future__ import annotations
 

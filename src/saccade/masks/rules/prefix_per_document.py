@@ -1,4 +1,4 @@
-"""PrefixPerDocument: a mask of packed documents that shows the first tokens of each document to all its tokens."""
+"""PrefixPerDocument: a mask of packed documents in which all tokens of a document see its first tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from saccade.support.errors import value_error
 class PrefixPerDocument(RangeTable):
     """A mask of packed documents: every token sees the first ``prefixes[i]`` tokens of its own document i.
 
-    Joined with causal documents it is a prefix LM in each document, where instructions are read in both directions:
+    Joined with causal documents, it is a prefix LM in each document, with bidirectional attention in the prefix:
     ``Documents(lengths, rule=Causal()) | PrefixPerDocument(lengths, prefixes)``.
 
     >>> from saccade.masks import Causal, Documents
@@ -41,7 +41,7 @@ class PrefixPerDocument(RangeTable):
 
     Raises:
         ValueError: lengths are negative, or a prefix is longer than its document or missing.
-        TypeError: they are not lists.
+        TypeError: an argument is not a list.
     """
 
     lengths: tuple[tuple[int, ...], ...]

@@ -15,7 +15,7 @@ from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
 DRAW_BITS = 12  # each random block is compared with all earlier ones; with more, a row would take minutes
-SEED_BITS = 63  # exported programs store it as int64
+SEED_BITS = 63  # exported programs store the seed as int64
 _WORD = 0xFFFFFFFF
 _MOST_ROWS = 64  # with more blocks of queries in a group, nearly all keys are visible
 
@@ -73,7 +73,7 @@ class Random(Mask):
         return allowed & (row >= 0)
 
     def _draws(self, row: Any) -> Iterator[Any]:
-        """Sample random key blocks: yield one block for each row at a time, for arrays and tensors.
+        """Sample random key blocks for an array or tensor of rows. Each item yielded has one block for every row.
 
         Floyd's sampling without replacement: each sample has one candidate more than the previous sample. If it repeats
         an earlier block, the last candidate is used instead.
@@ -121,7 +121,7 @@ class Random(Mask):
 
 
 def _random_word(seed: int, row: Any, number: int) -> Any:
-    """Return 32 random bits for each row of random blocks, from Murmur3's finaliser, for arrays and tensors."""
+    """Return 32 random bits for each row of an array or tensor, computed by Murmur3's finaliser."""
     x = (row & _WORD) ^ (seed * 0x9E3779B1 + number * 0x85EBCA77 + 0x27D4EB2F) & _WORD
     for _ in range(2):
         x = x ^ (x >> 16)

@@ -1,4 +1,4 @@
-"""RangeTable: base class of masks that show each query a few ranges of keys, read from a table of positions."""
+"""RangeTable: base class of masks in which each query sees a few ranges of keys, stored in a table by position."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from saccade.plan.key_ranges import Bounds, Ints, KeyDomain
 
 
 class RangeTable(Mask):
-    """Base class of masks with a table of key ranges, a row for each position.
+    """Base class of masks with a table of key ranges, one row per position.
 
-    A subclass calls `_set_ranges` when it is made; equality and hash come from its own fields.
+    A subclass calls `_set_ranges` in its constructor. Equality and hash depend on the subclass's fields.
 
     Cost: 16 bytes for each range of each position.
     """
@@ -28,7 +28,7 @@ class RangeTable(Mask):
     def _set_ranges(self, starts: Sequence[Ints], ends: Sequence[Ints]) -> None:
         """Store the key ranges of each batch item, int64 ``[rows, ranges]``, disjoint and in order within a row.
 
-        Empty ranges may stand anywhere. Rows after the last one of a shorter item see nothing.
+        Empty ranges may be anywhere. Rows after the last row of a shorter item see nothing.
         """
         length = max(len(item) for item in starts)
         rows = max(length, 2)  # `KeyRanges` applies a single row to every query

@@ -1,4 +1,4 @@
-"""Segments: a causal mask of the query's segment and some tokens before that segment (Transformer-XL)."""
+"""Segments: a causal mask in which a query sees its segment and some tokens before it (Transformer-XL)."""
 
 from __future__ import annotations
 

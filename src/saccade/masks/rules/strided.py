@@ -1,4 +1,4 @@
-"""Strided: a mask that shows each query every ``step``-th key."""
+"""Strided: a mask in which each query sees every ``step``-th key."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Strided(Mask):
         step: distance between two adjacent visible keys, an int of at least 1.
 
     Raises:
-        ValueError: an argument does not meet these conditions.
+        ValueError: an argument does not meet the conditions above.
 
     Reference: Child et al. 2019, arXiv:1904.10509, section 4.3.
     """

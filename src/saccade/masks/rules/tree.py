@@ -1,4 +1,4 @@
-"""Tree: a mask in which each token sees itself and its ancestors, as for the drafts of speculative decoding."""
+"""Tree: a mask in which each token sees itself and its ancestors, as in the drafts of speculative decoding."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _RULE = "be an int per token: the index of an earlier token, or -1 for a root"
 class Tree(Mask):
     """A mask in which each token of a tree sees itself and its ancestors. Several roots make several trees.
 
-    Speculative decoding verifies many drafts at once: they share their beginnings and stand in one sequence, each
-    token after its parent. Behind a context of n tokens that all drafts see, the mask is
+    Speculative decoding verifies many drafts at once. Drafts with a common beginning share its tokens and are stored in
+    one sequence, each token after its parent. After a context of n tokens that all drafts see, the mask is
     ``Causal() & (Prefix(n) | Tree(parents).after(n))``.
 
     >>> print(Tree([-1, 0, 0, 1, 2]).picture(5))
@@ -37,16 +37,17 @@ class Tree(Mask):
     1 1 . 1 .
     1 . 1 . 1
 
-    A token's place in its text is its depth (`depths`): give ``n + depths`` to the encoding of positions, and the
-    index in the sequence to the mask, which must tell tokens at the same depth apart.
+    A token's position in its draft is its depth (`depths`), so pass ``n + depths`` to the position encoding. The mask
+    uses indices in the sequence, because it must distinguish tokens at the same depth.
 
     Args:
-        parents: for each token the index of its parent, which stands before it, or -1 for a root: ints ``[len]`` for
-            all batch items, or ``[batch, len]`` (lists or a tensor). Tokens after a shorter item see nothing.
+        parents: for each token, the index of its parent, which is an earlier token, or -1 for a root: ints ``[len]``
+            for all batch items, or ``[batch, len]`` (lists or a tensor). Positions after the tokens of a shorter item
+            see nothing.
 
     Raises:
-        ValueError: an int that is no index of an earlier token and not -1, or no token at all.
-        TypeError: not a list or tensor.
+        ValueError: a number is neither -1 nor the index of an earlier token, or there are no tokens.
+        TypeError: ``parents`` is not a list or tensor.
 
     Cost: O(tokens) memory; no path is stored.
 
@@ -108,7 +109,7 @@ class Tree(Mask):
         return Bounds(Spans.within(keys, 0, np.minimum(stop, longest)), Spans.nothing(keys))
 
     def _path(self, item: int, token: int) -> list[int]:
-        """Return a token and its ancestors; nothing for a position outside the tree."""
+        """Return a token and its ancestors; an empty list for a position outside the tree."""
         parents, path = self.parents[item], []
         while 0 <= token < len(parents):
             path.append(token)
@@ -127,10 +128,10 @@ def _parents_of_item(row: object) -> tuple[int, ...]:
 
 
 def _intervals(parents: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """Return first and end of each token's interval, and its depth, int64 ``[3, len]``.
+    """Return the start and end of each token's interval and the token's depth, int64 ``[3, len]``.
 
-    In a depth-first order, the descendants of a token follow it without a gap: those whose place is in
-    ``range(first, end)``.
+    In depth-first order, a token and its descendants are contiguous: ``range(first, end)`` contains their indices in
+    this order.
     """
     size = np.ones(len(parents), dtype=np.int64)
     for index in range(len(parents) - 1, -1, -1):

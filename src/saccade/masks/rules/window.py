@@ -1,4 +1,4 @@
-"""Window: a mask that shows each query the keys near it."""
+"""Window: a mask in which each query sees nearby keys."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _UNLIMITED = 1 << POSITION_BITS  # wider than any sequence; sums of positions an
 class Window(Mask):
     """A window mask: a query sees the key at its position, ``left`` keys before it and ``right`` keys after it.
 
-    ``Window(256, 0)`` is 257 keys. `sliding_window` counts like most papers: ``sliding_window(256)`` is the last 256
-    keys, the query's own included.
+    ``Window(256, 0)`` allows 257 keys. `sliding_window` counts as most papers do: ``sliding_window(256)`` allows the
+    last 256 keys, including the query's own.
 
     >>> print(Window(2, 0).picture(5))
     1 . . . .
@@ -41,7 +41,7 @@ class Window(Mask):
     . . 1 1
 
     Args:
-        left, right: numbers of keys *besides* the key at the query's position, at least 0; None means no limit.
+        left, right: numbers of keys, *not counting* the key at the query's position, at least 0; None means no limit.
 
     Raises:
         ValueError: a width is negative or not an integer.
@@ -61,7 +61,7 @@ class Window(Mask):
 
     @property
     def keys(self) -> int | None:
-        """Number of keys that a query sees, its own included; None without a limit."""
+        """Number of keys that a query sees, including its own; None without a limit."""
         return None if self.left is None or self.right is None else self.left + 1 + self.right
 
     @property

@@ -1,3 +1,3 @@
-"""Linear attention as sums over features of keys, without computing every pair; used by Linear and Performer."""
+"""Linear attention computed from sums over key features instead of every pair; used by Linear and Performer."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Chunked prefix sums in linear time: pairs within a chunk of tokens, and one state for all tokens before it."""
+"""Prefix sums in linear time, chunk by chunk: all pairs within a chunk of tokens, and one state for earlier tokens."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Line(NamedTuple):
     r"""The weights of earlier keys in each row's sum, :math:`w_{ij} = e^{s_j - r_i} \le 1`, and the segments of rows.
 
     Attributes:
-        row_logs: r, ``[batch, groups, len]``, at least as large as s of every key in the row's sum. None means 0,
-            together with ``key_logs``.
+        row_logs: r, ``[batch, groups, len]``, at least as large as s for every key in the row's sum. Both logs are
+            None if they are 0.
         key_logs: s, ``[batch, groups, len]``; -inf for a key that is in no row's sum.
-        segments: int64 ``[batch | 1, len]``, the segment of each token; a row sums only keys of its own segment.
+        segments: int64 ``[batch | 1, len]``, the segment of each token; a row sums only over keys in its own segment.
     """
 
     row_logs: Tensor | None = None
@@ -30,7 +30,7 @@ class Line(NamedTuple):
     segments: Tensor | None = None
 
     def turned(self) -> Line:
-        """Return the weights of the transposed prefix sum, which swaps rows and keys and runs backwards."""
+        """Return the weights of the transposed prefix sum, which swaps rows and keys and reverses the order."""
         if self.row_logs is None or self.key_logs is None:
             return self
         return Line(-self.key_logs, -self.row_logs, self.segments)
@@ -45,9 +45,9 @@ class Summed(NamedTuple):
 
     Attributes:
         out: the sums.
-        state: ``[batch, groups, width, value_dim]``, the sum over all keys so far; overwritten when later tokens
-            continue.
-        carried: the scale of the state.
+        state: ``[batch, groups, width, value_dim]``, the sum over all keys so far. It is overwritten when later tokens
+            continue from it.
+        carried: the scale and segment of the state.
     """
 
     out: Tensor
@@ -58,7 +58,7 @@ class Summed(NamedTuple):
 def chunked_sums(
     a: Tensor, b: Tensor, c: Tensor, line: Line, *, reverse: bool = False, before: Summed | None = None
 ) -> Summed:
-    """Return `prefix_sums` computed chunk by chunk, continuing after earlier tokens; not differentiable."""
+    """Compute `prefix_sums` chunk by chunk, starting from the result for earlier tokens. It is not differentiable."""
     batch, heads, length, width = a.shape
     groups = min(heads, b.shape[1])
     out = a.new_empty(batch, heads, length, c.shape[3])
@@ -69,7 +69,7 @@ def chunked_sums(
     for start in reversed(starts) if reverse else starts:
         part = slice(start, min(start + CHUNK, length))
         size = part.stop - part.start
-        # Fold the heads of a group into the rows, on both sides.
+        # Fold the heads of a group into the rows of all three tensors.
         rows, keys, brought = (folded(x[:, :, part], groups) for x in (a, b, c))
         scores = rows @ keys.mT
         if is_even:
@@ -85,7 +85,9 @@ def chunked_sums(
 
 
 class Carried(NamedTuple):
-    """The scale of the state between chunks, which sums ``exp(s_j - peak)`` times the value of key j over one segment.
+    """The scale and segment of the state that is carried from chunk to chunk.
+
+    The state sums ``exp(s_j - peak) * b_j c_j^T`` over the keys j of one segment.
 
     Attributes:
         peak: ``[batch, groups]``, at least as large as every s in the state.
@@ -101,7 +103,7 @@ class Carried(NamedTuple):
         return cls(like.new_full((batch, groups), _FLOOR), None)
 
     def share_of(self, line: Line) -> Tensor:
-        """Return the weight of the carried state in each row of the next chunk, ``[batch | 1, groups | 1, len]``."""
+        """Return the weight of the carried state for each row of the next chunk, ``[batch | 1, groups | 1, len]``."""
         logs = torch.zeros_like(self.peak)[..., None]
         if line.row_logs is not None:
             logs = self.peak[..., None] - line.row_logs
@@ -113,7 +115,7 @@ class Carried(NamedTuple):
     def advanced(
         self, state: Tensor, keys: Tensor, brought: Tensor, line: Line, *, last: int
     ) -> tuple[Tensor, Carried]:
-        """Return the state after another chunk of keys. ``last`` is the index of the key that the sum reaches last."""
+        """Return the state and its scale after another chunk of keys, whose last key in the sum has index ``last``."""
         segment, peak, take, keep = self.segment, self.peak, torch.ones_like(self.peak)[..., None], None
         logs = line.key_logs
         if line.segments is not None:
@@ -133,7 +135,7 @@ class Carried(NamedTuple):
 
 
 def _triangle_of(scores: Tensor, size: int, reverse: bool) -> Tensor:
-    """Set the scores of each row of a chunk to 0 at all keys that come later in the prefix sum."""
+    """Set the scores in each row of a chunk to 0 at all keys that come later in the prefix sum."""
     if scores.shape[2:] == (size, size):
         return scores.triu_() if reverse else scores.tril_()
     pairs = scores.new_ones(size, size)
@@ -152,7 +154,7 @@ def _pair_weights(line: Line, reverse: bool) -> Tensor:
 
 
 def _spread(scores: Tensor, size: int, weights: Tensor) -> Tensor:
-    """Multiply chunk scores of several heads, ``[batch, groups, heads * size, others * size]``, by shared weights."""
+    """Multiply a chunk's scores, ``[batch, groups, heads * size, others * size]``, by weights that all heads share."""
     batch, groups, rows, columns = scores.shape
     pairs = scores.view(batch, groups, rows // size, size, columns // size, size)
     return (pairs * weights).view(scores.shape)

@@ -1,4 +1,4 @@
-"""FeatureMatrix: the lazy matrix of linear attention, from features of queries and keys."""
+"""FeatureMatrix: the lazy matrix of linear attention, defined by features of queries and keys."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Features(NamedTuple):
 
     Attributes:
         values: ``[batch, heads, len, features]``, float32 or wider.
-        logs: ``[batch, heads, len]``, constants that prevent the values from overflowing; None for 0.
+        logs: ``[batch, heads, len]``, constants that keep the values from overflowing; None for 0.
     """
 
     values: Tensor
@@ -41,7 +41,7 @@ class Features(NamedTuple):
 
 
 class FeatureMatrix(LinearTimeMatrix):
-    r"""A linear attention matrix: rows are proportional to feature products, and products take O(n) memory and time.
+    r"""A lazy matrix of linear attention, whose weights are normalised dot products of features.
 
     .. math:: A_{ij} = \frac{\phi(q_i) \cdot \phi(k_j)}{\epsilon + \sum_{j' \in V(i)} \phi(q_i) \cdot \phi(k_{j'})},
               \quad j \in V(i)
@@ -49,9 +49,9 @@ class FeatureMatrix(LinearTimeMatrix):
     where V(i) is the set of keys that query i may attend to. A row whose denominator is 0 is set to 0.
 
     Args:
-        query: features of the queries, ``[batch, heads, q_len, features]``; their logs are the same for a full row, so
-            they cancel and are ignored.
-        key: features of the keys, ``[batch, kv_heads, kv_len, features]``; 0 for keys that were not finite.
+        query: features of the queries, ``[batch, heads, q_len, features]``. Their logs scale full rows, so they cancel
+            and are ignored.
+        key: features of the keys, ``[batch, kv_heads, kv_len, features]``, computed with non-finite keys set to 0.
         visible: the mask.
         dtype: dtype of the inputs and of matrix products.
         eps: added to the denominator, so that rows sum to slightly less than 1.
@@ -59,11 +59,11 @@ class FeatureMatrix(LinearTimeMatrix):
             if there are none.
         nonfinite_queries: bool ``[batch, heads, q_len]``, True at non-finite queries. Their rows are NaN if they may
             attend to any key. None if there are none.
-        source: a value that is equal for matrices with the same features, which can share a recurrent state.
+        source: identifies the features. Matrices with equal sources can continue from each other's recurrent state.
 
-    Cost: `matmul` and `rmatmul` take O(n * features * value_dim) time. Memory: the features, O(n * features), and one
-    state, ``[batch, kv_heads, features, value_dim + 1]``; the backward pass stores nothing more. With dropout, the
-    product is computed pair by pair in O(q_len * kv_len) time.
+    Cost: `matmul` and `rmatmul` take O(n * features * value_dim) time. They need memory for the features, O(n *
+    features), and one state, ``[batch, kv_heads, features, value_dim + 1]``; the backward pass stores nothing else.
+    With dropout, the product is computed pair by pair in O(q_len * kv_len) time.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return out if nan is None else out.masked_fill(nan[..., None], math.nan)
 
     def rmatmul(self, x: Tensor) -> Tensor:
-        """Return ``A.mT @ x`` in linear time; see `Matrix.rmatmul`. Grouped keys are repeated for every head."""
+        """Return ``A.mT @ x`` in linear time; see `Matrix.rmatmul`. Shared keys are repeated for every head."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         if not (self._tainted is self._nonfinite_queries is None and is_surely_finite(x)):
             return super().rmatmul(x)  # find the affected rows pair by pair
@@ -124,10 +124,10 @@ class FeatureMatrix(LinearTimeMatrix):
             return self._scatter(self._without_hidden(rows)).to(x.dtype)
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """Return the output for new tokens, and the state after them; ``memory`` is the state before them.
+        """Return the output for new tokens and the state after them; ``memory`` is the state before them.
 
         Raises:
-            ValueError: a mask that is not causal, or a memory from different features or a different mask.
+            ValueError: the mask is not causal, or the memory is from different features or a different mask.
         """
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
         check_memory(self, self._order, self.visible, memory, (self._key.shape[3], value.shape[3] + 1))
@@ -186,7 +186,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return rows if hidden is None else rows.masked_fill(hidden[:, None, :, None], 0.0)
 
     def _nan_rows(self, bad: Tensor | None) -> Tensor | None:
-        """Return rows of linear attention that must be NaN, because their query or a key they see is not finite."""
+        """Return which rows must be NaN because their query, or a key that they may attend to, is not finite."""
         nan = None if bad is None else self._rows_that_see(bad)
         if self._nonfinite_queries is None:
             return nan
@@ -196,14 +196,14 @@ class FeatureMatrix(LinearTimeMatrix):
         return nonfinite_queries if nan is None else nan | nonfinite_queries
 
     def _rows_that_see(self, keys: Tensor) -> Tensor:
-        """Return which rows of linear attention may attend to a marked key, bool ``[batch, heads, q_len]``."""
+        """Return which rows may attend to at least one of the marked keys, bool ``[batch, heads, q_len]``."""
         return rows_that_see(self, self._order, self.visible, keys)
 
     def _line_after(self, memory: Memory | None) -> Line:
-        """Return the weights and segments of the prefix sum over tokens that follow a recurrent state."""
+        """Return the weights and segments for a prefix sum over tokens that follow a recurrent state."""
         segments, floor = self.visible.kv_documents, None
         if memory is not None and segments is not None and memory.segment is not None:
-            segments = torch.maximum(segments, memory.segment[:, None])  # without a token, the document stays the same
+            segments = torch.maximum(segments, memory.segment[:, None])  # leading hidden tokens stay in that document
         if memory is not None and self._logs is not None:
             floor = memory.peaks[..., None].expand_as(self._logs)
             if segments is not None and memory.segment is not None:
@@ -211,7 +211,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return line_of(self._logs, segments, floor)
 
     def _tainted_by(self, bad: Tensor, line: Line, memory: Memory | None) -> tuple[Tensor, Tensor]:
-        """Return the rows that see a non-finite key, old or new, and the heads whose state now contains such a key."""
+        """Return the rows that see a non-finite key, earlier or new, and the heads whose state now contains one."""
         line, marks = Line(segments=line.segments), bad[..., None].to(self._key.dtype)
         before = memory
         if memory is not None:
@@ -222,7 +222,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return self._without_hidden(out) > 0.5, state[..., 0, 0] > 0.5
 
     def _gather(self, c: Tensor) -> Tensor:
-        """Return feature-weighted sums of c, ``[batch, kv_heads, kv_len, width]``, over the keys that each row sees."""
+        """Sum c, ``[batch, kv_heads, kv_len, width]``, over the keys that each row sees, weighted by dot products."""
         if self._order is None or 0 in self.shape:
             key = self._key if self._logs is None else self._key * _relative(self._logs)[..., None]
             return product(self._query, key.mT @ c)
@@ -231,10 +231,9 @@ class FeatureMatrix(LinearTimeMatrix):
         return order.rows_of(prefix_sums(a, b, c, order.line(self._logs)))
 
     def _piece_len(self, value: Tensor) -> int | None:
-        """Return the number of tokens that linear attention processes at a time, or None to process all at once.
+        """Return the number of tokens to process at a time, a multiple of the chunk size, or None for all at once.
 
-        The number is a multiple of the chunk size. For a long sequence, allocating memory for all sums at once would
-        cost as much time as computing the sums.
+        For a long sequence, allocating memory for all sums at once would take as long as computing them.
         """
         order, (batch, heads, q_len, _) = self._order, self.shape
         size = CHUNK * max(1, _PIECE // max(1, batch * heads * CHUNK * value.shape[3]))
@@ -244,7 +243,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return None if needs and torch.is_grad_enabled() else size
 
     def _in_pieces(self, value: Tensor, size: int) -> Tensor:
-        """Return the output of linear attention for a long sequence, computed part by part without autograd."""
+        """Return the output for a long sequence, computed part by part and without autograd."""
         assert self._order is not None  # checked by `_piece_len`
         line, summed = self._order.line(self._logs), None
         out = value.new_empty(*self.shape[:3], value.shape[3])
@@ -256,7 +255,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return self._without_hidden(out)
 
     def _scatter(self, x: Tensor) -> Tensor:
-        """Return feature-weighted sums of x, ``[batch, heads, q_len, width]``, over the rows that see each key."""
+        """Sum x, ``[batch, heads, q_len, width]``, over the rows that see each key, weighted by dot products."""
         key = self._key.repeat_interleave(self._heads_per_key, 1)
         logs = None if self._logs is None else self._logs.repeat_interleave(self._heads_per_key, 1)
         if self._order is None or 0 in self.shape:
@@ -268,12 +267,12 @@ class FeatureMatrix(LinearTimeMatrix):
 
 
 def _with_ones(value: Tensor) -> Tensor:
-    """Append a column of ones to values, whose sum is the denominator of linear attention."""
+    """Append a column of ones to values, whose weighted sum is the denominator of linear attention."""
     return torch.cat([value, value.new_ones(*value.shape[:3], 1)], -1)
 
 
 def _relative(logs: Tensor) -> Tensor:
-    """Return the scale factors ``exp(logs)`` of features, divided by their maximum along the last axis."""
+    """Return ``exp(logs)`` divided by its maximum along the last axis."""
     if not logs.shape[-1]:
         return logs
     peak = logs.amax(-1, keepdim=True)
@@ -281,7 +280,7 @@ def _relative(logs: Tensor) -> Tensor:
 
 
 class FeatureMechanism(Approximate):
-    """Base class of mechanisms that return a `FeatureMatrix`."""
+    """The base class of mechanisms that return a `FeatureMatrix`."""
 
     eps: float = 0.0
 
@@ -289,7 +288,7 @@ class FeatureMechanism(Approximate):
     def features(self, query: Tensor, key: Tensor) -> tuple[Features, Features, Hashable]:
         """Return finite features of queries and keys, ``[batch, heads, len, features]``, and their source.
 
-        The third value is equal for features that may be summed together.
+        Features with equal sources may be summed together.
         """
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
@@ -318,6 +317,6 @@ class FeatureMechanism(Approximate):
 
 
 def _zero_nonfinite(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Set non-finite queries or keys to 0; return the tokens and marks of those set to 0, or None if there are none."""
+    """Set non-finite queries or keys to 0. Return the result and which were set to 0, or None if there are none."""
     bad = nonfinite_tokens(x)
     return (x if bad is None else x.masked_fill(bad[..., None], 0.0)).to(dtype), bad

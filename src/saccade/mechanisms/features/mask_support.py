@@ -1,4 +1,4 @@
-"""The masks that linear attention supports, which are those that a sum over keys can implement."""
+"""The masks that linear attention supports: those that a sum over keys can implement."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BECAUSE = "a sum over keys is all that is kept of them"
 def why_no_sum(mask: Mask) -> tuple[str, ...]:
     """Return the reasons why linear attention, which sums over keys, cannot implement a mask.
 
-    There are none for Causal, Documents, masks that only hide keys (Padding), and combinations of such masks with
+    The tuple is empty for Causal, Documents, masks that only hide keys (Padding), and combinations of these with
     ``&``.
     """
     reasons = []
@@ -39,18 +39,19 @@ def why_no_sum(mask: Mask) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Visible:
-    """A supported mask of linear attention, evaluated at the positions of queries and keys.
+    """A mask that linear attention supports, evaluated at the positions of queries and keys.
 
     Attributes:
         rule: the mask itself.
         is_placed: whether positions were passed; a position below 0 then means padding.
         causal: whether later keys are hidden from each row.
-        offset: query i has the position of key ``i + offset``, and all tokens are in order; None otherwise.
+        offset: the number for which query i has the position of key ``i + offset``; None if tokens are not known to be
+            in order.
         q_positions, kv_positions: int64 ``[batch | 1, len]``; -1 for padding.
-        hidden_rows, hidden_keys: bool ``[batch | 1, len]``, rows that see no key and keys that no row sees; None if
-            there are certainly none.
+        hidden_rows, hidden_keys: bool ``[batch | 1, len]``, rows that attend to no key because they are padding or
+            outside all documents, and keys to which no row may attend; None if there are certainly none.
         q_documents, kv_documents: int64 ``[batch | 1, len]``, the document of each token; None without documents. A
-            token outside all documents is hidden, and gets the document of the token before it.
+            token outside all documents is hidden. If tokens are in order, it counts as part of the document before it.
     """
 
     rule: Mask
@@ -66,12 +67,12 @@ class Visible:
 
     @classmethod
     def of(cls, inputs: Inputs) -> Visible:
-        """Evaluate a mask of linear attention at the positions of the tokens."""
+        """Evaluate a mask that linear attention supports at the positions of the tokens."""
         parts = [part for part in parts_of(inputs.rule) if not isinstance(part, Full)]
         packs = [part for part in parts if isinstance(part, Documents)]
         q, kv = inputs.position_tables()
         causal = any(isinstance(rule, Causal) for part in parts for rule in (part, *_masks_in_documents(part)))
-        # Default positions mark no padding. If there are more queries than keys, the first rows lie before position 0.
+        # Default positions are never padding, not even those below 0 that the first of more queries than keys get.
         lost_rows = [q < 0] if inputs.q_positions is not None and inputs.q_positions.run is None else []
         lost_keys = [kv < 0] if inputs.kv_positions is not None and inputs.kv_positions.run is None else []
         documents: list[Tensor] = []
@@ -79,7 +80,7 @@ class Visible:
             tables = [_documents(pack, x) for x in (q, kv)]
             lost_rows.append(tables[0] < 0)
             lost_keys.append(tables[1] < 0)
-            count = max(map(len, pack.lengths))  # with several packs, all their numbers together identify a document
+            count = max(map(len, pack.lengths))  # several Documents masks together identify a document
             documents = [x * count + y for x, y in zip(documents, tables, strict=True)] if number else tables
         items = torch.arange(inputs.shape[0], device=q.device)[:, None]
         zeros = torch.zeros_like(items)
@@ -92,11 +93,11 @@ class Visible:
 
     @property
     def hides_nothing(self) -> bool:
-        """True if the mask of linear attention lets every row see every key."""
+        """True if every row may attend to every key."""
         return not self.causal and self.hidden_rows is self.hidden_keys is self.q_documents is None
 
     def allowed(self, batch: slice, rows: range, columns: range) -> Tensor:
-        """Return the pairs that the mask allows, evaluated pair by pair: bool ``[batch, 1, rows, columns]``."""
+        """Return which pairs the mask allows, evaluated pair by pair, bool ``[batch, 1, rows, columns]``."""
         items = torch.arange(batch.start, batch.stop, device=self.q_positions.device)
         q = self.q_positions if len(self.q_positions) == 1 else self.q_positions[batch]
         kv = self.kv_positions if len(self.kv_positions) == 1 else self.kv_positions[batch]
@@ -108,17 +109,17 @@ class Visible:
         return allowed.expand(len(items), 1, len(rows), len(columns))
 
     def in_block(self, block: Block) -> Tensor:
-        """Return the pairs of a block that the mask allows: bool ``[batch, 1, rows, columns]``."""
+        """Return which pairs of a block the mask allows, bool ``[batch, 1, rows, columns]``."""
         return torch.cat([self.allowed(block.batch, block.rows, keys) for keys in block.columns], -1)
 
 
 def _masks_in_documents(part: Mask) -> tuple[Mask, ...]:
-    """Return the masks that a Documents mask applies within its documents."""
+    """Return the masks that a Documents mask applies within each document."""
     return parts_of(part.rule) if isinstance(part, Documents) and part.rule is not None else ()
 
 
 def _union(marks: list[Tensor]) -> Tensor | None:
-    """Return the union of bool marks of hidden tokens. If certainly no token is hidden, return None."""
+    """Return the union of bool marks, or None if certainly nothing is marked."""
     if not marks:
         return None
     union = marks[0]
@@ -128,7 +129,7 @@ def _union(marks: list[Tensor]) -> Tensor | None:
 
 
 def _documents(mask: Documents, positions: Tensor) -> Tensor:
-    """Return the number of the document at each position, or -1 outside all documents."""
+    """Return the index of the document at each position, or -1 outside all documents."""
     longest = max(map(len, mask.lengths))
     padded = [(*item, *(0 for _ in range(longest - len(item)))) for item in mask.lengths]
     ends = torch.tensor(padded, dtype=torch.int64, device=positions.device).reshape(len(padded), longest).cumsum(1)
@@ -140,14 +141,14 @@ def _documents(mask: Documents, positions: Tensor) -> Tensor:
 
 
 def _offset(inputs: Inputs, q: Tensor, kv: Tensor, causal: bool) -> int | None:
-    """Return the number of keys before the first query. If tokens are not known to be in order, return None."""
+    """Return the number of keys before the first query, or None if tokens are not known to be in order."""
     q_len, kv_len = inputs.shape[2:]
     q_start, kv_start = inputs.starts
     if q_start is not None and kv_start is not None:
         return q_start - kv_start
     if not (causal and q_len <= kv_len and is_readable(q, kv)):
         return None
-    # The queries are the last of the keys, and the keys are in order, apart from gaps and -1.
+    # Check that the queries have the positions of the last keys, and that positions increase, apart from padding.
     is_end = torch.equal(*torch.broadcast_tensors(q, kv[:, kv_len - q_len :]))
     is_in_order = bool(((kv[:, 1:] > kv.cummax(1).values[:, :-1]) | (kv[:, 1:] < 0)).all())
     return kv_len - q_len if is_end and is_in_order else None

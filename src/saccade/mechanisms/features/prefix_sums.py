@@ -1,4 +1,4 @@
-"""Prefix sums: sums over all earlier keys, which make causal linear attention linear."""
+"""Prefix sums over all earlier keys, which let causal linear attention run in linear time."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, re
 
     .. math:: o_i = \sum_{j \le i} w_{ij} (a_i \cdot b_j)\, c_j
 
-    Differentiable any number of times. Each derivative is again a prefix sum, forwards or backwards, so the backward
-    pass stores only the inputs. The weights w are treated as constants.
+    The sums are differentiable any number of times. Each derivative is again a prefix sum, forwards or backwards, so
+    the backward pass stores only the inputs. The weights w are treated as constants.
 
     Args:
         a: ``[batch, heads, len, width]``.
-        b: ``[batch, groups, len, width]``; the number of groups divides the number of heads, or vice versa. In the
-            latter case the heads of a group are summed.
+        b: ``[batch, groups, len, width]``. The number of groups divides the number of heads, or vice versa. In the
+            latter case, the sum also runs over the groups that belong to a head.
         c: ``[batch, groups, len, value_dim]``.
         line: weights and segments; when None, all weights are 1.
         reverse: sum over j >= i instead.
@@ -33,8 +33,8 @@ def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, re
     Returns:
         ``[batch, heads, len, value_dim]``.
 
-    Cost: time O(len * (width + value_dim) * CHUNK + len * width * value_dim); memory in addition to inputs and output
-    is one state ``[batch, groups, width, value_dim]`` and one chunk.
+    Cost: O(len * (width + value_dim) * CHUNK + len * width * value_dim) time, and memory for one state ``[batch,
+    groups, width, value_dim]`` and one chunk in addition to inputs and output.
     """
     line = Line() if line is None else line
     run = _operation if is_tracing() else _PrefixSums.apply
@@ -42,7 +42,7 @@ def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, re
 
 
 def continued(a: Tensor, b: Tensor, c: Tensor, line: Line, memory: Memory | None) -> tuple[Tensor, Tensor, Carried]:
-    """Continue `prefix_sums` after a recurrent state. Return three values: the sums, the new state and its scale."""
+    """Continue `prefix_sums` after a recurrent state. Return the sums, the new state and its scale."""
     out = prefix_sums(a, b, c, line)
     if memory is None:
         carried = Carried.nothing(len(a), b.shape[1], a.detach())
@@ -88,7 +88,7 @@ def _derivatives(ctx: Any, grad: Tensor, run: Callable[..., Tensor]) -> tuple[Te
 
 
 def _mapped(info: Any, in_dims: tuple[int | None, ...], run: Callable[..., Tensor], *args: Any) -> tuple[Tensor, int]:
-    """Run the prefix sums under ``torch.func.vmap``, whose mapped axis becomes part of the batch."""
+    """Run the prefix sums under ``torch.func.vmap``, with the mapped axis folded into the batch."""
     *tensors, reverse = args
     size, dim = info.batch_size, in_dims[0]
     batch = tensors[0].shape[0 if dim is None or dim else 1]
@@ -100,7 +100,7 @@ def _mapped(info: Any, in_dims: tuple[int | None, ...], run: Callable[..., Tenso
 
 
 def _into_batch(x: Tensor, dim: int | None, size: int, batch: int) -> Tensor:
-    """Move the mapped axis of ``torch.func.vmap`` into the batch axis of a prefix sum."""
+    """Fold the axis that ``torch.func.vmap`` maps over into the batch axis."""
     x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
     return x.expand(size, batch, *x.shape[2:]).flatten(0, 1)  # segments may be the same for the full batch
 
@@ -121,7 +121,7 @@ class _PrefixSums(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, da: Tensor | None, db: Tensor | None, dc: Tensor | None, *_: None) -> Tensor:
-        """Return the forward-mode derivative of prefix sums: a total of one prefix sum for each changed argument."""
+        """Return the forward-mode derivative, which adds one prefix sum for each argument that has a tangent."""
         a, b, c, *line = ctx.saved_tensors
         threes = ((da, b, c), (a, db, c), (a, b, dc))
         changed = [three for three in threes if all(x is not None for x in three)]

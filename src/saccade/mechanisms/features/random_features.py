@@ -20,8 +20,8 @@ def directions(num_features: int, head_dim: int, *, orthogonal: bool, generator:
     """Draw the directions ω of random features, each from a standard normal distribution.
 
     Orthogonal directions come in blocks of ``head_dim`` rows that are perpendicular to one another. Their lengths are
-    drawn separately, like those of independent normal vectors. Each row by itself is then normally distributed, which
-    keeps the kernel unbiased.
+    drawn separately, from the distribution of the length of a normal vector. Each row by itself is then normally
+    distributed, which keeps the kernel unbiased.
 
     Returns:
         float64 ``[num_features, head_dim]``, on the CPU.
@@ -42,18 +42,17 @@ def directions(num_features: int, head_dim: int, *, orthogonal: bool, generator:
 def random_features(x: Tensor, projection: Tensor, kind: Kind) -> Features:
     r"""Return random features φ(x), with :math:`E[\phi(x) \cdot \phi(y)] = e^{x \cdot y}` over draws of the projection.
 
-    positive: :math:`e^{\omega x - |x|^2/2}` · hyperbolic: this feature for both ω and -ω · trigonometric:
-    :math:`e^{|x|^2/2}` times sine and cosine of ωx.
+    A "positive" feature is :math:`e^{\omega x - |x|^2/2}`. A "hyperbolic" feature is a pair of these, for ω and -ω. A
+    "trigonometric" feature is :math:`e^{|x|^2/2}` times the sine and cosine of ωx.
 
     Args:
         x: ``[batch, heads, len, head_dim]``.
         projection: ω, ``[num_features, head_dim]``.
-        kind: see above.
+        kind: "positive", "hyperbolic" or "trigonometric".
 
     Returns:
-        Values ``[batch, heads, len, num_features]`` (twice as many features unless ``kind`` is "positive"), at most 1
-        before they are divided by the square root of their number. Also the logarithm of the constant that was divided
-        out of all values of each token, which changes no product.
+        The values, ``[batch, heads, len, num_features]`` (twice as many features unless ``kind`` is "positive"), and,
+        for each token, the logarithm of a constant that was divided out of its values to prevent overflow.
 
     Reference: Choromanski et al. 2021, arXiv:2009.14794, lemma 1 and equation 5.
     """
@@ -75,14 +74,14 @@ def random_features(x: Tensor, projection: Tensor, kind: Kind) -> Features:
 
 
 def drawn(seed: int, number: int, num_features: int, head_dim: int, *, orthogonal: bool) -> Tensor:
-    """Return the directions of draw ``number`` with this seed, float64 ``[num_features, head_dim]``."""
+    """Return the random directions of draw number ``number`` with this seed, float64 ``[num_features, head_dim]``."""
     entropy = np.random.SeedSequence([seed, number, head_dim])
     generator = torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0]) >> 1)
     return directions(num_features, head_dim, orthogonal=orthogonal, generator=generator)
 
 
 def drawn_at_run_time(seed: int, number: Tensor, num_features: int, head_dim: int, *, orthogonal: bool) -> Tensor:
-    """Return random directions by a custom operation, for a draw whose number is only known at run time."""
+    """Return random directions from a custom operation, for a traced program that learns ``number`` at run time."""
     return _operation(number, str(seed), num_features, head_dim, orthogonal)  # a seed may exceed 64 bits
 
 

@@ -20,11 +20,12 @@ from saccade.support.errors import value_error
 class Order(NamedTuple):
     """The order of queries and keys in the merged sequence that `prefix_sums` sums over.
 
-    Most masks need no sorting: query i shares an index with key ``i + past``. Otherwise queries and keys have separate
-    indices, sorted by document, then by position if the mask is causal, with keys before queries.
+    Most masks need no sorting: query i shares an index with key ``i + past``. In all other cases, queries and keys have
+    separate indices, sorted by document, then by position if the mask is causal, with keys before queries.
 
     Attributes:
-        past, kv_len: number of keys before the first query, and of all keys.
+        past: number of keys before the first query.
+        kv_len: number of all keys.
         length: length of the merged sequence.
         segments: int64 ``[batch | 1, length]``, the document of each entry; None if there is only one.
         order: int64 ``[batch | 1, length]``, the source of each entry: an index into all keys followed by all queries.
@@ -44,7 +45,7 @@ class Order(NamedTuple):
 
     @classmethod
     def of(cls, visible: Visible, q_len: int, kv_len: int) -> Order:
-        """Return the shortest order of queries and keys for a causal mask, or for a mask with documents."""
+        """Return the order of queries and keys for a mask that is causal or has documents, unsorted if possible."""
         past = visible.offset
         if visible.causal and past is not None and 0 <= past <= kv_len - q_len:
             length, documents = past + q_len, visible.kv_documents
@@ -83,7 +84,7 @@ class Order(NamedTuple):
         return take_rows(x, self.order.argsort(1)[:, self.kv_len :])
 
     def keys_of(self, x: Tensor) -> Tensor:
-        """Return the entries of the merged sequence that belong to keys, ``[batch, heads, kv_len, width]``, or 0."""
+        """Return the entries of the merged sequence that belong to keys, and 0 for keys that are not part of it."""
         if self.order is None:
             return F.pad(x, (0, 0, 0, self.kv_len - self.length))
         return take_rows(x, self.order.argsort(1)[:, : self.kv_len])
@@ -100,7 +101,7 @@ class Order(NamedTuple):
         return self.rows_of((last >= first)[..., None])[..., 0]
 
     def line(self, logs: Tensor | None) -> Line:
-        """Return the weights and segments of the prefix sum from the keys' logs, ``[batch, groups, kv_len]``."""
+        """Return the weights and segments of the prefix sum for key logs ``[batch, groups, kv_len]``."""
         if logs is not None and self.order is None:
             logs = logs[..., : self.length]
         elif logs is not None and self.order is not None:
@@ -112,10 +113,10 @@ class Order(NamedTuple):
 def line_of(logs: Tensor | None, segments: Tensor | None, floor: Tensor | None = None) -> Line:
     """Return the weights of keys in a prefix sum, divided in each row by the largest weight so far.
 
-    Since no later key enters this division, later keys cannot change the rounding of earlier rows.
+    Later keys do not affect this division, so they cannot change the rounding of earlier rows.
 
     Args:
-    logs: ``[batch, groups, len]``; -inf for a key that is in no row's sum.
+        logs: ``[batch, groups, len]``; -inf for a key that is in no row's sum.
         segments: int64 ``[batch | 1, len]``, non-decreasing; the largest weight is taken within each segment.
         floor: ``[batch | 1, groups, len]``, the largest logs of earlier calls.
     """
@@ -147,7 +148,7 @@ def rows_that_see(matrix: Matrix, order: Order | None, visible: Visible, keys: T
 
 
 class Continued(Protocol):
-    """The interface of a linear-time matrix that can continue from the recurrent state of earlier tokens."""
+    """The interface of a linear-time matrix that continues from the recurrent state of earlier tokens."""
 
     shape: tuple[int, int, int, int]
     source: Hashable
@@ -156,7 +157,7 @@ class Continued(Protocol):
 def check_memory(
     matrix: Continued, order: Order | None, visible: Visible, memory: Memory | None, sizes: tuple[int, int]
 ) -> None:
-    """Raise unless new tokens can continue from a recurrent state; ``sizes`` is the shape of the state for one head."""
+    """Raise unless new tokens can continue from a recurrent state, whose shape for one head must be ``sizes``."""
     if not visible.causal:
         hint = "join masks.Causal(), or use a KVCache, which keeps the tokens themselves"
         rule = "be causal: a state sums over what came before"

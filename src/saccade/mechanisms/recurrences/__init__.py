@@ -1,3 +1,3 @@
-"""Recurrences of linear attention: their definition, chunks, products, and lazy matrix."""
+"""Linear attention as a recurrence: its definition, chunks, products and lazy matrix."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""A group of chunks of a recurrence, with all factors precomputed that do not depend on the incoming state."""
+"""A group of chunks of a recurrence, with precomputed factors that do not depend on the incoming state."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from saccade.mechanisms.recurrences.recurrence_spec import CHUNK, Rule, cut
 class Group(NamedTuple):
     """Several chunks of a recurrence and their precomputed factors, as tensors ``[chunks, sequences, CHUNK, width]``.
 
-    In a chunk with incoming state S, b are the log decays summed from the start of the chunk, and b_C is their total:
+    From the incoming state S, a chunk computes the values u to write, the outputs o and the outgoing state S':
 
-        u = T (beta v - beta K~ S)     o = Q~ S + P u     S' = e S + K^T u
+        u = T (beta v - beta K~ S)     o = Q~ S + P u     S' = e S + W^T u
+
+    Let b be the log decays, summed from the start of the chunk.
 
     Attributes:
         query, key: queries, multiplied by the scale, and keys.
         beta: the strength with which each token is written; None for 1.
-        decays: the decays exp(b_i - b_j), and the allowed pairs of tokens.
+        decays: the decays exp(b_i - b_j), and which pairs of tokens are allowed.
         weights: P, the weights of tokens in the same chunk for each query.
         recalled: the weights of earlier tokens in the chunk for each key; None without the delta rule.
         inverse: T, the inverse of 1 + beta * recalled; None without the delta rule.
         reads: Q~, queries times the decay since the start of the chunk.
         recalls: ``-beta K~``, where K~ are keys times the decay since the start; None without the delta rule.
-        writes: K^, keys times the decay up to the end of the chunk.
+        writes: W, keys times the decay up to the end of the chunk.
         keeps: e, the share of the incoming state that remains at the end, ``[chunks, sequences, 1 | head_dim, 1]``.
-        first, last: tokens that read the incoming state, and tokens that write to the outgoing state, marked by 1
-            (others by 0), ``[chunks, sequences, CHUNK, 1]``; None for all tokens.
+        first, last: 1 for tokens that read the incoming state, and for tokens that write to the outgoing state, and 0
+            for all others, ``[chunks, sequences, CHUNK, 1]``; None if all tokens do.
     """
 
     query: Tensor
@@ -49,7 +51,7 @@ class Group(NamedTuple):
 
     @classmethod
     def of(cls, rule: Rule, span: slice, segment: Tensor | None) -> Group:
-        """Precompute the chunks of a recurrence for a range of tokens.
+        """Precompute the factors of a recurrence for a range of tokens.
 
         Args:
             rule: the recurrence of the full sequences.
@@ -86,7 +88,7 @@ class Group(NamedTuple):
 
 
 def scaled(x: Tensor, factor: Tensor | None, marks: Tensor | None) -> Tensor:
-    """Multiply tokens of a chunk by two optional factors. None counts as 1."""
+    """Multiply tokens of a chunk by two optional factors, where None stands for 1."""
     x = x if factor is None else x * factor
     return x if marks is None else x * marks
 
@@ -100,7 +102,7 @@ def _pair_weights(decays: Decays, query: Tensor, key: Tensor) -> tuple[Tensor, T
 
 
 def forwards(group: Group, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Run a group of chunks; return outputs ``[chunks, sequences, CHUNK, value_dim]`` and the next state.
+    """Run a group of chunks. Return the outputs ``[chunks, sequences, CHUNK, value_dim]`` and the outgoing state.
 
     Args:
         group: the chunks.
@@ -132,16 +134,16 @@ def written_by(group: Group, value: Tensor, state: Tensor) -> tuple[Tensor, Tens
 
 
 def backwards(group: Group, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Run a group of chunks backwards; return the gradients of the values that tokens write, and the transposed states.
+    """Run a group of chunks backwards. Return the gradients with respect to the values u and to the states.
 
     Args:
         group: the chunks.
-        x: ``[chunks, sequences, CHUNK, width]``, the gradients of the outputs.
-        state: ``[sequences, head_dim, width]``, the state that comes in at the end.
+        x: ``[chunks, sequences, CHUNK, width]``, the gradient with respect to the outputs.
+        state: ``[sequences, head_dim, width]``, the gradient with respect to the outgoing state.
 
     Returns:
-        The gradients, in the shape of x, and states ``[chunks + 1, sequences, head_dim, width]``: one before the first
-        chunk, and one after each.
+        The gradient with respect to u, in the shape of x, and those with respect to the states, ``[chunks + 1,
+        sequences, head_dim, width]``: one before the first chunk, and one after each chunk.
     """
     states = state.new_empty(group.chunks + 1, *state.shape)
     states[group.chunks] = state
@@ -159,7 +161,7 @@ def backwards(group: Group, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def after(rule: Rule, span: slice, segment: Tensor | None) -> Tensor | None:
-    """Return the segment of the recurrence before a range of tokens. Before the first token it is ``segment``."""
+    """Return the segment of the token before a range of tokens. Before the first token, it is ``segment``."""
     if rule.segments is None or span.start == 0:
         return segment
     return rule.segments[:, span.start - 1]
@@ -168,10 +170,10 @@ def after(rule: Rule, span: slice, segment: Tensor | None) -> Tensor | None:
 def _split_segments(
     segments: Tensor, segment: Tensor, allowed: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mark where segments begin and end within chunks of a recurrence.
+    """Mark where segments begin and end within the chunks of a recurrence.
 
-    Return four values: pairs within one segment, tokens in the segment of the incoming state, tokens in the last
-    segment of their chunk, and chunks that lie within the segment of the incoming state.
+    Return which pairs are within one segment, which tokens are in the segment of the incoming state, which tokens are
+    in the last segment of their chunk, and which chunks end in the segment of their incoming state.
     """
     missing = -segments.shape[1] % CHUNK
     whole = torch.cat([segments, segments[:, -1:].expand(-1, missing)], 1) if missing else segments

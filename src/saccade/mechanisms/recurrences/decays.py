@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saccade.mechanisms.fake_tensors import is_readable
 
-_STEPS = 8  # number of tokens whose decays are computed pair by pair if each channel has its own
+_STEPS = 8  # number of tokens whose decays are computed pair by pair if each channel has its own decay
 _SAFE = -60.0  # exp(60), times queries, keys and gradients, is finite in float32
 
 
@@ -28,11 +28,11 @@ class Decays(NamedTuple):
     """The decays between the tokens of several chunks, computed from log decays summed within each chunk.
 
     Attributes:
-        sums: float64 ``[chunks, sequences, CHUNK, 1 | head_dim]``; in float32, the difference of two large sums would
-            be lost to rounding. None for no decay.
+        sums: float64 ``[chunks, sequences, CHUNK, 1 | head_dim]``, because float32 would lose small differences
+            between large sums. None for no decay.
         allowed: bool ``[..., CHUNK, CHUNK]``, True for each token paired with itself or an earlier token.
-        table: the share that remains for each allowed pair, ``[chunks, sequences, CHUNK, CHUNK]``, if all channels
-            share one decay; otherwise None.
+        table: the share that remains for each allowed pair, ``[chunks, sequences, CHUNK, CHUNK]``; None unless all
+            channels share one decay.
         from_start, to_end: the share of the incoming state that remains at each token, and the share of each token that
             remains at the end of the chunk. None without decay.
     """
@@ -45,7 +45,7 @@ class Decays(NamedTuple):
 
     @classmethod
     def of(cls, decay: Tensor | None, allowed: Tensor, dtype: torch.dtype) -> Decays:
-        """Compute the decays of chunks from log decays, float64 ``[chunks, sequences, CHUNK, 1 | head_dim]``."""
+        """Compute the decays within chunks from log decays, float64 ``[chunks, sequences, CHUNK, 1 | head_dim]``."""
         if decay is None:
             return cls(None, allowed, None, None, None)
         sums, table = decay.cumsum(2), None
@@ -60,11 +60,11 @@ class Decays(NamedTuple):
         return self.from_start[:, :, -1, :, None]
 
     def products(self, a: Tensor, k: Tensor) -> Tensor:
-        """Return decayed dot products ``sum_c a_ic k_jc exp(sums_ic - sums_jc)``, or 0 for pairs not allowed.
+        """Return decayed dot products ``sum_c a_ic k_jc exp(sums_ic - sums_jc)``, or 0 for pairs that are not allowed.
 
         Args:
-            a: ``[chunks, sequences, CHUNK, head_dim]``, or several such tensors stacked, if all channels share
-                one decay.
+            a: ``[chunks, sequences, CHUNK, head_dim]``; several of these may be stacked along the third axis if all
+                channels share one decay.
             k: ``[chunks, sequences, CHUNK, head_dim]``.
         """
         if self.sums is None:
@@ -83,9 +83,10 @@ class Decays(NamedTuple):
         return self._hidden(out[:, :, None])[:, :, 0]
 
     def gradients(self, grad: Tensor, a: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Return da and dk, the gradients of `products` for ``a`` and ``k``.
+        """Return da and dk, the gradients of `products` with respect to ``a`` and ``k``.
 
-        The gradients for the summed log decays are ``a * da`` and ``-k * dk``. Several tensors may be stacked as ``a``.
+        The gradient with respect to the summed log decays is ``a * da`` for rows and ``-k * dk`` for keys. Several
+        tensors may be stacked as ``a``.
         """
         high, several = k.shape[2], grad.unflatten(2, (-1, k.shape[2]))
         if self.table is not None:
@@ -115,12 +116,12 @@ class Decays(NamedTuple):
 
     @property
     def _is_mild(self) -> bool:
-        """True if decays are weak enough to be quotients of two exponentials. False if values are unreadable."""
+        """True if decays are weak enough to compute as quotients of exponentials; False if values are unreadable."""
         sums = self.sums
         return sums is not None and is_readable(sums) and sums.numel() > 0 and bool(sums.amin() > _SAFE)
 
     def _hidden(self, pairs: Tensor) -> Tensor:
-        """Set decayed products ``[chunks, sequences, several, CHUNK, CHUNK]`` to 0 where the pair is not allowed."""
+        """Set decayed products ``[chunks, sequences, several, CHUNK, CHUNK]`` to 0 for pairs that are not allowed."""
         allowed = self.allowed if self.allowed.dim() == 2 else self.allowed[:, :, None]
         return pairs.masked_fill(~allowed, 0.0)
 

@@ -1,4 +1,4 @@
-"""Recurrence: the base of mechanisms whose matrix is a recurrence, and the checks of their gates."""
+"""Recurrence: the base class of mechanisms whose matrix is a recurrence, with the checks of their gates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEAST = -1e4  # its exponential is 0 in every dtype, and sums of it stay finite
 
 
 class Recurrence(Approximate):
-    """Base class of mechanisms whose matrix is a recurrence.
+    """The base class of mechanisms whose matrix is a recurrence.
 
     Args:
         scale: scale of the outputs; ``head_dim ** -0.5`` when None.
@@ -57,10 +57,10 @@ class Recurrence(Approximate):
         if Order.of(visible, inputs.shape[2], inputs.shape[3]).is_sorted:
             reason = "a state is read in the order in which it was written: keys stand in order, and queries last"
             raise unsupported("positions", [reason], hint="sort the tokens, or use a mechanism without a state")
-        bad = [_nonfinite(x) for x in (inputs.key, decay, beta) if x is not None]
-        tainted, nonfinite_queries = _union(bad), _nonfinite(inputs.query)
         if decay is not None:
-            decay = decay.clamp(min=_LEAST)  # -inf empties the state
+            decay = decay.clamp(min=_LEAST)  # -inf is valid: it empties the state
+        tainted = _union([_nonfinite(x) for x in (inputs.key, decay, beta) if x is not None])
+        nonfinite_queries = _nonfinite(inputs.query)
         query, key, decay, beta = (_clean(x, inputs.wide) for x in (inputs.query, inputs.key, decay, beta))
         assert query is not None and key is not None  # noqa: PT018  for the type checker
         return RecurrenceMatrix(
@@ -82,7 +82,7 @@ class Recurrence(Approximate):
 
 
 class GatedRecurrence(Recurrence):
-    """Base class of recurrences whose gates are arguments of each call."""
+    """The base class of recurrences whose gates are passed to each call."""
 
     def forward(
         self,
@@ -101,16 +101,16 @@ class GatedRecurrence(Recurrence):
             query: ``[batch, heads, q_len, head_dim]``.
             key: ``[batch, key_heads, kv_len, head_dim]``.
             decay: log decay of the state before each token is written, at most 0: ``[batch, kv_heads, kv_len]``, or
-                with ``[..., head_dim]`` one for each channel; -inf empties the state. None for no decay.
+                ``[batch, kv_heads, kv_len, head_dim]`` for one per channel. -inf empties the state. None for no decay.
             beta: strength with which each token is written, ``[batch, kv_heads, kv_len]``; None for 1. Both gates may
                 have any float dtype; computations use float32 or wider.
-            mask: a causal mask. With `saccade.masks.Documents` the state is reset at each document. Tokens that
-                `saccade.masks.Padding` hides neither write to the state nor let it decay.
+            mask: a causal mask. With `saccade.masks.Documents`, the state is reset at the start of each document.
+                Tokens that `saccade.masks.Padding` hides neither write to the state nor let it decay.
             q_positions, kv_positions: positions of the tokens, in order; -1 for padding.
 
         Raises:
             ValueError: gates with a wrong shape, or a decay above 0.
-            UnsupportedError: a mask that is not causal, or tokens out of order.
+            UnsupportedError: a mask that is not causal, or tokens that are not in order.
         """
         inputs = self._inputs(query, key, mask, q_positions, kv_positions)
         return self._matrix(inputs, decay, beta)
@@ -146,17 +146,14 @@ def _check_heads(inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> N
 
 
 def _nonfinite(x: Tensor) -> Tensor | None:
-    """Return which tokens of a gate have NaN or inf, bool ``[batch, heads, len]``. A decay of -inf is valid.
-
-    If no token has NaN or inf, return None.
-    """
+    """Return which tokens of a query, key or gate contain NaN or inf, bool ``[batch, heads, len]``; None for none."""
     if is_surely_finite(x):
         return None
-    return (x.detach().isnan() | (x.detach() == torch.inf)).any(-1) if x.shape[3] else None
+    return (~x.detach().isfinite()).any(-1) if x.shape[3] else None
 
 
 def _union(marks: list[Tensor | None]) -> Tensor | None:
-    """Return the union of bool marks of non-finite tokens, from keys and gates. If all are None, return None."""
+    """Return which tokens are marked in at least one of several tensors, or None if all are None."""
     present = [x for x in marks if x is not None]
     heads = max([1, *[x.shape[1] for x in present]])
     whole = None
@@ -167,7 +164,7 @@ def _union(marks: list[Tensor | None]) -> Tensor | None:
 
 
 def _clean(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return a gate in the dtype of the recurrence, with 0 at non-finite tokens."""
+    """Return queries, keys or a gate in the dtype of the recurrence, with non-finite elements set to 0."""
     if x is None:
         return None
     return x.to(dtype) if is_surely_finite(x) else torch.where(x.isfinite(), x, 0.0).to(dtype)

@@ -1,4 +1,4 @@
-"""Matrix products of a recurrence and their gradients: A @ v, which passes on a state, and A.mT @ x."""
+"""Matrix products of a recurrence and their gradients: A @ v, which also returns the last state, and A.mT @ x."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from saccade.support.torch_modes import is_tracing
 
 
 def product(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the outputs of a recurrence and its state after the last token; differentiable except in the segments.
+    """Return the outputs of a recurrence and its state after the last token. Both are differentiable.
 
     Args:
         rule: recurrence of the tokens.
@@ -27,8 +27,8 @@ def product(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) ->
     Returns:
         The outputs, ``[sequences, len, value_dim]``, and the last state.
 
-    Cost: time O(len * (head_dim + value_dim) * CHUNK + len * head_dim * value_dim); memory for one group of chunks in
-    addition to inputs and output. The backward pass stores the inputs and one state for each group.
+    Cost: O(len * (head_dim + value_dim) * CHUNK + len * head_dim * value_dim) time, and memory for one group of chunks
+    in addition to inputs and output. The backward pass stores the inputs and one state for each group.
     """
     run = _operation if is_tracing() else _Product.apply
     out, last, _ = run(*rule.tensors, value, state, segment, rule.scale, rule.is_delta)
@@ -36,11 +36,11 @@ def product(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) ->
 
 
 def transposed(rule: Rule, x: Tensor, segment: Tensor | None) -> Tensor:
-    """Return the transposed product ``A.mT @ x``, by running the recurrence from the last token to the first.
+    """Return the transposed product ``A.mT @ x``, computed by running the recurrence from the last token to the first.
 
     Args:
         rule: recurrence of the tokens.
-        x: ``[sequences, rows, width]``, the entries of the last rows; earlier rows count as 0.
+        x: ``[sequences, rows, width]``, the entries of the last rows; earlier rows are 0.
         segment: as in `product`.
     """
     lines, length, head_dim = rule.key.shape
@@ -73,7 +73,7 @@ def _run_groups(
     scale: float,
     is_delta: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run a recurrence group by group. Return three values: outputs, last state, and the state before each group."""
+    """Run a recurrence group by group. Return the outputs, the last state, and the state before each group."""
     rule, spans = Rule(query, key, decay, beta, segments, scale, is_delta), list(groups_of(key.shape[1]))
     out, states = torch.empty_like(value), state.new_empty(len(spans), *state.shape)
     for i, span in enumerate(spans):
@@ -97,7 +97,10 @@ def _gradients(
     grad: Tensor,
     grad_state: Tensor,
 ) -> list[Tensor]:
-    """Return the gradients of `product` for query, key, decay, beta, value and state, with empty tensors for None."""
+    """Return the gradients of `product` with respect to query, key, decay, beta, value and state.
+
+    The gradient with respect to an argument that is None is an empty tensor.
+    """
     rule = Rule(query, key, decay, beta, segments, scale, is_delta)
     given = (query, key, decay, beta, value)
     grads = [query.new_empty(0) if x is None else torch.empty_like(x) for x in given]
@@ -116,16 +119,16 @@ def _gradients(
 def _gradients_of(
     group: Group, value: Tensor, state: Tensor, grad: Tensor, grad_state: Tensor
 ) -> tuple[tuple[Tensor | None, ...], Tensor]:
-    """Return the gradients of one group of chunks for query, key, decay, beta, value and the incoming state.
+    """Return the gradients of a group of chunks with respect to query, key, decay, beta, value and incoming state.
 
-    No exponential is differentiated, since the gradient of the summed log decays is ``query * grad_query`` for each
-    token that reads, minus ``key * grad_key`` for each token that writes.
+    No exponential is differentiated: the gradient with respect to the summed log decays is ``query * grad_query`` for
+    each token that reads, minus ``key * grad_key`` for each token that writes.
     """
     new, states = written_by(group, value, state)
     reached, behind = backwards(group, grad, grad_state)
     before, writes, decays = states[:-1], behind[1:], group.decays
     arrived = reached if group.beta is None else reached * group.beta
-    # Queries read the state, and with the delta rule keys do too. They are stacked, so that one product serves both.
+    # Queries read the state and, with the delta rule, so do keys. Stack them, so that one product serves both.
     readers, incoming = group.query, grad
     if group.recalled is not None:
         readers, incoming = torch.cat([group.query, group.key], 2), torch.cat([grad, -arrived], 2)
@@ -149,7 +152,7 @@ def _gradients_of(
 
 
 def _unweighted(group: Group, value: Tensor, new: Tensor, before: Tensor) -> Tensor:
-    """Return the values that tokens write to the state of a recurrence, without their factor beta."""
+    """Return the values that tokens write to the state, before they are multiplied by beta."""
     if group.recalled is None or group.beta is None:
         return value
     if is_readable(group.beta) and bool((group.beta != 0).all()):
@@ -197,7 +200,7 @@ def _differentiable(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor 
 def _mark_nan(
     bad: Tensor, segments: Tensor | None, grads: list[Tensor], state: Tensor, segment: Tensor | None
 ) -> list[Tensor]:
-    """Set to NaN the gradients of the state and of every token that a row with a NaN gradient depends on."""
+    """Set gradients to NaN for the state and for every token on which a row with a non-finite gradient depends."""
     marks = bad.flip(1).int().cumsum(1).flip(1)  # number of such rows from here on
     before = marks[:, :1, 0] > 0
     if segments is not None and segment is not None:

@@ -1,4 +1,4 @@
-"""RecurrenceMatrix: the lower-triangular lazy matrix that a recurrence multiplies by."""
+"""RecurrenceMatrix: a recurrence as a lower-triangular lazy matrix."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from saccade.statistics import Received
 from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.support.torch_modes import is_transformed, without_autocast
 
-_ENTRIES = 1 << 22  # elements of a block; one sweep from the end, over all heads, computes all its rows
+_ENTRIES = 1 << 22  # elements in a block, all of whose rows, in all heads, one pass from the end computes
 _FEWEST_ROWS = 64
 
 
 class RecurrenceMatrix(LinearTimeMatrix):
-    r"""A recurrence as a lazy matrix, which is never built, with products in linear time.
+    r"""A recurrence as a lazy matrix that is never materialised, with products in linear time.
 
     .. math:: A_{ij} = s\, \beta_j\, q_i^T \Big( \prod_{t=i}^{j+1} M_t \Big) k_j, \quad j \le i, \qquad
               M_t = D_t \;\text{or}\; (I - \beta_t k_t k_t^T) D_t, \qquad D_t = \mathrm{diag}(\exp g_t)
@@ -39,19 +39,20 @@ class RecurrenceMatrix(LinearTimeMatrix):
     a state ``[head_dim, value_dim]``. There is no denominator, so weights may have any sign and rows any sum.
 
     Args:
-        query: ``[batch, heads, q_len, head_dim]``, float32 or wider and finite; queries belong to the last q_len tokens
-            of the keys.
+        query: ``[batch, heads, q_len, head_dim]``, float32 or wider and finite. The queries and keys are of the same
+            tokens, or the queries of the last ones.
         key: ``[batch, kv_heads | fewer, kv_len, head_dim]``, float32 or wider and finite.
         decay: g, ``[batch, kv_heads, kv_len, 1 | head_dim]``, at most 0; None for 0.
         beta: ``[batch, kv_heads, kv_len, 1]``; None for 1.
         visible: the mask, which is causal.
         scale: s.
-        is_delta: whether a token writes only the part that its key does not recall.
+        is_delta: whether to use the delta rule: a token writes the difference between its value and what its key reads
+            from the state.
         dtype: dtype of the inputs and of matrix products.
         tainted, nonfinite_queries, source: as in `saccade.mechanisms.features.feature_matrix.FeatureMatrix`.
 
-    Cost: `matmul` and `rmatmul` take O(n * head_dim * value_dim); memory is O(n * head_dim) plus a state. Each block of
-    rows takes one pass from its last row to the first token. With dropout, a product is computed pair by pair.
+    Cost: `matmul` and `rmatmul` take O(n * head_dim * value_dim) time and O(n * head_dim) memory plus a state. Each
+    block of rows takes one pass from its last row to the first token. With dropout, a product is computed pair by pair.
     """
 
     is_stochastic = False
@@ -95,7 +96,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return None if self._order.is_sorted else self._rule.key.unflatten(0, self.shape[:2])
 
     def of_heads(self, heads: Sequence[int]) -> RecurrenceMatrix:
-        """Return the recurrence matrix with only the listed heads, in the order of the list."""
+        """Return the recurrence matrix with only the given heads, in the given order."""
         part, (batch, there, q_len, kv_len) = copy.copy(self), self.shape
         part.shape, part.kv_heads = (batch, len(heads), q_len, kv_len), len(heads)
         lines = [item * there + head for item in range(batch) for head in heads]
@@ -106,9 +107,9 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return part
 
     def below(self, earlier: RecurrenceMatrix) -> RecurrenceMatrix | None:
-        """Return one recurrence matrix with the rows of an earlier call above the rows of this matrix.
+        """Return a recurrence matrix with the rows of an earlier call above the rows of this matrix.
 
-        If the calls have masks, or if rows between them are missing, return None.
+        If either call has documents or hidden tokens, or if rows between the calls are missing, return None.
         """
         q_len, past, visible = earlier.shape[2], self._order.past, self.visible
         plain = all(
@@ -130,7 +131,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return joined
 
     def rmatmul(self, x: Tensor) -> Tensor:
-        """Return ``A.mT @ x`` in linear time, by a pass from the last token to the first; see `Matrix.rmatmul`."""
+        """Return ``A.mT @ x`` in linear time, with one pass from the last token to the first; see `Matrix.rmatmul`."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         if not (self._tainted is self._nonfinite_queries is None and is_surely_finite(x)):
             return super().rmatmul(x)  # find the affected rows pair by pair
@@ -140,7 +141,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return F.pad(sums, (0, 0, 0, self.shape[3] - sums.shape[2])).to(x.dtype)
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """Return the output for new tokens, and the state after them; ``memory`` is the state before them.
+        """Return the output for new tokens and the state after them; ``memory`` is the state before them.
 
         Args:
             value: ``[batch, kv_heads, kv_len, value_dim]``.
@@ -148,11 +149,12 @@ class RecurrenceMatrix(LinearTimeMatrix):
                 flow through this memory and the returned one.
 
         Raises:
-            ValueError: queries and keys of different tokens, or a memory from a different recurrence or mask.
+            ValueError: the queries and keys are of different tokens, or the memory is from a different recurrence or
+                mask.
         """
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
         if memory is not None and memory.segment is None and self._rule.segments is not None:
-            memory = memory._replace(segment=self._rule.segments[:: self.shape[1], :1].flatten())  # of the first text
+            memory = memory._replace(segment=self._rule.segments[:: self.shape[1], :1].flatten())  # of the first token
         check_memory(self, self._order, self.visible, memory, (self._rule.key.shape[2], value.shape[3]))
         bad = ~torch.isfinite(value.detach()).all(-1)
         bad = bad if self._tainted is None else bad | self._tainted
@@ -161,7 +163,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         rule, segment, before = self._rule, self._segment, bad.new_zeros(bad.shape[:2])
         if memory is not None:
             before, (rule, segment) = memory.taints, self._after(memory)
-        # With a memory, a row that sees none of these keys sees earlier ones.
+        # With a memory, a row that sees none of the new keys still sees earlier ones.
         hidden = self.visible.hidden_rows
         blind = self._empty_rows if memory is None else None if hidden is None else hidden[:, None]
         clean = value.masked_fill(bad[..., None], 0.0)
@@ -198,7 +200,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
                 yield Block(slice(b, b + 1), heads, span, (range(length),), weights)
 
     def _compute_by_sweep(self, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo) -> dict[int, Any]:
-        """Compute column sums of the recurrence by one matrix product, and other statistics by a pass over its rows."""
+        """Compute column sums with one matrix product. All other statistics need a pass over the rows."""
         places = [place for place, statistic in enumerate(statistics) if type(statistic) is Received]
         if not places:
             return {}
@@ -233,7 +235,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return out if blind is None else out.masked_fill(blind[..., None], 0.0), last
 
     def _transposed(self, rule: Rule, x: Tensor) -> Tensor:
-        """Return ``A.mT @ x`` for the recurrence, where x contains the entries of the last rows."""
+        """Return ``A.mT @ x`` for a recurrence, where x contains the entries of the last rows."""
         leaves = [one for one in (*rule.tensors, x) if one is not None and one.requires_grad]
         if not is_transformed() and not (torch.is_grad_enabled() and leaves):
             return transposed(rule, x, None if rule.segments is None else rule.segments[:, 0])
@@ -252,21 +254,21 @@ class RecurrenceMatrix(LinearTimeMatrix):
 
     @property
     def _segment(self) -> Tensor | None:
-        """Segment of the empty state before the recurrence, which is the segment of the first token."""
+        """The segment of the empty state before the first token, which is the segment of the first token."""
         segments = self._rule.segments
         return None if segments is None or not segments.shape[1] else segments[:, 0]
 
     def _after(self, memory: Memory) -> tuple[Rule, Tensor | None]:
-        """Return the recurrence of tokens that follow a stored state, and the segment of this state for every head."""
+        """Return the recurrence for tokens that follow a stored state, and that state's segment for every head."""
         rule = self._rule
         if rule.segments is None or memory.segment is None:
             return rule, self._segment
         segment = memory.segment.expand(self.shape[0]).repeat_interleave(self.shape[1], 0)
-        # A token outside all documents belongs to the one before it.
+        # A token outside all documents counts as part of the document before it.
         return rule._replace(segments=torch.maximum(rule.segments, segment[:, None])), segment
 
     def _nan_rows(self, bad: Tensor | None) -> Tensor | None:
-        """Return rows of the recurrence that must be NaN: those that follow a non-finite token or have one as query."""
+        """Return which rows must be NaN: those that follow a non-finite token, or that have a non-finite query."""
         nan = None if bad is None else rows_that_see(self, self._order, self.visible, bad)
         if self._nonfinite_queries is None:
             return nan
@@ -276,7 +278,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
 
     @property
     def _empty_rows(self) -> Tensor | None:
-        """Rows of the recurrence that see no key, bool ``[batch | 1, heads, q_len]``; None if all rows see a key."""
+        """True for rows that see no key, bool ``[batch | 1, heads, q_len]``; None if no key or row is hidden."""
         if self.visible.hidden_rows is self.visible.hidden_keys is None:
             return None
         anything = torch.ones(self.shape[0], 1, self.shape[3], dtype=torch.bool, device=self.device)
@@ -285,7 +287,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
     def _rows_after_bad(
         self, bad: Tensor, segments: Tensor | None, before: Tensor, segment: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the rows that depend on a non-finite token, old or new, and the heads whose state now contains one."""
+        """Return the rows that depend on a non-finite token, earlier or new, and the heads whose state contains one."""
         groups, heads = bad.shape[1], self.shape[1]
         whole = torch.cat([before[..., None], bad], 2).to(torch.int64)
         if segments is None or segment is None:

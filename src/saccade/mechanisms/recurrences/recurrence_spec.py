@@ -1,4 +1,4 @@
-"""Rule: a recurrence as tensors, its chunks, and its definition token by token."""
+"""Rule: the tensors of a recurrence, the division into chunks, and the definition token by token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-CHUNK = 32  # number of tokens with dense weights among them: a trade-off between small tables and fast products
+CHUNK = 32  # number of tokens in a chunk with dense weights: a trade-off between small tables and fast products
 GROUP = 256  # number of tokens in a group of chunks, prepared together; the backward pass stores one state per group
 
 
@@ -28,7 +28,7 @@ class Rule(NamedTuple):
         segments: int64 ``[sequences, len]``, non-decreasing; where it increases, the state is emptied. None for one
             segment.
         scale: s.
-        is_delta: whether a token writes only the part that its key does not recall.
+        is_delta: whether to use the delta rule.
     """
 
     query: Tensor
@@ -45,7 +45,7 @@ class Rule(NamedTuple):
         return self[:5]
 
     def of(self, lines: slice | list[int], length: int) -> Rule:
-        """Return the recurrence for the first tokens of some of its sequences."""
+        """Return the recurrence for the first ``length`` tokens of some of its sequences."""
         decay, beta, segments = (None if x is None else x[lines, :length] for x in self[2:5])
         query, key = self.query[lines, :length], self.key[lines, :length]
         return Rule(query, key, decay, beta, segments, self.scale, self.is_delta)
@@ -58,7 +58,7 @@ def groups_of(length: int) -> Iterator[slice]:
 
 
 def cut(x: Tensor, span: slice, dtype: torch.dtype | None = None) -> Tensor:
-    """Cut tokens ``[sequences, len, width]`` into chunks, ``[chunks, sequences, CHUNK, width]``.
+    """Divide a range of tokens ``[sequences, len, width]`` into chunks ``[chunks, sequences, CHUNK, width]``.
 
     The last chunk is padded with zeros. Chunks are the first axis, so that each chunk is contiguous and matrix products
     need no copy.
@@ -70,7 +70,7 @@ def cut(x: Tensor, span: slice, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def joined(chunks: Tensor, length: int) -> Tensor:
-    """Join the chunks of a recurrence into ``[sequences, length, width]``: the inverse of `cut`."""
+    """Join chunks into ``[sequences, length, width]``: the inverse of `cut`."""
     return chunks.transpose(0, 1).flatten(1, 2)[:, :length]
 
 
@@ -78,7 +78,7 @@ FEW = 2  # up to this number of tokens, single steps cost less than a chunk
 
 
 def stepped(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute the `product` of a recurrence token by token, as defined; differentiable any number of times.
+    """Compute `product` token by token, as a recurrence is defined. It is differentiable any number of times.
 
     Cost: a few passes over the state for each token; with gradients, every state is stored.
     """

@@ -1,4 +1,4 @@
-"""Beam search: extend several continuations of a text in parallel, keeping the likeliest."""
+"""Beam search: extend several continuations of a text in parallel, and keep the likeliest."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def beam_search(
     cache: Cache | LayerCache | None = None,
     stop: int | Collection[int] | None = None,
 ) -> list[list[Hypothesis]]:
-    r"""Continue texts by beam search, which looks for likely continuations rather than likely single tokens.
+    r"""Continue texts by beam search, which looks for likely continuations instead of likely single tokens.
 
     .. math:: \mathrm{score}(y) = \frac{\sum_t \ln p(y_t \mid y_{<t})}{|y|^{\mathrm{length\_penalty}}}
 
@@ -54,16 +54,16 @@ def beam_search(
     Args:
         model, tokens, max_new_tokens, stop: see `generate`.
         beams: number of parallel continuations, at least 1.
-        length_penalty: 0 compares sums of log-probabilities, which favours short texts; 1 compares their means.
+        length_penalty: 0 to compare sums of log-probabilities, which favours short texts; 1 to compare their means.
         cache: a cache of earlier text, which is not modified.
 
     Returns:
-        For each prompt at most ``beams`` continuations, best first.
+        For each prompt, at most ``beams`` continuations, best first.
 
     Raises:
         ValueError, TypeError: invalid arguments; raised before the model is called.
 
-    Cost: as `generate` for ``beams`` times as many texts, plus a copy of the cache whenever the beams are reordered.
+    Cost: that of `generate` for ``beams`` times as many texts, plus a copy of the cache whenever beams are reordered.
 
     Example:
         >>> from saccade.models import Decoder, DecoderConfig
@@ -109,7 +109,7 @@ class _Open(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class _Search:
-    """The state of the beam search for one prompt: its open and its finished beams, each sorted from best to worst."""
+    """The state of the beam search for one prompt: its open and finished beams, both sorted from best to worst."""
 
     beams: int
     length_penalty: float
@@ -157,7 +157,7 @@ class _Search:
         return total / length**self.length_penalty
 
     def _cannot_improve(self, length: int) -> bool:
-        """Return whether the beam search can stop, because no open beam can still beat the worst finished beam."""
+        """Return whether the search can stop because no open beam can still beat the worst finished beam."""
         if len(self.done) < self.beams:
             return False
         # Totals only decrease, but the divisor may grow.

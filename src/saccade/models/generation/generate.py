@@ -24,7 +24,7 @@ Tokens = Tensor | Sequence[int] | Sequence[Sequence[int]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """The result of one model call in text generation: the generated tokens and the amount of work.
+    """The result of one model call during text generation: the new tokens and the amount of work.
 
     Args:
         phase: "prefill" if the model read the prompt, "decode" if it read the last generated tokens.
@@ -54,7 +54,7 @@ def generate(
     stop: int | Collection[int] | None = None,
     seed: int | None = None,
 ) -> list[list[int]]:
-    """Generate text: continue prompts one token at a time, and return the new tokens.
+    """Continue prompts one token at a time, and return the new tokens.
 
     Args:
         model: ``model(tokens, cache=cache, positions=positions) -> logits [batch, len, vocab]`` with ``new_cache()``,
@@ -64,10 +64,10 @@ def generate(
         max_new_tokens: maximum number of tokens to add to a text.
         cache: a cache of the text before the prompts, which is extended; a new cache if None. The last generated token
             is not yet in it, so start the next call with that token.
-        sampler: how tokens are sampled; if None, the likeliest token is taken each time.
+        sampler: how tokens are sampled; if None, the likeliest token is always taken.
         stop: tokens that end a text; they are not included in the result.
-        seed: seed for sampling, from 0 to 2**63 - 1; taken from torch's generator if None. Sampling does not change the
-            global random state. Without a sampler there is no randomness, and passing a seed raises an error.
+        seed: seed for sampling, from 0 to 2**63 - 1. If None, it is drawn from torch's global generator; sampling does
+            not change the global random state in any other way. Passing a seed without a sampler raises an error.
 
     Returns:
         The new tokens for each prompt, without the prompt, padding and stop token.
@@ -104,7 +104,7 @@ def stream(
     stop: int | Collection[int] | None = None,
     seed: int | None = None,
 ) -> Iterator[Step]:
-    """Generate text like `generate`, but yield a `Step` with one new token per text at a time.
+    """Generate text like `generate`, but yield a `Step` with one new token per text after each model call.
 
     Example:
         >>> from saccade.models import Decoder, DecoderConfig
@@ -128,7 +128,7 @@ def _prepare(
     stop: int | Collection[int] | None,
     seed: int | None,
 ) -> tuple[list[list[int]], frozenset[int], Iterator[Step]]:
-    """Check the arguments of `generate`; return the prompts, the stop tokens and an iterator over `Step` objects."""
+    """Check the arguments of `generate`. Return the prompts, the stop tokens and an iterator over `Step` objects."""
     prompts = as_prompts(tokens)
     check_int("max_new_tokens", max_new_tokens, 0)
     hint = "for instance saccade.models.Sampler(temperature=0.8, top_p=0.95)"

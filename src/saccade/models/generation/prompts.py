@@ -1,4 +1,4 @@
-"""Prompts of text generation: checks, and conversion to a left-padded batch."""
+"""Checks of the prompts for text generation, and their conversion to a left-padded batch."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def _as_prompt(rule: str, number: int, given: object) -> list[int]:
 def left_padded(prompts: list[list[int]], starts: list[int], device: torch.device) -> tuple[Tensor, range | Tensor]:
     """Pad prompts on the left to a common length.
 
-    Return two tensors ``[batch, len]``: the tokens, and their positions, where -1 marks padding.
+    Return the tokens, ``[batch, len]``, and their positions: int64 ``[batch, len]`` with -1 for padding, or a range if
+    there is no padding and all prompts start at the same position.
 
     Args:
         prompts: the tokens of each prompt; an empty list for a text that has ended.

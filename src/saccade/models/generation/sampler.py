@@ -1,4 +1,4 @@
-"""Sampler: samples the next token from logits."""
+"""Sampler: a rule that samples the next token from logits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Sampler:
     Args:
         temperature: divisor of the logits, above 0. Below 1 it favours likely tokens; near 0 only the likeliest token
             remains (tied tokens share the probability equally).
-        top_k: number of likeliest tokens to keep; None for all. Tokens tied with the k-th are kept too.
+        top_k: number of likeliest tokens to keep; None for all. Tokens tied with the k-th are also kept.
         top_p: keep the fewest likeliest tokens whose probabilities sum to at least this; above 0, at most 1; None for
             all.
 
@@ -49,9 +49,9 @@ class Sampler:
             raise value_error("top_p", "be above 0 and at most 1", self.top_p)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Return the distribution that tokens are sampled from, ``[batch, vocab]``; each row sums to 1."""
+        """Return the distribution from which tokens are sampled, ``[batch, vocab]``. Each row sums to 1."""
         dtype = logits.dtype if logits.is_floating_point() else torch.get_default_dtype()
-        # Divide differences from the largest logit: they may become -inf, but never inf, at any temperature.
+        # Divide differences from the largest logit, which may become -inf, but never +inf, at any temperature.
         differences = logits.double() - logits.double().amax(-1, keepdim=True)
         divided = (differences / self.temperature).masked_fill(differences == 0, 0.0)
         if self.top_k is not None and self.top_k < logits.shape[-1]:
@@ -69,7 +69,7 @@ class Sampler:
     def draw(self, logits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Sample the next token of each text from its logits.
 
-        Return two tensors: the tokens, int64 ``[batch]``, and their log-probabilities, ``[batch]``.
+        Return the tokens, int64 ``[batch]``, and their log-probabilities, ``[batch]``.
 
         Each row uses one random number, so a text's samples do not depend on the lengths of the other texts.
         """

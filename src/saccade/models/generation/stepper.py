@@ -28,18 +28,18 @@ class LanguageModel(Protocol):
 
 
 class Reader(Protocol):
-    """A language model together with the texts that it has read so far.
+    """The interface of a language model together with the texts that it has read so far.
 
     Attributes:
         processed: number of tokens that the model read in the last call of `read`.
-        traffic: bytes that the caches read and wrote; None without a cache.
+        traffic: bytes that were read from and appended to the caches in that call; None without a cache.
     """
 
     processed: int = 0
     traffic: Traffic | None = None
 
     def read(self, new: list[list[int]]) -> Tensor:
-        """Feed new tokens to the language model, and return the logits of the next token, float ``[batch, vocab]``.
+        """Feed new tokens to the language model, and return next-token logits, float ``[batch, vocab]``.
 
         Args:
             new: the new tokens of each text; an empty list for a text that has ended.
@@ -52,7 +52,7 @@ class Reader(Protocol):
 
 
 def new_reader(model: LanguageModel, cache: Cache | LayerCache | None) -> Reader:
-    """Return a `Reader` for a language model; it uses a cache if the model supports caches."""
+    """Return a `Reader` for a language model, which uses a cache if the model supports caches."""
     if not callable(model):
         raise type_error("model", "be a model, model(tokens, ...) -> logits", type(model).__name__)
     check_type("cache", cache, (Cache, LayerCache, NoneType), "be what model.new_cache() gives, or None")
@@ -106,7 +106,7 @@ class _WholeTextReader(Reader):
 def _last(model: LanguageModel, tokens: Tensor, **how: object) -> Tensor:
     """Return a language model's logits at the last token of each text, ``[batch, vocab]``.
 
-    If the model has the methods ``hidden`` and ``logits``, no logits are computed for the other tokens.
+    If the model has the methods ``hidden`` and ``logits``, logits are computed for these tokens only.
     """
     hidden, project = getattr(model, "hidden", None), getattr(model, "logits", None)
     with torch.no_grad():
@@ -120,7 +120,7 @@ def _last(model: LanguageModel, tokens: Tensor, **how: object) -> Tensor:
                 raise value_error("model", rule, got)
             logits = out[:, -1]
         logits = logits.to(wide_dtype(logits.dtype))
-        # The largest logit of a row is NaN if any is, and -inf if all are.
+        # A row's largest logit is NaN if any logit is NaN, and -inf if all are -inf.
         if not bool(logits.amax(-1).isfinite().all()):
             raise value_error("model", "return logits without NaN and inf", "some")
         return logits

@@ -1,7 +1,7 @@
-"""Adapters: kernels of other calling conventions, as `saccade.testing.check` and ``saccade judge`` take them.
+"""Adapters that let `saccade.testing.check` and ``saccade judge`` test kernels with other calling conventions.
 
-Each function takes a kernel of one form and returns a `Form`: a function of ``(query, key, value, mask)`` that calls
-the kernel, with the options that it takes and the reasons why it cannot run some inputs.
+Each adapter takes a kernel with one calling convention and returns a `Form`: a function of ``(query, key, value,
+mask)`` that calls the kernel, with the options that the kernel supports and the reasons why it cannot run some inputs.
 """
 
 from collections.abc import Callable

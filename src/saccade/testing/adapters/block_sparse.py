@@ -1,4 +1,4 @@
-"""Kernels that compute chosen blocks of keys for each block of queries."""
+"""The adapter for kernels that compute only selected blocks of keys for each block of queries."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def block_sparse(
     gqa: bool = True,
     output: int | None = None,
 ) -> Form:
-    """Adapt a kernel of block-sparse attention, with the arguments of FlexAttention's ``BlockMask``.
+    """Adapt a block-sparse attention kernel that takes the arguments of FlexAttention's ``BlockMask``.
 
     The call is ``kernel(q, k, v, kv_num_blocks=, kv_indices=)`` with tensors ``[batch, heads, len, dim]``; for each
     block of queries, int32 ``kv_num_blocks [batch, heads, query blocks]`` counts the blocks of keys, and ``kv_indices
-    [batch, heads, query blocks, key blocks]`` lists them, the chosen ones first. The last blocks may be incomplete.
+    [batch, heads, query blocks, key blocks]`` lists them, selected blocks first. The last blocks may be partial.
 
     Args:
         kernel: the kernel.
-        block_size: queries and keys in a block.
-        indices: False passes ``block_mask=``, bool ``[batch, heads, query blocks, key blocks]``, instead.
-        names: the kernel's names of options and of the keywords above.
-        offers: the options that the kernel takes.
-        gqa: whether the kernel takes fewer key heads than query heads.
-        output: which entry of the result is the output; None if the kernel returns one tensor.
+        block_size: number of queries and of keys in a block.
+        indices: if False, pass ``block_mask=``, bool ``[batch, heads, query blocks, key blocks]``, instead.
+        names: the kernel's names for options and for the keywords above.
+        offers: the options that the kernel supports.
+        gqa: whether the kernel supports fewer key heads than query heads.
+        output: which element of the result is the output; None if the kernel returns one tensor.
     """
     check_int("block_size", block_size)
     settings = {"block_size": block_size, "indices": indices, "names": dict(names or {}), "output": output}
@@ -59,9 +59,9 @@ def run(
     output: int | None,
     **options: Any,
 ) -> Tensor:
-    """Call a kernel with the blocks that a mask shows."""
+    """Call a kernel with the blocks that a mask allows."""
     blocks = blocks_of_mask(mask, block_size)
-    assert blocks is not None  # the reasons have excluded it
+    assert blocks is not None  # `_why` excludes such masks
     keywords: dict[str, Any] = {"block_mask": blocks}
     if indices:
         first = torch.sort(blocks.to(torch.int8), dim=-1, descending=True, stable=True).indices
@@ -73,7 +73,10 @@ def run(
 
 
 def blocks_of_mask(mask: Tensor, size: int) -> Tensor | None:
-    """Return the blocks that a mask shows, bool ``[batch, heads, query blocks, key blocks]``; None for other masks."""
+    """Return the blocks that a mask allows, bool ``[batch, heads, query blocks, key blocks]``.
+
+    Return None if the mask allows part of a block.
+    """
     q_len, kv_len = mask.shape[2:]
     fill = (0, -kv_len % size, 0, -q_len % size)
     tiles = [F.pad(mask, fill, value=edge).unflatten(3, (-1, size)).unflatten(2, (-1, size)) for edge in (True, False)]
@@ -84,7 +87,7 @@ def blocks_of_mask(mask: Tensor, size: int) -> Tensor | None:
 def _why(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, block_size: int, **settings: object
 ) -> tuple[str, ...]:
-    """Return why blocks cannot express the mask."""
+    """Return the reasons why blocks cannot express the mask."""
     if 0 in mask.shape:
         return ("takes no empty inputs",)
     whole = blocks_of_mask(mask, block_size) is not None
@@ -92,7 +95,7 @@ def _why(
 
 
 def _cases(size: int) -> tuple[Case, ...]:
-    """Return cases with masks of whole blocks, of complete and incomplete ones."""
+    """Return cases whose masks consist of whole blocks, with and without partial blocks at the end."""
 
     def causal(b: Any, h: Any, q: Any, kv: Any) -> Any:
         return kv // size <= q // size

@@ -1,4 +1,4 @@
-"""Functions of a shared library, called through ``ctypes`` with pointers and sizes."""
+"""The adapter for functions in a shared library, which are called through ``ctypes`` with pointers and sizes."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 def c_function(
     library: str | Path | ctypes.CDLL, name: str, dtype: str = "float32", *, backward: str | None = None
 ) -> Form:
-    """Adapt a function of C or C++ (``extern "C"``) in a shared library.
+    """Adapt a C function, or a C++ function declared ``extern "C"``, in a shared library.
 
-    It is called with pointers to contiguous arrays ``[batch, heads, len, dim]`` and with sizes, and returns 0::
+    The function takes pointers to contiguous arrays ``[batch, heads, len, dim]`` and sizes, and must return 0::
 
         int attention(const float *query, const float *key, const float *value, const uint8_t *mask, float *out,
                       const int64_t *sizes, double scale);
 
-    The mask is ``[batch, heads, q_len, kv_len]``, 1 = may attend; ``out`` is full of NaN. The sizes are batch, heads,
-    kv_heads, q_len, kv_len, head_dim and value_dim. Another return value is an error. The backward function has the
-    same arguments with ``const float *out, const float *grad_out, float *grad_query, float *grad_key, float
+    The mask is ``[batch, heads, q_len, kv_len]``, 1 = may attend; ``out`` is filled with NaN. The sizes are batch,
+    heads, kv_heads, q_len, kv_len, head_dim and value_dim. Any other return value is an error. The backward function
+    has the same arguments with ``const float *out, const float *grad_out, float *grad_query, float *grad_key, float
     *grad_value`` in place of ``out``.
 
     Args:
-        library: its path, or the library that ``ctypes.CDLL`` has loaded.
-        name: the name of the function.
+        library: path of the library, or a library loaded with ``ctypes.CDLL``.
+        name: name of the function.
         dtype: "float32" for ``float``, "float64" for ``double``.
-        backward: the name of the function of the backward pass; None if there is none.
+        backward: name of the function for the backward pass; None if there is none.
 
     Raises:
         ValueError: the library cannot be loaded, or has no such function.
@@ -86,13 +86,13 @@ def call_c(kernel: Any, inputs: list[Tensor], outputs: list[Tensor], scale: floa
 
 
 class CCall(torch.autograd.Function):
-    """A call of a C function, with the backward pass of another C function."""
+    """An autograd function that calls one C function forward and another one backward."""
 
     @staticmethod
     def forward(
         ctx: Any, kernel: Any, backward: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float
     ) -> Tensor:
-        """Call the function of the forward pass."""
+        """Call the C function for the forward pass."""
         out = torch.full((*query.shape[:3], value.shape[3]), torch.nan, dtype=query.dtype)
         call_c(kernel, [query, key, value, mask], [out], scale)
         ctx.save_for_backward(query, key, value, mask, out)
@@ -101,7 +101,7 @@ class CCall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Call the function of the backward pass."""
+        """Call the C function for the backward pass."""
         query, key, value, mask, out = ctx.saved_tensors
         changes = [torch.full_like(x, torch.nan) for x in (query, key, value)]
         call_c(ctx.backward_function, [query, key, value, mask, out, grads[0].contiguous()], changes, ctx.scale)
@@ -111,7 +111,7 @@ class CCall(torch.autograd.Function):
 def _why(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, name: str, dtype: str, backward: object
 ) -> tuple[str, ...]:
-    """Return why a C function cannot take the inputs."""
+    """Return the reasons why a C function cannot take the inputs."""
     reasons = []
     tensors = (query, key, value)
     if any(x.dtype != _DTYPES[dtype] or x.device.type != "cpu" for x in tensors):

@@ -1,4 +1,4 @@
-"""The `Form` class: a kernel of another calling convention, as `saccade.testing.check` takes it."""
+"""The `Form` class: a kernel with another calling convention, adapted for `saccade.testing.check`."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ _Target = TypeVar("_Target")
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """A kernel of another calling convention, with a function that converts inputs and outputs.
+    """A kernel with another calling convention, and a function that converts its inputs and output.
 
-    Calling it with ``(query, key, value, mask, **options)`` in the layout ``[batch, heads, len, head_dim]`` runs the
-    kernel, or raises `UnsupportedError` with every reason.
+    Calling the form with ``(query, key, value, mask, **options)`` in the layout ``[batch, heads, len, head_dim]`` runs
+    the kernel, or raises `UnsupportedError` with all reasons.
 
     Attributes:
-        kernel: the kernel as it is.
-        run: ``run(kernel, query, key, value, mask, **settings, **options)``. It uses torch alone, so that a script can
-            hold its source.
-        settings: how the kernel is called, by name.
+        kernel: the original kernel.
+        run: ``run(kernel, query, key, value, mask, **settings, **options)`` calls the kernel. It uses only torch, so
+            that its source can be copied into a script.
+        settings: arguments of ``run`` that describe the calling convention.
         why: ``why(query, key, value, mask, **settings)`` returns the reasons why the form cannot express the inputs.
-        offers: names of the options that the kernel takes.
-        gqa: whether it takes fewer key heads than query heads.
-        parts: functions and classes that ``run`` uses, for scripts.
-        truth: ``truth(query, key, value, mask, **settings, **options)`` in float64, if it is not softmax attention;
-            torch alone, as ``run``.
-        left_out: names of laws that do not hold for the definition.
-        laws: laws of this form besides those of every attention function.
-        cases: cases of this form besides those of every attention function.
+        offers: names of the options that the kernel supports.
+        gqa: whether the kernel supports fewer key heads than query heads.
+        parts: functions and classes that ``run`` uses, to copy into scripts.
+        truth: ``truth(query, key, value, mask, **settings, **options)`` returns the expected output in float64, if it
+            is not that of softmax attention. Like ``run``, it uses only torch.
+        left_out: names of laws that do not hold for ``truth``.
+        laws: additional laws for this form.
+        cases: additional cases for this form.
     """
 
     kernel: Any
@@ -74,7 +74,7 @@ class Form:
 
     @property
     def definition(self) -> Definition | None:
-        """The truth of a problem, if it is not softmax attention."""
+        """A function that computes the expected output of a problem; None for softmax attention."""
         truth = self.truth
         if truth is None:
             return None
@@ -87,11 +87,11 @@ class Form:
         return of
 
     def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: object) -> tuple[str, ...]:
-        """Return why the form cannot express the inputs; empty if it can."""
+        """Return the reasons why the form cannot express the inputs; empty if it can."""
         return self.why(query, key, value, mask, **self.settings)
 
     def check(self, **options: Any) -> Report:
-        """Check the kernel with `saccade.testing.check`, whose other arguments ``options`` are."""
+        """Check the kernel with `saccade.testing.check`; ``options`` are further arguments of that function."""
         given = options.pop("laws", None)
         laws = self.chosen_laws() if given is None else [self.judged(law) for law in given]
         if options.get("cases") is not None or self.truth is not None or self.cases:
@@ -99,19 +99,22 @@ class Form:
         return check(self, offers=self.offers, reasons=self.reasons, gqa=self.gqa, laws=laws, **options)
 
     def chosen_laws(self) -> list[Law]:
-        """Return the laws that hold for the definition of this form, with its own."""
+        """Return the laws that hold for this form, including its additional laws."""
         laws = (law for law in (*LAWS, *SIZE_LAWS, *self.laws) if law.name not in self.left_out)
         return [law for law in map(self.judged, laws) if isinstance(law, Law)]
 
     def judged(self, law: Law | str) -> Law | str:
-        """Return the law with the definition of this form as the truth of its own cases."""
+        """Return the law with this form's definition as the expected result in the law's own cases."""
         definition = self.definition
         if definition is None or isinstance(law, str) or law.cases is None:
             return law
         return dataclasses.replace(law, cases=tuple(judged_by(case, definition) for case in law.cases))
 
     def judged_cases(self, cases: tuple[Case | str, ...] | None = None) -> list[Case]:
-        """Return cases, all by default, with those of this form, and with its definition as their truth."""
+        """Return the given cases with this form's definition as their expected result.
+
+        When None, these are the standard cases and the additional cases of this form.
+        """
         by_name = {case.name: case for case in (*CASES, *self.cases)}
         chosen = (
             (*CASES, *self.cases) if cases is None else tuple(by_name[x] if isinstance(x, str) else x for x in cases)
@@ -121,7 +124,7 @@ class Form:
 
 
 def check_kernel_callable(kernel: _Target) -> _Target:
-    """Return a kernel, or raise if it is not callable."""
+    """Return a kernel, or raise an error if it is not callable."""
     if not callable(kernel):
         raise type_error("kernel", "be callable", type(kernel).__name__)
     return kernel

@@ -1,4 +1,4 @@
-"""Kernels of ``(q, k, v)`` with axes in any order, and masks as bools, floats or flags."""
+"""The adapter for kernels of ``(q, k, v)`` with axes in any order, and masks as bools, floats or flags."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def layout(
     gqa: bool = True,
     output: int | None = None,
 ) -> Form:
-    """Adapt a kernel ``kernel(q, k, v, ...)`` whose tensors have another order of axes.
+    """Adapt a kernel ``kernel(q, k, v, ...)`` whose tensors have a different order of axes.
 
     Example:
         >>> import torch.nn.functional as F
@@ -45,18 +45,19 @@ def layout(
         kernel: the kernel.
         order: a permutation of the letters b (batch), h (heads), l (len) and d (dim); without b, the kernel is called
             once for each batch item.
-        masks: "bool" passes a mask ``[batch, heads, q_len, kv_len]``, True = may attend; "additive" a float mask of 0
-            and -inf; "causal" a keyword ``causal=``, for these masks alone; "window" also ``window_size=(left,
-            right)``, -1 for no limit, as FlashAttention does; "none" passes nothing and takes no masks. Flags mean that
-            the last query is at the last key.
-        mask_name: the keyword of the mask, or of ``causal``; None passes a mask as fourth argument.
-        names: the kernel's names of options, such as ``{"scale": "softmax_scale"}``.
-        offers: the options that the kernel takes.
-        gqa: whether the kernel takes fewer key heads than query heads.
-        output: which entry of the result is the output; None if the kernel returns one tensor.
+        masks: how to pass the mask. "bool": as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may attend.
+            "additive": as a float tensor of 0 and -inf. "causal": as the keyword ``causal=``, so other masks are not
+            supported. "window": as ``causal=`` and ``window_size=(left, right)``, with -1 for no limit, as in
+            FlashAttention. "none": not at all, so no mask is supported. With keywords, the last query is aligned with
+            the last key.
+        mask_name: the kernel's name for the mask or for ``causal``; None passes a mask as the fourth argument.
+        names: the kernel's names for options, such as ``{"scale": "softmax_scale"}``.
+        offers: the options that the kernel supports.
+        gqa: whether the kernel supports fewer key heads than query heads.
+        output: which element of the result is the output; None if the kernel returns one tensor.
 
     Raises:
-        ValueError, TypeError: an unknown order, or a kernel that is not callable.
+        ValueError, TypeError: the order is unknown, or the kernel is not callable.
     """
     check_choice("order", order, _ORDERS)
     check_choice("masks", masks, ("bool", "additive", "causal", "window", "none"))
@@ -79,8 +80,8 @@ def run(
     output: int | None,
     **options: Any,
 ) -> Tensor:
-    """Call a kernel in its own order of axes, and return the output as ``[batch, heads, q_len, value_dim]``."""
-    if "b" not in order:  # one item a call
+    """Call a kernel with its order of axes, and return the output as ``[batch, heads, q_len, value_dim]``."""
+    if "b" not in order:  # one call for each batch item
         outs = []
         for b in range(len(query)):
             item, more = slice(b, b + 1), dict(options)
@@ -111,7 +112,7 @@ def run(
 
 
 def _unbatched(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel of tensors with a first axis of length 1, which calls one without this axis."""
+    """Wrap a kernel without a batch axis, so that it takes and returns tensors with a first axis of length 1."""
 
     def call(*arguments: Tensor, **keywords: Any) -> Any:
         first = {name: x[0] if isinstance(x, Tensor) and x.dim() == 4 else x for name, x in keywords.items()}
@@ -124,7 +125,7 @@ def _unbatched(kernel: Callable[..., Any]) -> Callable[..., Any]:
 def _mask_arguments(
     mask: Tensor, masks: str, mask_name: str | None, dtype: torch.dtype
 ) -> tuple[list[Tensor], dict[str, Any]]:
-    """Return the positional and keyword arguments that say the mask to a kernel."""
+    """Return the positional and keyword arguments that pass the mask to a kernel."""
     if masks in ("bool", "additive"):
         passed = mask
         if masks == "additive":
@@ -141,7 +142,7 @@ def _mask_arguments(
 def _why(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, order: str, masks: str, **settings: object
 ) -> tuple[str, ...]:
-    """Return why the arguments of the kernel cannot express the inputs."""
+    """Return the reasons why the kernel's arguments cannot express the inputs."""
     if "b" not in order and not len(query):
         return ("takes no batch without items",)
     if masks in ("bool", "additive"):

@@ -1,4 +1,4 @@
-"""Operations of ``torch.library``, with a law about their registration."""
+"""The adapter for operators registered with ``torch.library``, and a law about their registration."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from saccade.testing.laws.law import law
 
 
 def operator(name: str, order: str = "bhld", **options: Any) -> Form:
-    """Adapt an operation of ``torch.library`` by its name, such as "mylib::attention".
+    """Adapt an operator registered with ``torch.library``, given by its name, such as "mylib::attention".
 
-    The options that it takes are the names of its arguments, unless ``offers=`` lists them. Besides all other laws,
+    Its options are read from the names of its arguments, unless ``offers=`` lists them. In addition to all other laws,
     `torch.library.opcheck` tests its schema, its fake implementation, and its registration for gradients and
     compilation.
 
@@ -29,7 +29,7 @@ def operator(name: str, order: str = "bhld", **options: Any) -> Form:
         order, options: as for `layout`.
 
     Raises:
-        ValueError: no such operation is registered.
+        ValueError: no operator with this name is registered.
     """
     namespace, separator, short = name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), short, None) if separator else None
@@ -42,11 +42,11 @@ def operator(name: str, order: str = "bhld", **options: Any) -> Form:
 
 
 def _opcheck(form: Form) -> Law:
-    """Return the law that an operation passes the checks of torch.library, called as a form calls it."""
+    """Return the law that an operator passes `torch.library.opcheck` with the arguments that a form passes to it."""
 
     @law(cases=(Case("opcheck"), Case("opcheck-one-head", num_heads=1, num_kv_heads=1)), dtypes=(torch.float32,))
     def opcheck(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-        """The schema, fake implementation and registrations of an operation are those that torch.library requires."""
+        """The operator's schema, fake implementation and registrations are those that torch.library requires."""
         problem = case.problem(dtype, subject.device)
         problem = (problem if form.gqa else problem.ungrouped()).leaves()
         calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []

@@ -1,4 +1,4 @@
-"""Kernels that read keys and values from pages: ``(q, k_cache, v_cache, cache_seqlens=, block_table=, ...)``."""
+"""The adapter for kernels with a paged cache: ``(q, k_cache, v_cache, cache_seqlens=, block_table=, ...)``."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def paged(
     gqa: bool = True,
     output: int | None = None,
 ) -> Form:
-    """Adapt a kernel of a paged cache, with FlashAttention's arguments, for decoding and extending.
+    """Adapt a kernel that reads a paged cache and takes FlashAttention's arguments, for one or more new tokens.
 
     The call is ``kernel(q, k_cache, v_cache, cache_seqlens=, block_table=, causal=...)``: q is ``[batch, q_len, heads,
     dim]``, the caches are ``[pages, page_size, kv_heads, dim]``, and int32 ``block_table [batch, pages of an item]``
-    names the pages of each item in order. Pages are in random order, and unused places hold ``stale``.
+    lists the pages of each item in order. Pages are in random order in memory, and unused slots hold ``stale``.
 
     Args:
         kernel: the kernel.
-        page_size: tokens in a page.
-        stale: the number in unused places of the caches.
-        names: the kernel's names of options and of the keywords above; the scale is ``softmax_scale``.
-        offers: the options that the kernel takes.
-        gqa: whether the kernel takes fewer key heads than query heads.
-        output: which entry of the result is the output; None if the kernel returns one tensor.
+        page_size: number of tokens in a page.
+        stale: the number in unused slots of the caches.
+        names: the kernel's names for options and for the keywords above; by default, the scale is ``softmax_scale``.
+        offers: the options that the kernel supports.
+        gqa: whether the kernel supports fewer key heads than query heads.
+        output: which element of the result is the output; None if the kernel returns one tensor.
     """
     check_int("page_size", page_size)
     chosen = {"scale": "softmax_scale"} | dict(names or {})
@@ -84,7 +84,7 @@ def run(
 
 
 def lengths_of(mask: Tensor) -> tuple[list[int], bool] | None:
-    """Return the keys of each item and whether queries see those before them alone; None for other masks."""
+    """Return the number of keys of each item, and whether the mask is causal; None if they cannot express the mask."""
     items = of_items(mask)
     if items is None:
         return None
@@ -101,7 +101,7 @@ def lengths_of(mask: Tensor) -> tuple[list[int], bool] | None:
 
 
 def _why(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **settings: object) -> tuple[str, ...]:
-    """Return why a paged cache cannot express the inputs."""
+    """Return the reasons why a paged cache cannot express the inputs."""
     if 0 in mask.shape:
         return ("takes no empty inputs",)
     return () if lengths_of(mask) is not None else ("takes a length for each item, full or causal, alone",)

@@ -1,4 +1,4 @@
-"""Read what flags and lengths express a dense mask. The functions use torch alone, so that scripts can hold them."""
+"""Find the flags and lengths that express a dense mask. The functions use only torch, so scripts can include them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from torch import Tensor
 
 
 def distances(q_len: int, kv_len: int, like: Tensor) -> Tensor:
-    """Return the key's position minus the query's, the last query at the last key: ``[q_len, kv_len]``."""
+    """Return key positions minus query positions, ``[q_len, kv_len]``, with the last query aligned to the last key."""
     q = torch.arange(kv_len - q_len, kv_len, device=like.device)
     return torch.arange(kv_len, device=like.device)[None] - q[:, None]
 
 
 def in_band(q_len: int, kv_len: int, band: tuple[int, int], like: Tensor) -> Tensor:
-    """Return the mask of a band: keys from ``left`` before to ``right`` after a query; -1 is no limit."""
+    """Return the mask of a band: keys from ``left`` before to ``right`` after a query; -1 means no limit."""
     far = distances(q_len, kv_len, like)
     left, right = (far.numel() if side < 0 else side for side in band)
     return (far >= -left) & (far <= right)
 
 
 def band_of(mask: Tensor) -> tuple[int, int] | None:
-    """Return the band that a mask ``[q_len, kv_len]`` equals; causal is (-1, 0), all is (-1, -1), another is None."""
+    """Return the band that equals a mask ``[q_len, kv_len]``, such as (-1, 0) for causal; None if there is none."""
     q_len, kv_len = mask.shape
     seen = distances(q_len, kv_len, mask)[mask]
     measured = (max(0, -int(seen.min())), max(0, int(seen.max()))) if seen.numel() else (0, 0)
@@ -31,24 +31,25 @@ def band_of(mask: Tensor) -> tuple[int, int] | None:
 
 
 def one_mask(mask: Tensor) -> Tensor | None:
-    """Return the mask ``[q_len, kv_len]`` if it is equal for all batch items and heads, else None."""
+    """Return the mask ``[q_len, kv_len]`` if it is equal for all batch items and heads, otherwise None."""
     if not mask.numel():
         return mask.new_ones(mask.shape[2:])
     return mask[0, 0] if bool((mask == mask[:1, :1]).all()) else None
 
 
 def of_items(mask: Tensor) -> Tensor | None:
-    """Return the masks ``[batch, q_len, kv_len]`` if heads share them, else None."""
+    """Return the masks ``[batch, q_len, kv_len]`` if they are equal for all heads, otherwise None."""
     if not mask.numel():
         return mask.new_ones(mask.shape[0], *mask.shape[2:])
     return mask[:, 0] if bool((mask == mask[:, :1]).all()) else None
 
 
 def blocks_of(mask: Tensor) -> list[tuple[int, int, int, int]]:
-    """Return the documents of one item's mask ``[q_len, kv_len]``, as (first, last + 1) of queries and of keys.
+    """Return the documents in one item's mask ``[q_len, kv_len]``, as (start, stop) of queries and of keys.
 
-    With as many queries as keys, they are the smallest groups of neighbours that attend to one another alone; tokens
-    that see nothing and are not seen are left out. Otherwise there is one document, of the keys up to the last seen.
+    If there are as many queries as keys, a document is a smallest group of consecutive tokens that attend only to each
+    other; groups without any allowed pair are omitted. Otherwise, there is one document: all queries, and the keys up
+    to the last visible one.
     """
     q_len, kv_len = mask.shape
     if q_len != kv_len:
@@ -69,7 +70,7 @@ def blocks_of(mask: Tensor) -> list[tuple[int, int, int, int]]:
 
 
 def band_of_blocks(mask: Tensor, blocks: list[list[tuple[int, int, int, int]]]) -> tuple[int, int] | None:
-    """Return the one band with which the documents of all items express the masks ``[batch, q_len, kv_len]``."""
+    """Return the band that gives the masks ``[batch, q_len, kv_len]`` if applied within each document, or None."""
     far = [
         distances(b - a, d - c, mask)[mask[item, a:b, c:d]] for item, found in enumerate(blocks) for a, b, c, d in found
     ]

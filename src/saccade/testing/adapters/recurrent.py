@@ -1,4 +1,4 @@
-"""Kernels of recurrences: delta rules, gated linear attention and state spaces, judged by their definitions."""
+"""The adapter for recurrences: delta rules, gated linear attention and state spaces, tested by their definitions."""
 
 from __future__ import annotations
 
@@ -26,31 +26,32 @@ def recurrent(
     names: Mapping[str, str] | None = None,
     offers: tuple[str, ...] = (),
 ) -> Form:
-    r"""Adapt a kernel of a recurrence, and judge it by the recurrence's definition, token by token in float64.
+    r"""Adapt a recurrent kernel, to compare it with the recurrence computed token by token in float64.
 
     The call is ``kernel(q, k, v, beta=, g=, initial_state=, output_final_state=)`` with tensors ``[batch, len, heads,
-    dim]``, as in flash-linear-attention, and with the arguments that the rule has:
+    dim]``, as in flash-linear-attention, and with the arguments that the rule needs:
 
     - "linear": :math:`S_t = S_{t-1} + k_t v_t^T`;
     - "gla": ``g [batch, len, heads, head_dim]``, :math:`S_t = \mathrm{diag}(e^{g_t}) S_{t-1} + k_t v_t^T`;
     - "delta": ``beta [batch, len, heads]``, :math:`S_t = S_{t-1} + \beta_t k_t (v_t - S_{t-1}^T k_t)^T`;
     - "gated_delta": ``g`` and ``beta``, ``[batch, len, heads]``, with :math:`e^{g_t} S_{t-1}` in place of
       :math:`S_{t-1}`;
-    - "ssd": ``kernel(x, dt, A, B, C, initial_states=, return_final_states=)``, as Mamba-2's, where C is the query, B
+    - "ssd": ``kernel(x, dt, A, B, C, initial_states=, return_final_states=)``, as in Mamba-2, where C is the query, B
       the key, x the value, ``dt [batch, len, heads]`` and ``A [heads]``: :math:`S_t = e^{dt_t A} S_{t-1} + dt_t B_t
       x_t^T`.
 
-    The output is :math:`s S_t^T q_t`, with :math:`s` = ``head_dim ** -0.5``, and 1 for "ssd". Gates are functions of
-    the keys, and keys of delta rules have length 1. Earlier keys reach the kernel as a state, which must be what the
-    kernel itself returned for them.
+    The output is :math:`s S_t^T q_t`, with :math:`s` = ``head_dim ** -0.5``, and 1 for "ssd". Gates are computed from
+    the keys, and the keys of delta rules are normalised to length 1. If there are more keys than queries, the kernel
+    first runs on the earlier keys, and the state that it returns is the initial state of a second call.
 
     Args:
         kernel: the kernel.
         rule: the recurrence.
         head_first: whether tensors are ``[batch, heads, len, dim]``.
-        returns_state: whether the kernel returns ``(out, state)`` and takes states; if not, there are no earlier keys.
-        names: the kernel's names of arguments, such as ``{"g": "gk"}``.
-        offers: "scale", if the kernel takes one.
+        returns_state: whether the kernel takes a state and returns ``(out, state)``; if not, it is tested only with as
+            many keys as queries.
+        names: the kernel's names for arguments, such as ``{"g": "gk"}``.
+        offers: ``("scale",)`` if the kernel takes a scale.
     """
     check_choice("rule", rule, RULES)
     settings = {
@@ -83,14 +84,14 @@ def truth(
     scale: float | None = None,
     **settings: object,
 ) -> Tensor:
-    """Return the definition of a recurrence for inputs in float64; the mask is causal."""
+    """Compute a recurrence by definition, for inputs in float64 and a causal mask."""
     times = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(times, 1) for x in (key, value))
     return torch.where(mask.any(-1, keepdim=True), recurrence(query, key, value, rule=rule, scale=scale), 0.0)
 
 
 def gates(key: Tensor, rule: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Return keys, write strengths ``[batch, heads, len]`` and log decays ``[batch, heads, len, 1 or head_dim]``."""
+    """Compute keys, write strengths ``[batch, heads, len]`` and log decays ``[batch, heads, len, 1 | head_dim]``."""
     write = key.mean(-1)
     fade = -F.softplus(key if rule == "gla" else key[..., :1])
     if rule in ("delta", "gated_delta"):
@@ -104,7 +105,7 @@ def gates(key: Tensor, rule: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def recurrence(query: Tensor, key: Tensor, value: Tensor, *, rule: str, scale: float | None = None) -> Tensor:
-    """Compute a recurrence token by token; the queries are those of the last tokens, ``[batch, heads, len, dim]``."""
+    """Compute a recurrence token by token; the queries ``[batch, heads, len, dim]`` belong to the last tokens."""
     key, beta, decay = gates(key, rule)
     if scale is None:
         scale = 1.0 if rule == "ssd" else query.shape[3] ** -0.5
@@ -134,7 +135,7 @@ def run(
     names: Mapping[str, str],
     **options: Any,
 ) -> Tensor:
-    """Call a kernel on earlier keys for a state, then on the tokens of the queries from that state."""
+    """Call a kernel on the keys before the first query, then on the remaining tokens with the resulting state."""
     heads = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(heads, 1) for x in (key, value))
     before, settings = key.shape[2] - query.shape[2], (rule, head_first, returns_state, names)
@@ -158,7 +159,7 @@ def _call(
     names: Mapping[str, str],
     options: dict[str, Any],
 ) -> tuple[Tensor, Any]:
-    """Call a kernel with the arguments of its rule; the output is ``[batch, heads, len, value_dim]``."""
+    """Call a kernel with the arguments that its rule needs; the output is ``[batch, heads, len, value_dim]``."""
     key, value, beta, decay = tensors
 
     def put(x: Tensor) -> Tensor:
@@ -185,7 +186,7 @@ def _call(
 def _why(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, returns_state: bool, **settings: object
 ) -> tuple[str, ...]:
-    """Return why a recurrence cannot express the inputs."""
+    """Return the reasons why a recurrence cannot express the inputs."""
     q_len, kv_len = mask.shape[2:]
     if 0 in mask.shape or q_len > kv_len:
         return ("takes no empty inputs, and no more queries than keys",)

@@ -1,4 +1,4 @@
-"""Kernels that take functions of scores and of pairs, as FlexAttention does."""
+"""The adapter for kernels that take functions of scores and of pairs, like FlexAttention."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ def score_mod(
     gqa: bool = True,
     output: int | None = None,
 ) -> Form:
-    """Adapt a kernel ``kernel(q, k, v, score_mod=, mask_mod=, scale=)`` of functions ``(score, b, h, q, kv) -> score``.
+    """Adapt a kernel ``kernel(q, k, v, score_mod=, mask_mod=, scale=)`` with the functions that FlexAttention takes.
 
-    The mask is a function ``mask_mod(b, h, q, kv) -> bool`` of index tensors; a bias and a softcap become a
-    ``score_mod``, or None if there is neither. Tensors are ``[batch, heads, len, dim]``.
+    The mask is passed as a function ``mask_mod(b, h, q, kv) -> bool`` of index tensors. A bias and a softcap are passed
+    as ``score_mod(score, b, h, q, kv) -> score``; without them, ``score_mod`` is None. Tensors are ``[batch, heads,
+    len, dim]``.
 
     Args:
         kernel: the kernel.
         block_mask: whether the kernel takes torch's ``BlockMask`` as ``block_mask=`` instead of ``mask_mod=``.
-        names: the kernel's names of the keywords above.
-        offers: which of bias, softcap and scale the kernel takes.
-        gqa: whether the kernel takes fewer key heads than query heads.
-        output: which entry of the result is the output; None if the kernel returns one tensor.
+        names: the kernel's names for the keywords above.
+        offers: which of bias, softcap and scale the kernel supports.
+        gqa: whether the kernel supports fewer key heads than query heads.
+        output: which element of the result is the output; None if the kernel returns one tensor.
     """
     settings = {"block_mask": block_mask, "names": dict(names or {}), "output": output}
     return Form(check_kernel_callable(kernel), run, _why, settings, offers, gqa)
@@ -78,5 +79,5 @@ def run(
 def _why(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, block_mask: bool, **settings: object
 ) -> tuple[str, ...]:
-    """Return why functions of pairs cannot express the inputs."""
+    """Return the reasons why functions of pairs cannot express the inputs."""
     return ("takes no empty inputs",) if block_mask and 0 in mask.shape else ()

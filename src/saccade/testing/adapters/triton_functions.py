@@ -1,4 +1,4 @@
-"""Triton functions, launched on a grid; on a CPU by Triton's interpreter."""
+"""The adapter for Triton functions, which are launched on a grid. On a CPU, Triton's interpreter runs them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from saccade.testing.adapters.calling_convention import Form
 
 
 def triton_function(kernel: Any, *, block_q: int = 16, constants: Mapping[str, Any] | None = None) -> Form:
-    """Adapt a function of ``@triton.jit`` that computes a block of queries of one head.
+    """Adapt a ``@triton.jit`` function that computes a block of queries of one head.
 
     It is launched on the grid ``(ceil(q_len / BLOCK_Q), batch * heads)`` with contiguous tensors, like this::
 
         kernel[grid](query, key, value, mask, out, heads, kv_heads, q_len, kv_len, scale,
                      HEAD_DIM=..., VALUE_DIM=..., BLOCK_Q=..., **constants)
 
-    where tensors are ``[batch, heads, len, dim]``, the mask is int8 ``[batch, heads, q_len, kv_len]`` with 1 = may
-    attend, and ``out`` is full of NaN. On a CPU, set ``TRITON_INTERPRET=1`` before torch is imported. There are no
-    gradients: wrap the function with a backward pass of your own to have them judged, and use `layout`.
+    Tensors are ``[batch, heads, len, dim]``, the mask is int8 ``[batch, heads, q_len, kv_len]`` with 1 = may attend,
+    and ``out`` is filled with NaN. On a CPU, set ``TRITON_INTERPRET=1`` before torch is imported. Gradients are not
+    tested. To test them, combine the function with a backward pass in an autograd function, and use `layout`.
 
     Args:
         kernel: the Triton function.
-        block_q: the constant BLOCK_Q.
+        block_q: the value of the constant BLOCK_Q.
         constants: further constants, such as ``{"BLOCK_KV": 32}``.
     """
     settings = {"block_q": check_int("block_q", block_q), "constants": dict(constants or {})}
@@ -56,7 +56,7 @@ def run(
 
 
 def _why(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **settings: object) -> tuple[str, ...]:
-    """Return why a launch cannot express the inputs."""
+    """Return the reasons why the Triton function cannot run the inputs."""
     reasons = []
     if 0 in mask.shape:
         reasons.append("takes no empty inputs")

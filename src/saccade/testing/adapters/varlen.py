@@ -1,4 +1,4 @@
-"""Kernels of packed sequences: ``(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, ...)``."""
+"""The adapter for packed sequences: ``(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, ...)``."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ def varlen(
     gqa: bool = True,
     output: int | None = None,
 ) -> Form:
-    """Adapt a kernel of packed sequences, with FlashAttention's arguments.
+    """Adapt a kernel for packed sequences that takes FlashAttention's arguments.
 
     The call is ``kernel(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=...)``, where q, k and
     v are ``[tokens, heads, dim]`` and ``cu_seqlens`` int32 ``[sequences + 1]``. Padding, documents and batch items
-    become sequences; tokens that see nothing and are not seen are left out.
+    become sequences; tokens that neither see another token nor are seen by one are omitted.
 
     Args:
         kernel: the kernel.
-        windows: whether it takes ``window_size=(left, right)``, with -1 for no limit.
-        tail: number of rows of NaN behind the last sequence in q, k and v, whose outputs are ignored.
-        names: the kernel's names of options and of ``causal`` and ``window_size``; the scale is ``softmax_scale``.
-        offers: the options that the kernel takes.
-        gqa: whether the kernel takes fewer key heads than query heads.
-        output: which entry of the result is the output; None if the kernel returns one tensor.
+        windows: whether the kernel takes ``window_size=(left, right)``, with -1 for no limit.
+        tail: number of rows of NaN that follow the last sequence in q, k and v. Their outputs are ignored.
+        names: the kernel's names for options and for ``causal`` and ``window_size``; by default, the scale is
+            ``softmax_scale``.
+        offers: the options that the kernel supports.
+        gqa: whether the kernel supports fewer key heads than query heads.
+        output: which element of the result is the output; None if the kernel returns one tensor.
     """
     check_int("tail", tail, 0)
     chosen = {"scale": "softmax_scale"} | dict(names or {})
@@ -59,9 +60,9 @@ def run(
     output: int | None,
     **options: Any,
 ) -> Tensor:
-    """Pack the documents of all batch items, call a kernel, and put its rows back; rows left out are 0."""
+    """Pack the documents of all batch items, call a kernel, and unpack its output; omitted rows are 0."""
     items = of_items(mask)
-    assert items is not None  # the reasons have excluded it
+    assert items is not None  # `_why` excludes such masks
     documents = [blocks_of(item) for item in items]
     band = band_of_blocks(items, documents) or (-1, -1)
     count, rows, columns = [], list[Tensor](), list[Tensor]()
@@ -89,7 +90,7 @@ def run(
 def _why(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, windows: bool, **settings: object
 ) -> tuple[str, ...]:
-    """Return why packed sequences cannot express the mask."""
+    """Return the reasons why packed sequences cannot express the mask."""
     items = of_items(mask)
     documents = [] if items is None else [blocks_of(item) for item in items]
     if items is not None and not any(documents):

@@ -1,4 +1,4 @@
-"""`judge`: the verdict on an attention kernel of any form, with the smallest input that breaks each law.
+"""`judge`: try all laws on an attention kernel with any calling convention, and shrink the inputs that break them.
 
 ``saccade judge`` and ``pytest --saccade-kernel`` run it from a shell.
 """

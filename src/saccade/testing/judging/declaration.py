@@ -1,4 +1,4 @@
-"""`Declaration`: what a kernel claims to compute, in Python or in a TOML file, and the failures that it expects."""
+"""`Declaration`: what a kernel claims to support, and its expected failures, in Python or in a TOML file."""
 
 from __future__ import annotations
 
@@ -26,26 +26,27 @@ _LENGTHS = ("min", "max", "multiple")
 
 @dataclasses.dataclass(frozen=True)
 class Declaration:
-    """The claims of a kernel. All that it does not claim is refused on its behalf and reported as not offered.
+    """The claims of a kernel. Inputs that it does not claim to support are refused and reported as not offered.
 
     Attributes:
-        form: the form of its arguments, a name of `saccade.testing.adapters.FORMS`.
-        settings: arguments of the adapter of that form.
-        dtypes: names of the dtypes; None for float64 and float32 and whatever laws bring.
-        masks: kinds of masks besides none at all: "causal", "window", "padding", "documents", which may come together,
-            or "any"; None for any.
-        widths, value_widths: head widths; None for any. ``value_widths="same"`` means those of the keys.
-        lengths: ``min``, ``max`` and ``multiple`` of q_len and kv_len.
-        decoding: whether there may be more keys than queries, and the reverse.
-        groups: whether several query heads may share key heads.
-        gradients: whether it has a backward pass.
+        form: the calling convention, a name in `saccade.testing.adapters.FORMS`.
+        settings: arguments of that form's adapter.
+        dtypes: names of the supported dtypes. When None, float64, float32 and the dtypes that laws define are tested.
+        masks: the supported kinds of masks, in addition to no mask: "causal", "window", "padding", "documents" and
+            their combinations, or "any"; None for any.
+        widths, value_widths: the supported head widths; None for any. ``value_widths="same"`` means the width of keys.
+        lengths: ``min``, ``max`` and ``multiple`` of the supported q_len and kv_len.
+        decoding: whether the numbers of queries and keys may differ.
+        groups: whether several query heads may share a key head.
+        gradients: whether the kernel has a backward pass.
         empty: whether lengths may be 0.
-        options: options that it takes, such as "scale" and "bias"; None reads them from the adapter or the signature.
-        with_lse: the name, beside the kernel's, of the same function returning ``(out, lse)``; for the plain form
-            alone, ``(query, key, value, mask)`` in the layout ``[batch, heads, len, dim]``.
-        mask_objects: whether it takes masks as `saccade.masks.Mask`, and positions; for the plain form alone.
-        memory_exponent: its largest tensor grows as length to this power; None claims nothing.
-        xfail: reasons by law, ``law[case]`` or ``law[case-dtype]``, with ``*`` for any text: what is known to fail.
+        options: the supported options, such as "scale" and "bias"; None reads them from the adapter or the signature.
+        with_lse: name of a variant that returns ``(out, lse)``, in the same file or module. It requires the plain form,
+            ``(query, key, value, mask)`` in the layout ``[batch, heads, len, dim]``.
+        mask_objects: whether the kernel takes masks as `saccade.masks.Mask`, and positions. It requires the plain form.
+        memory_exponent: the largest tensor grows as length to this power; None makes no claim.
+        xfail: the expected failures: reasons by ``law``, ``law[case]`` or ``law[case-dtype]``, where ``*`` matches any
+            text.
     """
 
     form: str = "layout"
@@ -82,7 +83,7 @@ class Declaration:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Declaration:
-        """Return the declaration of a table of fields, as in a TOML file.
+        """Build a declaration from a table of fields, as in a TOML file.
 
         Raises:
             ValueError: a field or a value is unknown.
@@ -96,11 +97,11 @@ class Declaration:
 
     @classmethod
     def read(cls, path: Path) -> Declaration:
-        """Return the declaration of a TOML file.
+        """Read a declaration from a TOML file.
 
         Raises:
-            ValueError: it is no TOML, or a field or a value is unknown.
-            OSError: it cannot be read.
+            ValueError: the file is not TOML, or a field or a value is unknown.
+            OSError: the file cannot be read.
         """
         try:
             return cls.of(tomllib.loads(path.read_text(encoding="utf-8")))
@@ -108,7 +109,7 @@ class Declaration:
             raise value_error("claims", "be TOML", f"{path} ({error})") from None
 
     def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> tuple[str, ...]:
-        """Return why the claims exclude the inputs of a call; empty if they do not."""
+        """Return the reasons why the claims exclude the inputs of a call; empty if they do not."""
         reasons = list(self._sizes(query, key, value))
         if self.dtypes is not None and query.dtype not in {DTYPES[name] for name in self.dtypes}:
             reasons.append(f"claims {' and '.join(self.dtypes)} alone")
@@ -119,7 +120,7 @@ class Declaration:
         return tuple(reasons)
 
     def _sizes(self, query: Tensor, key: Tensor, value: Tensor) -> list[str]:
-        """Return why the claims exclude the shapes of a call."""
+        """Return the reasons why the claims exclude the shapes of a call."""
         reasons, (q_len, kv_len) = [], (query.shape[2], key.shape[2])
         width, value_width = query.shape[3], value.shape[3]
         if self.widths is not None and width not in self.widths:
@@ -141,10 +142,10 @@ class Declaration:
 
 
 def read_claims(text: str | None, more: Sequence[str] = ()) -> Declaration:
-    """Return the declaration of a TOML file, or of ``file.py::NAME``, changed by single claims ``KEY=VALUE`` in TOML.
+    """Read a declaration from a TOML file or ``file.py::NAME``, and replace single claims by ``KEY=VALUE`` in TOML.
 
     Raises:
-        ValueError: a file, a field or a value is not as it must be.
+        ValueError: a file, a field or a value is invalid.
         OSError: a file cannot be read.
     """
     declaration = Declaration()
@@ -163,7 +164,10 @@ def read_claims(text: str | None, more: Sequence[str] = ()) -> Declaration:
 
 
 def kinds_of(mask: Tensor) -> set[str] | None:
-    """Return the kinds of a dense mask as in `Declaration.masks`, {"none"} if all is seen; None for any other."""
+    """Return the kinds of a dense mask, named as in `Declaration.masks`.
+
+    The result is {"none"} if nothing is masked, and None if the mask is of no known kind.
+    """
     if bool(mask.all()):
         return {"none"}
     whole = one_mask(mask)
@@ -191,7 +195,7 @@ def _kinds_of_band(band: tuple[int, int]) -> set[str]:
 
 
 def _check_names(argument: str, names: object, known: tuple[str, ...]) -> None:
-    """Raise unless every name of a claim is known."""
+    """Raise an error if a claim contains an unknown name."""
     for name in names if isinstance(names, tuple) else ():
         if name not in known:
             raise value_error(argument, f"be among {', '.join(known)}", repr(name))

@@ -1,4 +1,4 @@
-"""Fit cases to the sizes that a kernel claims, so that laws can be tried on kernels of few sizes."""
+"""Fit cases to the sizes that a kernel claims, so that laws can be tried on kernels that support few sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from saccade.testing.judging.declaration import Declaration
 
 
 def fitted(case: Case, declaration: Declaration) -> Case:
-    """Return the case with the nearest widths and lengths that a kernel claims; unchanged if its mask needs others."""
+    """Return the case with the nearest widths and lengths that a kernel claims.
+
+    Lengths stay unchanged if the case has explicit positions, or if its mask requires them.
+    """
     width, value_width = case.head_dim, case.value_dim
     if declaration.widths is not None and case.key_dim is None and case.score is None and case.relative is None:
         width = _nearest(width, declaration.widths)
@@ -31,10 +34,10 @@ def fitted(case: Case, declaration: Declaration) -> Case:
 
 
 def is_possible(case: Case) -> bool:
-    """Return whether the mask of a case exists at its sizes."""
+    """Return whether the mask of a case can be built at the case's sizes."""
     try:
         return case.allowed.shape == (case.batch, case.num_heads, case.q_len, case.kv_len)
-    except (ValueError, IndexError, RuntimeError, UnsupportedError):  # a mask of other lengths
+    except (ValueError, IndexError, RuntimeError, UnsupportedError):  # the mask requires other lengths
         return False
 
 
@@ -43,7 +46,7 @@ def _nearest(size: int, claimed: tuple[int, ...]) -> int:
 
 
 def _length(length: int, declaration: Declaration) -> int:
-    """Return the next length that a kernel claims; lengths of 0 and 1 stay, which say something of their own."""
+    """Return the next length that a kernel claims; 0 and 1 stay unchanged, because they are special cases."""
     if length <= 1:
         return length
     step, least = declaration.lengths.get("multiple", 1), declaration.lengths.get("min", 0)

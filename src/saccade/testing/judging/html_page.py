@@ -1,4 +1,4 @@
-"""Write a judgement as one HTML page without scripts or other files."""
+"""Write a judgement as a single HTML page that needs no scripts or other files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ padding: .6rem; } .broken { color: #a33b00; font-weight: 600; } .kept { color: #
 
 
 def html_page(judgement: Judgement) -> str:
-    """Return the judgement as an HTML page: verdicts, counter-examples with their scripts, and errors."""
+    """Return a judgement as an HTML page: verdicts, counter-examples with their scripts, and errors."""
     title = f"{judgement.kernel}: {judgement.summary}"
     facts = [
         f"device {judgement.device}",

@@ -1,4 +1,4 @@
-"""`judge`: try all laws on a kernel, and shrink what breaks them."""
+"""`judge`: try all laws on a kernel, and shrink the inputs that break them."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from saccade.testing.laws import Law
 from saccade.testing.report import Report, Result
 from saccade.testing.tolerances import tolerance
 
-_SHRINKING = (5.0, 30.0)  # seconds for one broken law, and for all
-_FIXED = ("sizes", "gradients_at_sizes")  # laws at the sizes of a case, for those that draw sizes
+_SHRINKING = (5.0, 30.0)  # maximum seconds for one broken law, and for all
+_FIXED = ("sizes", "gradients_at_sizes")  # laws at fixed sizes, to replace laws that draw sizes
 _Trial = tuple[Law, Case, torch.dtype]
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A kernel under judgement: its form, what it claims, and where it comes from."""
+    """A kernel under test, with its form, its claims and its source."""
 
     form: Form
     declaration: Declaration
@@ -49,7 +49,7 @@ class Kernel:
 
     @classmethod
     def of(cls, kernel: Callable[..., Any] | Form, declaration: Declaration, source: Source | None = None) -> Kernel:
-        """Return a kernel in the form that its declaration names; a `Form` stays as it is."""
+        """Adapt a kernel with the form that its declaration names; a `Form` is used unchanged."""
         if isinstance(kernel, Form):
             return cls(kernel, declaration, source)
         settings = dict(declaration.settings)
@@ -64,19 +64,19 @@ class Kernel:
         return cls(FORMS[declaration.form](kernel, **settings), declaration, source, lse)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Any:
-        """Run the kernel, or refuse what it does not claim."""
+        """Run the kernel, or raise an error for inputs that it does not claim to support."""
         why = self.declaration.reasons(query, key, value, mask)
         if why:
             raise unsupported(self.form.name, (*why, *self.form.reasons(query, key, value, mask, **options)))
         return self.form(query, key, value, mask, **options)
 
     def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: object) -> tuple[str, ...]:
-        """Return why the claims or the form exclude the inputs of a call; empty if they do not."""
+        """Return the reasons why the claims or the form exclude the inputs of a call; empty if they do not."""
         claims = self.declaration.reasons(query, key, value, mask)
         return (*claims, *self.form.reasons(query, key, value, mask, **options))
 
     def with_lse(self, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
-        """Return the output and the lse of the kernel's other function, or refuse what it does not claim."""
+        """Run the variant that returns ``(out, lse)``, or raise an error for inputs that the kernel does not claim."""
         assert self.lse is not None
         why = self.reasons(query, key, value, mask, **options)
         why += tuple(f"takes no {name}" for name in options if name not in self.form.offers)
@@ -87,7 +87,7 @@ class Kernel:
         return self.lse(query, key, value, mask, **renamed)
 
     def right(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Tensor:
-        """Return the right output for what the kernel claims, as a control of laws."""
+        """Compute the correct output for inputs that the kernel claims, as a control for the laws."""
         why = self.reasons(query, key, value, mask, **options)
         if why:
             raise unsupported("the control", why)
@@ -97,7 +97,7 @@ class Kernel:
         return self.form.truth(*wide, mask, **self.form.settings, **options).to(query.dtype)
 
     def subject(self, function: Callable[..., Any], device: torch.device | str) -> Subject:
-        """Return a function that behaves as the kernel as the subject of laws."""
+        """Build a subject for the laws from a function with the kernel's calling convention and claims."""
         return Subject(
             function,
             with_lse=None if self.lse is None else self.with_lse,
@@ -111,7 +111,10 @@ class Kernel:
         )
 
     def tried(self, subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Result:
-        """Try a law on a case; where claims changed cases, a case on which a right kernel fails does not count."""
+        """Try a law on a case.
+
+        If the claims limit sizes, a broken law counts only if a correct kernel keeps the law on the same case.
+        """
         result = try_law(subject, law, case, dtype)
         claims = self.declaration
         if result.verdict != "broken" or not (claims.widths or claims.value_widths or claims.lengths):
@@ -124,7 +127,7 @@ class Kernel:
     def trials(
         self, laws: Sequence[str] | None, cases: Sequence[str] | None, dtypes: Sequence[torch.dtype] | None, seed: int
     ) -> list[_Trial]:
-        """Return the trials of laws on cases that fit the claims, every law in turn; the order comes of the seed.
+        """Return the trials of laws on cases that fit the claims. Laws take turns, and the seed determines the order.
 
         Raises:
             ValueError: a name of a law or a case is unknown.
@@ -161,7 +164,7 @@ def judge(
     seed: int | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Judgement:
-    """Judge an attention kernel: try every law on the cases that fit its claims, and shrink what breaks a law.
+    """Judge an attention kernel: try every law on the cases that fit its claims, and shrink cases that break a law.
 
     Example:
         >>> from saccade.testing.judging import Declaration, judge
@@ -173,16 +176,16 @@ def judge(
         (False, 'query [1, 1, 2, 1], key [1, 1, 1, 1], value [1, 1, 1, 1], float32, Causal()')
 
     Args:
-        kernel: the kernel in the form that the claims name, or a `Form`.
-        claims: what the kernel computes; anything by default.
+        kernel: a kernel with the calling convention that the claims name, or a `Form`.
+        claims: what the kernel supports; by default, everything.
         source: where the kernel comes from, for scripts.
         laws: names of laws; all by default.
-        cases: names of cases; all by default. Some laws have their own.
-        dtypes: of the inputs; those of the claims, or float64 and float32.
-        device: where the inputs are.
-        minutes: the time after which no further trial begins; all trials if None.
-        seed: of all values; a new one if None.
-        progress: called with the number of trials so far, of all, and the name of a law.
+        cases: names of cases; all by default. Some laws define their own cases.
+        dtypes: dtypes of the inputs; by default those of the claims, or float64 and float32.
+        device: device of the inputs.
+        minutes: time after which no further trial begins; None runs all trials.
+        seed: seed of all values; None draws a new seed.
+        progress: a function of the number of finished trials, the number of all trials and the name of the current law.
 
     Returns:
         A `Judgement`.
@@ -224,7 +227,7 @@ def judge(
 def _counter_examples(
     judged: Kernel, draft: Judgement, results: Sequence[tuple[_Trial, Result]], device: torch.device | str
 ) -> Iterator[CounterExample]:
-    """Yield the smallest counter-example of each law that is broken and not expected to be."""
+    """Yield the smallest counter-example of each law that is unexpectedly broken."""
     by_law: dict[str, list[tuple[_Trial, Result]]] = {}
     for trial, result in results:
         if result.verdict == "broken" and draft.reason(result) is None:
@@ -239,9 +242,9 @@ def _counter_examples(
 def counter_example(
     judged: Kernel, trial: _Trial, result: Result, device: torch.device | str, seed: int, seconds: float = _SHRINKING[0]
 ) -> CounterExample:
-    """Return the smallest counter-example found from a trial that broke a law, with a script that shows it.
+    """Shrink a trial that broke a law to a smallest counter-example, and write a script that shows it.
 
-    A smaller case counts only if a right kernel keeps the law on it, since rounding may break a law of a single number.
+    A smaller case counts only if a correct kernel keeps the law on it: on very small inputs, rounding may break a law.
     """
     law, case, dtype = _without_draws(judged, trial, device)
     subject, control = judged.subject(judged, device), judged.subject(judged.right, device)
@@ -273,7 +276,7 @@ def counter_example(
 
 
 def _without_draws(judged: Kernel, trial: _Trial, device: torch.device | str) -> _Trial:
-    """Return the trial of a law at fixed sizes instead of one that draws sizes, if it is broken there too."""
+    """Replace a trial that draws sizes by a broken trial of another law at the same, fixed sizes, if there is one."""
     if trial[1].name not in {case.name for case in DRAWN_CASES}:
         return trial
     law, case, dtype = trial
@@ -308,7 +311,7 @@ def _size(case: Case) -> tuple[bool, int]:
 
 
 def _errors(results: Sequence[Result]) -> dict[tuple[str, str], float]:
-    """Return the largest error by law and dtype, in units of rounding, of laws that measure it."""
+    """Return the largest measured error by law and dtype, in units of the dtype's eps."""
     found: dict[tuple[str, str], float] = {}
     for result in results:
         error = result.roundings
@@ -319,7 +322,10 @@ def _errors(results: Sequence[Result]) -> dict[tuple[str, str], float]:
 
 
 def _options_of(kernel: Callable[..., Any], names: dict[str, str], declaration: Declaration) -> tuple[str, ...]:
-    """Return the options that a kernel claims, or those in its signature under its names for them."""
+    """Return the options that a kernel declares; if it declares none, those found in its signature.
+
+    ``names`` maps the options to the names that the kernel uses for them.
+    """
     if declaration.options is not None:
         return declaration.options
     try:
@@ -331,7 +337,7 @@ def _options_of(kernel: Callable[..., Any], names: dict[str, str], declaration: 
 
 
 def _named(argument: str, known: Sequence[Any], names: Sequence[str] | None) -> list[Any]:
-    """Return those of laws or cases that are named; all if None."""
+    """Return the laws or cases with the given names; all if ``names`` is None."""
     if names is None:
         return list(known)
     by_name = {one.name: one for one in known}

@@ -23,9 +23,9 @@ class CounterExample:
     Attributes:
         law: the name of the law.
         message: the counter-example in one sentence.
-        inputs: the sizes and the mask, in one line.
+        inputs: the shapes, the dtype and the mask, in one line.
         shows: the lines that the script prints.
-        script: a script that shows the fault without this library; empty if none can be written, see ``no_script``.
+        script: a script that shows the fault without this library; empty if none can be written (see ``no_script``).
         no_script: why there is no script.
     """
 
@@ -44,12 +44,12 @@ class Judgement:
     Attributes:
         kernel: the name of the kernel.
         report: the results of all trials.
-        counter_examples: one for each broken law that is not expected to be.
-        xfail: the reasons of expected failures, by pattern.
-        errors: the largest error of outputs and gradients that the laws of sizes measured, in units of rounding, by
-            law and dtype.
-        skipped: number of trials for which the time did not suffice.
-        seconds: time of all trials.
+        counter_examples: one for each law that is unexpectedly broken.
+        xfail: the reasons for expected failures, by pattern.
+        errors: the largest errors of outputs and gradients that laws measured by norms, by law and dtype, in units of
+            the dtype's eps.
+        skipped: number of trials that did not run because the time was up.
+        seconds: total time.
         device: where the kernel ran.
         versions: versions of packages.
     """
@@ -66,17 +66,17 @@ class Judgement:
 
     @property
     def ok(self) -> bool:
-        """Whether some law was tried, and none is broken except those that are expected to be."""
+        """Whether at least one law was kept and no law is unexpectedly broken."""
         return bool(self.report.kept) and not self.unexpected
 
     @property
     def unexpected(self) -> tuple[Result, ...]:
-        """The results of broken laws that are not expected to be broken."""
+        """The results of trials that unexpectedly broke a law."""
         return tuple(result for result in self.report.broken if self.reason(result) is None)
 
     @property
     def passing_xfail(self) -> tuple[str, ...]:
-        """The patterns of expected failures that were tried and of which no law is broken."""
+        """The patterns of expected failures that did not occur although a matching trial ran."""
         tried = {*self.report.kept, *self.report.broken}
         broken = self.report.broken
         return tuple(
@@ -87,7 +87,7 @@ class Judgement:
         )
 
     def reason(self, result: Result) -> str | None:
-        """Return why a result is expected to be broken, or None if it is not."""
+        """Return the reason why a failure is expected, or None if it is not."""
         return next((why for pattern, why in self.xfail.items() if matches(pattern, result)), None)
 
     def verdict(self, law: Law) -> LawVerdict:
@@ -107,7 +107,7 @@ class Judgement:
         return [result for result in self.report.results if result.law == law.name]
 
     def why(self, law: Law) -> str:
-        """Return the smallest counter-example of a law, the reason why it may be broken, or why it was not tried."""
+        """Return the counter-example of a law, the reason why its failure is expected, or why it was not tried."""
         for example in self.counter_examples:
             if example.law == law.name:
                 return example.message
@@ -144,7 +144,10 @@ class Judgement:
 
     @property
     def common_error(self) -> str:
-        """The error that most broken trials raised, with the way to exclude such inputs; empty if there is none."""
+        """The most frequent error in broken trials, with a hint on how to exclude such inputs; empty if it is rare.
+
+        The error must have been raised in at least three broken trials and in at least half of them.
+        """
         raised = Counter(result.message for result in self.unexpected if result.message.startswith("raised "))
         message, count = raised.most_common(1)[0] if raised else ("", 0)
         if count < max(3, len(self.unexpected) / 2):
@@ -194,7 +197,7 @@ class Judgement:
 
 
 def matches(pattern: str, result: Result) -> bool:
-    """Return whether a pattern of an expected failure, ``law``, ``law[case]`` or ``law[case-dtype]``, is a result's."""
+    """Return whether a result matches a pattern of expected failures: ``law``, ``law[case]`` or ``law[case-dtype]``."""
     dtype = str(result.dtype).removeprefix("torch.")
     names = (result.law, f"{result.law}[{result.case}]", f"{result.law}[{result.case}-{dtype}]")
     quoted = pattern.replace("[", "[[]")

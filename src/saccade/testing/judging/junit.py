@@ -8,10 +8,11 @@ from saccade.testing.judging.judgement import Judgement
 
 
 def junit_xml(judgement: Judgement) -> str:
-    """Return the judgement as JUnit XML, as CI systems read it.
+    """Return a judgement as JUnit XML for CI systems.
 
-    A broken law is a failure; what is not offered, not applicable or expected to fail is skipped with the reason. An
-    expected failure that is kept passes, and is named in a property of its suite.
+    An unexpectedly broken law is a failure. Trials that are not offered or fail as expected are skipped with the
+    reason, and trials that are not applicable are omitted. If a law is kept although a failure was expected, the trial
+    passes, and a property of the suite says so.
     """
     root = ET.Element("testsuites", name=f"saccade judge {judgement.kernel}")
     for law in judgement.report.laws:
@@ -41,5 +42,5 @@ def junit_xml(judgement: Judgement) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return text without control characters, which XML cannot hold."""
+    """Replace control characters, which XML cannot contain, with spaces."""
     return "".join(character if character.isprintable() else " " for character in text)

@@ -12,7 +12,7 @@ Call = dict[str, Any]
 
 
 class RecordedCalls:
-    """A function that records its calls, and calls another function.
+    """A wrapper that records the calls of a function.
 
     Attributes:
         calls: the calls so far.
@@ -37,7 +37,7 @@ class RecordedCalls:
 
 
 def copied(x: Tensor) -> Tensor:
-    """Return a copy of a tensor with the same strides, offset and need of a gradient."""
+    """Return a copy of a tensor with the same strides, offset and ``requires_grad``."""
     flat = x.detach()
     if 0 in flat.stride() and flat.numel():
         index = tuple(slice(0, 1) if step == 0 else slice(None) for step in flat.stride())

@@ -1,4 +1,4 @@
-"""Write a counter-example as a script that runs without this library, and see whether it shows the fault."""
+"""Write a counter-example as a script that runs without this library, and check that the script shows the fault."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from saccade.testing.judging import script_checks
 from saccade.testing.judging.recorded_calls import Call
 from saccade.testing.judging.source import Source
 
-_LITERAL = 600  # numbers that are written as such; more are packed
-_MOST = 300_000  # characters
+_LITERAL = 600  # maximum number of entries that are written as a list; larger tensors are compressed
+_MOST = 300_000  # maximum number of characters
 _COLUMNS = 110
 _HEADER = """
 import base64
@@ -43,7 +43,7 @@ raise SystemExit(bool(lines))
 
 
 class Script(NamedTuple):
-    """A script in three parts: about the counter-example, how to load the kernel, and the calls with their checks."""
+    """A script in three parts: comments, code that loads the kernel, and the calls with their checks."""
 
     words: str
     kernel: str
@@ -56,7 +56,7 @@ class Script(NamedTuple):
         return f"{head}\n\n{_HEADER}\n\n{self.kernel}\n\n\n{self.body}\n{_FOOTER}\n"
 
     def faults(self, kernel: Any) -> list[str]:
-        """Return what the script finds wrong with a kernel, run in this process."""
+        """Run the script on a kernel in this process, and return the faults that it finds."""
         space: dict[str, Any] = {"__name__": "script", "kernel": kernel}
         code = f"from __future__ import annotations\n{_HEADER}\n{self.body}"
         exec(compile(code, "script", "exec"), space)
@@ -65,13 +65,13 @@ class Script(NamedTuple):
 
 
 def packed(text: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return the tensor of packed text."""
+    """Decode a tensor from compressed data in base 85."""
     raw = bytearray(zlib.decompress(base64.b85decode("".join(text.split()))))
     return torch.frombuffer(raw, dtype=dtype).reshape(shape)
 
 
 def strided(x: Tensor, stride: tuple[int, ...], offset: int) -> Tensor:
-    """Return the tensor with the strides and the offset that it had in the call."""
+    """Return a copy of the tensor with the given strides and offset, which it had in the recorded call."""
     if 0 in stride and x.numel():
         first = x[tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)]
         return first.clone().expand(x.shape)
@@ -84,14 +84,14 @@ def strided(x: Tensor, stride: tuple[int, ...], offset: int) -> Tensor:
 def script_of(
     form: Form, source: Source | None, calls: Sequence[Call], limits: tuple[float, float], words: Sequence[str]
 ) -> Script | None:
-    """Return a script that repeats calls and prints what is wrong with their results; None if none can be written.
+    """Return a script that repeats calls and prints what is wrong with their results; None if it cannot be written.
 
     Args:
         form: the kernel under test.
         source: where the kernel comes from; None for an object in memory, which no script can load.
         calls: the calls of `RecordedCalls`.
         limits: the largest errors of outputs and of gradients that count as rounding.
-        words: lines about the counter-example.
+        words: lines that describe the counter-example, for a comment.
     """
     settings = dict(form.settings)
     if source is None or not _is_literal(settings):
@@ -121,13 +121,13 @@ def script_of(
 
 
 def _source(part: Any) -> str:
-    """Return the source of a function, without comments for checks of style."""
+    """Return the source of a function, without comments for linters and type checkers."""
     lines = textwrap.dedent(inspect.getsource(part)).rstrip().splitlines()
     return "\n".join(line.partition("  # noqa")[0].partition("  # type: ignore")[0] for line in lines)
 
 
 def _call_lines(call: Call) -> list[str] | None:
-    """Return the lines that add one call to a script; None if it has an option that no script can hold."""
+    """Return the lines that add one call to a script; None if one of its options cannot be written as text."""
     lines = []
     for name, x in call.items():
         if isinstance(x, Tensor):
@@ -140,7 +140,7 @@ def _call_lines(call: Call) -> list[str] | None:
 
 
 def _tensor(x: Tensor) -> str:
-    """Return an expression for a tensor with its strides."""
+    """Return a Python expression for a tensor with its strides."""
     flat = x.detach().cpu().contiguous()
     shape = tuple(x.shape)
     if flat.numel() <= _LITERAL:

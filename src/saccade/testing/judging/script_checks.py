@@ -1,4 +1,4 @@
-"""Checks of calls of a kernel, which a script of a counter-example holds; they need torch alone."""
+"""Checks of kernel calls. Scripts of counter-examples contain their source, so they need only torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def definition(
     softcap: float | None = None,
     sink_logit: Tensor | None = None,
 ) -> Tensor:
-    """Compute attention by definition, row by row in float64, over the keys that the row may attend to alone."""
+    """Compute attention by definition, row by row in float64, over only those keys that the row may attend to."""
     times = query.shape[1] // key.shape[1]
     scale = query.shape[3] ** -0.5 if scale is None else scale
     bias = None if bias is None else bias.double().expand(mask.shape)
@@ -39,7 +39,7 @@ def definition(
 
 
 def difference(name: str, got: Tensor, want: Tensor, limit: float) -> str:
-    """Return a sentence if two tensors differ by more than rounding, in an entry, a row or as a whole; else ""."""
+    """Return a sentence if two tensors differ by more than rounding, in an entry, a row or as a whole; otherwise ""."""
     if got.shape != want.shape:
         return f"{name} has shape {list(got.shape)}, not {list(want.shape)}"
     if not want.numel():
@@ -64,7 +64,7 @@ def difference(name: str, got: Tensor, want: Tensor, limit: float) -> str:
 def faults(
     call: Callable[..., Tensor], right: Callable[..., Tensor], calls: list[dict[str, Any]], limits: tuple[float, float]
 ) -> list[str]:
-    """Return what is wrong with the results of calls, which share memory where their shapes are equal."""
+    """Repeat calls, and return what is wrong with their results. Inputs with equal shapes share memory."""
     found, memory, results = [], dict[tuple[Any, ...], Tensor](), list[tuple[Tensor, Tensor]]()
     for number, told in enumerate(calls, 1):
         upstream = told.get("upstream")
@@ -80,7 +80,7 @@ def faults(
         try:
             out = call(**inputs)
             lines = faults_of_result(out, call(**inputs), right(**inputs), inputs, before, upstream, limits)
-        except Exception as error:  # the kernel's own
+        except Exception as error:  # a kernel may raise any error
             lines = [f"it raises {type(error).__name__}: {' '.join(str(error).split())[:200]}"]
         else:
             if any(not torch.equal(now.nan_to_num(nan=0.0), kept) for now, kept in results):
@@ -99,7 +99,7 @@ def faults_of_result(
     upstream: Tensor | None,
     limits: tuple[float, float],
 ) -> list[str]:
-    """Return what is wrong with one result, with its gradients, and with the inputs after the call."""
+    """Return what is wrong with one result, its gradients, and the inputs after the call."""
     lines = [difference("the output", out, want, limits[0])]
     if out.dtype != inputs["query"].dtype:
         lines.append(f"the output is {out.dtype}, not {inputs['query'].dtype}")

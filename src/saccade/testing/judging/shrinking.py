@@ -15,7 +15,7 @@ _OPTIONS = ("bias", "scale", "softcap", "score", "relative", "q_positions", "kv_
 
 
 def shrunk(case: Case, still_broken: Callable[[Case], bool], deadline: float) -> Case:
-    """Return a simpler case on which the same law is still broken; the case itself if there is none.
+    """Return the simplest case found on which the same law is still broken; the case itself if there is none.
 
     Args:
         case: the case to begin with.
@@ -34,7 +34,7 @@ def shrunk(case: Case, still_broken: Callable[[Case], bool], deadline: float) ->
 
 
 def simpler(case: Case) -> Iterator[Case]:
-    """Yield simpler cases, the simplest first in each respect."""
+    """Yield simpler versions of a case, changing one property at a time, the simplest version first."""
     for name in _OPTIONS:
         if getattr(case, name) is not None:
             changes: dict[str, Any] = {name: None}
@@ -59,7 +59,7 @@ def simpler(case: Case) -> Iterator[Case]:
 
 
 def _shorter(case: Case) -> Iterator[Case]:
-    """Yield cases with fewer tokens; a bias follows."""
+    """Yield versions of a case with fewer tokens; none if the case has a bias or explicit positions."""
     if case.bias is not None or case.explicit_positions:
         return
     if case.q_len == case.kv_len:

@@ -1,4 +1,4 @@
-"""`Source`: where a kernel comes from, to load it, to load it afresh, and to name it in a script."""
+"""`Source`: where a kernel comes from, so that it can be loaded here and in a script."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _COUNT = itertools.count()
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The place that a kernel comes from.
+    """The location of a kernel.
 
     Attributes:
         place: a Python file, a shared library, or the name of a module.
-        name: the name of the kernel in it; ``namespace::name`` for an operation of ``torch.library``.
+        name: the name of the kernel there; ``namespace::name`` for an operator registered with ``torch.library``.
     """
 
     place: str
@@ -34,10 +34,10 @@ class Source:
 
     @classmethod
     def parse(cls, text: str) -> Source:
-        """Return the source that ``file.py::name``, ``library.so::name`` or ``module:name`` names.
+        """Parse ``file.py::name``, ``library.so::name`` or ``module:name``.
 
         Raises:
-            ValueError: it is none of these, or there is no such file.
+            ValueError: the text has another form, or the file does not exist.
         """
         place, separator, name = text.partition("::")
         if not separator:
@@ -52,19 +52,19 @@ class Source:
 
     @property
     def is_library(self) -> bool:
-        """Whether it is a shared library of C or C++."""
+        """Whether the source is a shared library."""
         return self.place.endswith(_LIBRARIES)
 
     @property
     def is_operator(self) -> bool:
-        """Whether it is an operation of ``torch.library``."""
+        """Whether the source is an operator registered with ``torch.library``."""
         return "::" in self.name
 
     def load(self, name: str | None = None) -> Any:
-        """Load the kernel, or another name of the same place, as fresh as in a new process for a Python file.
+        """Load the kernel, or another name from the same place. A Python file is run anew each time.
 
         Raises:
-            ValueError: the place cannot be loaded, or has no such name.
+            ValueError: the place cannot be loaded, or does not contain the name.
         """
         if self.is_library:
             return ctypes.CDLL(str(Path(self.place).resolve()))
@@ -113,7 +113,7 @@ class Source:
         module = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
-        except Exception as error:  # the file is anybody's
+        except Exception as error:  # a user's file may raise any error
             first = str(error).strip().partition("\n")[0]
             got = f"{path} ({type(error).__name__}: {first})"
             raise value_error("KERNEL", "be in a file that can be run", got) from error
@@ -121,9 +121,9 @@ class Source:
 
 
 def check_interpreter(source: Source, device: str) -> None:
-    """Raise if a Triton file is to run on the CPU without Triton's interpreter.
+    """Raise an error if a Triton file would run on the CPU without Triton's interpreter.
 
-    torch imports Triton, and the interpreter must be chosen before that, so only the environment can choose it.
+    The interpreter must be selected before torch imports Triton, so only an environment variable can select it.
     """
     is_interpreted = os.environ.get("TRITON_INTERPRET") == "1" or torch.device(device).type != "cpu"
     if not is_interpreted and source.place.endswith(".py") and _uses_triton(Path(source.place)):

@@ -1,4 +1,4 @@
-"""The laws that hold for every attention function. Each is a statement with a function that seeks a counter-example."""
+"""The laws of every attention function. Each law is a statement with a function that looks for a counter-example."""
 
 from saccade.testing.laws import (
     buffers,

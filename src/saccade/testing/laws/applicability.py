@@ -33,11 +33,11 @@ has_several_items = _unless("a single batch item", lambda case: case.batch > 1)
 
 
 def claims_memory(subject: Subject, case: Case) -> str | None:
-    """Return why a law does not apply, unless the subject makes a claim about the growth of its memory."""
+    """Return a reason not to apply a law if the subject makes no claim about the growth of its memory."""
     return None if subject.claims.memory_exponent is not None else "no growth of memory is claimed"
 
 
 def trains_parameters(subject: Subject, case: Case) -> str | None:
-    """Return why a law does not apply, unless the subject takes an option with parameters."""
+    """Return a reason not to apply a law if the subject takes no option with parameters."""
     takes = subject.offers.intersection({"score", "relative", "sink_logit"})
     return None if takes else "nothing that it takes has parameters"

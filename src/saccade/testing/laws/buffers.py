@@ -1,4 +1,4 @@
-"""Laws about memory: inputs inside larger tensors, memory that nobody has written, and what a call may change."""
+"""Laws about memory: inputs inside larger tensors, uninitialised memory, and tensors that a call must not change."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _FLOAT32 = (torch.float32,)
 
 @law(cases=SHORT_CASES, dtypes=_FLOAT32)
 def layouts(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Inputs that are parts of larger tensors give the output of the definition; no byte around them counts or changes.
+    """If inputs are views of larger tensors, the output is right, and memory around the views is not used or changed.
 
-    The parts are those of caches longer than the sequence, of rows with padding behind them, of every other item, and
-    with heads behind tokens. NaN stands everywhere else.
+    The views are parts of a cache that is longer than the sequence, rows with padding, every other batch item, and
+    parts of tensors with tokens before heads. All other entries of the larger tensors are NaN.
     """
     problem = case.problem(dtype, subject.device)
     want = problem.truth()[0]
@@ -43,7 +43,7 @@ def layouts(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(cases=SHORT_CASES, dtypes=_FLOAT32)
 def unwritten(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Results hold nothing that was in memory before: all memory that the function allocates begins as NaN."""
+    """Results do not depend on uninitialised memory: all memory that the function allocates begins as NaN."""
     problem = case.problem(dtype, subject.device)
     want, want_gradients = problem.truth()[0], truth_gradients(problem)
     with _memory_of_nan(problem):
@@ -54,7 +54,7 @@ def unwritten(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(cases=SHORT_CASES, dtypes=_FLOAT32)
 def untouched(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Forward and backward change neither inputs nor mask, nor the gradient that flows in, nor the output.
+    """The forward and backward passes do not change the inputs, the mask, the output or the incoming gradient.
 
     A second backward pass gives the same gradients.
     """
@@ -76,7 +76,7 @@ def untouched(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 
 def _in_cache(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a tensor of NaN with more tokens, and the part of it that holds ``x``: a cache that is not full."""
+    """Return a tensor of NaN with more tokens, like a cache that is not full, and the part of it that holds ``x``."""
     larger = x.new_full((x.shape[0], x.shape[1], x.shape[2] + 71, x.shape[3]), torch.nan)
     return larger, larger[:, :, : x.shape[2]].copy_(x)
 
@@ -110,9 +110,9 @@ _PLACES: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
 
 @contextmanager
 def _memory_of_nan(problem: Problem) -> Iterator[None]:
-    """Let new tensors begin as NaN, and leave freed memory of the sizes of a problem's tensors full of NaN."""
+    """Fill new tensors with NaN within the block; first fill and free memory of the sizes of the problem's tensors."""
     filled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    memory: Any = torch.utils.deterministic  # a module that torch replaces by one with properties
+    memory: Any = torch.utils.deterministic  # torch replaces this module by an object with properties
     fill = memory.fill_uninitialized_memory
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about operations that have no deterministic form
@@ -121,7 +121,7 @@ def _memory_of_nan(problem: Problem) -> Iterator[None]:
             torch.use_deterministic_algorithms(True, warn_only=True)
             shape = (*problem.query.shape[:3], problem.value.shape[3])
             for x in (problem.query, problem.key, problem.value, problem.value.new_zeros(shape)):
-                _ = [torch.full_like(x, torch.nan) for _ in range(4)]  # freed at once, for what does not ask torch
+                _ = [torch.full_like(x, torch.nan) for _ in range(4)]  # freed at once, for memory torch does not fill
             yield
         finally:
             torch.use_deterministic_algorithms(filled, warn_only=warns)

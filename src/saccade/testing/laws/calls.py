@@ -1,4 +1,4 @@
-"""Laws about several calls: a result depends on the values of its call, not on earlier calls or on the caller."""
+"""Laws about several calls: a result depends only on the values of its inputs, not on earlier calls or the caller."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FLOAT32 = (torch.float32,)
 
 @law(cases=_FEW, dtypes=_FLOAT32)
 def memory_of_calls(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A result depends on the values of this call's inputs alone: not on earlier calls, their memory or their results.
+    """A result depends only on the values of the call's inputs, not on earlier calls, their memory or their results.
 
     The inputs change in place between calls, and the memory of earlier results is overwritten.
     """
@@ -51,9 +51,9 @@ def memory_of_calls(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(cases=_FEW, dtypes=_FLOAT32)
 def repeats(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A dozen equal calls on one memory, as a timer makes them, are equal bit by bit; then a changed input shows.
+    """Twelve calls on the same tensors, as in a benchmark, give equal results; a change of an input then takes effect.
 
-    The input changes through another view, which torch's count of versions does not see.
+    Results are compared bit by bit. The input is changed through ``.data``, which torch's version counter ignores.
     """
     problem = _copied(case.problem(dtype, subject.device))
     want, first = problem.truth()[0], subject.output(problem).clone()
@@ -69,7 +69,7 @@ def repeats(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(cases=_FEW, dtypes=_FLOAT32)
 def twins(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Inputs that agree in shape, memory, sums, norms and first and last entries have results of their own."""
+    """Inputs that differ only in the order of two inner rows or entries each give the right output at one address."""
     first = case.problem(dtype, subject.device)
     problem = _copied(first)
     for name, twin in _twins(first):
@@ -82,7 +82,7 @@ def twins(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(cases=_FEW, dtypes=_FLOAT32)
 def order_of_calls(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """The order of calls of several shapes changes no result, and a call on NaN leaves no trace in later ones."""
+    """The order of calls with different shapes does not matter, and a call on NaN does not affect later calls."""
     whole = case.problem(dtype, subject.device)
     shorter = dataclasses.replace(case, q_len=case.q_len - 1, kv_len=case.kv_len - 1, mask=None)
     other = shorter.problem(dtype, subject.device)
@@ -104,7 +104,7 @@ def order_of_calls(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(cases=_FEW, dtypes=_FLOAT32)
 def callers(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """The result is the same wherever a call comes from: another thread, where nothing of this kit is on the stack."""
+    """The result does not depend on the caller: it is also right in a thread without this package on its stack."""
     problem = case.problem(dtype, subject.device)
     want = problem.truth()[0]
     near("the output", subject.output(problem), want, dtype)
@@ -113,7 +113,7 @@ def callers(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(cases=_FEW, dtypes=_FLOAT32)
 def modes(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """The output is right whether gradients are recorded or not, and so is the gradient of one input alone."""
+    """The output is right with and without gradients, and so is the gradient if only one input requires it."""
     problem = case.problem(dtype, subject.device)
     want, want_gradients = problem.truth()[0], truth_gradients(problem)
     near("the output with gradients", subject.output(problem.leaves()), want, dtype)
@@ -131,12 +131,15 @@ def modes(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 
 def _copied(problem: Problem) -> Problem:
-    """Return the problem with tensors of its own, which a law may change."""
+    """Return the problem with copies of its tensors, which a law may change."""
     return problem.but(**{name: getattr(problem, name).clone() for name in (*_NAMES, "allowed")})
 
 
 def _twins(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Yield problems that differ from one in the order of two inner rows, or in the signs of two inner entries."""
+    """Yield the problem with two inner rows of one input exchanged, or two entries of one inner row.
+
+    The shapes, sums, norms, and first and last entries stay the same.
+    """
     for name in _NAMES:
         x = getattr(problem, name)
         for change in _CHANGES:
@@ -151,7 +154,7 @@ def _rows_exchanged(x: Tensor) -> Tensor:
 
 
 def _entries_exchanged(x: Tensor) -> Tensor:
-    """Return the tensor with the two most different entries of one inner row exchanged."""
+    """Return the tensor with the least and the largest entry of the middle row exchanged."""
     other, middle = x.clone(), x.shape[2] // 2
     row = x[:, :, middle]
     places = torch.stack([row.argmin(-1, keepdim=True), row.argmax(-1, keepdim=True)])

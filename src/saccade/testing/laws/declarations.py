@@ -49,19 +49,19 @@ class _Trial:
 
 
 def declines_something(subject: Subject, case: Case) -> str | None:
-    """Return why a law about declared options does not apply, unless the subject declines some option."""
+    """Return a reason not to apply a law about declared options if the subject declines nothing."""
     trials = _trials(subject, case, torch.float32)
     return None if any(trial.missing(subject) or trial.reasons(subject) for trial in trials) else "nothing is declined"
 
 
 def promises(subject: Subject, case: Case) -> str | None:
-    """Return why a law about declared options does not apply, unless the subject declares what it accepts."""
+    """Return a reason not to apply a law about declared options if the subject does not declare what it accepts."""
     return None if subject.promises else "the accepted options are not declared"
 
 
 @law(needs=None, where=(declines_something,))
 def declined(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """An input that is declined beforehand is refused with an error, for the stated reasons; it is never ignored."""
+    """An input that the function declines in advance raises an error with the stated reasons; it is never ignored."""
     control = _control(subject, case, dtype)
     if not control.missing(subject) and not control.reasons(subject):
         control.run(subject, subject.function)  # a function that refuses even this refuses everything
@@ -75,7 +75,7 @@ def declined(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(promises,))
 def offered(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """An offered option is answered, forward and backward: no input is refused that was not declined beforehand."""
+    """An offered option works forward and backward: the function refuses only inputs that it declines in advance."""
     for trial in _trials(subject, case, dtype):
         if trial.missing(subject) or trial.reasons(subject):
             continue

@@ -24,7 +24,7 @@ _ALL_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @law()
 def oracle(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """The output is softmax attention as defined, computed in float64."""
+    """The output equals softmax attention by its definition, computed in float64."""
     problem = case.problem(dtype, subject.device)
     close("the output", subject.output(problem), problem.truth()[0], dtype)
 
@@ -76,7 +76,7 @@ def gradients_of_parameters(subject: Subject, case: Case, dtype: torch.dtype) ->
 
 @law(needs=("lse",), where=(applicability.has_queries_and_keys,))
 def gradients_through_lse(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """The lse of a row that sees some key is differentiable like the output."""
+    """The lse of a row with a visible key is differentiable, and its gradients are those of the definition."""
     problem = case.problem(dtype, subject.device)
     want = truth_gradients(problem, through="lse")
     for name, got in gradients(subject, problem, through="lse").items():
@@ -85,7 +85,7 @@ def gradients_through_lse(subject: Subject, case: Case, dtype: torch.dtype) -> N
 
 @law(where=(applicability.has_queries_and_keys, applicability.is_small), dtypes=(torch.float64,))
 def gradcheck(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """The gradients are the limits of difference quotients of the output itself."""
+    """The gradients agree with finite differences of the output itself."""
     problem = case.problem(dtype, subject.device)
     leaves = problem.leaves()
     holds(torch.isfinite(subject.output(leaves)).all(), "the output is not finite, so it has no derivative")
@@ -154,7 +154,7 @@ def score(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(needs=("relative",), where=(applicability.has_queries_and_keys, applicability.is_small))
 def relative(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A relative bias is added like any other, read at the query's position minus the key's."""
+    """A relative bias is added like any other bias; its value depends on the query's position minus the key's."""
     problem = case.problem(dtype, subject.device).but(bias=None)
     for distance_bias in (some_relative(problem), ALiBi(case.num_heads)):
         biased = problem.but(relative=distance_bias)
@@ -163,7 +163,7 @@ def relative(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(needs=("sink_logit",))
 def sink(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A sink adds a term that belongs to no key to each denominator; the lse includes it."""
+    """A sink adds a term without a key to each softmax denominator, and the lse includes this term."""
     problem = case.problem(dtype, subject.device)
     sunk = problem.but(sink_logit=some_sink(problem))
     out, lse = sunk.truth()

@@ -1,4 +1,4 @@
-"""Expectations of laws: comparisons whose error names the quantity, the index and the difference."""
+"""Comparisons for laws, with error messages that name the quantity, the index and the difference."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ class LawBroken(AssertionError):  # noqa: N818 - a verdict, not a fault of the p
 
 
 def holds(fact: bool | Tensor, sentence: str) -> None:
-    """Raise `LawBroken` with ``sentence`` as message unless the fact is true."""
+    """Raise `LawBroken` with the message ``sentence`` unless ``fact`` is true."""
     if not fact:
         raise LawBroken(sentence)
 
@@ -50,10 +50,10 @@ def near(
     more: float = 0.0,
     slack: float = 0.0,
 ) -> None:
-    """Raise `LawBroken` unless two tensors agree in the norm of the whole and of each row, relative to the reference.
+    """Raise `LawBroken` unless the norms of the error, of the whole tensor and of each row, are within the tolerance.
 
-    Rows are compared with their own norm or the root mean square of all rows, if that is larger. The message counts in
-    units of rounding, the distance from 1 to the next number of the dtype.
+    The norms are relative to those of the reference; for rows, they are relative to the root mean square of all row
+    norms if that is larger. The message states errors in units of rounding, the eps of the dtype.
 
     Args:
         what: the tensor, for the message.
@@ -62,7 +62,7 @@ def near(
         dtype: the dtype of the inputs.
         quantity: the column of the tolerance table.
         more: added to the limit, for inputs whose scores are large.
-        slack: an absolute difference per entry that never counts.
+        slack: an absolute difference of each entry that is ignored.
     """
     _same_shape(what, got, want)
     if want.numel() == 0:
@@ -89,7 +89,7 @@ def near(
 
 @contextmanager
 def measuring() -> Iterator[list[float]]:
-    """Collect the errors that `near` measures inside, in units of rounding."""
+    """Collect the errors that `near` measures within the block, in units of the dtype's eps."""
     measured: list[float] = []
     token = _MEASURED.set(measured)
     try:

@@ -1,4 +1,4 @@
-"""A law about everything outside of a call."""
+"""A law about side effects of a call on torch and on this package."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from saccade.testing.size_cases import SHORT_CASES
 
 @law(cases=SHORT_CASES[:2], dtypes=(torch.float32,))
 def outside(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """No call replaces a function of torch or of this kit, by which it is judged, or changes a setting of torch.
+    """No call replaces a function of torch or of this package, or changes a setting of torch.
 
-    They are compared with those before the first call of a run, and restored.
+    Functions and settings are compared with those before the first call of a run, and restored.
     """
     problem = case.problem(dtype, subject.device)
     try:

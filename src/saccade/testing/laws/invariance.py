@@ -14,7 +14,7 @@ from saccade.testing.problem import Part
 
 @law()
 def ones(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Weights sum to 1 minus the sink's share; with values of 1, the output of a row that sees some key is this sum."""
+    """The weights of a row with a visible key sum to 1 minus the sink's share; for values of 1, this is the output."""
     problem = case.problem(dtype, subject.device)
     problem = problem.but(value=torch.ones_like(problem.value))
     out = subject.output(problem)
@@ -37,14 +37,14 @@ def linear(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(needs=("gqa",), where=(applicability.shares_keys,))
 def gqa(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Grouped heads give the same as with their group's keys and values repeated for each head."""
+    """Grouped heads give the same output as keys and values that are repeated for each query head."""
     problem = case.problem(dtype, subject.device)
     same("the output of grouped heads", subject.output(problem), subject.output(problem.ungrouped()), dtype)
 
 
 @law(where=(applicability.has_several_items,))
 def batch(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A batch item gives the same result as alone."""
+    """A batch item gives the same result in the batch as on its own."""
     problem = case.problem(dtype, subject.device)
     together = subject.output(problem)
     for index in range(case.batch):

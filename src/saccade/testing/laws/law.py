@@ -24,8 +24,8 @@ class Law:
         name: the name in reports.
         statement: the law in one sentence.
         trial: the function that looks for a counter-example.
-        needs: names of options that a function must offer besides the options of the case, including "lse" and "gqa";
-            None for a law that tries options that are not offered.
+        needs: names of options that a function must offer in addition to the options of the case, including "lse" and
+            "gqa"; None for a law that tries options that are not offered.
         where: conditions on the case; each returns the reason why the law does not apply, or None.
         cases: the law's own cases, if the law is not about masks; None means the cases of `check`.
         dtypes: the law's own dtypes; None means the dtypes of `check`.

@@ -18,7 +18,7 @@ _LEAST = 1e-7  # weights above this are representable in every dtype
 
 @law(where=(applicability.has_queries_and_keys,))
 def sensitivity(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """The gradient of a row reaches the values that it may attend to, and no other."""
+    """The gradient of an output row reaches the values that the row may attend to, and no others."""
     problem = case.problem(dtype, subject.device).leaves()
     out = subject.output(problem)
     holds(out.requires_grad, "the output does not depend differentiably on the values")
@@ -58,7 +58,7 @@ def polarity(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(applicability.is_causal, applicability.hides_something))
 def causality(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Under a causal mask, changing the future changes nothing before it."""
+    """Under a causal mask, changing later keys and values does not change earlier rows."""
     problem = case.problem(dtype, subject.device)
     before = subject.output(problem)
     positions = [case.positions_of_item(b) for b in range(case.batch)]
@@ -74,7 +74,7 @@ def causality(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(applicability.has_empty_rows,))
 def empty_rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A row that may attend to nothing gives exactly 0, its lse is -inf, and its gradients are 0."""
+    """A row without a visible key is exactly 0, its lse is -inf, and its gradients are 0."""
     problem = case.problem(dtype, subject.device)
     empty = ~problem.sees_something
     out = subject.output(problem)[empty]
@@ -115,7 +115,7 @@ def isolation(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(applicability.has_queries_and_keys, applicability.has_several_queries))
 def rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Queries are independent: no content of one query, not even NaN, changes another row."""
+    """Queries are independent: the content of one query, even NaN, does not change any other row."""
     problem = case.problem(dtype, subject.device)
     before = subject.output(problem)
     for query in _spread(range(problem.query.shape[2]), 2):
@@ -127,10 +127,10 @@ def rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(applicability.hides_something, applicability.has_queries_and_keys))
 def blindness(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """NaN or inf in a query, or in the gradient of its row, reaches no gradient of a key that it may not attend to.
+    """NaN or inf in a query, or in the gradient of its row, reaches no gradient of a key that the query may not see.
 
-    The row of a query without visible keys is 0 and its lse -inf, whatever the query contains. No other row's
-    gradients change, nor those of keys and values that it may not attend to.
+    The row of a query without visible keys is 0 and its lse is -inf, whatever the query contains. The gradients of
+    other queries do not change, and neither do those of keys and values that the query may not attend to.
     """
     problem = case.problem(dtype, subject.device)
     sees = problem.sees_something
@@ -168,7 +168,7 @@ def blindness(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(applicability.shows_something,))
 def honesty(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A NaN in a query, or in a key or value that it may attend to, shows in its output; in scores, also in its lse."""
+    """NaN in a query, visible key or visible value shows in the output; NaN in a query or key also shows in the lse."""
     problem = case.problem(dtype, subject.device)
     for key in _spread(range(problem.key.shape[2]), 2):
         sees = problem.allowed[..., key]

@@ -38,7 +38,7 @@ def pure(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law()
 def determinism(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """The same call twice gives bitwise equal results."""
+    """Two identical calls give bitwise equal results."""
     problem = case.problem(dtype, subject.device)
     first, second = subject.output(problem), subject.output(problem)
     identical("the second answer", second.nan_to_num(nan=0.0), first.nan_to_num(nan=0.0))
@@ -78,7 +78,7 @@ def strides(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     )
 )
 def zero_lengths(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """No queries, no keys or no batch items give an output of the right shape; without keys it is 0."""
+    """Without queries, keys or batch items, the output has the right shape; without keys, it is 0."""
     problem = case.problem(dtype, subject.device)
     want, want_lse = problem.truth()
     close("the output", subject.output(problem), want, dtype)

@@ -1,4 +1,4 @@
-"""Laws at the sizes of models, judged by the norm of every tensor and every row."""
+"""Laws at the sizes of real models. They limit the norm of the error of each tensor and of each row."""
 
 import torch
 from torch import Tensor
@@ -19,14 +19,14 @@ _CHOSEN = (0, 62, 63, 64, 127, 128, -1)
 
 @law(cases=SIZE_CASES, dtypes=_DTYPES)
 def sizes(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """At the sizes of models, the output is that of the definition, in the norm of the tensor and of every row."""
+    """At the sizes of real models, the output matches the definition in the norm of the tensor and of every row."""
     problem = _packed(case.problem(dtype, subject.device))
     near("the output", subject.output(problem), problem.truth()[0], dtype)
 
 
 @law(cases=SIZE_CASES, dtypes=_DTYPES)
 def gradients_at_sizes(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """At the sizes of models, gradients are those of the definition, in the norm of the tensor and of every row."""
+    """At the sizes of real models, gradients match the definition in the norm of the tensor and of every row."""
     problem = case.problem(dtype, subject.device)
     want = truth_gradients(problem)
     for name, got in gradients(subject, problem).items():
@@ -35,7 +35,7 @@ def gradients_at_sizes(subject: Subject, case: Case, dtype: torch.dtype) -> None
 
 @law(cases=DRAWN_CASES, dtypes=(torch.float32,))
 def drawn_sizes(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """At lengths, widths, heads and masks drawn from the seed, output and gradients are those of the definition."""
+    """For random lengths, widths, heads and masks, the output and the gradients are those of the definition."""
     chosen = drawn(case)
     problem = chosen.problem(dtype, subject.device)
     shapes = " ".join(f"{name} {list(getattr(problem, name).shape)}" for name in ("query", "key", "value"))
@@ -48,10 +48,9 @@ def drawn_sizes(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(cases=SHORT_CASES, dtypes=(torch.float32,))
 def gradients_of_rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A gradient that flows into one row alone gives the gradients of the definition, and none to other queries.
+    """A gradient of a single output row gives the gradients of the definition, and a gradient of 0 for other queries.
 
-    The rows are at the edges of blocks and drawn from the seed. The gradient of a sum, which has no strides, is right
-    as well.
+    The rows are at the edges of blocks or random. The gradient of a sum, whose strides are all 0, is also checked.
     """
     problem = case.problem(dtype, subject.device)
     names, got, want = ("query", "key", "value"), problem.leaves(), problem.leaves()
@@ -66,16 +65,16 @@ def gradients_of_rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         ours, theirs = _pull_back(out[:, :, row].sum(), got), _pull_back(truth[:, :, row].sum(), want)
         for name, our, their in zip(names, ours, theirs, strict=True):
             what, rounding = f"the gradient of {name} from row {row}", 32 * torch.finfo(dtype).eps
-            near(what, our, their, dtype, "gradient", slack=rounding)  # the only key of a row has a gradient of 0
+            near(what, our, their, dtype, "gradient", slack=rounding)  # if a row has only one key, its gradient is 0
         others = torch.arange(case.q_len, device=out.device) != row % case.q_len
         holds((ours[0][:, :, others] == 0).all(), f"the gradient from row {row} reaches another query")
 
 
 @law(cases=SHORT_CASES, dtypes=_DTYPES[:2])
 def large_scores(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Scores near -120, -60,000 or 60,000 give the output of the definition: they differ from small ones by a constant.
+    """The output is right for scores near -120, -60,000 or 60,000, which differ from small scores only by a constant.
 
-    A masked pair must stay masked next to them, so numbers such as -1e4 do not stand for it.
+    Masked pairs must stay masked next to such scores, so a kernel that gives them a score such as -1e4 fails.
     """
     problem = case.problem(dtype, subject.device)
     for offset in _OFFSETS:
@@ -93,7 +92,7 @@ def _pull_back(total: Tensor, problem: Problem) -> tuple[Tensor, ...]:
 def _packed(problem: Problem) -> Problem:
     """Return the problem with queries, keys and values as views of one tensor, as projections return them.
 
-    Tensors of different lengths or widths are left as they are.
+    Tensors of different lengths or widths are left unchanged.
     """
     tensors = (problem.query, problem.key, problem.value)
     if len({x.shape[2:] for x in tensors}) > 1:
@@ -106,7 +105,7 @@ def _packed(problem: Problem) -> Problem:
 
 
 def _with_offset(problem: Problem, offset: float) -> Problem:
-    """Return the problem with a constant added to all scores, by one channel of queries and keys."""
+    """Return the problem with one channel of queries and keys replaced, so that it adds ``offset`` to every score."""
     side = abs(offset * problem.query.shape[3] ** 0.5) ** 0.5
     query, key = problem.query.clone(), problem.key.clone()
     query[..., 0], key[..., 0] = side, side if offset > 0 else -side

@@ -1,4 +1,4 @@
-"""A law about values that random tests do not have: constants, ties, tiny and huge numbers, one key that takes all."""
+"""Laws about values that random tests do not contain: constants, ties, tiny and huge numbers, a single dominant key."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ _CASES = tuple(SHORT_CASES[place] for place in (0, 1, 2, 5, -5, -3))
 
 @law(cases=_CASES, dtypes=(torch.float64, torch.float32))
 def unusual_values(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Inputs that are constant, exactly tied, below the normal range or of very different sizes give the definition."""
+    """The output is right for inputs that are constant, exactly tied, tiny, huge or of very different magnitudes."""
     for kind, change in _KINDS.items():
         problem = change(case.problem(dtype, subject.device))
         out, (want, lse) = subject.output(problem), problem.truth()
@@ -29,7 +29,7 @@ def unusual_values(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(cases=_CASES, dtypes=(torch.float64, torch.float32))
 def wide_values(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Channels of values that differ by factors of up to 2 ** 40 are each as exact as alone."""
+    """If channels of the values differ by factors of up to 2 ** 40, each channel is as exact as on its own."""
     problem = case.problem(dtype, subject.device)
     powers = torch.linspace(-20, 20, problem.value.shape[3], device=problem.value.device)
     factors = 2.0 ** powers.round().to(dtype)
@@ -64,24 +64,24 @@ def _huge_values(problem: Problem) -> Problem:
 
 
 def _spread_scores(problem: Problem) -> Problem:
-    """Return the problem with scores of some hundreds, so that one key takes nearly all of a row."""
+    """Return the problem with scores in the hundreds, so that one key takes nearly all the weight of a row."""
     return problem.but(query=problem.query * 60)
 
 
 def _mixed_keys(problem: Problem) -> Problem:
-    """Return the problem with every third key 100 times as long, and the others 1,000 times as short."""
+    """Return the problem with every third key multiplied by 100, and all other keys divided by 1,000."""
     long = torch.arange(problem.key.shape[2], device=problem.key.device)[:, None] % 3 == 0
     return problem.but(key=torch.where(long, problem.key * 100, problem.key / 1000))
 
 
 def _sparse(problem: Problem) -> Problem:
-    """Return the problem with most entries of all inputs 0."""
+    """Return the problem with most entries of all inputs set to 0."""
     inputs = {name: getattr(problem, name) for name in ("query", "key", "value")}
     return problem.but(**{name: torch.where(x > 1.5, x, 0.0) for name, x in inputs.items()})
 
 
 def _last_key(problem: Problem) -> Problem:
-    """Return the problem with the last key like the queries, so that the weights of all others vanish."""
+    """Return the problem with a last key that all queries match, so that the weights of all other keys vanish."""
     key = torch.zeros_like(problem.key)
     key[:, :, -1] = 30.0
     return problem.but(query=problem.query.abs() + 1, key=key)

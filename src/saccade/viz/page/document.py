@@ -1,4 +1,4 @@
-"""The HTML document of a page in one file: code, style, data, and a security policy that forbids all else."""
+"""The HTML document of a page in one file: code, style, data, and a security policy that blocks everything else."""
 
 import base64
 import hashlib
@@ -41,7 +41,7 @@ def document(title: str, parts: Mapping[str, str]) -> str:
         ),
     }
     page = _BROWSER.joinpath("page.html").read_text("utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], page)  # one pass: insertions are not searched
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], page)  # one pass: inserted text is not searched
 
 
 @cache

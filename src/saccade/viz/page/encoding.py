@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from saccade.viz.arrays import Array
 
-DECADES = 6  # range of a map's colours below its largest weight
+DECADES = 6  # number of decades below its largest weight that a map's colours cover
 _ZERO = 128  # the level of 0 if weights have both signs
 
 
 def tops_of(cells: Array) -> list[float]:
-    """Return the largest absolute weight in each head's map for encoding the map, or 0 if no weight is finite.
+    """Return the largest absolute weight in each head's map, or 0 if no weight is finite.
 
     Args:
         cells: the maps, ``[heads, rows, columns]``.
@@ -29,8 +29,8 @@ def levels(cells: Array, top: float, *, is_signed: bool) -> npt.NDArray[np.uint8
     """Encode a map as one byte per cell, on a logarithmic scale of six decades.
 
     Neighbouring levels differ by 6 %, or by 12 % if weights may be below 0. Weights are rounded away from 0, so that no
-    weight exceeds its level. Level 0 marks a masked cell. Without signs, 255 is ``top`` and 1 is close to 0; with
-    signs, 255 is ``top``, 128 is 0 and 1 is ``-top``.
+    weight exceeds its level. Level 0 marks a masked cell. Without signs, 255 is ``top``, and 1 is any weight more than
+    six decades below it. With signs, 255 is ``top``, 128 is 0 and 1 is ``-top``.
 
     Args:
         cells: the weights; NaN marks masked cells.

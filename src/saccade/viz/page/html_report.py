@@ -28,7 +28,7 @@ _SIZE = 8_000_000
 
 
 class Options(NamedTuple):
-    """The options of a report, apart from its data; see `report`."""
+    """The options of a report, except for its data; see `report`."""
 
     tokens: Tokens = None
     title: str = "Attention"
@@ -68,19 +68,19 @@ def report(
     every query and key. These weights are exact; a weight that is known only from a map cell is marked "at most".
 
     Args:
-        given: a lazy matrix; dense weights, ``[batch, heads, q_len, kv_len]``; a list of either with one entry per
-            layer, or a dict by layer names; or a `saccade.recording.Recording`, whose recorded results are shown (with
-            ``keep="qk"``, everything can be shown).
+        given: a lazy matrix, or dense weights ``[batch, heads, q_len, kv_len]``; a list of these with one entry per
+            layer, or a dict from layer names to them; or a `saccade.recording.Recording`, whose recorded results are
+            shown (with ``keep="qk"``, everything can be shown).
         path: path of the HTML file; an existing file is replaced atomically.
         tokens: readable tokens of the text, one for each key; for two texts, a pair (query tokens, key tokens); or a
-            dict of either by layer names, such as
+            dict from layer names to either of these, such as
             ``{"encoder*": source, "decoder*self*": target, "*": (target, source)}``, where the first matching name
-            counts. Numbers if None.
+            counts. If None, the page shows numbers.
         other: a second recording to compare with, such as one of a different model, a later checkpoint or another
             kernel.
         other_tokens: tokens of the second recording; ``tokens`` if None.
         names: names of the two recordings.
-        title: text above the page.
+        title: title at the top of the page.
         batch: the batch item to show.
         heads: (layer, head) pairs to show in detail. If None, as many heads as fit are shown, the most informative of
             each kind first.
@@ -113,7 +113,7 @@ def report(
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path to write a report to; raise unless a file can be written there."""
+    """Return the path to write a report to; raise an error unless a file can be written there."""
     check_type("path", path, (str, os.PathLike), "be a path")
     destination = Path(path)
     if destination.is_dir() or not destination.parent.is_dir():
@@ -173,7 +173,7 @@ def write(
 def page_parts(
     options: Options, given: object, other: object = None, other_tokens: Tokens = None, live: float = 0.0
 ) -> dict[str, str]:
-    """Return the compressed data of an HTML report, as a dict by names."""
+    """Return the compressed data of an HTML report, as a dict by name."""
     if other is None and other_tokens is not None:
         raise value_error("other_tokens", "be left out where there is no other recording", kind(other_tokens))
     check_tokens(other_tokens)

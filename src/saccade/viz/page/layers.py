@@ -207,7 +207,7 @@ class OfMatrix(Source):
 
 
 class Kept(Source):
-    """A page's layer of which only results were recorded, not queries and keys."""
+    """A page's layer for which only results were recorded, not queries and keys."""
 
     def __init__(self, run: Recorded):
         self._run = copy.copy(run)  # another thread may still extend it
@@ -218,7 +218,7 @@ class Kept(Source):
 
     @cached_property
     def is_signed(self) -> bool:
-        if "given_mass" in self._statistics:  # recorded if rows are no distributions; a softmax still has logits
+        if "given_mass" in self._statistics:  # recorded if the rows are not distributions; a softmax still has logits
             return "largest_logit" not in self._statistics
         return self._pooled is not None and bool((self._pooled < 0).any())
 
@@ -236,7 +236,7 @@ class Kept(Source):
         if self._pooled is None or self._best is None:
             return None
         cells = self._pooled[item].float().cpu().numpy()
-        is_whole = cells.shape[2] == self.shape[3] <= bins  # then columns without their key are empty
+        is_whole = cells.shape[2] == self.shape[3] <= bins  # in this case, a column has only one key
         return Map(cells, np.zeros((*cells.shape[:2], len(columns) if is_whole else 0), np.float32), (), self._best.how)
 
     def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
@@ -292,7 +292,7 @@ def _measures(summary: Summary | None, plain: Mapping[str, Tensor], item: int) -
 
 
 def _dense(weights: Tensor | npt.NDArray[Any]) -> DenseMatrix:
-    """Return the matrix of dense weights; arrays are copied to a byte order and width that torch can read."""
+    """Convert dense weights to a matrix; arrays are copied to a byte order and dtype that torch can read."""
     if isinstance(weights, np.ndarray):
         is_known = weights.dtype in (np.float16, np.float32, np.float64)
         weights = torch.from_numpy(weights.astype(weights.dtype if is_known else np.float32, order="C"))

@@ -36,9 +36,9 @@ class live_report:  # noqa: N801  it is used like a function: with live_report(.
         title, batch, heads, language, size: as for `report`.
 
     Raises:
-        TypeError, ValueError: as `report` does; errors from writing the page are raised at the end.
+        TypeError, ValueError: as for `report`; errors that occur while the page is written are raised at the end.
 
-    Cost: that of `report` for each update, in total at most a tenth of the time.
+    Cost: the cost of `report` for each update; in total, at most a tenth of the running time.
 
     Example:
         >>> from pathlib import Path

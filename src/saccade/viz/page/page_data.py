@@ -16,10 +16,10 @@ from saccade.viz.page.encoding import as_json, halves, levels, packed, tops_of
 from saccade.viz.page.layers import Head, Map, Source
 from saccade.viz.page.texts import Labels, Tokens, labels_of, shown_tokens
 
-_BINS = 128  # most cells on each side of a head's small map
-_FINE = 1024  # most cells on each side of the large map
-_MOST, _FEWEST = 64, 8  # numbers of strongest weights per token
-_SINKS = 8  # most keys of a layer that the page can hide
+_BINS = 128  # maximum number of cells on each side of a head's small map
+_FINE = 1024  # maximum number of cells on each side of the large map
+_MOST, _FEWEST = 64, 8  # largest and smallest number of strongest weights per token
+_SINKS = 8  # maximum number of keys of a layer that the page can hide
 _SINK_SHARE, _SINK_TIMES = 0.05, 4.0
 _A_WEIGHT = 5.6  # bytes of a weight and its index, after compression and base64
 _FINER = 1.2  # upper bound for the bytes of a large map's cell, relative to a small map's
@@ -52,7 +52,7 @@ class _Layer(NamedTuple):
 def checked_labels(
     layers: dict[str, Source], tokens: Tokens, item: int, heads: Sequence[tuple[int, int]] | None
 ) -> dict[str, Labels]:
-    """Return the tokens of all layers on a page; raise if tokens, batch item or heads are invalid.
+    """Return the tokens of all layers on a page; raise an error if tokens, batch item or heads are invalid.
 
     Raises:
         TypeError, ValueError: tokens, batch item or heads do not match the layers.
@@ -153,7 +153,7 @@ def _sinks(received: Tensor) -> list[int]:
 def _keys_without_sinks(
     columns: Sequence[int], sinks: Sequence[int], kv_len: int, bins: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the keys that belong to each of some columns in a page's pooled map, excluding attention sinks."""
+    """Return the keys in each of the given columns of a page's pooled map, excluding attention sinks."""
     count = min(bins, kv_len)
     spans = [range(-(-column * kv_len // count), -(-(column + 1) * kv_len // count)) for column in columns]
     return tuple(tuple(key for key in span if key not in sinks) for span in spans)

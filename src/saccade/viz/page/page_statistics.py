@@ -1,4 +1,4 @@
-"""Statistics used only by pages: the strongest weights by query and by key, and maps without some keys."""
+"""Statistics used only by pages: the strongest weights of each query and key, and maps without some keys."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Strong(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BothWays(Statistic[Strong, Strong]):
-    """A statistic: the strongest keys of each query and the strongest queries of each key, as `Strong`.
+    """A statistic that finds the strongest keys of each query and the strongest queries of each key, as `Strong`.
 
     Args:
         k: number of weights for each query and key.
@@ -80,12 +80,12 @@ class _Cells(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Without(Statistic[_Cells, Tensor]):
-    """A statistic: some columns of a pooled map, computed without some keys, ``[batch, heads, rows, columns]``.
+    """A statistic that pools selected columns of a map without some keys, ``[batch, heads, rows, columns]``.
 
     If a key that receives most of the attention shares a cell with other keys, this statistic shows the other keys.
 
     Args:
-        bins: most cells on each side, as in `saccade.statistics.Pooled`.
+        bins: maximum number of cells on each side, as in `saccade.statistics.Pooled`.
         columns: for each column of the result, the keys to pool.
     """
 

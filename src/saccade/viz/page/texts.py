@@ -25,7 +25,7 @@ class Labels(NamedTuple):
 
 
 def check_tokens(tokens: Tokens) -> None:
-    """Raise unless the ``tokens`` argument of a page is valid. The layers are not needed for this check.
+    """Raise an error unless the ``tokens`` argument of a page is valid. The layers are not needed for this check.
 
     Raises:
         TypeError: the argument is a single string, or an entry is not a string.

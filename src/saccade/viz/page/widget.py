@@ -39,9 +39,9 @@ def report_widget(
 
     Raises:
         ImportError: anywidget is not installed: ``pip install 'saccade-attention[notebook]'``.
-        TypeError, ValueError: as `report` does.
+        TypeError, ValueError: as for `report`.
 
-    Cost: that of `report`.
+    Cost: the same as for `report`.
     """
     options = checked_options(tokens, title, names, batch, heads, language, size)
     check_int("height", height, 100)
