@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from saccade.mechanisms.checked_mechanism import Inputs
+from saccade.mechanisms.fake_tensors import is_readable
 from saccade.mechanisms.features.mask_support import Visible
 from saccade.mechanisms.recurrences.mechanism import Recurrence, checked_gate
 from saccade.mechanisms.recurrences.substeps import SubstepMatrix, in_steps, last_of
-from saccade.mechanisms.value_access import is_readable
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import describe, value_error
 
