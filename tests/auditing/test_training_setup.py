@@ -127,7 +127,7 @@ def test_a_plain_loader_of_equal_texts():
 def test_two_texts_of_one_row_without_positions_are_not_told_apart():
     ids = [torch.tensor([4, 5, 6]), torch.tensor([7, 8, 9])]
     claims = {claim.name: claim for claim in SetupBatch(torch.cat(ids)[None], ids).claims()}
-    assert claims["collator: positions"].why == "nothing says where a text of a packed row begins"
+    assert claims["collator: positions"].why == "no argument marks where the texts of a packed row begin"
     assert claims["collator: positions"].finding.key == (0, 3)
 
 

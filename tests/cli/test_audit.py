@@ -95,7 +95,7 @@ def test_a_training_setup_is_made_by_a_function_of_a_file(audit, tmp_path):
     path.write_text(SETUP)
     result = audit("--trainer", f"{path}:make", "--tests", "2")
     assert result.exit_code == 0, result.output
-    assert "LlamaForCausalLM, as it is trained, 1 x 15 tokens" in result.stdout
+    assert "LlamaForCausalLM, as trained, 1 x 15 tokens" in result.stdout
     assert re.search(r"^collator: labels  +held", result.stdout, re.MULTILINE)
     assert re.search(r"^loss  +held", result.stdout, re.MULTILINE)
     for arguments, sentence in (

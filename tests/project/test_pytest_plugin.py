@@ -76,7 +76,7 @@ def test_broken(audit, llama):
         [
             "*_ test_broken _*",
             ">       audit(llama)",
-            "E       Failed: the model does not keep the rule",
+            "E       Failed: the model does not follow the rule",
             "E       LlamaForCausalLM, 2 x 12 tokens, float32, seed 0",
             "E       reach * BROKEN * output * depends on token *",
             "-* the leak without saccade -*",

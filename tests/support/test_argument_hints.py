@@ -197,7 +197,7 @@ SENTENCES: dict[str, tuple[Callable[[], object], str]] = {
     "cost(length=)": (lambda: sc.cost(Causal(), length=64), "seq_len=, how many tokens"),
     "growth()": (lambda: sc.costs.growth(kind="flops"), "its arguments are costs, what, memory"),
     "audit()": (lambda: sc.audit(), "audit: model must be given"),
-    "audit(mask=)": (lambda: sc.audit(layer(), mask=Causal()), "rule=, which the model is held against"),
+    "audit(mask=)": (lambda: sc.audit(layer(), mask=Causal()), "rule=, the rule that the model is checked against"),
     "compare()": (lambda: sc.compare(Q, K, V), "compare: mechanisms must be given"),
     "replace_attention(attn_mask=)": (
         lambda: sc.replace_attention(layer(), attn_mask=BOOL),

@@ -99,11 +99,11 @@ def test_no_signature_tells_whether_a_bias_may_be_relative():
     def plain(query, key, value, mask):
         raise NotImplementedError
 
-    assert testing.Subject(biased).unsaid == {"relative"}
+    assert testing.Subject(biased).undeclared == {"relative"}
     assert "relative" not in testing.Subject(biased).offers
-    assert testing.Subject(biased, offers=["bias"]).unsaid == frozenset()
+    assert testing.Subject(biased, offers=["bias"]).undeclared == frozenset()
     assert testing.Subject(biased, offers=["bias", "relative"]).offers == {"bias", "relative", "gqa"}
-    assert testing.Subject(plain).unsaid == frozenset()  # without a bias there is none that is relative
+    assert testing.Subject(plain).undeclared == frozenset()  # without a bias there is none that is relative
 
 
 def test_positions_come_along_with_a_relative_bias_only_where_masks_are_tensors():
