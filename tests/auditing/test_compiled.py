@@ -107,7 +107,7 @@ def test_compiled_functions_are_functions():
 
 def test_models_without_vector_inputs_are_refused():
     backend = Backend()
-    with pytest.raises(ValueError, match="a compiled model must take inputs_embeds, since compiled code"):
+    with pytest.raises(ValueError, match="a compiled model must take inputs_embeds, since hooks"):
         audit(torch.compile(small(CAUSAL), backend=backend), CAUSAL, inputs=TOKENS.clamp(max=39))
     hidden = small(CAUSAL)
     hidden.forward = torch.compile(hidden.forward, backend=backend)

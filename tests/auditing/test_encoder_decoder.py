@@ -199,13 +199,13 @@ def test_reach_is_the_product_of_the_steps():
     "change, message",
     [
         ({"rule": masks.Causal()}, "rule must have the keys encoder, decoder, cross for an encoder-decoder"),
-        ({"rule": {"encoder": masks.Full()}}, r"rule must be three, .*; got \['encoder'\]"),
+        ({"rule": {"encoder": masks.Full()}}, r"rule must have the keys encoder, decoder, .*; got \['encoder'\]"),
         (
             {"rule": RULE | {"decoder": [masks.Causal()]}},
             "rule of decoder must be one mask for each of 3 layers; got 1 masks",
         ),
         ({"layers": 3}, "layers must be left out for an encoder-decoder; got 3"),
-        ({"padded": True}, "must be left out for a function, vectors, a group, batch_first=False and"),
+        ({"padded": True}, "must be left out for functions, vectors, process groups, batch_first=False and"),
         ({"inputs": torch.ones(2, 4, dtype=torch.long)}, "inputs must have token ids input_ids and decoder_input_ids"),
         ({"inputs": {"input_ids": torch.ones(2, 4).long()}}, r"inputs must have token ids .*; got \['input_ids', 'use"),
         ({"inputs": texts() | {"input_ids": torch.ones(1, 4).long()}}, "inputs must have as many texts"),

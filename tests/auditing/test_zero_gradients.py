@@ -153,7 +153,7 @@ def test_without_float64_it_is_not_answered():
     for claim in (report["sight"], report["by layer"]):
         assert claim.verdict == "not answered"
         assert "token 20" in claim.why
-        assert claim.why.endswith("judged without float64: NotImplementedError: a kernel for float32 alone")
+        assert claim.why.endswith("checked without float64: NotImplementedError: a kernel for float32 alone")
     decayed = audit(recurrent(1e-5, only_float32=True), CAUSAL, inputs=tokens())
     assert [claim.verdict for claim in decayed.claims] == ["held"] * 3, str(decayed)
     assert (

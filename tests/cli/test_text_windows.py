@@ -172,7 +172,7 @@ def test_windows_too_many_to_be_seen_are_not_drawn(run, monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.import_module("saccade.cli.look"), "MOST_WINDOWS", 2)
     result = run("look", " ".join(["cat"] * 30), "--at-once", "8")
     assert result.exit_code == 0, result.output
-    assert "note: 5 windows are too many for a picture of all; 2 would be drawn" in " ".join(result.output.split())
+    assert "note: 5 windows are too many for one picture; at most 2 are drawn" in " ".join(result.output.split())
     assert not (tmp_path / "out" / "look" / "whole.png").exists()
 
 

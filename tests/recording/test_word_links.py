@@ -98,7 +98,7 @@ def test_what_cannot_be_ranked_is_refused():
         recording.find([(1.5, 2)])
     with pytest.raises(ValueError, match="pairs must name at least one; got none"):
         recording.find([])
-    with pytest.raises(ValueError, match="be token indices where tokens are not given; got 'it'"):
+    with pytest.raises(ValueError, match="be token indices if tokens= is not given; got 'it'"):
         recording.find([("it", "camera")])
     for place in (4, -1, range(0), range(0, 4, 2)):
         with pytest.raises(ValueError, match="each of pairs must be tokens from 0 to 3"):

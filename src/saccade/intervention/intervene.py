@@ -147,7 +147,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
 
     def __enter__(self) -> Self:
         if self._stack is not None:
-            raise unsupported("intervene", ["this context is in use"], hint="make another one")
+            raise unsupported("intervene", ["this context is already in use"], hint="create a new one")
         self._names = names_of(self._model)
         with ExitStack() as stack:
             listener: Any = Listener("", self)  # type: ignore[arg-type]  # the proxy only passes it on
@@ -175,7 +175,9 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         unused = [edit for edit in self._edits if not edit.was_used]
         if exc_type is None and unused:
             there = ", ".join(self._layers) or "none"
-            raise value_error("layer", "be one whose attention ran", repr(unused[0].layer), hint=f"these ran: {there}")
+            raise value_error(
+                "layer", "be a layer whose attention ran", repr(unused[0].layer), hint=f"these ran: {there}"
+            )
 
     def _name(self, module: nn.Module, number: int) -> str:
         """Return the layer name of attention call ``number`` in a module's forward pass."""
