@@ -127,7 +127,7 @@ def test_a_model_without_recorded_attention_reports_what_ran():
     ):
         model(X)
     with (
-        pytest.raises(sc.UnsupportedError, match="no call of an attention layer was recorded: it did not run"),
+        pytest.raises(sc.UnsupportedError, match="no attention layer was recorded: none ran"),
         record(model),
     ):
         model.out(X)

@@ -177,7 +177,7 @@ def test_report_prints_laws_verdicts_and_the_first_counter_example():
     assert "none-float64: the output at [" in oracle
     assert lse.split() == ["lse", ".", ".", "3"]
     assert gradients.split()[:4] == ["gradients_of_inputs", "1", "2", "."]
-    assert untried == "not offered 3 times: gives no lse"
+    assert untried == "not offered 3 times: returns no lse"
     assert seed == "seed 0: seed=0 repeats this run"
     assert summary == "2 of the 2 laws that could be tried are broken: oracle, gradients_of_inputs."
     with pytest.raises(testing.LawBroken, match=r"(?s)law .*oracle\[full-float64\] broken: the output at"):

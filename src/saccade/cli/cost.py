@@ -44,7 +44,7 @@ _Dtype = Annotated[
     Literal["bfloat16", "float16", "float32", "float64"], typer.Option(help="Number format of keys and values.")
 ]
 _Layout = Annotated[
-    Literal["auto", "contiguous", "zigzag", "striped", "balanced"], typer.Option(help="Which rank holds which tokens.")
+    Literal["auto", "contiguous", "zigzag", "striped", "balanced"], typer.Option(help="How the tokens are divided between ranks.")
 ]
 _Strategy = Annotated[Literal["auto", "fetch", "gather", "ulysses"], typer.Option(help="How ranks exchange keys.")]
 _Picture = Annotated[bool, typer.Option("--picture", help="Draw which rank receives keys from which.")]

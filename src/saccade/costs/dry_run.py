@@ -274,4 +274,4 @@ def _name_of(dtype: torch.dtype) -> str:
 def unsupported_dry_run(error: Exception) -> Exception:
     """Return the error to raise for a program that does not support a dry run."""
     reason = f"its operations depend on the values of its tensors: {str(error).splitlines()[0]}"
-    return unsupported("subject", [reason], hint="time and measure it with benchmarks of its own")
+    return unsupported("subject", [reason], hint="run it, and measure its time and memory")

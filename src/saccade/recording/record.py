@@ -147,8 +147,7 @@ def _check_recorded(model: nn.Module, selection: Selection, not_recorded: dict[s
     """Raise an error with the likely reason if a selected layer was not recorded, or if no layer was."""
     name = type(model).__name__
     if not selection.called:
-        reason = "no call of an attention layer was recorded: it did not run, or computes its weights in operations"
-        reason += " of its own"
+        reason = "no attention layer was recorded: none ran, or they compute their weights with their own operations"
         reason = _describe(not_recorded) if not_recorded else reason
         raise unsupported(name, [reason], hint=_hint(model))
     if selection.unused:

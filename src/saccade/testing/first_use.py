@@ -115,7 +115,7 @@ class _FunctionKernel(Kernel):
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
         is_dot = inputs.tile_function is None and inputs.modification is None
         why = () if is_dot else ("a plain function computes only dot-product scores",)
-        return Verdict(why if self._gives_lse or not request.needs_lse else (*why, "it gives no lse"))
+        return Verdict(why if self._gives_lse or not request.needs_lse else (*why, "it returns no lse"))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
         mask: object = inputs.rule

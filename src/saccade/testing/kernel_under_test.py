@@ -19,7 +19,7 @@ from saccade.testing.problem import Problem
 
 OPTIONS = ("bias", "scale", "softcap", "dropout_p", "sink_logit", "score", "relative")
 _POSITIONS = ("q_positions", "kv_positions")
-_LACKS = {"lse": "gives no lse", "gqa": "takes no grouped heads", "relative": "takes no relative bias"}
+_LACKS = {"lse": "returns no lse", "gqa": "takes no grouped heads", "relative": "takes no relative bias"}
 
 
 @dataclasses.dataclass(frozen=True)
