@@ -222,7 +222,7 @@ def test_unknown_pieces_shown_as_text_are_distinguished_by_number(run, tmp_path)
     tokenizer.save(str(tmp_path / "t5" / "tokenizer.json"))
     result = run("look", "--model", folder, "the cat 小狗 看见 the")
     assert result.exit_code == 0, result.output
-    assert "? unknown: 小狗, 看见 - t5 does not know them, or a part of them; it read <unk> there" in " ".join(
+    assert "? unknown: 小狗, 看见 - t5 does not know them, or a part of them; it read <unk> instead" in " ".join(
         result.output.split()
     )
 

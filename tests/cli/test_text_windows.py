@@ -68,7 +68,7 @@ def test_a_word_too_long_for_a_window_is_cut():
 
 
 def test_a_model_without_room_is_refused():
-    with pytest.raises(ValueError, match="tokens read at a time must be more than the 2 around every text; got 2"):
+    with pytest.raises(ValueError, match="tokens read at a time must be more than the 2 special tokens around every text; got 2"):
         windows_of(*made_up([3], 1, 1), 2)
 
 
@@ -186,7 +186,7 @@ def test_less_may_be_read_at_a_time(run, monkeypatch):
     )
     result = run("look", "cat", "--at-once", "2")
     assert result.exit_code == 2
-    assert "tokens read at a time must be more than the 2 around every text; got 2" in result.stderr
+    assert "tokens read at a time must be more than the 2 special tokens around every text; got 2" in result.stderr
     monkeypatch.setattr(importlib.import_module("saccade.cli.look"), "_MOST_WEIGHTS", 72 * 100)
     result = run("look", "The cat, which was very hungry, ate the fish.")
     assert result.exit_code == 2

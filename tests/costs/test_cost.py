@@ -155,7 +155,7 @@ LAYER_OF_SDPA = MultiHeadAttention(16, 2, mechanism=mechanisms.Softmax(impl="sdp
         (lambda: sc.cost(CAUSAL, 8, dtype=torch.int8), "cost: dtype must be a float dtype"),
         (lambda: sc.cost(CAUSAL, 8, mask=CAUSAL), "cost: mask must be left out if the subject is a mask"),
         (lambda: sc.cost(nn.Conv2d(3, 4, 3), 8), "inputs=lambda length"),
-        (lambda: sc.cost(mechanisms.TopK(scorers.BlockMeans(), 2, 4), 64, mask=CAUSAL), "depends on what"),
+        (lambda: sc.cost(mechanisms.TopK(scorers.BlockMeans(), 2, 4), 64, mask=CAUSAL), "depend on the values"),
         (lambda: sc.cost(mechanisms.Softmax(impl="sdpa"), 8), "cost: impl='sdpa' .*(?s:.*)can be one of auto"),
         (lambda: sc.cost(LAYER_OF_SDPA, 8, mask=CAUSAL), "cost: impl='sdpa' .*(?s:.*)can be one of auto"),
         (lambda: sc.cost(CAUSAL, 8).fits(-1), "Cost.fits: memory must be a number of bytes of at least 0; got -1"),

@@ -55,7 +55,7 @@ def test_seconds_are_those_of_this_machine(costs, monkeypatch):
         (lambda costs: [costs[0], sc.cost(masks.Causal(), 512)], {}, "the same subject, batch and dtype"),
         (lambda costs: costs, {"what": "money"}, "growth: what must be one of memory, flops, moved, seconds"),
         (lambda costs: costs, {"memory": 0}, "growth: memory must be a positive number of bytes"),
-        (lambda costs: costs, {"what": "flops", "memory": 5}, 'beside what="memory"'),
+        (lambda costs: costs, {"what": "flops", "memory": 5}, 'used with what="memory"'),
         (lambda costs: [3, 4], {}, "growth: costs must contain results of saccade.cost"),
     ],
 )

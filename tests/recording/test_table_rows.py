@@ -145,7 +145,7 @@ def test_nothing_with_a_number_for_each_head_is_an_error(llama):
         llama(ids_of(5))
     with pytest.raises(sc.UnsupportedError, match=r'no statistic with one number(.|\n)*keep="statistics"'):
         recording.to_rows()
-    with pytest.raises(sc.UnsupportedError, match=r"Entropy.* was not asked while recording"):
+    with pytest.raises(sc.UnsupportedError, match=r"Entropy.* was not computed while recording"):
         recording[0].uniform(Entropy())
     with pytest.raises(sc.UnsupportedError, match="no uniform baseline of TopK"):
         recording[0].uniform(TopK(8))

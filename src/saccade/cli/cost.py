@@ -32,7 +32,7 @@ _Model = Annotated[
 ]
 _Memory = Annotated[
     float | None,
-    typer.Option(min=0, metavar="GIB", help="Memory in GiB: report what fits into it; on one machine only."),
+    typer.Option(min=0, metavar="GIB", help="Memory in GiB: report what fits into it; by default no report; on one machine only."),
 ]
 _Seconds = Annotated[bool, typer.Option("--seconds", help="Estimate the time; on one machine only.")]
 _Heads = Annotated[int, typer.Option(min=1, help="Number of query heads.")]

@@ -176,7 +176,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         if exc_type is None and unused:
             there = ", ".join(self._layers) or "none"
             raise value_error(
-                "layer", "be a layer whose attention ran", repr(unused[0].layer), hint=f"these ran: {there}"
+                "layer", "be one whose attention ran", repr(unused[0].layer), hint=f"these ran: {there}"
             )
 
     def _name(self, module: nn.Module, number: int) -> str:
