@@ -138,7 +138,11 @@ def test_two_texts_of_one_row_without_positions_are_not_told_apart():
         ({"texts": []}, TypeError, "texts must be token ids"),
         ({"collator": lambda features: [1]}, TypeError, "collator must return a mapping of the model's arguments"),
         ({"collator": lambda features: {"labels": 1}}, ValueError, r"collator must return input_ids \[batch, length\]"),
-        ({"collator": lambda features: torch.ones(1, 9).long()}, ValueError, "collator must keep at least one text unchanged"),
+        (
+            {"collator": lambda features: torch.ones(1, 9).long()},
+            ValueError,
+            "collator must keep at least one text unchanged",
+        ),
         ({"model": len}, TypeError, "model must be a torch.nn.Module"),
     ],
 )

@@ -68,7 +68,9 @@ def test_a_word_too_long_for_a_window_is_cut():
 
 
 def test_a_model_without_room_is_refused():
-    with pytest.raises(ValueError, match="tokens read at a time must be more than the 2 special tokens around every text; got 2"):
+    with pytest.raises(
+        ValueError, match="tokens read at a time must be more than the 2 special tokens around every text; got 2"
+    ):
         windows_of(*made_up([3], 1, 1), 2)
 
 

@@ -28,7 +28,9 @@ class Fused(nn.Module):
 
 def test_a_model_that_cannot_be_recorded():
     with (
-        pytest.raises(sc.UnsupportedError, match=r"record: Own cannot run(.|\n)*no attention layer(.|\n)*\nHint: calls of torch"),
+        pytest.raises(
+            sc.UnsupportedError, match=r"record: Own cannot run(.|\n)*no attention layer(.|\n)*\nHint: calls of torch"
+        ),
         record(Own()) as _,
     ):
         Own()(torch.zeros(1, 2, 3))
@@ -37,7 +39,10 @@ def test_a_model_that_cannot_be_recorded():
 @pytest.mark.parametrize(
     "library, way",
     [
-        ("timm.models.swin", r"call timm.layers.set_fused_attn\(True, experimental=True\) before creating the model; calls"),
+        (
+            "timm.models.swin",
+            r"call timm.layers.set_fused_attn\(True, experimental=True\) before creating the model; calls",
+        ),
         ("transformers.models.own", r'model.set_attn_implementation\("sdpa"\) if the model supports it; calls of'),
     ],
 )

@@ -96,7 +96,7 @@ def test_what_cannot_be_ranked_is_refused():
         recording.find(["it"], tokens=tokens)
     with pytest.raises(TypeError, match="pairs must be pairs"):
         recording.find([(1.5, 2)])
-    with pytest.raises(ValueError, match="pairs must name at least one; got none"):
+    with pytest.raises(ValueError, match="pairs must contain at least one pair; got none"):
         recording.find([])
     with pytest.raises(ValueError, match="be token indices if tokens= is not given; got 'it'"):
         recording.find([("it", "camera")])

@@ -32,7 +32,9 @@ _Model = Annotated[
 ]
 _Memory = Annotated[
     float | None,
-    typer.Option(min=0, metavar="GIB", help="Memory in GiB: report what fits into it; by default no report; on one machine only."),
+    typer.Option(
+        min=0, metavar="GIB", help="Memory in GiB: report what fits into it; by default no report; on one machine only."
+    ),
 ]
 _Seconds = Annotated[bool, typer.Option("--seconds", help="Estimate the time; on one machine only.")]
 _Heads = Annotated[int, typer.Option(min=1, help="Number of query heads.")]
@@ -44,7 +46,8 @@ _Dtype = Annotated[
     Literal["bfloat16", "float16", "float32", "float64"], typer.Option(help="Number format of keys and values.")
 ]
 _Layout = Annotated[
-    Literal["auto", "contiguous", "zigzag", "striped", "balanced"], typer.Option(help="How the tokens are divided between ranks.")
+    Literal["auto", "contiguous", "zigzag", "striped", "balanced"],
+    typer.Option(help="How the tokens are divided between ranks."),
 ]
 _Strategy = Annotated[Literal["auto", "fetch", "gather", "ulysses"], typer.Option(help="How ranks exchange keys.")]
 _Picture = Annotated[bool, typer.Option("--picture", help="Draw which rank receives keys from which.")]

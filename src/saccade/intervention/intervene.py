@@ -175,9 +175,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         unused = [edit for edit in self._edits if not edit.was_used]
         if exc_type is None and unused:
             there = ", ".join(self._layers) or "none"
-            raise value_error(
-                "layer", "be one whose attention ran", repr(unused[0].layer), hint=f"these ran: {there}"
-            )
+            raise value_error("layer", "be one whose attention ran", repr(unused[0].layer), hint=f"these ran: {there}")
 
     def _name(self, module: nn.Module, number: int) -> str:
         """Return the layer name of attention call ``number`` in a module's forward pass."""
