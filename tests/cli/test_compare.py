@@ -93,7 +93,7 @@ def test_it_draws_error_against_time(compare, tmp_path):
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        ([" "], "saccade compare: TEXT must have at least one word; got nothing to read."),
+        ([" "], "saccade compare: TEXT must have at least one word; got an empty text."),
         (["--layer", "6", TEXT], "saccade compare: --layer must be from 0 to 5; got 6."),
         (["--model", "small-decoder", "--layer", "4", TEXT], "saccade compare: --layer must be from 0 to 3; got 4."),
         (

@@ -57,9 +57,9 @@ def test_everything_is_trained_unless_names_are_given(train, tmp_path):
 
 WRONG = {
     "a name": (["--only", "MQR"], "--only must be a task or a mixer; got MQR.\nTasks: MQAR; induction"),
-    "no pair": (["--only", "Linformer", "--only", "passkey"], "--only must leave a mixer that the task can ask; got"),
-    "a text": (["some", "text"], "TEXT must be left out where --train is given, which reads no text."),
-    "a layer": (["--layer", "1"], "--layer must be left out where --train is given"),
+    "no pair": (["--only", "Linformer", "--only", "passkey"], "--only must leave a mixer that the task can train; got"),
+    "a text": (["some", "text"], "TEXT must be left out if --train is given, which reads no text."),
+    "a layer": (["--layer", "1"], "--layer must be left out if --train is given"),
     "a file": (["--runs", "taken/here"], "--runs must be a folder that can be written; got taken/here"),
     "other settings": (["--runs", "others"], "--runs must hold runs of Settings(steps=600, batch_size=32"),
 }
@@ -80,7 +80,7 @@ def test_options_of_training_do_nothing_beside_a_text(run):
     result = run("compare", "--seeds", "3", "some text")
     assert result.exit_code == 2
     assert result.output.strip() == (
-        "saccade compare: --seeds must be left out where TEXT is given, which trains nothing; --train does."
+        "saccade compare: --seeds must be left out if TEXT is given, which trains nothing; --train does."
     )
 
 

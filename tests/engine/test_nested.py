@@ -245,11 +245,11 @@ REFUSED = {
     "timm": (lambda: replaced(nn.Sequential(TimmForm()))(X), "x is a nested tensor"),
     "a mask of a replaced layer": (
         lambda: replaced(One(batch_first=True))(X, X, X, attn_mask=torch.zeros(5, 5).bool()),
-        "attn_mask= does not go with nested tensors",
+        "attn_mask= cannot be combined with nested tensors",
     ),
     "a replaced layer that adds keys": (
         lambda: replaced(One(batch_first=True, add_zero_attn=True))(X, X, X),
-        "the layer adds keys of its own",
+        "the layer adds its own keys",
     ),
     "dense keys": (lambda: sc.attention(Q, DENSE, DENSE), "key must be nested where another input is"),
     "items of other dimensions": (

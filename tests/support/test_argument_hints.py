@@ -185,7 +185,10 @@ SENTENCES: dict[str, tuple[Callable[[], object], str]] = {
     "layer(cache without order)": (lambda: layer()(X, cache=caches.KVCache()), "mask"),
     "EncoderLayer(16, 4)": (lambda: nn.EncoderLayer(16, 4), "EncoderLayer"),
     "from_torch(model)": (lambda: nn.from_torch(torch.nn.Linear(2, 2)), "module must"),
-    "replace_attention(Linear)": (lambda: sc.replace_attention(torch.nn.Linear(2, 2)), "no part of it is an attention"),
+    "replace_attention(Linear)": (
+        lambda: sc.replace_attention(torch.nn.Linear(2, 2)),
+        "it contains no attention module",
+    ),
     "replace_attention, a class": (lambda: sc.replace_attention(torch.nn.Linear), "model must be a module"),
     "to_torch(Linear)": (lambda: nn.to_torch(torch.nn.Linear(2, 2)), "module must"),
     # the rest
@@ -194,10 +197,10 @@ SENTENCES: dict[str, tuple[Callable[[], object], str]] = {
     "cost(tokens)": (lambda: sc.cost(seq_len=64), "subject must be given; got nothing"),
     "cost(tokens), and the way": (lambda: sc.cost(seq_len=64), "Hint: a mask, as cost(masks.Causal(), 4096)"),
     "cost without a length": (lambda: sc.cost(Causal()), "cost: seq_len must be given"),
-    "cost(length=)": (lambda: sc.cost(Causal(), length=64), "seq_len=, how many tokens"),
+    "cost(length=)": (lambda: sc.cost(Causal(), length=64), "seq_len=, the number of tokens"),
     "growth()": (lambda: sc.costs.growth(kind="flops"), "its arguments are costs, what, memory"),
     "audit()": (lambda: sc.audit(), "audit: model must be given"),
-    "audit(mask=)": (lambda: sc.audit(layer(), mask=Causal()), "rule=, which the model is held against"),
+    "audit(mask=)": (lambda: sc.audit(layer(), mask=Causal()), "rule=, the rule that the model is checked against"),
     "compare()": (lambda: sc.compare(Q, K, V), "compare: mechanisms must be given"),
     "replace_attention(attn_mask=)": (
         lambda: sc.replace_attention(layer(), attn_mask=BOOL),
