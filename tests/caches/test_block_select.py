@@ -361,7 +361,7 @@ def test_impossible_arguments_are_refused() -> None:
     with pytest.raises(TypeError, match="scorer must be a BlockScorer or None; got str"):
         BlockSelectCache(4, 16, scorer="mean")
     q, k, v = _qkv(20)
-    with pytest.raises(NotImplementedError, match="is no softmax, of which the largest terms could be chosen"):
+    with pytest.raises(NotImplementedError, match="is not a softmax, so there are no largest terms to select"):
         BlockSelectCache(4, 16).attend(Linear(), q, k, v, mask=CAUSAL)
 
     class Wrong(BlockBounds):

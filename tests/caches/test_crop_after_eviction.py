@@ -126,7 +126,7 @@ def test_tokens_after_an_evicted_prompt_can_be_cropped() -> None:
     [
         ("heavy", [19, 1, 1], 19, "by the attention of those that would be taken back"),
         ("own", [19, 1, 1], 19, "by the attention of those that would be taken back"),
-        ("few", [8, 3], 9, "by the attention of more than the last 0, whose part alone is known"),
+        ("few", [8, 3], 9, "only the attention of the last 0 queries is stored"),
     ],
 )
 def test_a_crop_beyond_the_last_vote_is_refused(kind: str, sizes: list[int], length: int, reason: str) -> None:
@@ -141,7 +141,7 @@ def test_no_more_than_the_last_queries_are_known() -> None:
     cache, x = HeavyHitterCache(64), torch.randn(1, 2, 50, 4)
     for i in range(50):
         cache.attend(Softmax(), *[x[:, :, i : i + 1]] * 3, mask=CAUSAL)
-    with pytest.raises(UnsupportedError, match="of more than the last 32, whose part alone is known"):
+    with pytest.raises(UnsupportedError, match="only the attention of the last 32 queries is stored"):
         cache.crop(17)
     cache.crop(18)
     assert cache.length == 18

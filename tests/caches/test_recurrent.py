@@ -156,7 +156,7 @@ def test_it_goes_back_to_the_start_or_nowhere(name: str) -> None:
     cache = RecurrentCache()
     layer(x[:, :6], cache=cache)
     cache.crop(6)
-    with pytest.raises(sc.UnsupportedError, match="one sum over 6 tokens, from which the last ones cannot be taken"):
+    with pytest.raises(sc.UnsupportedError, match="one sum over 6 tokens, from which the last ones cannot be removed"):
         cache.crop(5)
     assert cache.length == 6
     cache.crop(0)
@@ -199,7 +199,7 @@ def test_unsupported_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match=r"RecurrentCache\.attend: mask must be causal"):
         cache.attend(linear, q, k, v)
     for other, name in ((Softmax(), "AttentionMatrix"), (CompressiveMemory(2, 2), "CompressiveMatrix")):
-        with pytest.raises(sc.UnsupportedError, match=f"- {name} is no sum over keys that could be carried on"):
+        with pytest.raises(sc.UnsupportedError, match=f"- {name} cannot be continued as a sum over keys"):
             cache.attend(other, q, k, v, mask=Causal())
     with pytest.raises(sc.UnsupportedError, match="single weights of earlier tokens cannot be dropped from a sum"):
         cache.attend(linear, q, k, v, mask=Causal(), dropout_p=0.1)
@@ -221,7 +221,7 @@ def test_unsupported_arguments_are_refused() -> None:
         cache.attend(Linear(lambda x: x[..., :2]), q, k, v, mask=Causal())
     assert cache.length == 3
     small = RecurrentCache(2)
-    with pytest.raises(ValueError, match="tokens must fit in max_len 2; got 0 held and 3 new"):
+    with pytest.raises(ValueError, match="tokens must fit in max_len 2; got 0 stored and 3 new"):
         small.attend(linear, q, k, v, mask=Causal())
     with pytest.raises(TypeError, match="RecurrentCache: max_len must be an int of at least 1; got True"):
         RecurrentCache(True)

@@ -66,7 +66,7 @@ def test_no_slot_is_written_twice_in_a_call(sinks: int, window: int) -> None:
 @pytest.mark.parametrize("table", [[[0, 0]], [[1, 1]], [[2, 1]], [[0, -1, 0]], [[3, -1, 3]], [[0, 1], [4, 4]]], ids=str)
 def test_a_table_in_which_a_token_stands_before_another_is_refused(table: list[list[int]]) -> None:
     cache, where = SinkWindowCache(1, 8), torch.tensor(table)
-    with pytest.raises(ValueError, match="positions must come after those in the cache, one behind the other"):
+    with pytest.raises(ValueError, match="positions must increase and come after those in the cache"):
         _attend(cache, where.shape[1], where, len(table))
     assert cache.length == 0
 

@@ -162,7 +162,7 @@ def test_forks_reordered_and_cropped_caches_go_on_as_if_alone(inside: bool) -> N
     other.reorder([2, 2])
     torch.testing.assert_close(mha(x[[2, 2], 12:13], cache=other), full[[2, 2], 12:13])
     torch.testing.assert_close(mha(x[[2, 2], 13:], cache=other), full[[2, 2], 13:])
-    with pytest.raises(NotImplementedError, match=r"(?s)it has let tokens go that were in the window 3 tokens ago"):
+    with pytest.raises(NotImplementedError, match=r"(?s)it has evicted tokens that were in the window 3 tokens ago"):
         cache.crop(12)
     assert cache.length == 15
     cache.crop(0)
@@ -262,7 +262,7 @@ def test_impossible_arguments_are_refused_before_writing() -> None:
         SinkWindowCache(1, 4, rotary=1.0)
     q = torch.randn(1, 1, 9, 4)
     cache = SinkWindowCache(1, 3, rotary=Rotary(4))
-    with pytest.raises(NotImplementedError, match="reads more than distances"):
+    with pytest.raises(NotImplementedError, match="depends on more than distances"):
         cache.attend(Softmax(), q, q, q, mask=masks.Documents([4, 5]))
     with pytest.raises(NotImplementedError, match="tokens do not stand at 0, 1, 2"):
         cache.attend(Softmax(), q, q, q, positions=range(4, 13))

@@ -152,7 +152,7 @@ LAYER_OF_SDPA = MultiHeadAttention(16, 2, mechanism=mechanisms.Softmax(impl="sdp
         (lambda: sc.cost(3, 10), "cost: subject must be a mask, a score, a mechanism, a module or a model's config"),
         (lambda: sc.cost(CAUSAL, 0), "cost: seq_len must be"),
         (lambda: sc.cost(CAUSAL, 8, num_kv_heads=3), "cost: num_kv_heads must divide num_heads=8; got 3"),
-        (lambda: sc.cost(CAUSAL, 8, dtype=torch.int8), "cost: dtype must be a dtype of floats"),
+        (lambda: sc.cost(CAUSAL, 8, dtype=torch.int8), "cost: dtype must be a float dtype"),
         (lambda: sc.cost(CAUSAL, 8, mask=CAUSAL), "cost: mask must be left out where the subject is a mask"),
         (lambda: sc.cost(nn.Conv2d(3, 4, 3), 8), "inputs=lambda length"),
         (lambda: sc.cost(mechanisms.TopK(scorers.BlockMeans(), 2, 4), 64, mask=CAUSAL), "depends on what"),

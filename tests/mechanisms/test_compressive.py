@@ -237,7 +237,7 @@ def test_unsupported_arguments_are_refused() -> None:
     with pytest.raises(sc.UnsupportedError, match="Full is not causal: a segment is read after it was written"):
         cache.attend(memory, q, k, v)
     for other, name in ((Softmax(), "AttentionMatrix"), (Linear(), "FeatureMatrix")):
-        with pytest.raises(sc.UnsupportedError, match=f"- {name} is no sum over segments that could be carried on"):
+        with pytest.raises(sc.UnsupportedError, match=f"- {name} cannot be continued as a sum over segments"):
             cache.attend(other, q, k, v, mask=Causal())
     with pytest.raises(sc.UnsupportedError, match="single weights of earlier tokens cannot be dropped from a sum"):
         cache.attend(memory, q, k, v, mask=Causal(), dropout_p=0.1)

@@ -161,9 +161,9 @@ def test_weights_in_several_files(tmp_path):
     told = json.loads(index.read_text())
     name, file = next(iter(told["weight_map"].items()))
     for bad, message in (
-        ("../elsewhere.safetensors", "name safetensors files of its own folder; got '../elsewhere.safetensors'"),
-        ("code.bin", "name safetensors files of its own folder; got 'code.bin'"),
-        ("absent.safetensors", "have the file absent.safetensors that its index names; got none"),
+        ("../elsewhere.safetensors", "name only safetensors files in its own folder; got '../elsewhere.safetensors'"),
+        ("code.bin", "name only safetensors files in its own folder; got 'code.bin'"),
+        ("absent.safetensors", "contain the file absent.safetensors that its index names; got none"),
     ):
         index.write_text(json.dumps({"weight_map": {**told["weight_map"], name: bad}}))
         with pytest.raises(ValueError, match=message):
@@ -309,7 +309,10 @@ def test_a_mask_without_words_is_refused_with_a_way_out(tmp_path):
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type is 'longrope', not one of default, linear"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "change with the length"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "'llama3' lacks low_freq_factor, high_freq"),
-        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "warp": 1}}, "has warp, which we do not know"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "warp": 1}},
+            "has warp, which saccade does not support",
+        ),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
         ({"rope_parameters": 5}, "rope_parameters is no JSON object but 5"),
         ({"quantization_config": {"bits": 4}}, "its weights are codes, not numbers"),
@@ -319,7 +322,7 @@ def test_a_mask_without_words_is_refused_with_a_way_out(tmp_path):
         ({"model_type": "gpt2", "add_cross_attention": True}, "add_cross_attention is true"),
         ({"model_type": "gpt2", "embd_pdrop": 0.3}, "differ: embeddings and what is added"),
         ({"model_type": "gpt2", "activation_function": "mish"}, "activation_function is 'mish'"),
-        ({"model_type": "saccade-decoder"}, "which this version does not know"),
+        ({"model_type": "saccade-decoder"}, "which this version does not support"),
     ],
     ids=str,
 )

@@ -243,7 +243,7 @@ def test_folders_that_are_not_its_own_are_refused(tmp_path):
     told = json.loads((tmp_path / "config.json").read_text())
     for change, message in [
         ({"model_type": "bert"}, "model_type is 'bert'"),
-        ({"colour": 1}, "it has colour, which this version does not know"),
+        ({"colour": 1}, "it has colour, which this version does not support"),
     ]:
         (tmp_path / "config.json").write_text(json.dumps({**told, **change}))
         with pytest.raises(UnsupportedError, match=message):

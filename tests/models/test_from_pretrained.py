@@ -263,7 +263,11 @@ def test_pickled_weights_are_never_read(folder):
     [
         ("config.json", b"{", r"config\.json must be JSON; got Expecting"),
         ("config.json", b"[" * 100_000, r"config\.json must be JSON; got "),
-        ("tokenizer.json", b"{}", r"tokenizer\.json must be a tokenizer that the package tokenizers reads; got "),
+        (
+            "tokenizer.json",
+            b"{}",
+            r"tokenizer\.json must be a tokenizer file that the package tokenizers can read; got ",
+        ),
         ("config.json", b"[]", r"config\.json must be a JSON object; got a list"),
         ("config.json", b"\xff\xfe", r"config\.json must be JSON; got 'utf-8' codec"),
         ("model.safetensors", b"garbage", r"model\.safetensors must be in safetensors format; got "),

@@ -139,7 +139,7 @@ REFUSED = {
     "ints": (
         lambda: Encoder.from_state_dict(bert()[1].config, bert()[1].state_dict(), dtype=torch.int8),
         TypeError,
-        "dtype must be a dtype of floats",
+        "dtype must be a float dtype",
     ),
 }
 

@@ -147,5 +147,5 @@ def test_heads_stand_side_by_side_without_an_output_projection():
     value = pool.attention.value_projection(x).unflatten(2, (4, 4)).transpose(1, 2)
     torch.testing.assert_close(pool(x), (weights @ value).transpose(1, 2).flatten(2)[:, 0])
     assert "attention.output_projection.weight" not in pool.state_dict()
-    with pytest.raises(ValueError, match="output_projection must be True where num_heads is None"):
+    with pytest.raises(ValueError, match="output_projection must be True when num_heads is None"):
         nn.AttentionPool(16, output_projection=False)

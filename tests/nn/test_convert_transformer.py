@@ -203,7 +203,7 @@ def test_every_reason_of_our_layer_is_named():
             "some of its parts have a bias and some have none",
         ),
         (EncoderLayer(MultiHeadAttention(8, 2), FeedForward(8, 8), norm="layer_without_bias"), "some of its parts"),
-        (MultiHeadAttention(8, 2, rotary=Rotary(4)), "it turns queries and keys by their positions"),
+        (MultiHeadAttention(8, 2, rotary=Rotary(4)), "it rotates queries and keys by their positions"),
         (MultiHeadAttention(8, 2, mechanism=Softmax(sink_logit=2)), "with sink_logit; torch's module has plain"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,

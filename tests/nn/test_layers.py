@@ -228,7 +228,7 @@ def part(**options):
         (lambda: decoder(1, cross=True)(torch.zeros(1, 1, 8).double()), "context must be given to a layer with"),
         (
             lambda: decoder(2)(torch.zeros(1, 1, 8).double(), cache=Cache([KVCache()])),
-            "DecoderStack: cache must hold the caches of 2 layers; got 1",
+            "DecoderStack: cache must contain the caches of 2 layers; got 1",
         ),
     ],
 )

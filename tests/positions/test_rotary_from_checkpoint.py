@@ -124,7 +124,7 @@ def test_caches_that_turn_keys_are_saved_with_frequencies_and_refused_with_table
     )
     tables = caches.SinkWindowCache(2, 4, rotary=RotaryTables(*given.tables(range(9))))
     with pytest.raises(
-        NotImplementedError, match="its rotary is a RotaryTables, whose tables no file of a cache holds"
+        NotImplementedError, match="its rotary is a RotaryTables, whose tables cannot be saved in a cache file"
     ):
         caches.save_cache(tables, tmp_path / "cache")
 

@@ -108,7 +108,7 @@ class EvictingCache(LayerCache):
         Leaf("received", "batch kv_heads columns", "wide"),
         *(Leaf(name, f"batch kv_heads {axes}", "wide", is_optional=True, is_saved=False) for name, axes in _RECENT),
     )
-    equivalent_run = "the dense run in which the tokens that a key head let go before a call are hidden from it"
+    equivalent_run = "the dense run that hides from each key head the tokens it evicted before the call"
     voting_queries: int | None = None
     evict_once: ClassVar[bool] = False
 
@@ -204,13 +204,16 @@ class EvictingCache(LayerCache):
     def _why_not_cropped(self, length: int) -> str | None:
         columns, gone = self._state["table"].shape[2], self.length - length
         if columns < self.length and (not self.evict_once or gone > columns - self.budget):
-            return "tokens were let go, and others weighed, by the attention of those that would be taken back"
+            return "tokens were evicted and scored by the attention of queries that cropping would remove"
         if length < self._in_order_from:
-            return "padding came behind tokens and was moved before them, so that it is not known which came last"
+            return "padding arrived after tokens and was moved before them, so the order of arrival is lost"
         recent = self._state["rows"].shape[2] if "rows" in self._state else 0
         if self.voting_queries == 0 or self.evict_once or gone <= recent:
             return None
-        return f"tokens were weighed by the attention of more than the last {recent}, whose part alone is known"
+        return (
+            f"only the attention of the last {recent} queries is stored, and "
+            "removing more would need that of earlier ones"
+        )
 
     def _crop(self, length: int) -> None:
         gone = self.length - length

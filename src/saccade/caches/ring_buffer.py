@@ -74,9 +74,9 @@ class RingCache(LayerCache):
 
     def _why_not_cropped(self, length: int) -> str | None:
         if not self.is_run:
-            return "the tokens of its items do not stand at 0, 1, 2, …, one in each column"
+            return "its tokens are not at positions 0, 1, 2, …, one per column"
         if self.length > self._slots:
-            return f"it has let tokens go that were in the window {self.length - length} tokens ago"
+            return f"it has evicted tokens that were in the window {self.length - length} tokens ago"
         return None
 
     def _crop(self, length: int) -> None:

@@ -289,7 +289,7 @@ def _cache_bytes(subject: Subject, length: int) -> int | None:
 
 def _float_dtype(dtype: object) -> torch.dtype:
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise type_error("dtype", "be a dtype of floats", dtype, hint="torch.bfloat16")
+        raise type_error("dtype", "be a float dtype", dtype, hint="torch.bfloat16")
     return dtype
 
 

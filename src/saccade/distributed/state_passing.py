@@ -226,7 +226,7 @@ class CarriedMatrix(Matrix):
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
         """Return the output of this rank's rows, computed from their values and the state received for earlier rows."""
         if dropout_p:
-            reason = "dropout_p is not 0, and single weights of earlier tokens cannot be dropped from a sum"
+            reason = "dropout_p is not 0, and individual weights of earlier tokens cannot be dropped from a sum"
             raise unsupported(type(self._like).__name__, [reason])
         rows = [self._rows_of_turn(turn, value[:, :, turn.rows]) for turn in self._turns]
         self._post.wait()

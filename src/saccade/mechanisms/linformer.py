@@ -74,7 +74,7 @@ class Linformer(Approximate):
         if rank > kv_len:
             raise value_error("rank", f"be at most kv_len {kv_len}", rank)
         if (num_kv_heads is not None) != (share == "none"):
-            rule = "be given with share='none', and only then"
+            rule = "be given if and only if share is 'none'"
             raise value_error("num_kv_heads", rule, f"{num_kv_heads} with share={share!r}")
         self.share: Share = check_choice("share", share, ("none", "heads", "key_value"))
         self.num_kv_heads = 1 if num_kv_heads is None else check_int("num_kv_heads", num_kv_heads)
@@ -94,12 +94,14 @@ class Linformer(Approximate):
                 projection.copy_(means)
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
-        return why_not_keys_only(mask, "a slot mixes keys of the whole sequence, some of which a query would not see")
+        return why_not_keys_only(
+            mask, "a slot mixes keys of the whole sequence, some of which would be hidden from a query"
+        )
 
     def _matrix_of(self, inputs: Inputs) -> LinformerMatrix:
         kv_heads = inputs.key.shape[1]
         if self.share == "none" and kv_heads != self.num_kv_heads:
-            raise value_error("key heads", f"be {self.num_kv_heads}, as num_kv_heads says", kv_heads)
+            raise value_error("key heads", f"be {self.num_kv_heads} (num_kv_heads)", kv_heads)
         tokens = Tokens.of(inputs)
         self._check_last(inputs.kv_positions, inputs.shape[3])
         scale = scale_of(self.scale, inputs.query.shape[3])
@@ -117,8 +119,8 @@ class Linformer(Approximate):
         ends = (0, kv_len - 1) if positions is None else positions.ends
         last = -1 if ends is None else ends[1]
         if last >= self.kv_len:
-            rule = f"stand before position {self.kv_len}, the kv_len of this Linformer"
-            raise value_error("keys", rule, f"one at {last}", hint="Performer and Nystrom take any length")
+            rule = f"be at positions below {self.kv_len}, the kv_len of this Linformer"
+            raise value_error("keys", rule, f"a key at position {last}", hint="Performer and Nystrom accept any length")
 
     def extra_repr(self) -> str:
         text = f"{self.kv_len}, {self.rank}, share={self.share!r}"

@@ -63,7 +63,7 @@ class Nystrom(Approximate):
         self.scale = None if scale is None else check_number("scale", scale)
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
-        return why_not_keys_only(mask, "landmarks are means of tokens, some of which a query would not see")
+        return why_not_keys_only(mask, "landmarks are means of tokens, some of which would be hidden from a query")
 
     def _matrix_of(self, inputs: Inputs) -> NystromMatrix:
         batch, heads, q_len, kv_len = inputs.shape

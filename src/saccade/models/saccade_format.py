@@ -38,18 +38,18 @@ class SaccadeFormat(DecoderFormat):
         reasons = _unknown_keys(config, _KEYS) + rope_reasons(config)
         norm = config.get("qk_norm")
         if norm is not None and not (isinstance(norm, Mapping) and {*norm} <= _NORM_KEYS):
-            reasons.append(f"qk_norm is {norm!r}, no JSON object of {', '.join(sorted(_NORM_KEYS))}")
+            reasons.append(f"qk_norm is {norm!r}, not a JSON object of {', '.join(sorted(_NORM_KEYS))}")
         layers = config.get("layers")
         if layers is None:
             return reasons
         if not isinstance(layers, list) or not all(isinstance(x, Mapping) and {*x} <= _LAYER_KEYS for x in layers):
-            return [*reasons, f"layers is no list of JSON objects of {', '.join(sorted(_LAYER_KEYS))}"]
+            return [*reasons, f"layers is not a list of JSON objects of {', '.join(sorted(_LAYER_KEYS))}"]
         for temperature in (layer.get("temperature") for layer in layers):
             if temperature is not None and not (
                 isinstance(temperature, Mapping) and {*temperature} <= _TEMPERATURE_KEYS
             ):
                 keys = ", ".join(sorted(_TEMPERATURE_KEYS))
-                reasons.append(f"temperature is {temperature!r}, no JSON object of {keys}")
+                reasons.append(f"temperature is {temperature!r}, not a JSON object of {keys}")
         return reasons + [reason for layer in layers for reason in rope_reasons(layer)]
 
     def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> DecoderConfig:
@@ -141,4 +141,4 @@ def _read_layer(words: Mapping[str, Any]) -> LayerPattern:
 
 def _unknown_keys(config: Mapping[str, Any], known: set[str]) -> list[str]:
     unknown = [key for key in config if key not in known]
-    return [f"it has {', '.join(unknown)}, which this version does not know"] if unknown else []
+    return [f"it has {', '.join(unknown)}, which this version does not support"] if unknown else []

@@ -262,7 +262,7 @@ class MultiHeadAttention(AttentionLayer):
                 cache, query, key, value, mask, kv_positions, self.context_dim, positions_unknown=positions_unknown
             )
         elif value is not None and key is None:
-            raise value_error("key", "be given where value is", None)
+            raise value_error("key", "be given together with value", None)
         is_cross, held = isinstance(cache, CrossCache), 0 if cache is None else cache.length
         context_cached = isinstance(cache, CrossCache) and cache.is_filled
         if context_cached:
@@ -323,7 +323,7 @@ class MultiHeadAttention(AttentionLayer):
         if is_tracing():  # a compiled graph cannot read the lengths
             return torch.compiler.disable(self._attend_nested)(query, key, value, mask, bias)
         if value is not None and key is None:
-            raise value_error("key", "be given where value is", None)
+            raise value_error("key", "be given together with value", None)
         key = query if key is None else key
         items = Nested.of(query, key, key if value is None else value, axis=0)
         batch, q_len, kv_len = items.shape

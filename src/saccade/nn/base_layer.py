@@ -58,7 +58,7 @@ class AttentionLayer(ArgumentHints, Layer):
     ):
         super().__init__()
         if mask is not None:
-            hint = "a tensor or function is a fact of one batch: pass it with the call"
+            hint = "a tensor or function belongs to one batch: pass it to the call"
             check_type("mask", mask, Mask, "be a saccade mask", hint=hint)
         if mechanism is not None:
             hint = "for instance saccade.mechanisms.Softmax(softcap=30.0)"

@@ -110,8 +110,8 @@ class DecoderStack(ArgumentHints, Layer):
         super().__init__()
         self.layers = _checked(layers, DecoderLayer, final_norm)
         if len({layer.cross_attention is not None for layer in self.layers}) > 1:
-            rule = "all have cross_attention, or none"
-            raise value_error("layers", rule, "some with and some without")
+            rule = "all have cross_attention, or all have none"
+            raise value_error("layers", rule, "layers with and without cross_attention")
         self.final_norm = final_norm
 
     def forward(
@@ -167,7 +167,7 @@ class DecoderStack(ArgumentHints, Layer):
         hint = "new_cache() of this model makes one"
         check_type("cache", cache, Cache, "be a Cache or None", hint=hint)
         if len(cache) != len(self.layers):
-            rule = f"hold the caches of {len(self.layers)} layers"
+            rule = f"contain the caches of {len(self.layers)} layers"
             raise value_error("cache", rule, len(cache), hint=hint)
         return cache
 
@@ -197,8 +197,8 @@ def with_inputs(
 
 def _checked(layers: Iterable[nn.Module], kind: type[nn.Module], final_norm: nn.Module | None) -> nn.ModuleList:
     check_type("final_norm", final_norm, (nn.Module, NoneType), "be a module or None")
-    several = check_type("layers", layers, Iterable, f"be several {kind.__name__}")
-    listed = [check_type("layers", layer, kind, f"be of kind {kind.__name__}") for layer in several]
+    several = check_type("layers", layers, Iterable, f"be an iterable of {kind.__name__}")
+    listed = [check_type("layers", layer, kind, f"be instances of {kind.__name__}") for layer in several]
     if not listed:
-        raise value_error("layers", "hold at least one layer", "none")
+        raise value_error("layers", "contain at least one layer", "none")
     return nn.ModuleList(listed)

@@ -323,7 +323,7 @@ def test_one_beam_is_greedy_and_a_given_cache_is_left_alone() -> None:
         ),
         (lambda m: generate(m, [[1]], 3, sampler=Sampler(), seed=True), TypeError, "seed must be an int.*; got True"),
         (lambda m: generate(m, [[1]], 3, sampler=Sampler(), seed="a"), TypeError, "seed must be an int.*; got 'a'"),
-        (lambda m: generate(m, [[1]], 3, seed=3), ValueError, "seed must be None where nothing is drawn; got 3"),
+        (lambda m: generate(m, [[1]], 3, seed=3), ValueError, "seed must be None without sampling; got 3"),
         (lambda m: generate(m, [[1]], 3, stop="x"), TypeError, "stop must be a token, several tokens or None; got str"),
         (lambda m: generate(m, [[1]], 3, stop=[-2]), ValueError, "stop must be an int of at least 0; got -2"),
         (lambda m: generate(m, [[1]], 3, cache=3), TypeError, r"cache must be what model\.new_cache\(\) gives"),

@@ -113,7 +113,7 @@ class BlockFolder:
             left = [file.path for file in self._files() if not _try_remove(file.path)]
         if left:
             rule = "be a folder whose blocks may be removed"
-            raise value_error("folder", rule, f"{len(left)} that may not, such as {left[0]}")
+            raise value_error("folder", rule, f"{len(left)} blocks that may not be removed, such as {left[0]}")
 
     def _files(self) -> list[_File]:
         """Return all files that count against the size limit of the folder: blocks and unfinished blocks."""
@@ -181,5 +181,5 @@ def _explain_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _IN_THE_WAY:
             raise
-        rule = "be a folder that this process may read and write, with nothing but blocks in it"
+        rule = "be a folder that this process can read and write and that contains only blocks"
         raise value_error("folder", rule, f"{error.strerror} at {path}") from None
