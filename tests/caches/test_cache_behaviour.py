@@ -267,7 +267,7 @@ def test_tensors_that_do_not_fit_together_are_refused() -> None:
         (lambda: padded_positions([3], side="up"), ValueError, "side must be one of 'right', 'left'"),
         (lambda: padded_positions([3], padded_len=2), ValueError, "padded_len must be at least the longest item"),
         (lambda: padded_positions([-1]), ValueError, "lengths must be ints of at least 0"),
-        (lambda: Cache([]), ValueError, "Cache: layers must be at least one; got none"),
+        (lambda: Cache([]), ValueError, "Cache: layers must contain at least one cache; got none"),
         (lambda: Cache([KVCache()] * 2), ValueError, "layers must be different objects"),
         (lambda: Cache([3]), TypeError, "layers must be layer caches; got int"),
         (lambda: Cache([_filled()]).crop(4), ValueError, r"Cache\.crop: length must be from 0 to 3"),

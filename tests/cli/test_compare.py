@@ -112,7 +112,7 @@ def test_wrong_arguments_are_refused_in_one_line(compare, arguments, sentence):
 def test_a_mask_that_cannot_be_read(compare):
     result = compare("--mask", "windw(2)", TEXT)
     assert result.exit_code == 2
-    assert result.output.startswith("saccade compare: --mask must name masks that it knows; got windw.")
+    assert result.output.startswith("saccade compare: --mask must name known masks; got windw.")
 
 
 @pytest.mark.ci

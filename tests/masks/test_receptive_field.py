@@ -286,5 +286,5 @@ def test_layers_are_a_whole_number(layers: Any) -> None:
 
 
 def test_a_mask_is_no_exponent() -> None:
-    with pytest.raises(TypeError, match="a mask must not be counted with"):
+    with pytest.raises(TypeError, match="a mask must not be used in arithmetic"):
         2 ** Causal()  # type: ignore[operator]

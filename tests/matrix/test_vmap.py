@@ -87,7 +87,7 @@ def test_the_definition_runs_under_vmap(mask):
     got = vmap(lambda x: attended(x, "reference"))(SAMPLES)
     torch.testing.assert_close(got, vmap(lambda x: attended(x, "auto"))(SAMPLES))
     torch.testing.assert_close(got[1], attended(SAMPLES[1], "reference"))
-    with pytest.raises(sc.UnsupportedError, match="its dropout does not tell them apart"):
+    with pytest.raises(sc.UnsupportedError, match="so they would share one dropout mask"):
         vmap(lambda x: sc.attention(x, x, x, dropout_p=0.5, impl="reference"), randomness="same")(SAMPLES)
 
 

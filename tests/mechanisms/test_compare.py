@@ -197,7 +197,7 @@ def test_wrong_arguments_are_refused() -> None:
         compare(q, k, v, [Linear])
     with pytest.raises(ValueError, match="value must have shape"):
         compare(q, k, v[:, :, :3], [Linear()])
-    with pytest.raises(ValueError, match="compare: tensors must hold at least one query and one key"):
+    with pytest.raises(ValueError, match="compare: tensors must contain at least one query and one key"):
         compare(q[:, :, :0], k, v, [Linear()])
     with pytest.raises(TypeError, match="compare: timed_lengths must be a list of ints of at least 1; got 5"):
         compare(q, k, v, [Linear()], timed_lengths=5)

@@ -90,7 +90,7 @@ def test_a_new_encoder_starts_small_and_pads_with_zero():
             "lengths must be one for each of the 2 sequences",
         ),
         (lambda e: e.embed(torch.ones(1, 3, dtype=torch.int64), (4,)), r"at most 3; got \[4\]"),
-        (lambda e: e.tokenize([]), "Encoder.tokenize: sentences must have at least one; got none"),
+        (lambda e: e.tokenize([]), "Encoder.tokenize: sentences must contain at least one sentence; got none"),
         (
             lambda e: e.tokenize(["cat", "cat " * 5]),
             r"sentences must have at most 6 tokens each; got 7 \(sentence 2\)",

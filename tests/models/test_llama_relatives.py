@@ -162,7 +162,7 @@ CONFIG = {"vocab_size": 9, "max_len": 8, "embed_dim": 12, "num_heads": 2, "num_l
 @pytest.mark.parametrize(
     "options, rule",
     [
-        ({"layers": ()}, "layers must hold at least one LayerPattern"),
+        ({"layers": ()}, "layers must contain at least one LayerPattern"),
         ({"layers": (LayerPattern(),), "mask": masks.Causal()}, "layers must be None with mask"),
         ({"layers": (LayerPattern(),), "position_encoding": "alibi"}, "layers must be None with mask"),
         ({"layers": (3,)}, "layers must be a LayerPattern or None"),

@@ -219,7 +219,7 @@ def part(**options):
             lambda: EncoderLayer(part(), FeedForward(8, 8), norm_eps=10**400),
             "norm_eps must be a finite number above 0; got 10",
         ),
-        (lambda: EncoderStack([]), "EncoderStack: layers must hold at least one layer; got none"),
+        (lambda: EncoderStack([]), "EncoderStack: layers must contain at least one layer; got none"),
         (
             lambda: DecoderStack([decoder(1).layers[0], decoder(1, cross=True).layers[0]]),
             "layers must all have cross_attention, or none; got some with and some without",

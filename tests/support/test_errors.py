@@ -53,7 +53,7 @@ _SPOILED: list[tuple[dict[str, Any], str]] = [
         {"mask": "causal"},
         "mask must be None, a saccade mask, a bool tensor or a function (b, h, q, kv) -> bool; got str.",
     ),
-    ({"mask": masks.Padding([1, 2, 3])}, "mask must tell apart 1 or 2 batch items; got 3."),
+    ({"mask": masks.Padding([1, 2, 3])}, "mask must be for 1 or 2 batch items; got 3."),
     ({"bias": 1.0}, "bias must be a tensor, a saccade positions.Bias or None; got float."),
     ({"bias": torch.ones(5, 6, dtype=torch.bool)}, "bias must be a float tensor; got bool."),
     ({"bias": torch.ones(5, 6, dtype=torch.int64)}, "bias must be a float tensor; got int64."),
@@ -175,7 +175,7 @@ _OTHERS: list[tuple[str, Call]] = [
     ),
     ("Causal: | must join two masks; got NoneType.", lambda: masks.Causal() | None),
     (
-        "Padding: masks that are joined must tell apart the same number of batch items (or none); got [2, 3].",
+        "Padding: joined masks must have the same number of batch items (or 1); got [2, 3].",
         lambda: masks.Padding([1, 2]) & masks.Padding([1, 2, 3]),
     ),
     (
@@ -190,7 +190,7 @@ _OTHERS: list[tuple[str, Call]] = [
         "Causal.picture: q_len and kv_len must be 0 to 128; got 200 and 200.",
         lambda: masks.Causal().picture(200),
     ),
-    ("AttentionMatrix: index must be made of whole numbers, slices and ...; got list.", lambda: _MATRIX[[3]]),
+    ("AttentionMatrix: index must consist of whole numbers, slices and ...; got list.", lambda: _MATRIX[[3]]),
     ("AttentionMatrix: edges of a slice must be whole numbers; got float.", lambda: _MATRIX[0, 1.5:]),
     ("AttentionMatrix.rmatmul: x must have shape [2, 4, 5, width]; got [2, 4, 6, 1].",
      lambda: _MATRIX.mT @ _q(2, 4, 6, 1)),

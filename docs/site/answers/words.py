@@ -5,21 +5,22 @@ from __future__ import annotations
 REASONS = {
     "its mask calls a function": "掩码要调用函数",
     "it compiles masks, and a user's function may not compile": "掩码要编译，而用户的函数未必能编译",
-    "it takes full masks, and causal ones of as many rows as keys": "只接受全掩码，以及行数与键数相同的因果掩码",
-    "it takes windows of whole texts, in Documents or alone, over as many rows as keys": (
+    "it supports full masks, and causal masks "
+    "with as many queries as keys": "只接受全掩码，以及行数与键数相同的因果掩码",
+    "it supports windows over whole texts, in Documents or alone, with as many queries as keys": (
         "只接受整个序列上的窗口，单独的或在 Documents 之内，行数与键数相同"
     ),
-    "it gives no lse, and the lse is asked for": "不返回 lse，而这里需要 lse",
+    "it does not return the lse, which is needed here": "不返回 lse，而这里需要 lse",
     "its lse has no gradient": "lse 没有梯度",
     "it has no softcap": "不支持软上限",
     "it has no softcap and no bias": "不支持软上限和偏置",
     "it has no dropout": "不支持 dropout",
     "its dropout is not a function of positions": "dropout 不是位置的函数",
-    "it gets no bias: written out, that would take memory for every pair": "不支持偏置：展开后每个查询-键对都要占内存",
+    "it would need a dense bias, which takes memory for every pair": "不支持偏置：展开后每个查询-键对都要占内存",
     "it has no gradient for bias": "没有偏置的梯度",
-    "it has dot products only, and maps that end in one": "只支持点积，以及最后归为点积的映射",
-    "it calls no function of scores": "不支持改变得分的函数",
-    "its derivatives are taken backwards, and here they are taken forwards": "只支持反向求导，而这里需要前向求导",
+    "it supports only dot products, and maps that end in one": "只支持点积，以及最后归为点积的映射",
+    "it does not call functions of scores": "不支持改变得分的函数",
+    "it has no forward-mode derivatives, which are needed here": "只支持反向求导，而这里需要前向求导",
     "it is not run inside transforms of torch.func": "不能在 torch.func 的变换里运行",
     "it has no float64": "不支持 float64",
     "it has no float32": "不支持 float32",

@@ -77,7 +77,7 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request = eager.DEFA
         call = _OperatorArguments.of(inputs, value, request, *encoded)
         return eager.finished(inputs, *_product(*call))
     if not torch.compiler.is_dynamo_compiling():  # torch.export: an error may be raised
-        hint = "masks and scores of saccade, bool tensors, and frozen dataclasses of your own go into a program"
+        hint = "a program can contain saccade's masks and scores, bool tensors, and your own frozen dataclasses"
         raise unsupported("torch.export", why, hint=hint)
     # Arguments that an operator cannot take cause a graph break, or an error with fullgraph=True. Torch's decorator
     # would have the same effect, but `import saccade` would then import the compiler.
@@ -96,14 +96,14 @@ def reasons(inputs: AttentionInputs, impl: str | Kernel) -> tuple[str, ...]:
     if encode(inputs.rule) is None:
         instead = "a frozen dataclass of numbers, texts, tensors and masks can be"
         what = "a function, which" if inputs.rule.asks_functions else f"a {type(inputs.rule).__name__}, which"
-        why.append(f"its mask is {what} cannot be written down: {instead}")
+        why.append(f"its mask is {what} cannot be serialized: {instead}")
     if impl not in KERNELS:
-        why.append(f'impl="{impl if isinstance(impl, str) else impl.name}" is no operation of its own')
+        why.append(f'impl="{impl if isinstance(impl, str) else impl.name}" is not an operation of its own')
     if encode(inputs.tile_function) is None:
-        instead = "one at the top of a module can be, or a frozen dataclass with __call__"
-        why.append(f"its score compares by a function that cannot be written down: {instead}")
+        instead = "a function at the top level of a module can be, or a frozen dataclass with __call__"
+        why.append(f"its score uses a function that cannot be serialized: {instead}")
     if inputs.modification is not None:
-        why.append("its scores are changed by a function, which cannot be written down")
+        why.append("its scores are changed by a function, which cannot be serialized")
     return tuple(why)
 
 

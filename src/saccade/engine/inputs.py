@@ -273,7 +273,7 @@ def _with_causal(mask: object, bias: object, shape: tuple[int, int, int, int], h
 
 def _refused_at_positions(x: Tensor, name: str) -> Exception:
     is_causal = is_causal_bias(x)
-    hint = "wrap it as masks.Dense(tensor) if its rows and columns are to be read at positions"
+    hint = "wrap it as masks.Dense(tensor) if its rows and columns are indexed by positions"
     hint = "masks.Causal() is the rule on positions" if is_causal else hint
     what = "be a rule on positions (not a tensor) when positions are given"
     return value_error(name, what, "a CausalBias" if is_causal else "a bool tensor", hint=hint)

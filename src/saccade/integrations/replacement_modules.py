@@ -184,7 +184,7 @@ def _check_nested(module: Any, attn_mask: Tensor | None, key_padding_mask: Tenso
     """Raise if a call on nested tensors uses options that require one matrix for all items."""
     masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
     reasons = [
-        f"{name}= does not go with nested tensors, whose items have a matrix each"
+        f"{name}= cannot be combined with nested tensors, whose items have a matrix each"
         for name, x in masks.items()
         if x is not None
     ]

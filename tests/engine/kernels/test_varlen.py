@@ -110,8 +110,8 @@ def test_unsupported_inputs_are_refused():
         sc.AttentionMatrix(x, x, masks.Global([0]), scale=-1.0, softcap=2.0, impl="varlen").matmul(x, dropout_p=0.5)
     assert caught.value.reasons == (
         "it has no float32",
-        "it takes heads at most 256 wide, and no empty inputs",
-        "it takes scales above 0",
+        "it needs heads at most 256 wide, and no empty inputs",
+        "it needs a scale above 0",
         "it has no dropout",
         "it has no softcap and no bias",
     )

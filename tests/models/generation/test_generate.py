@@ -300,7 +300,7 @@ def test_one_beam_is_greedy_and_a_given_cache_is_left_alone() -> None:
 @pytest.mark.parametrize(
     "call, error, sentence",
     [
-        (lambda m: generate(m, [], 3), ValueError, "tokens must hold at least one prompt; got none"),
+        (lambda m: generate(m, [], 3), ValueError, "tokens must contain at least one prompt; got none"),
         (lambda m: generate(m, [[1], []], 3), ValueError, "at least one token in every prompt; got none in prompt 1"),
         (lambda m: generate(m, [[1, -1]], 3), ValueError, "tokens must be at least 0; got -1"),
         (lambda m: generate(m, [1, 2], 3), TypeError, r"a list of lists of ints; got a list with 1"),

@@ -196,7 +196,7 @@ def seen(kernel: Kernel, inputs: AttentionInputs) -> str:
         return f"nothing: {_VARIABLE}=off"
     record = _RECORDS.get(_kind_of(kernel, inputs))
     return (
-        "nothing yet: its first product here will be compared with the definition"
+        "not yet: its first product on this device will be compared with the definition"
         if record is None
         else str(record.found)
     )

@@ -123,7 +123,7 @@ class Tree(Mask):
 def _parents_of_item(row: object) -> tuple[int, ...]:
     parents = items_of("parents", row, _RULE)
     if not parents or not all(is_integer(parent) and -1 <= parent < index for index, parent in enumerate(parents)):
-        raise value_error("parents", _RULE, shown(row), hint="each token stands after its parent")
+        raise value_error("parents", _RULE, shown(row), hint="each token comes after its parent")
     return tuple(map(int, parents))
 
 
