@@ -260,7 +260,7 @@ REFUSED = {
     "one for two": (
         lambda: set_loss(FOUND, []),
         ValueError,
-        "match_sets: objects must be one for each of 1 pictures; got 0",
+        "match_sets: objects must contain Targets for each of the 1 images; got 0",
     ),
     "pairs": (
         lambda: match_sets(FOUND, [tuple(ONE)]),
@@ -270,12 +270,12 @@ REFUSED = {
     "too many": (
         lambda: match_sets(FOUND, [Targets(torch.zeros(3, dtype=torch.int64), torch.rand(3, 4))]),
         ValueError,
-        "match_sets: objects must be at most 2 in a picture, as queries; got 3",
+        "match_sets: objects must be at most 2 per image, the number of queries; got 3",
     ),
     "nothing as a class": (
         lambda: match_sets(FOUND, [ONE._replace(classes=torch.tensor([3]))]),
         ValueError,
-        "match_sets: classes must be from 0 to 2; got others.\nHint: the last logit stands for 'no object'",
+        "match_sets: classes must be from 0 to 2; got other classes.\nHint: the last logit stands for 'no object'",
     ),
     "floats": (lambda: match_sets(FOUND, [ONE._replace(classes=torch.ones(1))]), TypeError, "classes must be int64"),
     "corners": (

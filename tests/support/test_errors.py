@@ -73,7 +73,7 @@ _SPOILED: list[tuple[dict[str, Any], str]] = [
         "q_positions must be a range, an int64 tensor or a list of ints; got float32.",
     ),
     ({"q_positions": torch.arange(10).reshape(5, 2)}, "q_positions must have shape [5] or [2, 5]; got [5, 2]."),
-    ({"q_positions": torch.tensor([0, 1, -2, 3, 4])}, "q_positions must be at least -1; got a smaller one."),
+    ({"q_positions": torch.tensor([0, 1, -2, 3, 4])}, "q_positions must be at least -1; got a smaller position."),
     ({"kv_positions": range(6)}, "q_positions must be given together with kv_positions; got None."),
     (
         {"q_positions": range(5), "kv_positions": torch.arange(7)},

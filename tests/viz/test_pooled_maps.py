@@ -155,7 +155,7 @@ def test_bad_values_are_named(draw, options, error, message):
 
 
 def test_an_array_has_no_head_to_choose():
-    with pytest.raises(ValueError, match="heatmap: head must be left out where weights are written out; got 1"):
+    with pytest.raises(ValueError, match="heatmap: head must be omitted for an array of weights; got 1"):
         viz.heatmap(np.eye(3), head=1)
     with pytest.raises(ValueError, match="mosaic: weights must all be of one shape"):
         viz.mosaic([softmax(None, 3, 3), softmax(None, 4, 4)])

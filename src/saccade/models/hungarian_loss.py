@@ -219,4 +219,4 @@ def _check(found: Detections, objects: Sequence[Targets]) -> None:
             raise value_error("objects", f"be at most {sizes['num_queries']} per image, the number of queries", count)
         if count and not 0 <= int(targets.classes.min()) <= int(targets.classes.max()) < sizes["classes"] - 1:
             hint = "the last logit stands for 'no object'"
-            raise value_error("classes", f"be from 0 to {sizes['classes'] - 2}", "others", hint=hint)
+            raise value_error("classes", f"be from 0 to {sizes['classes'] - 2}", "other classes", hint=hint)

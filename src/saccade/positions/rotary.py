@@ -101,7 +101,7 @@ class Rotary(ArgumentHints, nn.Module):
         hint = "for instance saccade.positions.YaRN(4.0, trained_len=4096)"
         self.scaling = check_type("scaling", scaling, (Scaling, NoneType), "be a scaling, or None", hint=hint)
         if rotary_dim % 2:
-            raise value_error("rotary_dim", "be even", rotary_dim, hint="channels are turned in pairs")
+            raise value_error("rotary_dim", "be even", rotary_dim, hint="channels are rotated in pairs")
         if rotary_dim > head_dim:
             raise value_error("rotary_dim", f"be at most head_dim {head_dim}", rotary_dim)
         self.sections = None if sections is None else tuple(check_int("sections", size, 0) for size in sections)
@@ -172,7 +172,7 @@ class Rotary(ArgumentHints, nn.Module):
         """Return the rotary factors of each channel and of its partner, each ``[batch | 1, 1, len, rotary_dim]``."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
             got = str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
-            raise type_error("x", "be a tensor of floats", got)
+            raise type_error("x", "be a float tensor", got)
         if x.dim() != 4 or x.shape[3] != self.head_dim:
             raise value_error("x", f"have shape [batch, heads, len, {self.head_dim}]", list(x.shape))
         batch, _, length, _ = x.shape
@@ -242,7 +242,7 @@ def _axis_of_pairs(sections: tuple[int, ...], interleaved: bool, rotary_dim: int
         return tuple(axis for axis, size in enumerate(sections) for _ in range(size))
     turns = [pair % axes if pair < sections[pair % axes] * axes else 0 for pair in range(pairs)]
     if [turns.count(axis) for axis in range(axes)] != list(sections):
-        hint = "the first axis takes the pairs that are left over, so its section must be the largest"
+        hint = "the first axis takes the remaining pairs, so its section must be the largest"
         raise value_error("sections", "leave room for the axes in turn", shown(sections), hint=hint)
     return tuple(turns)
 

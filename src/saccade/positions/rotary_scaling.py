@@ -113,7 +113,7 @@ class NTK(Scaling):
         return plain_frequencies(larger, rotary_dim, dtype, device)
 
     def reasons(self, base: float, rotary_dim: int) -> tuple[str, ...]:
-        return ("NTK needs at least 4 turned channels",) if rotary_dim < 4 else ()
+        return ("NTK needs at least 4 rotated channels",) if rotary_dim < 4 else ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -92,7 +92,7 @@ class IndexerLoss(Statistic[_State, Tensor]):
     def __init__(self, scores: ScoresRows | Tensor):
         if not isinstance(scores, Tensor) and not (hasattr(scores, "leaves") and hasattr(scores, "scores")):
             hint = "scorers.LightningIndexer(index_query, index_key, weight), or a tensor"
-            raise type_error("scores", "be a tensor or what scores rows", type(scores).__name__, hint=hint)
+            raise type_error("scores", "be a tensor or a scorer of rows", type(scores).__name__, hint=hint)
         self.scores = scores
 
     def start(self, info: MatrixInfo) -> _State:

@@ -103,7 +103,7 @@ def heatmap(
     if isinstance(weights, Matrix):
         item, number = chosen(weights, batch, head)
         if allowed is not None:
-            raise value_error("allowed", "be left out for a lazy matrix, which knows its mask", "a mask")
+            raise value_error("allowed", "be omitted for a lazy matrix, which has its own mask", "a mask")
         shape = weights.shape[2:]
     else:
         refuse_choice(head=head, batch=batch)

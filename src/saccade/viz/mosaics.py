@@ -102,7 +102,7 @@ def _read_maps(weights: object, batch: int, allowed: object) -> tuple[Array, tup
         maps = masked(as_maps(weights), allowed)
         return maps, (maps.shape[-2], maps.shape[-1])
     if allowed is not None:
-        raise value_error("allowed", "be left out for lazy matrices, which know their mask", "a mask")
+        raise value_error("allowed", "be omitted for lazy matrices, which have their own mask", "a mask")
     maps = as_maps(maps_of(lazy, batch, _TILE))
     return maps, (lazy if isinstance(lazy, Matrix) else lazy[0]).shape[2:]
 

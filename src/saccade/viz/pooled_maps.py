@@ -56,7 +56,7 @@ def refuse_choice(**named: object) -> None:
     for name, value in named.items():
         if value not in (None, 0):
             hint = "index an array yourself: weights[batch, head]"
-            raise value_error(name, "be left out where weights are written out", value, hint=hint)
+            raise value_error(name, "be omitted for an array of weights", value, hint=hint)
 
 
 def map_of(matrix: Matrix, batch: int, head: int, bins: int) -> Array:

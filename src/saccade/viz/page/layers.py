@@ -115,8 +115,8 @@ def layers_of(data: object) -> dict[str, Source]:
         raise type_error("given", _RULE, kind(data))
     found = {name: _source_of(name, one) for name, one in named.items()}
     if not found:
-        hint = "record(model) keeps the layers that run within its block"
-        raise value_error("given", "hold at least one layer", "none", hint=hint)
+        hint = "record(model) records the layers that run inside its block"
+        raise value_error("given", "contain at least one layer", "none", hint=hint)
     for name, source in found.items():
         if 0 in source.shape:
             raise value_error("weights", "have no empty axis", f"shape {list(source.shape)} in layer {name}")
@@ -129,7 +129,7 @@ _RULE = "be a matrix, weights [batch, heads, q_len, kv_len], a list or a dict of
 def _source_of(name: str, data: object) -> Source:
     if isinstance(data, Matrix):
         if data.hidden != 0:
-            raise type_error("given", _RULE, f"{kind(data)}, which holds scores, in layer {name}")
+            raise type_error("given", _RULE, f"{kind(data)}, which contains scores, in layer {name}")
         return OfMatrix(data)
     if isinstance(data, Tensor | np.ndarray):
         is_real = data.dtype.kind in "fiu" if isinstance(data, np.ndarray) else _is_real(data.dtype)

@@ -133,7 +133,7 @@ def _layer(name: str, source: Source, labels: Labels, item: int) -> _Layer:
     measures = source.measures(item)
     if maps is not None and maps.answers:
         mass = maps.answers[0][0].cpu().double().mean(-1)[None]
-        meaning = "given to what followed the same token before"
+        meaning = "given to tokens that followed the same token before"
         measures.append(Measure("induction_mass", "share", meaning, mass, torch.full_like(mass, torch.nan)))
     known = columns if maps is not None and maps.beside.shape[2] else []
     return _Layer(name, source, labels, measures, received, sinks, known, maps)
