@@ -201,7 +201,7 @@ def test_unsupported_arguments_are_refused() -> None:
     for other, name in ((Softmax(), "AttentionMatrix"), (CompressiveMemory(2, 2), "CompressiveMatrix")):
         with pytest.raises(sc.UnsupportedError, match=f"- {name} cannot be continued as a sum over keys"):
             cache.attend(other, q, k, v, mask=Causal())
-    with pytest.raises(sc.UnsupportedError, match="single weights of earlier tokens cannot be dropped from a sum"):
+    with pytest.raises(sc.UnsupportedError, match="individual weights of earlier tokens cannot be dropped from a sum"):
         cache.attend(linear, q, k, v, mask=Causal(), dropout_p=0.1)
     assert cache.length == 0
     cache.attend(linear, q, k, v, mask=Causal())
@@ -215,7 +215,7 @@ def test_unsupported_arguments_are_refused() -> None:
         cache.attend(linear, q, k, v[..., :3], mask=Causal())
     with pytest.raises(TypeError, match="dtype of key must be float32, as in the cache; got float64"):
         cache.attend(linear, q.double(), k.double(), v.double(), mask=Causal())
-    with pytest.raises(ValueError, match="mask must be the one of earlier calls"):
+    with pytest.raises(ValueError, match="mask must be the mask of earlier calls"):
         cache.attend(linear, q, k, v, mask=Documents([9], rule=Causal()))
     with pytest.raises(ValueError, match="features must be those of the memory; got others"):
         cache.attend(Linear(lambda x: x[..., :2]), q, k, v, mask=Causal())

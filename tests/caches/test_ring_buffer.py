@@ -32,7 +32,7 @@ def test_positions_one_by_one_may_be_written_out() -> None:
 def test_there_is_no_way_back_where_tokens_stand_elsewhere(where: list[int]) -> None:
     cache = SinkWindowCache(2, 5)
     _attend(cache, 4, torch.tensor(where))
-    with pytest.raises(NotImplementedError, match="do not stand at 0, 1, 2"):
+    with pytest.raises(NotImplementedError, match="are not at positions 0, 1, 2"):
         cache.crop(3)
 
 
@@ -76,7 +76,7 @@ def test_later_tokens_of_a_ragged_batch_come_after_those_of_their_item(table: li
     cache = SinkWindowCache(1, 8)
     _attend(cache, 3, torch.tensor([[0, 1, 2], [0, 1, 2]]))
     assert cache.positions(1) == range(3, 4)
-    with pytest.raises(ValueError, match="one behind the other"):
+    with pytest.raises(ValueError, match="increase and come after those in the cache"):
         _attend(cache, 2, torch.tensor(table))
     assert cache.positions(1) == range(3, 4)
 

@@ -264,11 +264,11 @@ def test_impossible_arguments_are_refused_before_writing() -> None:
     cache = SinkWindowCache(1, 3, rotary=Rotary(4))
     with pytest.raises(NotImplementedError, match="depends on more than distances"):
         cache.attend(Softmax(), q, q, q, mask=masks.Documents([4, 5]))
-    with pytest.raises(NotImplementedError, match="tokens do not stand at 0, 1, 2"):
+    with pytest.raises(NotImplementedError, match="the tokens are not at positions 0, 1, 2"):
         cache.attend(Softmax(), q, q, q, positions=range(4, 13))
-    with pytest.raises(NotImplementedError, match="two softmaxes are merged"):
+    with pytest.raises(NotImplementedError, match="merges two softmaxes"):
         cache.attend(Softmax(sink_logit=1), q, q, q)
-    with pytest.raises(NotImplementedError, match="queries cannot choose among them"):
+    with pytest.raises(NotImplementedError, match="queries cannot choose among keys"):
         cache.attend(Linear(), q, q, q, mask=masks.Causal())
     with pytest.raises(ValueError, match="rotary must be made for head_dim 6; got 4"):
         cache.attend(Softmax(), *[torch.randn(1, 1, 2, 6)] * 3)

@@ -232,9 +232,9 @@ REFUSED = {
     "nested values alone": (lambda: sc.AttentionMatrix(DENSE, DENSE) @ Q, "value is a nested tensor"),
     "a tensor as mask": (
         lambda: sc.attention(Q, Q, Q, torch.ones(5, 5).bool()),
-        "mask= is a tensor, and each item has",
+        "mask= is a tensor, but each item has",
     ),
-    "a tensor as bias": (lambda: sc.attention(Q, Q, Q, bias=torch.ones(5, 5)), "bias= is a tensor, and each item has"),
+    "a tensor as bias": (lambda: sc.attention(Q, Q, Q, bias=torch.ones(5, 5)), "bias= is a tensor, but each item has"),
     "a function of scores": (lambda: sc.attention(Q, Q, Q, score=lambda s, *_: s), "score= is a function of items"),
     "positions": (
         lambda: sc.attention(Q, Q, Q, q_positions=range(5)),

@@ -186,8 +186,8 @@ LOWER = causal_lower_right(5, 5)
 REFUSED = {
     "other lengths": (lambda: sc.attention(Q, Q, Q, causal_lower_right(3, 5)), "mask must be made for 5 queries and 5"),
     "other lengths of a bias": (lambda: sc.attention(Q, Q, Q, bias=causal_upper_left(5, 4)), "bias must be made for 5"),
-    "a part of it": (lambda: sc.attention(Q, Q, Q, LOWER[0]), "mask must be what causal_lower_right or"),
-    "a sum": (lambda: sc.attention(Q, Q, Q, bias=LOWER + 1.0), "bias must be what causal_lower_right or"),
+    "a part of it": (lambda: sc.attention(Q, Q, Q, LOWER[0]), "mask must be a result of causal_lower_right or"),
+    "a sum": (lambda: sc.attention(Q, Q, Q, bias=LOWER + 1.0), "bias must be a result of causal_lower_right or"),
     "Dense": (lambda: masks.Dense(LOWER), "pass it as mask= itself"),
     "positions": (
         lambda: sc.attention(Q, Q, Q, bias=LOWER, q_positions=range(5), kv_positions=range(5)),

@@ -195,7 +195,7 @@ def test_masks_are_not_taken_for_true_or_false():
         lambda: not masks.Causal(),
         lambda: bool(masks.Causal() | masks.Prefix(2)),
     ):
-        with pytest.raises(TypeError, match=r"not be used as true or false.*\nHint: masks join by & .*\| .*~"):
+        with pytest.raises(TypeError, match=r"not be used as true or false.*\nHint: combine masks with & .*\| .*~"):
             taken()
 
 

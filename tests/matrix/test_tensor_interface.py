@@ -154,7 +154,7 @@ def test_torch_and_numpy_take_it_where_the_meaning_is_plain():
 
 
 WRONG = {
-    "softmax": (lambda A: torch.softmax(A, -1), "its weights are softmaxed and masked"),
+    "softmax": (lambda A: torch.softmax(A, -1), "its weights are already softmaxed and masked"),
     "sum": (torch.sum, "A.summary()"),
     "cat": (lambda A: torch.cat([A, A]), "A.summary()"),
     "T": (lambda A: A.T, "A.mT is its transpose"),

@@ -286,7 +286,10 @@ REFUSED = {
     "growth": (lambda q, k: mechanisms.Delta()(q, k, decay=torch.ones(2, 2, 91), mask=CAUSAL), "decay must be at most"),
     "shape": (lambda q, k: mechanisms.Delta()(q, k, beta=torch.ones(2, 91), mask=CAUSAL), "beta must be floats"),
     "kind": (lambda q, k: mechanisms.Delta()(q, k, beta=1.0, mask=CAUSAL), "beta must be a tensor"),
-    "heads": (lambda q, k: mechanisms.Delta()(q, k, beta=torch.ones(2, 3, 91), mask=CAUSAL), "divide one another"),
+    "heads": (
+        lambda q, k: mechanisms.Delta()(q, k, beta=torch.ones(2, 3, 91), mask=CAUSAL),
+        "be multiples of one another",
+    ),
     "ints": (
         lambda q, k: mechanisms.Delta()(q, k, beta=torch.ones(2, 2, 91, dtype=torch.int64), mask=CAUSAL),
         "beta must be floats",

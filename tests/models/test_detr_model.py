@@ -286,7 +286,7 @@ REFUSED = {
     "NaN": (
         lambda: match_sets(FOUND._replace(boxes=FOUND.boxes * torch.nan), [ONE]),
         ValueError,
-        "match_sets: found must be finite, as objects; got NaN or infinity",
+        "match_sets: found must be finite, like objects; got NaN or inf",
     ),
     "a weight below 0": (lambda: set_loss(FOUND, [ONE], box_weight=-1), ValueError, "set_loss: box_weight must be"),
     "a probability": (

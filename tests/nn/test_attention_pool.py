@@ -105,7 +105,7 @@ def test_dropout_in_training_only():
         (lambda: nn.AttentionPool(0), ValueError, "embed_dim must be an int of at least 1; got 0"),
         (lambda: nn.AttentionPool(None), ValueError, "embed_dim must be an int of at least 1; got None"),
         (lambda: nn.AttentionPool(6, num_queries=2, query_dim=6), ValueError, "num_queries must be None"),
-        (lambda: nn.AttentionPool(6, mechanism=scores.Cosine()), TypeError, r"a score goes into one"),
+        (lambda: nn.AttentionPool(6, mechanism=scores.Cosine()), TypeError, r"pass a score as mechanisms.Softmax"),
         (
             lambda: nn.AttentionPool(6)(torch.zeros(2, 6)),
             ValueError,

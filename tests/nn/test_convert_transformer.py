@@ -166,7 +166,7 @@ def test_every_reason_of_torch_s_layer_is_named():
         from_torch(theirs)
     assert len(caught.value.reasons) == 2
     assert "is none of relu, gelu" in caught.value.reasons[0]
-    assert "different probabilities: [0.1, 0.5]" in caught.value.reasons[1]
+    assert "different dropout probabilities: [0.1, 0.5]" in caught.value.reasons[1]
     theirs.self_attn = nn.MultiheadAttention(16, 4, add_zero_attn=True, batch_first=True)
     with pytest.raises(sc.UnsupportedError, match="add_zero_attn"):
         from_torch(theirs)
@@ -181,7 +181,7 @@ def test_every_reason_of_our_layer_is_named():
     for said in (
         "it has no cross-attention",
         "attention: it owns the mask Causal",
-        "attention: it turns queries and keys",
+        "attention: it rotates queries and keys",
         "with bias; torch's",
         "attention_norm is RMSNorm",
         "feed_forward_norm is RMSNorm",

@@ -222,7 +222,7 @@ def part(**options):
         (lambda: EncoderStack([]), "EncoderStack: layers must contain at least one layer; got none"),
         (
             lambda: DecoderStack([decoder(1).layers[0], decoder(1, cross=True).layers[0]]),
-            "layers must all have cross_attention, or none; got some with and some without",
+            "layers must all have cross_attention, or all have none; got layers with and without cross_attention",
         ),
         (lambda: decoder(1)(torch.zeros(1, 1, 8).double(), torch.zeros(1, 1, 5).double()), "context must be None in a"),
         (lambda: decoder(1, cross=True)(torch.zeros(1, 1, 8).double()), "context must be given to a layer with"),

@@ -149,7 +149,7 @@ def test_vmap_over_what_a_function_holds_is_refused() -> None:
 
     queries, ahead = torch.stack([X, X]), torch.tensor([0, 1])
     for dims in ((0, 0), (None, 0)):
-        with pytest.raises(sc.UnsupportedError, match="it may read a tensor that is mapped"):
+        with pytest.raises(sc.UnsupportedError, match="it may read a mapped tensor"):
             vmap(seen, in_dims=dims)(queries if dims[0] == 0 else X, ahead)
     together = vmap(lambda q: seen(q, torch.tensor(1)))(queries)
     torch.testing.assert_close(together[1], seen(X, torch.tensor(1)))

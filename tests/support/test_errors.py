@@ -159,7 +159,7 @@ _OTHERS: list[tuple[str, Call]] = [
     ("image_columns: text_len must be an int of at least 0; got 1.5.", lambda: masks.image_columns(1.5, 2, 3)),
     ("image_neighbors: radius must be an int of at least 0; got -1.", lambda: masks.image_neighbors(2, 2, 3, -1)),
     ("Padding: lengths must be ints of at least 0; got [3, -1].", lambda: masks.Padding([3, -1])),
-    ("Padding: lengths must be one for each batch item; got none.", lambda: masks.Padding([])),
+    ("Padding: lengths must contain one for each batch item; got none.", lambda: masks.Padding([])),
     ("Padding: side must be one of 'right', 'left'; got 'top'.", lambda: masks.Padding([3], "top")),
     (
         "Padding: padded_len must be at least the longest item for side='left'; got None with lengths (3,).",
@@ -215,7 +215,7 @@ _OTHERS: list[tuple[str, Call]] = [
     ("MultiHeadAttention: query must be a tensor; got NoneType.", lambda: nn.MultiHeadAttention(8, 4)(None)),
     ("MultiHeadAttention: dtype must be float32, like the parameters; got float64.",
      lambda: nn.MultiHeadAttention(8, 4)(_q(1, 3, 8).double())),
-    ("MultiHeadAttention: key must be given where value is; got None.",
+    ("MultiHeadAttention: key must be given together with value; got None.",
      lambda: nn.MultiHeadAttention(8, 4)(_q(1, 3, 8), value=_q(1, 3, 8))),
     ("MultiHeadAttention: batch must be the same for all inputs; got 1, 2 and 2.",
      lambda: nn.MultiHeadAttention(8, 4)(_q(1, 3, 8), _q(2, 3, 8))),

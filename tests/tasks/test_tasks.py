@@ -135,7 +135,10 @@ def test_a_needle_is_as_strong_as_was_said() -> None:
             lambda: tasks.selective_copying(1, 10, copied=5, vocab_size=2, seed=0),
             "vocab_size must contain a blank, a marker and a token to copy; got 2",
         ),
-        (lambda: tasks.passkey(1, 5, key_len=3, vocab_size=60, seed=0), "length must hold a key of 3 and its sign"),
+        (
+            lambda: tasks.passkey(1, 5, key_len=3, vocab_size=60, seed=0),
+            "length must be large enough for a key of 3 tokens and its marker",
+        ),
         (lambda: tasks.passkey(1, 50, key_len=3, vocab_size=11, seed=0), "vocab_size must be at least 12; got 11"),
         (lambda: tasks.passkey(1, 50, key_len=3, vocab_size=30, seed=-1), "seed must be an int of at least 0; got -1"),
         (

@@ -52,7 +52,7 @@ def test_a_wrong_header_is_foreign_and_a_wrong_checksum_is_damage(
         raise RecursionError
 
     monkeypatch.setattr("saccade.caches.files.tensor_files._checksum", too_deep)
-    with pytest.raises(ValueError, match=f"{RULE}a damaged one"):
+    with pytest.raises(ValueError, match=f"{RULE}a damaged file"):
         files.decoded(raw, "text")
 
 

@@ -176,7 +176,7 @@ def test_caches_that_cannot_be_stored_are_refused(tmp_path: Path) -> None:
         store.put(text, two)
     ragged = MODEL.new_cache()
     MODEL(torch.tensor([text, text]), cache=ragged, positions=padded_positions([16, 3]))
-    with pytest.raises(ValueError, match="cache must hold tokens at 0, 1, 2"):
+    with pytest.raises(ValueError, match="cache must contain tokens at positions 0, 1, 2"):
         store.put(text, ragged)
     with pytest.raises(ValueError, match="fingerprint must name a model"):
         PrefixStore(tmp_path, 100, fingerprint="")

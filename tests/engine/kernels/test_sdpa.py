@@ -50,13 +50,13 @@ def test_it_is_one_call(monkeypatch, mask, q_len, is_causal):
 def test_refused_inputs():
     query, key, value = inputs(30)
     refused = {
-        "it takes full masks": {"mask": masks.Causal()},
-        "and causal ones of as many rows": {"mask": masks.Window(3, 3)},
+        "it supports full masks": {"mask": masks.Causal()},
+        "and causal masks with as many queries": {"mask": masks.Window(3, 3)},
         "it needs a scale above 0": {"scale": 0.0},
         "its dropout is not a function of positions": {"dropout_p": 0.5},
         "it has no softcap": {"softcap": 3.0},
         "it would need a dense bias": {"bias": torch.zeros(1, 1, 1, 40)},
-        "it has dot products only": {"score": scores.Additive(16, 16, 4)},
+        "it supports only dot products": {"score": scores.Additive(16, 16, 4)},
         "it does not call functions of scores": {"score": lambda score, b, h, q, kv: score},
         "it does not return the lse, which is needed here": {"sink_logit": torch.zeros(4)},
     }

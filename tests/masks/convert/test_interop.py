@@ -61,7 +61,7 @@ def test_half_the_lowest_number_hides_in_an_additive_mask(dtype):
     given = torch.zeros(1, 1, 2, 2, dtype=dtype)
     given[0, 0, 0, 1] = torch.finfo(dtype).min / 2
     assert masks.from_attention_mask(given).to_dense(2)[0, 0].tolist() == [[True, False], [True, True]]
-    with pytest.raises(ValueError, match="be 0 where a pair is visible, else the lowest number"):
+    with pytest.raises(ValueError, match="be 0 for visible pairs and the lowest number for hidden pairs"):
         masks.from_attention_mask(given * 0.8)
 
 
@@ -135,7 +135,7 @@ REFUSED = {
     "a list of lists": (lambda: masks.from_attention_mask([[1, 0]]), "attention_mask must be a tensor; got list"),
     "three dimensions": (lambda: masks.from_attention_mask(torch.ones(1, 2, 3)), "have shape [batch, kv_len] or"),
     "other numbers": (lambda: masks.from_attention_mask(torch.tensor([[1, 2]])), "1 at tokens and 0 at padding; got 2"),
-    "terms": (lambda: masks.from_attention_mask(torch.full((1, 1, 2, 2), -2.0)), "go to bias="),
+    "terms": (lambda: masks.from_attention_mask(torch.full((1, 1, 2, 2), -2.0)), "as bias="),
     "whole numbers of pairs": (lambda: masks.from_attention_mask(torch.ones(1, 1, 2, 2).long()), "mask.bool()"),
     "lengths from 1": (lambda: masks.from_cu_seqlens(torch.tensor([1, 3])), "begin with 0 and never decrease"),
     "lengths that fall": (lambda: masks.from_cu_seqlens([0, 3, 2]), "begin with 0 and never decrease"),

@@ -86,7 +86,7 @@ WRONG = {
     "longformer": r"contain numbers that the mask accepts; got longformer\.(.|\n)*longformer: each_side must be given",
     "documents": r"contain numbers that the mask accepts; got documents\.(.|\n)*not be empty; got none",
     "documents(4000000000)": r"contain numbers that the mask accepts; got documents\.(.|\n)*add up to less than",
-    "padding": r"contain numbers that the mask accepts; got padding\.(.|\n)*be one for each batch item",
+    "padding": r"contain numbers that the mask accepts; got padding\.(.|\n)*contain one for each batch item",
     "causal | padding(1, 2) & padding(1, 2, 3)": r"join masks that fit together; got "
     r"padding\.\n.*\n {13}\^\n.*\[2, 3\]",
     "causal & \x1b[31m": r"have a mask here; got \\x1b\.\n    causal & \\x1b\[31m\n             \^",

@@ -113,7 +113,7 @@ class BlockFolder:
             left = [file.path for file in self._files() if not _try_remove(file.path)]
         if left:
             rule = "be a folder whose blocks may be removed"
-            raise value_error("folder", rule, f"{len(left)} blocks that may not be removed, such as {left[0]}")
+            raise value_error("folder", rule, f"{len(left)} that may not be removed, such as {left[0]}")
 
     def _files(self) -> list[_File]:
         """Return all files that count against the size limit of the folder: blocks and unfinished blocks."""
