@@ -71,12 +71,12 @@ class Call(NamedTuple):
         return getattr(self.mechanism, "treats_heads_alike", False)
 
     @property
-    def sees_all_before(self) -> bool:
+    def attends_to_all_earlier(self) -> bool:
         """True if the mask of the call lets every new query attend to every earlier token."""
         return self.mask is None or type(self.mask) is Causal
 
     @property
-    def tells_heads_apart(self) -> bool:
+    def differs_between_heads(self) -> bool:
         """True if the mask of the call may differ between heads or batch items."""
         return self.mask is not None and (self.mask.shape != (1, 1) or self.mask.asks_functions)
 

@@ -140,13 +140,13 @@ class EvictingCache(LayerCache):
         if before:
             pairs = zip((before["key"], before["value"], before["table"]), (keys, values, table), strict=True)
             keys, values, table = (torch.cat(pair, 2) for pair in pairs)
-        judging = None if before and self.evict_once else _voting_call(call, self.voting_queries)
-        is_recent = judging is call and not self.evict_once and 0 < q_len <= _MOST_ROWS
+        voting_call = None if before and self.evict_once else _voting_call(call, self.voting_queries)
+        is_recent = voting_call is call and not self.evict_once and 0 < q_len <= _MOST_ROWS
         is_recent &= table.shape[2] == self.length + q_len <= self.budget  # nothing was evicted
-        question = _AllWeights() if is_recent else Received() if judging is call else None
-        out, *received = self._product_and_statistic(call, keys, values, table, question)
-        if judging is not None and judging is not call:
-            received = list(self._product_and_statistic(judging, keys, values, table, Received(), product=False))
+        statistic = _AllWeights() if is_recent else Received() if voting_call is call else None
+        out, *received = self._product_and_statistic(call, keys, values, table, statistic)
+        if voting_call is not None and voting_call is not call:
+            received = list(self._product_and_statistic(voting_call, keys, values, table, Received(), product=False))
         summed = torch.zeros(table.shape, dtype=wide_dtype(keys.dtype), device=keys.device)
         if before:
             summed[..., : -q_len or None] = before["received"]
@@ -172,14 +172,14 @@ class EvictingCache(LayerCache):
         keys: Tensor,
         values: Tensor,
         table: Tensor,
-        question: Statistic[Any, Tensor] | None,
+        statistic: Statistic[Any, Tensor] | None,
         *,
         product: bool = True,
     ) -> tuple[Tensor, ...]:
         """Return the output of a call over all keys, and the statistic of its weights that decides on evictions."""
 
         def finish(matrix: Matrix, v: Tensor) -> tuple[Tensor, ...]:
-            return (*(call.product(matrix, v) if product else ()), *(matrix.compute(question) if question else ()))
+            return (*(call.product(matrix, v) if product else ()), *(matrix.compute(statistic) if statistic else ()))
 
         if not self._state:  # all heads still store the same tokens
             where = {"q_positions": call.positions, "kv_positions": call.kv_positions}

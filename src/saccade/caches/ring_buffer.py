@@ -93,7 +93,7 @@ class RingCache(LayerCache):
             if call.needs_graph:  # the graph must not use memory that is overwritten later; new tokens need gradients
                 keys, values = keys.clone(), values.clone()
                 self._put({"keys": keys, "values": values}, call, table)
-            if is_run and call.sees_all_before and call.treats_heads_alike:
+            if is_run and call.attends_to_all_earlier and call.treats_heads_alike:
                 keys, values = (self._visible_slots(x, self.length) for x in (keys, values))
                 matrix = call.mechanism(call.query, keys, mask=None, q_positions=None, kv_positions=None)
             else:

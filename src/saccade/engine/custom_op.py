@@ -23,7 +23,7 @@ from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Kernel, KernelWithBackward, Request
 from saccade.engine.positions.positioned_mask import at_origin
-from saccade.masks.convert.as_mask import check_told_apart
+from saccade.masks.convert.as_mask import check_batch_and_heads
 from saccade.masks.convert.deferred_masks import AtOrigin
 from saccade.masks.convert.recognise_tensor import recognise_tensors
 from saccade.masks.convert.serialize import decode, encode
@@ -246,7 +246,7 @@ def _product(*arguments: Any) -> tuple[Tensor, Tensor]:
     seed = None if call.dropped is None else call.dropped.seed
     inputs = _without_zeros(call)
     # While sizes are symbolic, the numbers of batch items and heads that a mask distinguishes cannot be checked.
-    check_told_apart(inputs.rule, inputs.shape)
+    check_batch_and_heads(inputs.rule, inputs.shape)
     out, lse = eager.attend(inputs, call.value, Request(call.numbers[2], call.kernel_name, seed, True))
     assert lse is not None
     # Compilers rely on this memory layout: [batch, len, heads, width].

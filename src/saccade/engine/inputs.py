@@ -23,7 +23,7 @@ from saccade.engine.check_inputs import (
 from saccade.engine.positions.positioned_mask import PositionedMask, at_origin, checked_positions, resolve_positions
 from saccade.engine.to_device import moved
 from saccade.masks import Full, Mask, as_mask
-from saccade.masks.convert.as_mask import check_told_apart, from_causal_bias
+from saccade.masks.convert.as_mask import check_batch_and_heads, from_causal_bias
 from saccade.masks.convert.deferred_masks import AtOrigin, read_mask
 from saccade.masks.convert.recognise_tensor import recognise_tensors
 from saccade.masks.convert.serialize import decode, encode
@@ -178,7 +178,7 @@ class AttentionInputs:
         else:
             rule = decode(*encoded, shape)
         rule, origin = rule if isinstance(rule, AtOrigin) else at_origin(rule, self.origin, shape)
-        check_told_apart(rule, shape)
+        check_batch_and_heads(rule, shape)
         return self.replaced(rule=rule, origin=origin)
 
     @property

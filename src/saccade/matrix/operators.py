@@ -98,8 +98,8 @@ class Operators:
 
         def __getattr__(self, name: str) -> NoReturn:
             hint = _HINTS.get(name)
-            told = f"{type(self).__name__}: attribute must be one of a lazy matrix; got {name}."
-            raise AttributeError(told if hint is None else f"{told}\nHint: {hint}", name=name, obj=self)
+            message = f"{type(self).__name__}: attribute must be one of a lazy matrix; got {name}."
+            raise AttributeError(message if hint is None else f"{message}\nHint: {hint}", name=name, obj=self)
 
     @classmethod
     def __torch_function__(

@@ -14,7 +14,7 @@ from saccade.matrix.algebra import Sum
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs, parts_of
 from saccade.mechanisms.fake_tensors import is_readable
 from saccade.mechanisms.features.mask_support import Visible
-from saccade.mechanisms.segments import EarlierSegments, Tokens
+from saccade.mechanisms.segments import EarlierSegments, SegmentLayout
 from saccade.positions import Rotary
 from saccade.support.errors import unsupported, value_error
 from saccade.support.numerics import wide_dtype
@@ -145,7 +145,7 @@ class CompressiveMemory(Approximate):
             kv_positions=inputs.kv_positions,
         )
         visible = Visible.of(inputs)
-        rows, columns = Tokens.pair(inputs, q, kv, self.segment)
+        rows, columns = SegmentLayout.pair(inputs, q, kv, self.segment)
         earlier = EarlierSegments(
             inputs.query, inputs.key, rows, columns, hidden=visible.hidden_keys, is_delta=self.update == "delta"
         )

@@ -11,7 +11,7 @@ from saccade.engine.tiles.grouped_heads import groups_of
 from saccade.masks import Mask
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs, scale_of
 from saccade.mechanisms.fake_tensors import unless_none
-from saccade.mechanisms.low_rank import LowRankMatrix, NarrowSoftmax, Tokens, why_not_keys_only
+from saccade.mechanisms.low_rank import LowRankMatrix, MaskedTokens, NarrowSoftmax, why_not_keys_only
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import value_error
 from saccade.support.torch_modes import without_autocast
@@ -102,7 +102,7 @@ class Linformer(Approximate):
         kv_heads = inputs.key.shape[1]
         if self.share == "none" and kv_heads != self.num_kv_heads:
             raise value_error("key heads", f"be {self.num_kv_heads} (num_kv_heads)", kv_heads)
-        tokens = Tokens.of(inputs)
+        tokens = MaskedTokens.of(inputs)
         self._check_last(inputs.kv_positions, inputs.shape[3])
         scale = scale_of(self.scale, inputs.query.shape[3])
         with without_autocast(inputs.query.device):
@@ -126,7 +126,7 @@ class Linformer(Approximate):
         text = f"{self.kv_len}, {self.rank}, share={self.share!r}"
         return text if self.scale is None else f"{text}, scale={self.scale}"
 
-    def _columns(self, projection: Tensor, tokens: Tokens) -> Tensor:
+    def _columns(self, projection: Tensor, tokens: MaskedTokens) -> Tensor:
         """Return the weight of each key position in each slot, ``[batch | 1, kv_heads | 1, rank, kv_len]``."""
         columns = projection[:, :, tokens.keys.clamp(min=0)].movedim(2, 0)
         hidden = unless_none(tokens.hidden)
@@ -145,7 +145,7 @@ class LinformerMatrix(LowRankMatrix):
     Cost: products take O((q_len + kv_len) * rank * width) time, and memory that is linear in the lengths.
     """
 
-    def __init__(self, left: NarrowSoftmax, projection: Tensor, tokens: Tokens, *, dtype: torch.dtype):
+    def __init__(self, left: NarrowSoftmax, projection: Tensor, tokens: MaskedTokens, *, dtype: torch.dtype):
         super().__init__(left, left.key.shape[1], projection.shape[3], dtype=dtype, lost=tokens.lost)
         self.projection, self._hidden = projection, tokens.hidden
 

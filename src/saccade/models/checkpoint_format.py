@@ -13,7 +13,7 @@ from torch import Tensor
 from saccade.masks import Causal
 from saccade.masks.convert.patterns import window_size
 from saccade.models.decoder_config import DecoderConfig
-from saccade.models.rope_config import rope_words
+from saccade.models.rope_config import rope_parameters_of
 from saccade.nn.feed_forward import Activation
 from saccade.support.errors import value_error
 
@@ -210,7 +210,7 @@ def reasons_no_format_can_express(config: DecoderConfig) -> list[str]:
     for pattern in dict.fromkeys(config.own_patterns):
         if pattern.mask is not None and window_size(Causal() & pattern.mask) is None:
             reasons.append(f"its mask is {pattern.mask}: config.json can only express a sliding window")
-        if rope_words(pattern.rotary_base, pattern.rotary_scaling) is None:
+        if rope_parameters_of(pattern.rotary_base, pattern.rotary_scaling) is None:
             reasons.append(f"its rotary_scaling is {pattern.rotary_scaling}, which config.json cannot express")
     return reasons
 

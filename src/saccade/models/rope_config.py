@@ -66,7 +66,7 @@ def rope_scaling(config: Mapping[str, Any]) -> Scaling | None:
     return _KINDS[kind](**options)
 
 
-def rope_words(base: float, scaling: Scaling | None) -> dict[str, Any] | None:
+def rope_parameters_of(base: float, scaling: Scaling | None) -> dict[str, Any] | None:
     """Return the ``rope_parameters`` to write to config.json, or None if they cannot express the scaling."""
     if scaling is None:
         return {"rope_type": "default", "rope_theta": base}

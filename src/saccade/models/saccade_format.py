@@ -13,7 +13,7 @@ from saccade.masks.convert.patterns import window_size
 from saccade.models.checkpoint_format import DecoderFormat, FileFormat, reasons_no_format_can_express
 from saccade.models.config import EncoderDecoderConfig
 from saccade.models.decoder_config import DecoderConfig, LayerPattern
-from saccade.models.rope_config import rope_base, rope_reasons, rope_scaling, rope_words
+from saccade.models.rope_config import rope_base, rope_parameters_of, rope_reasons, rope_scaling
 from saccade.nn.qk_norm import QKNorm
 from saccade.positions import QueryTemperature
 
@@ -76,9 +76,9 @@ class SaccadeFormat(DecoderFormat):
             "model_type": "saccade-decoder",
             **{name: getattr(config, name) for name in _FIELDS},
             "window": window_size(config.causal_mask),
-            "rope_parameters": rope_words(config.rotary_base, config.rotary_scaling),
+            "rope_parameters": rope_parameters_of(config.rotary_base, config.rotary_scaling),
             "qk_norm": None if config.qk_norm is None else dataclasses.asdict(config.qk_norm),
-            "layers": None if config.layers is None else [_layer_words(pattern) for pattern in config.layers],
+            "layers": None if config.layers is None else [_layer_json(pattern) for pattern in config.layers],
             "end_tokens": list(config.end_tokens),
         }
 
@@ -119,16 +119,16 @@ class EncoderDecoderFormat(FileFormat):
         return our_name
 
 
-def _layer_words(pattern: LayerPattern) -> dict[str, Any]:
+def _layer_json(pattern: LayerPattern) -> dict[str, Any]:
     """Return a layer's mask and positions as a JSON object."""
     window = None if pattern.mask is None else window_size(pattern.mask)
-    rope = rope_words(pattern.rotary_base, pattern.rotary_scaling)
+    rope = rope_parameters_of(pattern.rotary_base, pattern.rotary_scaling)
     temperature = None if pattern.temperature is None else dataclasses.asdict(pattern.temperature)
     return {"window": window, "rotary": pattern.rotary, "rope_parameters": rope, "temperature": temperature}
 
 
 def _read_layer(words: Mapping[str, Any]) -> LayerPattern:
-    """Return a layer's mask and positions from the JSON object of `_layer_words`."""
+    """Return a layer's mask and positions from the JSON object of `_layer_json`."""
     window, temperature = words.get("window"), words.get("temperature")
     return LayerPattern(
         mask=None if window is None else sliding_window(window),

@@ -21,7 +21,7 @@ from saccade.models.checkpoint_format import (
 )
 from saccade.models.config import EncoderConfig
 from saccade.models.decoder_config import DecoderConfig
-from saccade.models.rope_config import rope_base, rope_reasons, rope_scaling, rope_words
+from saccade.models.rope_config import rope_base, rope_parameters_of, rope_reasons, rope_scaling
 
 _OPTIONAL = {
     "type_vocab_size": "num_token_types",
@@ -260,7 +260,7 @@ class Llama(DecoderFormat):
             "head_dim": config.width_of_head,
             "hidden_act": "gelu_pytorch_tanh" if config.activation == "gelu_tanh" else config.activation,
             "rms_norm_eps": config.norm_eps,
-            "rope_parameters": rope_words(config.rotary_base, config.rotary_scaling),
+            "rope_parameters": rope_parameters_of(config.rotary_base, config.rotary_scaling),
             "tie_word_embeddings": config.tied,
             "attention_dropout": config.attention_dropout_p,
             **special,

@@ -17,7 +17,7 @@ from saccade.masks import Mask
 from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism
 from saccade.nn import attention_checks as checks
-from saccade.nn.attention_heads import Heads, Places, turns_of, with_temperature
+from saccade.nn.attention_heads import Heads, Places, rotation_positions, with_temperature
 from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.convolved_projections import ConvolvedProjections, split_cache, undone_on_error
 from saccade.nn.projections import weight_of
@@ -290,7 +290,9 @@ class MultiHeadAttention(AttentionLayer):
         q_turns = k_turns = temperature_places = None  # every call below costs as much as a small operation
         if self.rotary is not None or self.temperature is not None or rotary_positions is not None:
             turns = checks.checked_turns(rotary_positions, self.rotary, key is query, cache)
-            q_turns, k_turns, temperature_places = turns_of(turns, (q_places, kv_places), (q_len, kv_len), joined)
+            q_turns, k_turns, temperature_places = rotation_positions(
+                turns, (q_places, kv_places), (q_len, kv_len), joined
+            )
         if context_cached:
             q = self._turned(self.query_projection(query), q_turns, self.query_norm)
             q = q if temperature_places is None else with_temperature(q, self.temperature, *temperature_places)

@@ -37,8 +37,8 @@ _FUNCTIONS: dict[Any, Activation] = {
     F.silu: "silu",
 }
 _MODULES: dict[type[nn.Module], Activation] = {nn.ReLU: "relu", nn.GELU: "gelu", nn.SiLU: "silu"}
-_THEIRS = (nn.MultiheadAttention, *get_args(TorchLayer), *get_args(TorchStack))
-_OURS = (MultiHeadAttention, EncoderLayer, DecoderLayer, EncoderStack, DecoderStack)
+_TORCH_MODULES = (nn.MultiheadAttention, *get_args(TorchLayer), *get_args(TorchStack))
+_SACCADE_MODULES = (MultiHeadAttention, EncoderLayer, DecoderLayer, EncoderStack, DecoderStack)
 _SOFTMAX_OPTIONS = ("score", "bias", "scale", "softcap", "sink_logit")  # options that torch's module lacks
 
 
@@ -87,9 +87,9 @@ def from_torch(module: nn.Module, *, batch_first: Literal[True] | None = None) -
         False
     """
     rule = "be an nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerDecoder or a layer of these"
-    check_type("module", module, _THEIRS, rule)
+    check_type("module", module, _TORCH_MODULES, rule)
     _check_layout(module, batch_first)
-    _check_forward(module, _THEIRS)
+    _check_forward(module, _TORCH_MODULES)
     if isinstance(module, nn.MultiheadAttention):
         return _attention_from_torch(module)
     if isinstance(module, TorchStack):
@@ -119,8 +119,8 @@ def to_torch(module: nn.Module) -> nn.Module:
             biases in only some parts, and a subclass that overrides ``forward``.
     """
     rule = "be a saccade.nn.MultiHeadAttention, EncoderStack, DecoderStack or a layer of these"
-    check_type("module", module, _OURS, rule)
-    _check_forward(module, _OURS)
+    check_type("module", module, _SACCADE_MODULES, rule)
+    _check_forward(module, _SACCADE_MODULES)
     if isinstance(module, MultiHeadAttention):
         return _attention_to_torch(module)
     if isinstance(module, EncoderStack | DecoderStack):

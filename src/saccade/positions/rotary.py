@@ -21,7 +21,7 @@ from saccade.support.validation import check_bool, check_choice, check_int, chec
 _KEPT = 1 << 13  # maximum number of positions with cached angles: 8 MB for heads of width 128
 _Axes = tuple[int, ...]
 # All attributes that determine the angles.
-_Turning = tuple[float, int, str, Scaling | None, _Axes | None, torch.dtype, torch.device]
+_RotationSettings = tuple[float, int, str, Scaling | None, _Axes | None, torch.dtype, torch.device]
 _BLOCK = 64  # for a single position, angles are computed for an aligned block of this many positions
 
 
@@ -220,7 +220,7 @@ class Rotary(ArgumentHints, nn.Module):
         return turned if part is x else torch.cat([turned, x[..., self.rotary_dim :]], -1)
 
 
-def _factors(positions: range | Tensor, turning: _Turning) -> tuple[Tensor, Tensor]:
+def _factors(positions: range | Tensor, turning: _RotationSettings) -> tuple[Tensor, Tensor]:
     """Compute the rotary factors of each channel and of its partner. The rotation adds the two products."""
     base, rotary_dim, layout, scaling, axes, dtype, device = turning
     make = plain_frequencies if scaling is None else scaling.frequencies
@@ -255,7 +255,7 @@ def paired(cos: Tensor, sin: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 
 @lru_cache(maxsize=4)
-def _cached_factors(positions: range, turning: _Turning, inference: bool) -> tuple[Tensor, Tensor]:
+def _cached_factors(positions: range, turning: _RotationSettings, inference: bool) -> tuple[Tensor, Tensor]:
     """Compute rotary factors and cache them, since all layers, and many decoding steps, use the same positions."""
     del inference  # part of the cache key only
     return _factors(positions, turning)

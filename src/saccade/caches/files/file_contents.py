@@ -61,7 +61,7 @@ class Contents:
         self._tree, self._name, self._tensors = tree, name, tensors
         self.kind: str = tree["kind"]
 
-    def says(self, key: str) -> bool:
+    def has_value(self, key: str) -> bool:
         """Return whether the cache file has a value with this name."""
         return key in self._tree
 
@@ -103,9 +103,9 @@ class Contents:
 
     def is_empty(self, leaves: Sequence[Leaf]) -> bool:
         """Return whether the saved cache is empty. Raise if the file contains tokens although it is."""
-        is_empty = self.value("first") is None if not self.says("length") else self.position("length") == 0
+        is_empty = self.value("first") is None if not self.has_value("length") else self.position("length") == 0
         has_tokens = any(self.has(leaf.name) and self._tensors[self._name + leaf.name].numel() for leaf in leaves)
-        if is_empty and (has_tokens or (self.says("next") and self.count("next", 0, 0))):
+        if is_empty and (has_tokens or (self.has_value("next") and self.count("next", 0, 0))):
             raise self.misfit("length")
         return is_empty
 

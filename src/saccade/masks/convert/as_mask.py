@@ -41,7 +41,7 @@ def as_mask(mask: object, shape: tuple[int, int, int, int]) -> Mask:
     if isinstance(mask, Mask):
         # During tracing, a comparison would specialise symbolic sizes; the traced program checks them.
         if not is_tracing():
-            check_told_apart(mask, shape)
+            check_batch_and_heads(mask, shape)
         return mask
     if is_causal_bias(mask):
         return from_causal_bias(mask, *shape[2:], "mask")
@@ -62,7 +62,7 @@ def _hint_for_words(mask: object) -> str | None:
     return None
 
 
-def check_told_apart(mask: Mask, shape: tuple[int, int, int, int]) -> None:
+def check_batch_and_heads(mask: Mask, shape: tuple[int, int, int, int]) -> None:
     """Raise an error unless the mask's numbers of batch items and heads are each 1 or match ``shape``."""
     if mask.shape == (1, 1):
         return

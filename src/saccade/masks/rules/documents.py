@@ -228,7 +228,7 @@ def documents_of_table(table: Tensor, rule: Mask | None) -> Documents:
     return Documents(lengths, rule)
 
 
-def with_facts(pattern: Mask, batch_mask: Mask) -> Mask:
+def joined_with_batch_mask(pattern: Mask, batch_mask: Mask) -> Mask:
     """Join the pattern of a layer with the mask of a batch. The pattern restarts in each document of the batch."""
     parts = batch_mask.parts if isinstance(batch_mask, And) else (batch_mask,)
     index = next((i for i, part in enumerate(parts) if _separates_documents(part)), None)
