@@ -354,7 +354,7 @@ def test_a_call_that_fails_leaves_no_trace() -> None:
 def test_impossible_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="budget must be a multiple of block_size 4; got 10"):
         BlockSelectCache(4, 10)
-    with pytest.raises(ValueError, match="budget must hold 1 first and 2 last blocks of 4; got 8"):
+    with pytest.raises(ValueError, match="budget must cover 1 first and 2 last blocks of 4 tokens; got 8"):
         BlockSelectCache(4, 8)
     with pytest.raises(ValueError, match="local_blocks must be an int of at least 1; got 0"):
         BlockSelectCache(4, 8, local_blocks=0)

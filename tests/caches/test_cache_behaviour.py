@@ -100,7 +100,7 @@ def test_a_cache_without_order_takes_tokens_one_behind_the_other(run: range) -> 
     assert cache.positions(1) == range(3, 4)
     one = SinkWindowCache(1, 8)
     one.attend(SOFTMAX, *_qkv(1), mask=CAUSAL)
-    with pytest.raises(ValueError, match="positions must come after those in the cache"):
+    with pytest.raises(ValueError, match="positions must increase and come after those in the cache"):
         one.attend(SOFTMAX, *_qkv(1), mask=CAUSAL, positions=range(1))
 
 
@@ -271,7 +271,7 @@ def test_tensors_that_do_not_fit_together_are_refused() -> None:
         (lambda: Cache([KVCache()] * 2), ValueError, "layers must be different objects"),
         (lambda: Cache([3]), TypeError, "layers must be layer caches; got int"),
         (lambda: Cache([_filled()]).crop(4), ValueError, r"Cache\.crop: length must be from 0 to 3"),
-        (lambda: CrossCache().attend(SOFTMAX, _qkv()[0]), ValueError, "key and value must be given in the first call"),
+        (lambda: CrossCache().attend(SOFTMAX, _qkv()[0]), ValueError, "key and value must be passed in the first call"),
     ],
 )
 def test_impossible_arguments_are_refused(call, error: type[Exception], sentence: str) -> None:

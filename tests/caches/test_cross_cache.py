@@ -68,7 +68,7 @@ def test_a_context_is_appended_once_and_read_by_every_call() -> None:
     placed = CrossCache()
     placed.attend(SOFTMAX, q, k, v)
     assert placed.traffic == (k.nbytes + v.nbytes,) * 2
-    with pytest.raises(ValueError, match="key and value must be given in the first call"):
+    with pytest.raises(ValueError, match="key and value must be passed in the first call"):
         CrossCache().attend(SOFTMAX, q, k)
 
 

@@ -205,7 +205,7 @@ def test_impossible_arguments_are_refused() -> None:
         HeavyHitterCache(0)
     cache, x = HeavyHitterCache(4), torch.randn(1, 2, 9, 4)
     cache.attend(Softmax(), x, x, x, mask=CAUSAL)
-    with pytest.raises(ValueError, match="positions must come after those in the cache"):
+    with pytest.raises(ValueError, match="positions must increase and come after those in the cache"):
         cache.attend(Softmax(), x, x, x, mask=CAUSAL, positions=range(9))
     with pytest.raises(ValueError, match="kv_heads of key must be 2, as in the cache; got 1"):
         cache.attend(Softmax(), x, x[:, :1], x[:, :1], mask=CAUSAL)

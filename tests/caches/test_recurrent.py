@@ -205,9 +205,11 @@ def test_unsupported_arguments_are_refused() -> None:
         cache.attend(linear, q, k, v, mask=Causal(), dropout_p=0.1)
     assert cache.length == 0
     cache.attend(linear, q, k, v, mask=Causal())
-    with pytest.raises(ValueError, match=r"positions must come after those in the cache.*got range\(2, 5\)"):
+    with pytest.raises(
+        ValueError, match=r"positions must increase and come after those " r"in the cache.*got range\(2, 5\)"
+    ):
         cache.attend(linear, q, k, v, mask=Causal(), positions=range(2, 5))
-    with pytest.raises(ValueError, match="positions must come after those in the cache"):
+    with pytest.raises(ValueError, match="positions must increase and come after those in the cache"):
         cache.attend(linear, q, k, v, mask=Causal(), positions=torch.tensor([[3, 4, 5], [3, 5, 4]]))
     with pytest.raises(ValueError, match="batch of key must be 2, as in the cache; got 1"):
         cache.attend(linear, q[:1], k[:1], v[:1], mask=Causal())

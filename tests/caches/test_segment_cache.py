@@ -135,5 +135,5 @@ def test_impossible_arguments_are_refused_before_writing() -> None:
         cache.attend(Linear(), x, x, x, mask=masks.Causal())
     assert (cache.length, cache.nbytes) == (0, 0)
     cache.attend(Softmax(), x, x, x)
-    with pytest.raises(ValueError, match="positions must come after those in the cache"):
+    with pytest.raises(ValueError, match="positions must increase and come after those in the cache"):
         cache.attend(Softmax(), x, x, x, positions=range(9))

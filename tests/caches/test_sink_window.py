@@ -275,7 +275,7 @@ def test_impossible_arguments_are_refused_before_writing() -> None:
     assert (cache.length, cache.nbytes) == (0, 0)
     plain = SinkWindowCache(1, 3)
     plain.attend(Softmax(), q, q, q)
-    with pytest.raises(ValueError, match="positions must come after those in the cache"):
+    with pytest.raises(ValueError, match="positions must increase and come after those in the cache"):
         plain.attend(Softmax(), q, q, q, positions=range(9))
     with pytest.raises(ValueError, match="batch of key must be 1, as in the cache; got 2"):
         plain.attend(Softmax(), *[torch.randn(2, 1, 2, 4)] * 3)

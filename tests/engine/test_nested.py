@@ -244,7 +244,10 @@ REFUSED = {
         lambda: MultiHeadAttention(D, H)(X, cache=caches.KVCache()),
         "cache= cannot be combined with nested tensors",
     ),
-    "positions in a layer": (lambda: MultiHeadAttention(D, H)(X, positions=range(5)), "positions= does not go with"),
+    "positions in a layer": (
+        lambda: MultiHeadAttention(D, H)(X, positions=range(5)),
+        "positions= cannot be combined with",
+    ),
     "the matrix of a layer": (lambda: MultiHeadAttention(D, H).matrix(X), "query is a nested tensor"),
     "pooling": (lambda: AttentionPool(D, H)(X), "AttentionPool.*\n.*x is a nested tensor"),
     "a recurrence": (lambda: Recurrence(D, H)(X), "Recurrence.*\n.*query is a nested tensor"),

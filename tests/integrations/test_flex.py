@@ -108,7 +108,7 @@ def test_a_block_size_that_cannot_be() -> None:
         block_mask(masks.Causal(), 8, block_size=0)
     with pytest.raises(ValueError, match="block_mask: block_size must be one int or two"):
         block_mask(masks.Causal(), 8, block_size=(1, 2, 3))
-    with pytest.raises(ValueError, match="block_mask: mask must be for 1 or 3 batch items; got 2"):
+    with pytest.raises(ValueError, match="block_mask: mask must tell apart 1 or 3 batch items; got 2"):
         block_mask(masks.Padding([1, 2]), 8, batch=3)
 
 

@@ -81,7 +81,9 @@ def test_a_file_that_is_no_outcome_is_refused(kept, spoil):
 
 
 def test_runs_of_other_settings_are_refused(kept):
-    with pytest.raises(ValueError, match=r"folder must hold runs of Settings\(steps=3, .* of others\.\nHint"):
+    with pytest.raises(
+        ValueError, match=r"folder must contain runs with Settings\(steps=3, " r".* with other settings\.\nHint"
+    ):
         run_all(PLAN, kept, SHORT._replace(steps=3))
 
 

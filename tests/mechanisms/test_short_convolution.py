@@ -70,7 +70,7 @@ def test_documents_begin_anew_and_padding_is_not_read():
 
 def test_wrong_inputs_are_refused():
     convolution, x = ShortConvolution(3, 4).double(), _x()
-    with pytest.raises(ValueError, match="heads must be the 3 channels"):
+    with pytest.raises(ValueError, match="heads must be equal to the 3 channels"):
         convolution(x[:, :2], x[:, :2])
     with pytest.raises(UnsupportedError, match="the mask differs between heads"):
         convolution(x, x, mask=torch.rand(2, 3, 9, 9) < 0.5)

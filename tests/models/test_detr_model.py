@@ -349,7 +349,7 @@ UNREAD = {
     "more queries": (
         {"num_queries": 9},
         ValueError,
-        "misfit      query_position_embeddings.weight [5, 16], not [9, 16]",
+        "mismatched  query_position_embeddings.weight [5, 16], not [9, 16]",
     ),
     "a wrong word": ({"d_model": "wide"}, ValueError, "d_model in config.json must be an int"),
 }

@@ -193,7 +193,7 @@ UNREAD = {
         {"projection_dim": 21},
         lambda s: s,
         ValueError,
-        "misfit      visual_projection.weight [20, 32], not [21, 32]",
+        "mismatched  visual_projection.weight [20, 32], not [21, 32]",
     ),
     "far too wide": ({"projection_dim": 2**31 - 1}, lambda s: s, ValueError, "not [2147483647, 32]"),
     "a number": (

@@ -227,7 +227,7 @@ def test_an_unknown_activation_is_refused_by_the_config_too():
         (lambda w: w | {"encoder.layer.2.output.dense.bias": torch.ones(24)}, ["unexpected  encoder.layer.2.output"]),
         (
             lambda w: w | {"embeddings.LayerNorm.bias": torch.ones(23), "embeddings.extra": torch.ones(1)},
-            ["unexpected  embeddings.extra", r"misfit      embeddings.LayerNorm.bias \[23\], not \[24\]"],
+            ["unexpected  embeddings.extra", r"mismatched  embeddings.LayerNorm.bias \[23\], not \[24\]"],
         ),
         (
             lambda w: w | {"embeddings.LayerNorm.bias": torch.ones(24, dtype=torch.int8)},

@@ -133,7 +133,7 @@ REFUSED = {
         UnsupportedError,
         "model_type is 'bert', not one of gpt2",
     ),
-    "no weights": (lambda: Encoder.from_state_dict(bert()[1].config, {}), ValueError, "2 layers, and 0 tensors"),
+    "no weights": (lambda: Encoder.from_state_dict(bert()[1].config, {}), ValueError, "2 layers, but 0 tensors"),
     "a list": (lambda: Encoder.from_state_dict(bert()[1].config, [1]), TypeError, "state_dict must be a state dict"),
     "numbers": (
         lambda: Encoder.from_state_dict(bert()[1].config, {"x": 1}),

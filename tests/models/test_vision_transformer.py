@@ -222,7 +222,7 @@ def test_settings_that_change_the_result_are_refused(name):
         ({"image_size": 2**20}, "config.json must state sizes that match the weights"),
         ({"num_channels": 2**30}, "config.json must state sizes that match the weights"),
         ({"image_size": 2**20, "patch_size": 2**20}, "config.json must state sizes that match the weights"),
-        ({"image_size": 32}, "misfit      embeddings.position_embeddings.weight [17, 24], not [65, 24]"),
+        ({"image_size": 32}, "mismatched  embeddings.position_embeddings.weight [17, 24], not [65, 24]"),
     ],
 )
 def test_a_config_that_the_weights_do_not_bear_out_is_refused(words, message):

@@ -247,9 +247,9 @@ def test_bad_values_are_named(call, message):
         (lambda: FeedForward(8, 8, gated="no"), "FeedForward: gated must be True or False; got 'no'"),
         (lambda: FeedForward(8, 8, projection_bias=1), "FeedForward: projection_bias must be True or False; got 1"),
         (lambda: MultiHeadAttention(8, 2, projection_bias="no"), "projection_bias must be True or False; got 'no'"),
-        (lambda: EncoderStack(5), "EncoderStack: layers must be several EncoderLayer; got int"),
+        (lambda: EncoderStack(5), "EncoderStack: layers must be an iterable of EncoderLayer; got int"),
         (lambda: DecoderStack(decoder(1).layers, final_norm="rms"), "final_norm must be a module or None; got str"),
-        (lambda: EncoderStack(decoder(1).layers), "layers must be of kind EncoderLayer; got DecoderLayer"),
+        (lambda: EncoderStack(decoder(1).layers), "layers must be instances of EncoderLayer; got DecoderLayer"),
         (lambda: decoder(1)(torch.zeros(1, 1, 8).double(), cache=KVCache()), "cache must be a Cache or None; got KV"),
         (
             lambda: decoder(1).layers[0](torch.zeros(1, 1, 8).double(), cache=Cache([KVCache()])),

@@ -210,7 +210,7 @@ REFUSED = {
     "a tensor": (torch.zeros(3), "a tensor or a term by distance as bias="),
     "a bias": (sc.positions.ALiBi(4), "a tensor or a term by distance as bias="),
     "an answer for a mask": (lambda score, b, h, q, kv: q > kv, "pass it as mask="),
-    "a number": (lambda score, b, h, q, kv: 3.0, "must give a number for each score"),
+    "a number": (lambda score, b, h, q, kv: 3.0, "must return a number for each score"),
     "fewer numbers": (lambda score, b, h, q, kv: torch.zeros(9, 5, 3, 2), "[9, 5, 3, 2] for [1, 1, 1, 1]"),
 }
 

@@ -59,7 +59,7 @@ SENTENCES: dict[str, tuple[Callable[[], object], str]] = {
     "lists": (lambda: attend([[1.0]], K, V), "query must be a tensor; got list"),
     "arrays": (lambda: attend(np.ones((2, 4, 5, 8)), K, V), "query must be a tensor; got ndarray"),
     "three dimensions": (lambda: attend(Q[0], K[0], V[0]), "must have four dimensions"),
-    "three dimensions, and the way": (lambda: attend(Q[0], K[0], V[0]), "[heads, len, head_dim] by x[None]"),
+    "three dimensions, and the way": (lambda: attend(Q[0], K[0], V[0]), "for [heads, len, head_dim], pass x[None]"),
     "two dimensions": (lambda: attend(Q[0, 0], K[0, 0], V[0, 0]), "for [len, head_dim], pass x[None, None]"),
     "whole numbers": (lambda: attend(Q.long(), K, V), "query must be float32"),
     "a mask of floats": (lambda: attend(mask=torch.zeros(5, 6)), "mask must be bool"),

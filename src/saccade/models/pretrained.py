@@ -242,7 +242,7 @@ def check_fit(weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -
     facts += [f"not float   {name} {w.dtype}" for name, w in weights.items() if not w.is_floating_point()]
     if facts:
         shown = facts if len(facts) <= 12 else [*facts[:12], f"and {len(facts) - 12} more"]
-        got = f"{len(facts)} differences"
+        got = f"{len(facts)} difference{'s' * (len(facts) > 1)}"
         raise value_error("model.safetensors", "have the weights that config.json describes", got, facts=shown)
 
 

@@ -82,7 +82,7 @@ def _layers(runs: Mapping[str, Run], pairs: list[tuple[Place, Place]], tokens: T
     chosen = {name: run for name, run in runs.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
     if not chosen:
         rule = f"have a name that fits one of {', '.join(runs)}"
-        raise value_error("tokens", rule, ", ".join(patterns), hint="'*' matches all")
+        raise value_error("tokens", rule, ", ".join(patterns), hint="'*' fits all")
     numbers = {name: index for index, name in enumerate(runs)}
     for name, run in chosen.items():
         items, _, q_len, kv_len = run.shape

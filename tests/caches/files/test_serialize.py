@@ -212,7 +212,7 @@ def test_foreign_files_are_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="got a safetensors file that saccade did not write"):
         load_cache(path)
     torch.save({"a": torch.ones(1)}, path)
-    with pytest.raises(ValueError, match="got a truncated, damaged or foreign one"):
+    with pytest.raises(ValueError, match="got a truncated, damaged or foreign file"):
         load_cache(path)
     whole = _saved(path)
     path.write_bytes(whole.replace(b'\\"version\\": 1', b'\\"version\\": 9'))

@@ -65,7 +65,7 @@ def test_refused_inputs():
             sc.attention(query, key, value, impl="sdpa", **options)
     with pytest.raises(sc.UnsupportedError, match="it does not accept empty inputs"):
         sc.attention(query[:, :, :0], key, value, impl="sdpa")
-    with pytest.raises(sc.UnsupportedError, match="it gives no lse"):
+    with pytest.raises(sc.UnsupportedError, match="it does not return the lse"):
         sc.attention_with_lse(query, key, value, impl="sdpa")
     with pytest.raises(sc.UnsupportedError, match="it is not run inside transforms"):
         torch.func.grad(lambda q: sc.attention(q, key, value, impl="sdpa").sum())(query)

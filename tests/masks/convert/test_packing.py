@@ -80,7 +80,7 @@ REFUSED = {
     "widths": (lambda: sc.pack([torch.zeros(2, 3), torch.zeros(2, 4)]), "differ only in length"),
     "dtypes": (lambda: sc.pack([torch.zeros(2, 3), torch.zeros(2, 3).double()]), "differ only in length"),
     "numbers": (lambda: sc.pack([torch.tensor(1.0)]), "differ only in length"),
-    "lists": (lambda: sc.pack([[1, 2]]), "texts must hold tensors; got list"),
+    "lists": (lambda: sc.pack([[1, 2]]), "texts must contain tensors; got list"),
     "another length": (lambda: sc.pack([torch.zeros(2, 3)]).unpack(torch.zeros(1, 3, 3)), "[1, 2, …]"),
 }
 

@@ -305,7 +305,7 @@ def test_one_beam_is_greedy_and_a_given_cache_is_left_alone() -> None:
         (lambda m: generate(m, [[1, -1]], 3), ValueError, "tokens must be at least 0; got -1"),
         (lambda m: generate(m, [1, 2], 3), TypeError, r"a list of lists of ints; got a list with 1"),
         (lambda m: generate(m, "abc", 3), TypeError, "list of lists of ints; got str"),
-        (lambda m: generate(m, [["a"]], 3), TypeError, "got something else in a prompt"),
+        (lambda m: generate(m, [["a"]], 3), TypeError, "got a prompt with a value that is not an int"),
         (lambda m: generate(m, torch.tensor([1, 2]), 3), TypeError, r"got int64 \[2\]"),
         (lambda m: generate(m, torch.ones(1, 2), 3), TypeError, r"got float32 \[1, 2\]"),
         (lambda m: generate(m, [[1]], 1.5), ValueError, "max_new_tokens must be an int of at least 0; got 1.5"),

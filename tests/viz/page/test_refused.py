@@ -156,7 +156,10 @@ GIVEN = {
     "one that is none": ([attention(3, 3), None], f"given must {RULE}; got NoneType in layer 1."),
     "a model": ({"model": torch.nn.Linear(2, 2)}, f"given must {RULE}; got Linear in layer model."),
     "the class": (sc.AttentionMatrix, f"given must {RULE}; got the class"),
-    "scores": (attention(3, 3).scores, f"given must {RULE}; got ScoreMatrix, which holds scores, in layer attention."),
+    "scores": (
+        attention(3, 3).scores,
+        f"given must {RULE}; got ScoreMatrix, which contains scores, in layer attention.",
+    ),
     "two axes": (torch.ones(3, 3), f"{WEIGHTS} shape [3, 3], torch.float32 in layer attention."),
     "five axes": ([np.ones((1, 1, 1, 1, 1))], f"{WEIGHTS} shape [1, 1, 1, 1, 1], float64 in layer 0."),
     "complex": (torch.ones(1, 1, 2, 2) * 1j, f"{WEIGHTS} shape [1, 1, 2, 2], torch.complex64 in layer attention."),
