@@ -219,7 +219,7 @@ def test_unsupported_arguments_are_refused() -> None:
         cache.attend(linear, q.double(), k.double(), v.double(), mask=Causal())
     with pytest.raises(ValueError, match="mask must be the mask of earlier calls"):
         cache.attend(linear, q, k, v, mask=Documents([9], rule=Causal()))
-    with pytest.raises(ValueError, match="features must be those of the memory; got others"):
+    with pytest.raises(ValueError, match="features must be those of the memory; got other features"):
         cache.attend(Linear(lambda x: x[..., :2]), q, k, v, mask=Causal())
     assert cache.length == 3
     small = RecurrentCache(2)

@@ -231,7 +231,7 @@ def test_an_unknown_activation_is_refused_by_the_config_too():
         ),
         (
             lambda w: w | {"embeddings.LayerNorm.bias": torch.ones(24, dtype=torch.int8)},
-            ["no floats   embeddings.LayerNorm.bias torch.int8"],
+            ["not float   embeddings.LayerNorm.bias torch.int8"],
         ),
     ],
     ids=["missing", "unexpected", "misfit", "integers"],
