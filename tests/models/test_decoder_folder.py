@@ -350,8 +350,8 @@ def test_every_reason_is_listed(folder):
     [
         ({"hidden_size": "gone", "vocab_size": "gone"}, "got no vocab_size, hidden_size"),
         ({"num_attention_heads": 5, "head_dim": None}, "num_heads must divide embed_dim 32; got 5"),
-        ({"num_hidden_layers": 3}, r"9 that do not(.|\n)*missing     model\.layers\.2\.input_layernorm\.weight"),
-        ({"num_hidden_layers": 1}, r"9 that do not(.|\n)*unexpected  model\.layers\.1\."),
+        ({"num_hidden_layers": 3}, r"9 differences(.|\n)*missing     model\.layers\.2\.input_layernorm\.weight"),
+        ({"num_hidden_layers": 1}, r"9 differences(.|\n)*unexpected  model\.layers\.1\."),
         ({"intermediate_size": 49}, r"mismatched  model\.layers\.0\.mlp\.gate_proj\.weight \[48, 32\], not \[49, 32\]"),
         ({"attention_bias": True}, r"missing     model\.layers\.0\.self_attn\.q_proj\.bias"),
         ({"rms_norm_eps": "small"}, r"rms_norm_eps in config\.json must be a number; got 'small'"),

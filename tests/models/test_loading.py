@@ -163,5 +163,5 @@ def test_a_second_head_that_is_no_copy_is_still_found(tmp_path: Path) -> None:
         Decoder.from_pretrained(tmp_path / "model").embedding.weight, weights["model.embed_tokens.weight"]
     )
     save_file(weights | {"lm_head.weight": weights["model.embed_tokens.weight"] + 1}, path)
-    with pytest.raises(ValueError, match=r"lm_head\.weight must be model\.embed_tokens\.weight"):
+    with pytest.raises(ValueError, match=r"lm_head\.weight must be equal to model\.embed_tokens\.weight"):
         Decoder.from_pretrained(tmp_path / "model")
