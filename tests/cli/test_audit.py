@@ -146,7 +146,7 @@ def test_a_broken_rule_ends_with_status_1(audit, config):
     "arguments, sentence",
     [
         (["nowhere"], "MODEL must be all-MiniLM-L6-v2, chinese-encoder, small-decoder, a folder with config.json"),
-        (["small-decoder", "--rule", "causal & windo(3)"], "--rule: parse: text must name masks that it knows"),
+        (["small-decoder", "--rule", "causal & windo(3)"], "--rule: parse: text must name known masks"),
         (["small-decoder", "--rule", "causal \x1b[2J"], "--rule: parse: text must"),
         (["small-decoder", "--packed", "3;4"], "--packed must be text lengths, as in 20,28; got 3;4."),
         (["small-decoder", "--length", "1"], "Invalid value for '--length'"),

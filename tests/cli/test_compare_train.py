@@ -31,7 +31,7 @@ def test_it_trains_and_prints_a_table_and_does_so_once(run, tmp_path, workers):
     result = run(*given)
     assert result.exit_code == 0, result.output
     lines = [line.split("  ")[0].strip() for line in result.stdout.splitlines()]
-    assert lines[1:5] == ["full", "LSTM", "the commonest answer", ""]
+    assert lines[1:5] == ["full", "LSTM", "the most common answer", ""]
     assert "mean over 2 seeds" in result.stdout
     kept = {path.name: path.read_bytes() for path in (tmp_path / "saccade-runs").iterdir()}
     assert sorted(kept) == ["mqar-full-0.json", "mqar-full-1.json", "mqar-lstm-0.json", "mqar-lstm-1.json"]
@@ -61,7 +61,7 @@ WRONG = {
     "a text": (["some", "text"], "TEXT must be left out if --train is given, which reads no text."),
     "a layer": (["--layer", "1"], "--layer must be left out if --train is given"),
     "a file": (["--runs", "taken/here"], "--runs must be a folder that can be written; got taken/here"),
-    "other settings": (["--runs", "others"], "--runs must hold runs of Settings(steps=600, batch_size=32"),
+    "other settings": (["--runs", "others"], "--runs must contain runs with Settings(steps=600, batch_size=32"),
 }
 
 

@@ -41,7 +41,7 @@ def test_json_is_the_plan(cost):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["windw(3)", "--tokens", "9"], "saccade cost: RULE: parse: text must name masks that it knows"),
+        (["windw(3)", "--tokens", "9"], "saccade cost: RULE: parse: text must name known masks"),
         (
             ["causal", "--tokens", "9", "--kv-heads", "5", "--ranks", "8"],
             "saccade cost: kv_heads must divide the 32 heads",

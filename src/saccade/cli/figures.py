@@ -62,7 +62,7 @@ def figures(
     nonzero = weights.amax((0, 1)) > 0  # pairs with weight 0 in every head are hidden by the mask
     allowed = None if bool(nonzero.all()) else nonzero
     caption, annotate = (
-        translated("What each word (row) looks at (column): {where}", where=where),
+        translated("Attention of each word (row) to each word (column): {where}", where=where),
         words <= _ANNOTATED_AT_MOST,
     )
     labels |= {"x_name": "looked at", "y_name": "word"}

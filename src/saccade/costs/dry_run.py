@@ -25,7 +25,7 @@ from saccade.engine.dispatch import choose_kernel
 from saccade.engine.explanation import Explanation
 from saccade.engine.kernels.kernel import KernelWithBackward
 from saccade.engine.memory_accounting import Watch
-from saccade.mechanisms.fake_tensors import taken_as_clean
+from saccade.mechanisms.fake_tensors import assuming_finite
 from saccade.support.errors import unsupported
 
 _FREE = {"empty", "new_empty", "empty_like", "empty_strided", "device", "detach", "lift_fresh", "_local_scalar_dense"}
@@ -140,7 +140,7 @@ class DryRun(Watch):
 @contextmanager
 def dry(run: DryRun, mode: FakeTensorMode) -> Iterator[DryRun]:
     """Run the body of a ``with`` statement as a dry run: nothing is computed, and ``run`` records the costs."""
-    with mode, _program(True), taken_as_clean(), _layers_of_torch(), run:
+    with mode, _program(True), assuming_finite(), _layers_of_torch(), run:
         yield run
 
 

@@ -13,7 +13,7 @@ from saccade.integrations.lazy_mask import Placed
 from saccade.integrations.tensor_masks import both
 from saccade.masks import Dense, Documents, Mask, Padding, PerItem
 from saccade.masks.algebra import And
-from saccade.masks.rules.documents import with_facts
+from saccade.masks.rules.documents import joined_with_batch_mask
 from saccade.support.errors import unsupported
 
 
@@ -42,7 +42,7 @@ def with_pattern(placed: Placed, pattern: Mask, position_ids: Tensor | None = No
     if texts is not None:
         parts = placed.rule.parts if isinstance(placed.rule, And) else (placed.rule,)
         if any(isinstance(part, Documents) for part in parts):
-            return with_facts(pattern, placed.rule)
+            return joined_with_batch_mask(pattern, placed.rule)
         return both(_inside(texts, pattern), placed.rule)
     if pattern.is_relative:
         return both(placed.rule, pattern)

@@ -157,5 +157,5 @@ def test_inputs_that_do_not_fit_are_refused():
         testing.first_use("fast", x, x, x)
     with pytest.raises(TypeError, match="first_use: kernel must be a name, a kernel or a function; got int"):
         testing.first_use(3, x, x, x)
-    with pytest.raises(sc.UnsupportedError, match="it takes full masks"):
+    with pytest.raises(sc.UnsupportedError, match="it supports full masks"):
         testing.first_use("sdpa", x, x, x, masks.Window(1, 1))
