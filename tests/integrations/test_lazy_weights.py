@@ -153,7 +153,7 @@ def test_too_many_are_refused_when_they_are_read(monkeypatch):
     x = inputs()
     out, weights = ours(x, x, x)
     assert out.shape == x.shape
-    with pytest.raises(UnsupportedError, match=r"these are 98 weights, \[2, 7, 7\]"):
+    with pytest.raises(UnsupportedError, match=r"the weights have 98 elements, shape \[2, 7, 7\]"):
         weights.sum()
 
 

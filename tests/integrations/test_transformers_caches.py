@@ -156,7 +156,7 @@ def test_impossible_arguments_are_refused() -> None:
         transformers_cache(KVCache())
     with pytest.raises(TypeError, match="cache must contain one cache for each layer; got Cache"):
         transformers_cache(Cache([Cache([KVCache()])]))
-    with pytest.raises(ValueError, match="name must be new"):
+    with pytest.raises(ValueError, match="name must be a new name"):
         install_caches("sdpa")
     past, written_out = transformers_cache(Cache(KVCache() for _ in range(2))), torch.ones(2, 1, 20, 20).bool()
     with pytest.raises(NotImplementedError, match="it received a materialized mask"):
