@@ -23,6 +23,7 @@ from saccade.nn import (
     EncoderLayer,
     EncoderStack,
     FeedForward,
+    ForgettingAttention,
     LatentAttention,
     MultiHeadAttention,
     Recurrence,
@@ -55,12 +56,15 @@ SOURCES: Makes = {
         16, 4, latent_dim=6, head_dim=6, rotary_dim=2, query_latent_dim=5, rotary=positions.Rotary(2), mask=CAUSAL
     ),
     "DifferentialAttention": lambda: DifferentialAttention(16, 2, mask=CAUSAL, rotary=positions.Rotary(4)),
+    "ForgettingAttention": lambda: ForgettingAttention(16, 4, num_kv_heads=2),
     "AttentionBlock": lambda: AttentionBlock(16, 4, mask=CAUSAL),
     "AttentionPool": lambda: AttentionPool(16),
     "AttentionPool with heads": lambda: AttentionPool(16, num_heads=4, num_queries=2),
     "FeedForward": lambda: FeedForward(16, 8, gated=True, activation="gelu_tanh"),
     "StateSpace": lambda: StateSpace(16, 4),
     "Recurrence": lambda: Recurrence(16, 4, decay="channel"),
+    "Recurrence of DeltaProduct": lambda: Recurrence(16, 4, mechanisms.DeltaProduct(2), decay="token"),
+    "Recurrence of RWKV7": lambda: Recurrence(16, 4, mechanisms.RWKV7()),
     "Recurrence of SSD": lambda: Recurrence(16, 4, mechanisms.SSD(4)),
     "EncoderLayer": lambda: EncoderLayer(MultiHeadAttention(16, 4), FeedForward(16, 8), norm="rms"),
     "DecoderLayer": lambda: DecoderLayer(MultiHeadAttention(16, 4, mask=CAUSAL), FeedForward(16, 8)),
@@ -91,9 +95,12 @@ MATRICES: Makes = {
     "Performer": lambda: mechanisms.Performer(8, redraw=3),
     "Performer with directions": lambda: mechanisms.Performer(directions=torch.randn(8, 4)),
     "Differential": lambda: mechanisms.Differential(2),
+    "Forgetting": lambda: mechanisms.Forgetting(3),
     "Linformer": lambda: mechanisms.Linformer(7, 3),
     "GatedLinear": lambda: mechanisms.GatedLinear.retnet(2),
     "Delta": mechanisms.Delta,
+    "DeltaProduct": lambda: mechanisms.DeltaProduct(1),
+    "RWKV7": mechanisms.RWKV7,
     "SSD": lambda: mechanisms.SSD(2),
     "S4D": lambda: mechanisms.S4D(2, 4),
     "ShortConvolution": lambda: mechanisms.ShortConvolution(2, 3),
@@ -161,7 +168,7 @@ CASES: Makes = {
     "RelationTable": lambda: positions.RelationTable(4, 9),
     "RotaryTables": lambda: positions.RotaryTables(*positions.Rotary(16).tables(range(9))),
 }
-CAUSAL_ONLY = ("GatedLinear", "Delta", "SSD", "S4D", "CompressiveMemory")
+CAUSAL_ONLY = ("Forgetting", "GatedLinear", "Delta", "DeltaProduct", "RWKV7", "SSD", "S4D", "CompressiveMemory")
 QKV = [torch.randn(2, heads, 7, 4, generator=torch.Generator().manual_seed(1)) for heads in (4, 2, 2)]
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(2))
 TABLE = torch.randn(2, 5, 5, 16, generator=torch.Generator().manual_seed(4))

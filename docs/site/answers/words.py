@@ -29,6 +29,10 @@ REASONS = {
     "index tensors must hold items, queries and keys, as the matrix does": "索引张量的项、查询和键要与矩阵一样多",
     "is not causal: a token reads what those before it have written": "不是因果的：词元读取的是前面的词元写入的内容",
     "is not causal: a state knows what came before": "不是因果的：状态只包含前面的内容",
+    "is not causal: gates count from a key forward to the query": "不是因果的：门从键开始向后计入，直到查询",
+    "its weights depend on the keys in between, and this cache does not pass on all of them": (
+        "它的权重取决于中间的键，而这种缓存不会传递全部的键"
+    ),
     "is not causal: a segment is read after it was written": "不是因果的：一段写完之后才读取",
     "is none of Causal, Padding and Documents: a sum over keys is all that is kept of them, so queries cannot choose "
     "among them": "不是 Causal、Padding、Documents 之一：键只保留一个和，查询无法从中挑选",

@@ -124,6 +124,9 @@ class LayerCache(ArgumentHints):
         self.check_not_replayed()
         if not callable(mechanism) or isinstance(mask, Tensor):
             check_call(mechanism, mask)
+        if not self.exposes_all_keys and getattr(mechanism, "needs_all_keys", False):
+            reason = "its weights depend on the keys in between, and this cache does not pass on all of them"
+            raise unsupported(type(mechanism).__name__, [reason], hint="KVCache() passes on all keys, in order")
         self._check_new(query, key, value)
         batch, _, q_len, _ = query.shape
         if mask is not None and not isinstance(mask, Mask):

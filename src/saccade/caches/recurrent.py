@@ -144,8 +144,9 @@ class RecurrentCache(LayerCache):
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         self._source = _source_in(contents)
-        # The denominator of linear attention is an extra column; a recurrence has none.
-        if state["state"].shape[3] - contents.count("value_dim") not in (0, 1):
+        # The denominator, if there is one, is an extra column. Values may be those of several steps side by side.
+        width, value_dim = state["state"].shape[3], contents.count("value_dim")
+        if width != value_dim + 1 and (not width or value_dim % width):
             raise contents.misfit("value_dim")
 
     def _why_not_cropped(self, length: int) -> str:

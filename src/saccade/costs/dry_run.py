@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from saccade.engine import custom_op
+from saccade.engine.bias.decay_sums import DecayTerm
 from saccade.engine.dispatch import choose_kernel
 from saccade.engine.explanation import Explanation
 from saccade.engine.kernels.kernel import KernelWithBackward
@@ -111,6 +112,7 @@ class DryRun(Watch):
             inputs, value_dim, request = custom_op.operator_inputs([stand_in(x) for x in arguments])
             if self._past and inputs.shape[2] == inputs.shape[3]:
                 inputs = _with_past_keys(inputs, self._past)
+            inputs = _with_sums(inputs)
             request = request._replace(needs_backward=is_backward)
             kernel = choose_kernel(inputs, request)
             explained = Explanation.of(inputs, kernel, value_dim, request, mask=inputs.rule)
@@ -199,6 +201,15 @@ def _with_past_keys(inputs: Any, past: int) -> Any:
     key = torch.empty(1, 1, past + q_len, inputs.key.shape[3], dtype=inputs.key.dtype)
     key = key.expand(*inputs.key.shape[:2], -1, -1)
     return inputs.replaced(shape=(batch, heads, q_len, past + q_len), key=key, origin=(inputs.origin[0] + past, 0))
+
+
+def _with_sums(inputs: Any) -> Any:
+    """Return attention inputs whose decay bias, if they have one, has a sum for each key, cached ones included."""
+    bias, (_, _, q_len, kv_len) = inputs.bias, inputs.shape
+    if not isinstance(bias, DecayTerm):
+        return inputs
+    sums = torch.zeros((), dtype=bias.source.dtype).expand(*bias.source.shape[:3], kv_len)
+    return inputs.replaced(bias=DecayTerm(sums, torch.zeros(1, q_len, dtype=torch.int64), bias.dtype))
 
 
 def _to_meta(x: Any) -> Any:

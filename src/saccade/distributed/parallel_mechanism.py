@@ -13,7 +13,7 @@ from saccade.distributed.state_passing import CarriedMatrix
 from saccade.engine.positions.positioned_mask import check_domain
 from saccade.masks import Mask, as_mask
 from saccade.matrix import DerivedMatrix, Matrix
-from saccade.mechanisms import S4D, Differential, Linear, Mechanism, Performer, Softmax, TopK
+from saccade.mechanisms import RWKV7, S4D, DeltaProduct, Differential, Linear, Mechanism, Performer, Softmax, TopK
 from saccade.mechanisms.recurrences.mechanism import Recurrence
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions, Positions
@@ -181,6 +181,8 @@ def _reasons_against(mechanism: Mechanism) -> list[str]:
     name = type(mechanism).__name__
     if not isinstance(mechanism, _OF_SEEN_KEYS + _CARRIED):
         return [f"{name} makes its rows of all keys at once, which no rank has"]
+    if isinstance(mechanism, DeltaProduct | RWKV7):
+        return [f"a token takes several steps in {name}, and states go from rank to rank between tokens of one step"]
     if isinstance(mechanism, TopK) and not (mechanism.block_size == 1 and type(mechanism.scorer) is DotProducts):
         return ["it chooses by the columns of keys, of which each rank has others; DotProducts of single keys does not"]
     if isinstance(mechanism, Performer) and mechanism.redraw is not None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from saccade.engine import autograd, nonfinite, onnx_form, second_order
 from saccade.engine import dispatch as eager
+from saccade.engine.bias.decay_sums import DecayTerm
 from saccade.engine.bias.relative import DistanceTerm
 from saccade.engine.bias.term import DenseTerm, Term
 from saccade.engine.check_inputs import autocast, check_value
@@ -38,7 +39,7 @@ _HEAD = 7  # number of integers in a program that precede those of the mask and 
 KERNELS = ("auto", *(kernel.name for kernel in eager.KERNELS if kernel.has_backward))
 """Kernels that can run inside the operator, where autograd is off, because they compute their own gradients. "auto" may
 choose a different kernel for the forward pass. One of the listed kernels then computes the gradients."""
-_NO_TERM, _DENSE, _DISTANCES = range(3)
+_NO_TERM, _DENSE, _DISTANCES, _DECAYS = range(4)
 _ARGUMENTS = (
     "Tensor query, Tensor key, Tensor value, Tensor[] tensors, int num_sources, SymInt[] program, float[] numbers, "
     "str impl"
@@ -146,6 +147,8 @@ class _OperatorArguments(NamedTuple):
         if isinstance(bias, DistanceTerm):
             lowest, first = bias.lowest, bias.first
             addresses = [x for x in (bias.q_addresses, bias.kv_addresses) if x is not None]
+        elif isinstance(bias, DecayTerm):
+            kind, addresses = _DECAYS, [bias.last]
         wants_bias = bias is not None and wants_gradient(bias.source)
         head = [kind, lowest, first, len(addresses), int(wants_bias), *inputs.origin]
         numbers = [inputs.scale, inputs.softcap or 0.0, float(request.dropout_p)]
@@ -190,6 +193,8 @@ class _OperatorArguments(NamedTuple):
             bias = DenseTerm(sources[0])
         elif kind == _DISTANCES:
             bias = DistanceTerm(sources[0], lowest, first, *(constants[-1 - count : -1] if count else (None, None)))
+        elif kind == _DECAYS:
+            bias = DecayTerm(sources[0], constants[-2], wide_dtype(self.query.dtype))
         return AttentionInputs(
             shape=shape,
             dtype=self.value.dtype,

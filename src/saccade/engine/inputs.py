@@ -224,7 +224,7 @@ class AttentionInputs:
         """Return the inputs with the given fields replaced. The plan is reused unless mask, shape or origin change."""
         other = object.__new__(AttentionInputs)
         other.__dict__.update(self.__dict__, **changes)
-        if not changes.keys().isdisjoint(("rule", "shape", "origin")):
+        if "rule" in changes or "shape" in changes or "origin" in changes:  # in words that a compiler can trace
             other.__dict__.pop("plan", None)
         return other
 

@@ -51,6 +51,10 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
     "mechanisms": {
         **dict.fromkeys(("Mamba", "Mamba2"), "SSD, which runs in saccade.nn.Recurrence"),
         **dict.fromkeys(("DeltaNet", "GatedDeltaNet"), "Delta, which runs in saccade.nn.Recurrence"),
+        **dict.fromkeys(("KDA", "KimiDeltaAttention"), "Delta, with a decay for each channel"),
+        **dict.fromkeys(("RWKV", "Rwkv7"), "RWKV7, which runs in saccade.nn.Recurrence"),
+        "GatedDeltaProduct": "DeltaProduct, with a decay",
+        **dict.fromkeys(("FoX", "ForgettingTransformer"), "Forgetting, which runs in saccade.nn.ForgettingAttention"),
         **dict.fromkeys(("RetNet", "GLA", "Retention", "LightningAttention"), "GatedLinear"),
         **dict.fromkeys(("Nystromformer", "Nystroem"), "Nystrom(landmarks)"),
         **dict.fromkeys(("LinearAttention", "Hyena", "Based"), "Linear(), or another mechanism of this module"),

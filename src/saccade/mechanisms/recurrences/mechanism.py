@@ -48,20 +48,38 @@ class Recurrence(Approximate):
         return self._matrix(inputs, None, None)
 
     def _matrix(self, inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> RecurrenceMatrix:
+        return self._recurrence(inputs, decay, beta)
+
+    def _recurrence(
+        self,
+        inputs: Inputs,
+        decay: Tensor | None,
+        beta: Tensor | None,
+        recall: Tensor | None = None,
+        visible: Visible | None = None,
+    ) -> RecurrenceMatrix:
+        """Return a recurrence's matrix for checked inputs.
+
+        Args:
+            inputs, decay, beta: the inputs and gates.
+            recall: the keys by which tokens recall, like the keys of the inputs; None for those.
+            visible: the mask of the inputs, if it was evaluated already.
+        """
         where, dtype = type(self).__name__, inputs.query.dtype
-        gates = [_gate(name, x, inputs) for name, x in (("decay", decay), ("beta", beta)) if x is not None]
+        gates = [checked_gate(name, x, inputs) for name, x in (("decay", decay), ("beta", beta)) if x is not None]
         decay = None if decay is None else gates.pop(0)
         beta = gates.pop() if gates else None
         _check_heads(inputs, decay, beta)
-        visible = Visible.of(inputs)
+        visible = Visible.of(inputs) if visible is None else visible
         if Order.of(visible, inputs.shape[2], inputs.shape[3]).is_sorted:
             reason = "a state is read in the order in which it was written: keys stand in order, and queries last"
             raise unsupported("positions", [reason], hint="sort the tokens, or use a mechanism without a state")
         if decay is not None:
             decay = decay.clamp(min=_LEAST)  # -inf is valid: it empties the state
-        tainted = _union([_nonfinite(x) for x in (inputs.key, decay, beta) if x is not None])
+        tainted = _union([_nonfinite(x) for x in (inputs.key, decay, beta, recall) if x is not None])
         nonfinite_queries = _nonfinite(inputs.query)
-        query, key, decay, beta = (_clean(x, inputs.wide) for x in (inputs.query, inputs.key, decay, beta))
+        tensors = (inputs.query, inputs.key, decay, beta, recall)
+        query, key, decay, beta, recall = (_clean(x, inputs.wide) for x in tensors)
         assert query is not None and key is not None  # noqa: PT018  for the type checker
         return RecurrenceMatrix(
             query,
@@ -69,6 +87,7 @@ class Recurrence(Approximate):
             decay,
             beta,
             visible,
+            recall=recall,
             scale=scale_of(self.scale, key.shape[3]),
             is_delta=self.is_delta,
             dtype=dtype,
@@ -116,7 +135,7 @@ class GatedRecurrence(Recurrence):
         return self._matrix(inputs, decay, beta)
 
 
-def _gate(name: str, x: Tensor, inputs: Inputs) -> Tensor:
+def checked_gate(name: str, x: Tensor, inputs: Inputs) -> Tensor:
     """Return a checked gate of a recurrence as ``[batch, heads, kv_len, width]``."""
     check_type(name, x, Tensor, "be a tensor")
     (batch, kv_len), head_dim = (inputs.shape[0], inputs.shape[3]), inputs.key.shape[3]
