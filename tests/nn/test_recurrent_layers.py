@@ -135,7 +135,7 @@ def test_an_encoder_layer_takes_it(name):
 
 
 REFUSED = {
-    "bias": (lambda x: layer("ssd")(x, bias=torch.zeros(1)), "no scores to which it could be added"),
+    "bias": (lambda x: layer("ssd")(x, bias=torch.zeros(1)), "no scores to add it to"),
     "width": (lambda x: layer("state space")(x[..., :3]), "query must have shape [batch, len, 8]"),
     "heads": (lambda x: nn.Recurrence(8, 3), "num_heads must divide embed_dim 8; got 3"),
     "mechanism": (

@@ -337,7 +337,9 @@ def test_no_state_is_made_of_layers_that_others_have_put_in() -> None:
     with pytest.raises(NotImplementedError, match="its linear1 is Adapter; saccade's layer has a plain linear layer"):
         from_torch(theirs)
     for call in (vision.to_timm, lambda module: vision.from_timm(module, {})):
-        with pytest.raises(NotImplementedError, match=r"it has reduce\.base_layer\.weight, which is no parameter of a"):
+        with pytest.raises(
+            NotImplementedError, match=r"it has reduce\.base_layer\.weight, which " r"is not a parameter of a"
+        ):
             call(gate)
 
 

@@ -106,15 +106,15 @@ class RecurrentCache(LayerCache):
     def advance(self, call: Call) -> Tensor:
         """Attend to all earlier tokens through the recurrent state, and update the state."""
         if call.dropout_p:
-            reason = "dropout_p is not 0, and single weights of earlier tokens cannot be dropped from a sum"
-            hint = "KVCache() keeps the tokens themselves"
+            reason = "dropout_p is not 0, and individual weights of earlier tokens cannot be dropped from a sum"
+            hint = "KVCache() stores the tokens themselves"
             raise unsupported(type(call.mechanism).__name__, [reason], hint=hint)
         matrix = call.mechanism(
             call.query, call.key, mask=call.mask, q_positions=call.positions, kv_positions=call.positions
         )
         if not isinstance(matrix, Recurrent):
-            reason = f"{type(matrix).__name__} is no sum over keys that could be carried on"
-            hint = "KVCache() fits every mechanism"
+            reason = f"{type(matrix).__name__} cannot be continued as a sum over keys"
+            hint = "KVCache() supports every mechanism"
             raise unsupported(type(call.mechanism).__name__, [reason], hint=hint)
         out, memory = matrix.advance(call.value, self._memory)
         if call.key.shape[2]:
@@ -150,7 +150,7 @@ class RecurrentCache(LayerCache):
             raise contents.misfit("value_dim")
 
     def _why_not_cropped(self, length: int) -> str:
-        return f"it holds one sum over {self.length} tokens, from which the last ones cannot be taken"
+        return f"it stores one sum over {self.length} tokens, from which the last ones cannot be removed"
 
     def _check_spec(self, stored: KeyValueSpec, new: KeyValueSpec) -> None:
         # The state is a sum of features, so keys may have any width. It is float32 for all narrower dtypes.
@@ -168,8 +168,8 @@ def _as_lists(source: Hashable) -> Any:
     if isinstance(source, tuple):
         return [_as_lists(part) for part in source]
     if not isinstance(source, str | int | float | None):
-        reason = f"its features are told apart by a {type(source).__name__}, which no file of a cache holds"
-        raise unsupported("RecurrentCache", [reason], hint="features that are told apart by numbers")
+        reason = f"its features are identified by a {type(source).__name__}, which cannot be saved in a cache file"
+        raise unsupported("RecurrentCache", [reason], hint="use features that are identified by numbers")
     return source
 
 

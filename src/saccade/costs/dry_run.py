@@ -25,7 +25,7 @@ from saccade.engine.dispatch import choose_kernel
 from saccade.engine.explanation import Explanation
 from saccade.engine.kernels.kernel import KernelWithBackward
 from saccade.engine.memory_accounting import Watch
-from saccade.mechanisms.fake_tensors import taken_as_clean
+from saccade.mechanisms.fake_tensors import assuming_finite
 from saccade.support.errors import unsupported
 
 _FREE = {"empty", "new_empty", "empty_like", "empty_strided", "device", "detach", "lift_fresh", "_local_scalar_dense"}
@@ -109,7 +109,7 @@ class DryRun(Watch):
     def _attend(self, arguments: Any, results: Any, *, is_backward: bool) -> None:
         """Record an attention product or its gradients, with the cost forecast by its kernel."""
         with _real_tensors():
-            inputs, value_dim, request = custom_op.operator_inputs([stand_in(x) for x in arguments])
+            inputs, value_dim, request = custom_op.operator_inputs([without_values(x) for x in arguments])
             if self._past and inputs.shape[2] == inputs.shape[3]:
                 inputs = _with_past_keys(inputs, self._past)
             inputs = _with_sums(inputs)
@@ -140,7 +140,7 @@ class DryRun(Watch):
 @contextmanager
 def dry(run: DryRun, mode: FakeTensorMode) -> Iterator[DryRun]:
     """Run the body of a ``with`` statement as a dry run: nothing is computed, and ``run`` records the costs."""
-    with mode, _program(True), taken_as_clean(), _layers_of_torch(), run:
+    with mode, _program(True), assuming_finite(), _layers_of_torch(), run:
         yield run
 
 
@@ -181,13 +181,13 @@ def _real_tensors() -> Iterator[None]:
         yield
 
 
-def stand_in(x: Any) -> Any:
+def without_values(x: Any) -> Any:
     """Replace a fake tensor, or a list of them, by real expanded tensors.
 
     Masks allow every pair, because their values are unknown.
     """
     if isinstance(x, list | tuple):
-        return [stand_in(each) for each in x]
+        return [without_values(each) for each in x]
     if not isinstance(x, FakeTensor):
         return x
     if x.is_floating_point() and x.dim() == 4:
@@ -282,7 +282,7 @@ def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def refuse_dry(error: Exception) -> Exception:
+def unsupported_dry_run(error: Exception) -> Exception:
     """Return the error to raise for a program that does not support a dry run."""
-    reason = f"what it runs depends on what its tensors hold: {str(error).splitlines()[0]}"
-    return unsupported("subject", [reason], hint="time and measure it with benchmarks of its own")
+    reason = f"its operations depend on the values of its tensors: {str(error).splitlines()[0]}"
+    return unsupported("subject", [reason], hint="run it, and measure its time and memory")

@@ -79,7 +79,7 @@ def check_readable(name: str, tensor: Tensor) -> None:
     """
     check_holds_values(name, tensor)
     if tensor.is_meta:
-        raise value_error(name, "hold values", "a tensor on device meta")
+        raise value_error(name, "have values", "a tensor on device meta")
     if tensor.layout != torch.strided or tensor.is_nested:
         got = "a nested tensor" if tensor.is_nested else f"layout {str(tensor.layout).removeprefix('torch.')}"
         raise value_error(name, "be a dense tensor", got, hint=f"{name}.to_dense()")

@@ -58,9 +58,7 @@ class Mechanism(ArgumentHints, nn.Module):
             UnsupportedError: the mechanism has no scores, or already has a bias.
         """
         name = type(self).__name__
-        raise unsupported(
-            "bias", [f"{name} has no scores to which it could be added"], hint="mechanism=Softmax() adds it"
-        )
+        raise unsupported("bias", [f"{name} has no scores to add it to"], hint="mechanism=Softmax() adds it")
 
     def _with_hooks(self, other: M) -> M:
         """Copy the hooks of this mechanism to ``other``, which replaces it for one call, and return ``other``."""

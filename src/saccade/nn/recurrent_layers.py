@@ -128,7 +128,7 @@ class RecurrentLayer(AttentionLayer):
     ) -> tuple[Mask | None, Positions | None]:
         """Check the options of a call. Return the combined mask and the positions."""
         if bias is not None:
-            raise unsupported("bias", ["there are no scores to which it could be added"])
+            raise unsupported("bias", ["there are no scores to add it to"])
         check_dense(query=query)
         if query.dim() != 3 or query.shape[2] != self.embed_dim:
             raise value_error("query", f"have shape [batch, len, {self.embed_dim}]", list(query.shape))
@@ -214,7 +214,8 @@ class Recurrence(RecurrentLayer):
         if check_int("embed_dim", embed_dim) % check_int("num_heads", num_heads):
             raise value_error("num_heads", f"divide embed_dim {embed_dim}", num_heads)
         mechanism = Delta() if mechanism is None else mechanism
-        rule, hint = "be a Delta, DeltaProduct, RWKV7, GatedLinear or SSD", "MultiHeadAttention takes the others"
+        rule = "be a Delta, DeltaProduct, RWKV7, GatedLinear or SSD"
+        hint = "MultiHeadAttention supports the other mechanisms"
         check_type("mechanism", mechanism, (Delta, DeltaProduct, RWKV7, GatedLinear, SSD), rule, hint=hint)
         if decay is not None:
             check_choice("decay", decay, ("token", "channel"))

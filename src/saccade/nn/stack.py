@@ -65,7 +65,7 @@ class EncoderStack(ArgumentHints, Layer):
         bias: Tensor | Bias | None = None,
     ) -> Tensor:
         """Return the stack's output, ``[batch, len, embed_dim]``. For the arguments, see `EncoderLayer.forward`."""
-        for layer, turns in zip(self.layers, turns_of(self.layers, rotary_positions), strict=True):
+        for layer, turns in zip(self.layers, rotary_arguments(self.layers, rotary_positions), strict=True):
             x = layer(x, mask=mask, positions=positions, bias=bias, **turns)
         return x if self.final_norm is None else self.final_norm(x)
 
@@ -81,7 +81,7 @@ class EncoderStack(ArgumentHints, Layer):
         """Return the lazy attention matrices of all layers. For the arguments, see `forward`."""
         options = {"mask": mask, "positions": positions, "bias": bias}
         inputs = with_inputs(self.layers, x, rotary_positions=rotary_positions, **options)
-        turns = turns_of(self.layers, rotary_positions)
+        turns = rotary_arguments(self.layers, rotary_positions)
         return [layer.matrix(x, **options, **own) for (layer, x), own in zip(inputs, turns, strict=True)]
 
 
@@ -110,8 +110,8 @@ class DecoderStack(ArgumentHints, Layer):
         super().__init__()
         self.layers = _checked(layers, DecoderLayer, final_norm)
         if len({layer.cross_attention is not None for layer in self.layers}) > 1:
-            rule = "all have cross_attention, or none"
-            raise value_error("layers", rule, "some with and some without")
+            rule = "all have cross_attention, or all have none"
+            raise value_error("layers", rule, "layers with and without cross_attention")
         self.final_norm = final_norm
 
     def forward(
@@ -136,7 +136,7 @@ class DecoderStack(ArgumentHints, Layer):
         """
         options = {"mask": mask, "positions": positions, "bias": bias}
         options |= {"context_mask": context_mask, "context_positions": context_positions}
-        turns = turns_of(self.layers, rotary_positions)
+        turns = rotary_arguments(self.layers, rotary_positions)
         for layer, layer_cache, own in zip(self.layers, self._caches(cache), turns, strict=True):
             x = layer(x, context, cache=layer_cache, **options, **own)
         return x if self.final_norm is None else self.final_norm(x)
@@ -145,7 +145,7 @@ class DecoderStack(ArgumentHints, Layer):
         """Return the lazy self-attention matrices of all layers. For the arguments, see `forward`."""
         options = {name: kwargs.get(name) for name in ("mask", "positions", "bias")}
         inputs = with_inputs(self.layers, x, context, **kwargs)
-        turns = turns_of(self.layers, kwargs.get("rotary_positions"))
+        turns = rotary_arguments(self.layers, kwargs.get("rotary_positions"))
         return [layer.matrix(x, **options, **own) for (layer, x), own in zip(inputs, turns, strict=True)]
 
     def cross_matrices(self, x: Tensor, context: Tensor, **kwargs: Unpack[_CallOptions]) -> list[Matrix]:
@@ -167,12 +167,12 @@ class DecoderStack(ArgumentHints, Layer):
         hint = "new_cache() of this model makes one"
         check_type("cache", cache, Cache, "be a Cache or None", hint=hint)
         if len(cache) != len(self.layers):
-            rule = f"hold the caches of {len(self.layers)} layers"
+            rule = f"contain the caches of {len(self.layers)} layers"
             raise value_error("cache", rule, len(cache), hint=hint)
         return cache
 
 
-def turns_of(layers: nn.ModuleList, rotary_positions: GivenPositions) -> list[dict[str, Any]]:
+def rotary_arguments(layers: nn.ModuleList, rotary_positions: GivenPositions) -> list[dict[str, Any]]:
     """Return keyword arguments for each layer, with ``rotary_positions`` only for layers that have a rotary.
 
     Raises:
@@ -190,15 +190,15 @@ def with_inputs(
     layers: nn.ModuleList, x: Tensor, *others: Any, rotary_positions: GivenPositions = None, **options: Any
 ) -> Iterator[tuple[Any, Tensor]]:
     """Yield each layer of a stack together with its input, beginning with the first layer and ``x``."""
-    for layer, turns in zip(layers, turns_of(layers, rotary_positions), strict=True):
+    for layer, turns in zip(layers, rotary_arguments(layers, rotary_positions), strict=True):
         yield layer, x
         x = layer(x, *others, **options, **turns)
 
 
 def _checked(layers: Iterable[nn.Module], kind: type[nn.Module], final_norm: nn.Module | None) -> nn.ModuleList:
     check_type("final_norm", final_norm, (nn.Module, NoneType), "be a module or None")
-    several = check_type("layers", layers, Iterable, f"be several {kind.__name__}")
-    listed = [check_type("layers", layer, kind, f"be of kind {kind.__name__}") for layer in several]
+    several = check_type("layers", layers, Iterable, f"be an iterable of {kind.__name__}")
+    listed = [check_type("layers", layer, kind, f"be instances of {kind.__name__}") for layer in several]
     if not listed:
-        raise value_error("layers", "hold at least one layer", "none")
+        raise value_error("layers", "contain at least one layer", "none")
     return nn.ModuleList(listed)

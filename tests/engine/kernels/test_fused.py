@@ -374,7 +374,7 @@ def test_a_function_that_changes_its_mind_before_backward_is_noticed() -> None:
     limit = [3]
     out = sc.attention(q, k, v, lambda b, h, q, kv: kv < limit[0], impl="fused")
     limit[0] = 6
-    with pytest.raises(RuntimeError, match="mask must answer alike in the forward and backward pass"):
+    with pytest.raises(RuntimeError, match="mask must return the same result in the forward and backward pass"):
         out.sum().backward()
     sc.attention(q, k, v, lambda b, h, q, kv: kv < limit[0], impl="fused").sum().backward()
 

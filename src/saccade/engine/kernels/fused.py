@@ -58,7 +58,7 @@ class Fused(KernelWithBackward):
             and _time_of_plan(plan, 1.0) > _time_of_plan(inputs.row_plan, _PAIR_OF_ROWS)
         ):
             rows = len(inputs.row_plan)
-            return Verdict((), (f"its mask has steps: {len(plan)} tiles take more time than all pairs of {rows} do",))
+            return Verdict((), (f"its mask is strided: {len(plan)} tiles take more time than all pairs of {rows}",))
         if not inputs.query.is_cpu:
             why.append(f"it runs on CPUs, not on {inputs.query.device.type}")
         elif not aten_flash.is_available():

@@ -77,8 +77,8 @@ def _spans_of_images(numbers: tuple[int, ...]) -> tuple[Any, Any]:
     values, counts = np.unique(images, return_counts=True)
     if (counts > 1).any():
         number = int(values[counts.argmax()])
-        hint = "the tokens of an image are consecutive; number another image after it differently"
-        raise value_error("groups", "hold each image in one place", f"image {number} twice", hint=hint)
+        hint = "the tokens of an image are consecutive; give another image a different number"
+        raise value_error("groups", "have the tokens of each image in one run", f"image {number} twice", hint=hint)
     starts = np.repeat(firsts, sizes)
     ends = np.where(groups < 0, starts, starts + np.repeat(sizes, sizes))
     return starts[:, None], ends[:, None]

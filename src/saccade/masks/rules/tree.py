@@ -125,7 +125,7 @@ class Tree(Mask):
 def _parents_of_item(row: object) -> tuple[int, ...]:
     parents = items_of("parents", row, _RULE)
     if not (parents and are_integers(parents) and min(parents) >= -1 and all(map(operator.lt, parents, count()))):
-        raise value_error("parents", _RULE, shown(row), hint="each token stands after its parent")
+        raise value_error("parents", _RULE, shown(row), hint="each token comes after its parent")
     return tuple(map(int, parents))
 
 
