@@ -96,6 +96,7 @@ def test_density_is_the_share_of_allowed_pairs(mask: masks.Mask, q_len: int, kv_
     dense = mask.to_dense(q_len, kv_len, batch=2, heads=3)
     expected = dense.double().mean().item() if dense.numel() else 0.0
     assert mask.density(q_len, kv_len, batch=2, heads=3) == pytest.approx(expected, abs=1e-12)
+    assert mask.count(q_len, kv_len, batch=2, heads=3) == int(dense.sum())
 
 
 def test_density_counts_items_that_are_planned_apart() -> None:

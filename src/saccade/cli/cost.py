@@ -87,7 +87,7 @@ def cost(
     split across ranks. The plan that is estimated to be fastest on an assumed machine is chosen.
     """
     if (rule is None) == (model is None):
-        refuse("cost", "RULE must be given, or --model instead")
+        refuse("cost", f"RULE or --model must be given, not both; got {'neither' if rule is None else 'both'}")
     if ranks is None:
         refuse_without(context, "--ranks", ("--layout", "--strategy", "--picture", "--json"))
         size = (heads, heads if kv_heads is None else kv_heads, head_dim)

@@ -90,7 +90,7 @@ class Explanation:
             f"shape    {list(self.shape)}  [batch, heads, q_len, kv_len]",
             f"mask     {self.mask}",
             *([f"window   {self.window}"] if self.window else []),
-            f"tiles    {self.tiles:,}, holding {self.pairs:,} of {total:,} pairs ({share:.3g} %)",
+            f"tiles    {self.tiles:,}, computing {self.pairs:,} of {total:,} pairs ({share:.3g} %)",
             f"cost     {self.flops / 1e9:.3g} GFLOP forward, {self.extra_bytes / 2**20:.3g} "
             "MiB beyond inputs and outputs",
             f"steps    QKᵀ {scores:.3g} GFLOP, softmax {exponentials:.3g} G exponentials, AV {sums:.3g} GFLOP",

@@ -59,9 +59,15 @@ class MaskEdit(Edit):
 
 @dataclass(eq=False)
 class PatternEdit(Edit):
-    """An edit that replaces the attention matrix of some heads."""
+    """An edit that replaces the attention matrix of some heads.
+
+    Attributes:
+        matrix: the matrix that replaces those of calls, of a text that may be longer than a call.
+        used_rows: number of rows of the matrix up to the last row that a call used.
+    """
 
     matrix: Matrix | None = None
+    used_rows: int = 0
 
 
 @dataclass(eq=False)
@@ -119,6 +125,8 @@ def edited(edits: Sequence[Edit], make: MakeMatrix, matrix: Matrix) -> Matrix:
         elif isinstance(edit, PatternEdit):
             assert edit.matrix is not None
             parts.append(HeadsOf(own, _rows_for(edit.matrix, matrix)))
+            is_part = edit.matrix.shape[2] > matrix.shape[2]  # the call holds the first keys of the pattern's text
+            edit.used_rows = max(edit.used_rows, matrix.shape[3 if is_part else 2])
         elif isinstance(edit, OutputEdit):
             changes.append(edit.change)
     masked = [

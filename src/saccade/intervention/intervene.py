@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
@@ -127,7 +128,8 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         Args:
             layer, head: see `mask`; a recording needs the name or number of a single layer.
             source: a recording with queries and keys, of which the same layer is used; or a matrix with the same number
-                of heads. Its batch size is that of the call, or 1. For calls with a cache, its text may be longer.
+                of heads. Its batch size is that of the call, or 1. Its text may be longer than a call, as needed for
+                calls with a cache; rows that no call used cause a warning at the end of the block.
         """
         if isinstance(source, Recording):
             source = source[layer].matrix
@@ -176,6 +178,20 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
         if exc_type is None and unused:
             there = ", ".join(self._layers) or "none"
             raise value_error("layer", "be one whose attention ran", repr(unused[0].layer), hint=f"these ran: {there}")
+        if exc_type is None:
+            self._warn_of_unused_rows()
+
+    def _warn_of_unused_rows(self) -> None:
+        """Warn if a pattern is longer than the texts of all calls, which then used only its first rows."""
+        for edit in self._edits:
+            if isinstance(edit, PatternEdit) and edit.matrix is not None and edit.used_rows < edit.matrix.shape[2]:
+                warnings.warn(
+                    f"intervene: the pattern of layer {edit.layer!r} has {edit.matrix.shape[2]} rows, and the model's "
+                    f"texts used the first {edit.used_rows}; unless a generation ended early, record the pattern on a "
+                    "text of the same length",
+                    stacklevel=3,
+                )
+                return
 
     def _name(self, module: nn.Module, number: int) -> str:
         """Return the layer name of attention call ``number`` in a module's forward pass."""

@@ -240,13 +240,17 @@ class Mask(_NoArithmetic, ABC):
         shape = self._sizes(q_len, kv_len, batch, None)
         return plan_of(self, (shape[0], heads, *shape[2:]), shape[3] - shape[2], 0)
 
-    def density(
+    def count(
         self, q_len: int, kv_len: int | None = None, *, batch: int | None = None, heads: int | None = None
-    ) -> float:
-        """Return the exact fraction of pairs that the mask allows, for default positions; 0 if there are no pairs.
+    ) -> int:
+        """Return the exact number of pairs that the mask allows, for default positions, over batch items and heads.
 
         Cost: boxes in which the mask is constant are counted without evaluating it. Each distinct partial box is
             evaluated once.
+
+        >>> from saccade.masks import Causal
+        >>> Causal().count(4)
+        10
         """
         shape = self._sizes(q_len, kv_len, batch, heads)
         first = shape[3] - shape[2]
@@ -268,7 +272,17 @@ class Mask(_NoArithmetic, ABC):
                     cells = copies * tile.height * len(strip.keys)
                     counted[strip.partial] = int(allowed.sum()) * (cells // max(allowed.numel(), 1))
                 total += counted[strip.partial]
-        return total / math.prod(shape) if 0 not in shape else 0.0
+        return total
+
+    def density(
+        self, q_len: int, kv_len: int | None = None, *, batch: int | None = None, heads: int | None = None
+    ) -> float:
+        """Return the exact fraction of pairs that the mask allows, for default positions; 0 if there are no pairs.
+
+        Cost: that of `count`.
+        """
+        pairs = math.prod(self._sizes(q_len, kv_len, batch, heads))
+        return self.count(q_len, kv_len, batch=batch, heads=heads) / pairs if pairs else 0.0
 
     def picture(self, q_len: int = 8, kv_len: int | None = None, *, batch: int = 0, head: int = 0) -> str:
         """Return the mask as text with one line per query: ``1`` may attend, ``.`` may not; at most 128 x 128.
