@@ -68,7 +68,8 @@ def check_batch_and_heads(mask: Mask, shape: tuple[int, int, int, int]) -> None:
         return
     for count, size, name in zip(mask.shape, shape, ("batch items", "heads"), strict=False):
         if count not in (1, size):
-            raise value_error("mask", f"be for 1 or {size} {name}", count, facts=[f"mask   {mask}"])
+            allowed = "1" if size == 1 else f"1 or {size}"
+            raise value_error("mask", f"be for {allowed} {name}", count, facts=[f"mask   {mask}"])
 
 
 def _from_tensor(mask: Tensor, shape: tuple[int, int, int, int]) -> Mask:
