@@ -27,6 +27,11 @@ def is_integer(value: object) -> TypeGuard[int]:
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
+def are_integers(values: Collection[object]) -> bool:
+    """Return whether all values are whole numbers, see `is_integer`; fast for millions of ints."""
+    return set(map(type, values)) <= {int} or all(map(is_integer, values))
+
+
 def is_number(value: object) -> TypeGuard[float]:
     """Return whether a value is a number: an int, a float or a NumPy number, but not a bool."""
     return type(value) in (int, float) or (isinstance(value, Real) and not isinstance(value, bool))

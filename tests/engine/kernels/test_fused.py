@@ -394,5 +394,7 @@ def test_half_precision_gradients_run_elsewhere_where_torch_multiplies_slowly(
     ]
     left = [bool(verdict.rather_not) for verdict in verdicts]
     assert left == [False, False, *[is_slow and dtype.itemsize == 2, False] * 2]
+    few = trained[:, :, :64]
+    assert not Fused().verdict(sc.AttentionMatrix(few, few).inputs, Request()).rather_not
     with torch.no_grad():
         assert not Fused().verdict(sc.AttentionMatrix(trained, x).inputs, Request()).rather_not
