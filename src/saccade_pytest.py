@@ -108,7 +108,7 @@ class LawTest(pytest.Item):
 
 @pytest.fixture
 def audit(request: pytest.FixtureRequest) -> Callable[..., Report]:
-    """Return a `saccade.audit` that fails the test if a claim is broken.
+    """Return a `saccade.audit` that fails the test if a claim is broken, or the text is too short for the given rule.
 
     ``audit(model)`` uses the rule and options of the marker ``reach``; its own arguments take precedence. Without a
     rule, it uses that of the model's configuration.
@@ -126,7 +126,9 @@ def audit(request: pytest.FixtureRequest) -> Callable[..., Report]:
         report = saccade.audit(model, **told | options | ({} if rule is None else {"rule": rule}))
         reports.append(report)
         if not report.ok:
-            pytest.fail(f"the model does not keep the rule\n{report}")
+            pytest.fail(f"the model does not follow the rule\n{report}")
+        if report.too_short and not report.rule.startswith("assumed"):
+            pytest.fail(f"{report.too_short}\n{report}")
         return report
 
     return audited

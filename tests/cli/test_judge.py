@@ -132,3 +132,13 @@ def test_python_m_is_the_same_command(judge, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "All 2 laws that could be tried hold." in done.stdout
+
+
+def test_scripts_of_an_earlier_run_are_removed_and_other_files_are_kept(judge, tmp_path):
+    found = tmp_path / "found"
+    assert judge("large_number", *FEW, "--scripts", "found").exit_code == 1
+    (found / "my_notes.py").write_text("# Written by me\n", encoding="utf-8")
+    assert (found / "oracle.py").is_file()
+    assert str(tmp_path) not in (found / "oracle.py").read_text("utf-8")
+    assert judge("large_number", "--law", "empty_rows", *FEW[4:], "--scripts", "found").exit_code == 1
+    assert sorted(path.name for path in found.iterdir()) == ["empty_rows.py", "my_notes.py"]

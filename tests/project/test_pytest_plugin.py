@@ -201,3 +201,16 @@ def test_each_law_of_a_kernel_is_a_test(pytester):
 def test_a_kernel_that_is_not_there_is_a_wrong_argument(pytester):
     ran = pytester.runpytest("-p", "saccade_pytest", "--saccade-kernel", "nowhere.py::right")
     assert ran.ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_a_text_within_the_window_of_the_given_rule_fails(run):
+    ran = run(
+        """
+@pytest.mark.reach("causal & window(20, 0)", length=12)
+def test_too_short(audit, llama):
+    audit(llama)
+""",
+        "--saccade-audit",
+    )
+    ran.assert_outcomes(failed=1)
+    ran.stdout.fnmatch_lines(["E       Failed: at 12 tokens the rule hides nothing more than*pass length=22 or more"])

@@ -33,6 +33,7 @@ from saccade.auditing.report import DRAWN, Report, reached_by_gradient
 from saccade.auditing.reproduction_script import script_of
 from saccade.auditing.rounding_noise import FACTOR, jitter, relative, restoring_state
 from saccade.auditing.rule_composition import Composition
+from saccade.auditing.sufficient_length import parts_of, text_is_long_enough
 from saccade.masks import Mask, parse
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
@@ -86,7 +87,8 @@ def audit(
         batch_first: whether tokens or vectors are ``[batch, length, ...]`` rather than ``[length, batch, ...]``. The
             layouts of modules and outputs are detected automatically.
         module: the model that ``model`` calls, if ``model`` is a function; its embedding tables and layers are audited.
-        length: length of the random sequences.
+        length: length of the random sequences. It must exceed the windows of the rule: a rule that hides nothing more
+            than `Causal` or `Full` at this length gives the claim "length", not answered, with the length to pass.
         layers: number of layers; when None, the number of modules that mix tokens.
         padding: bool ``[batch, length]``, True at tokens and False at padding. Rows of padding are not checked. When
             None, there is no padding. For an encoder-decoder, each row holds the source followed by the target.
@@ -147,6 +149,7 @@ def audit(
         noise = partial(_noise, subject)
         probes = EndToEnd(subject, reach, judged, noise=noise, tests=tests, seed=seed, required=composed.declared).run()
         results = [*_end_to_end(subject, reach, probes), _by_layer(subject.as_written, composed, layered)]
+        results += text_is_long_enough(parts_of(declared, rules, subject, given=inputs is not None))
         if packed is not None or padded or cache or against:
             comparisons = {"packed": packed, "padded": padded, "cache": cache, "against": against}
             with run_eagerly():
@@ -158,7 +161,10 @@ def audit(
             known = {one.name for one in results}
             results += [one for one in check_claims(measurements, names) if one.name not in known]
         if isinstance(subject, CompiledModelUnderTest):
-            results = results[:2] + [dataclasses.replace(one, why=_as_written(one.why)) for one in results[2:]]
+            results = results[:2] + [
+                one if one.name == "length" else dataclasses.replace(one, why=_as_written(one.why))
+                for one in results[2:]
+            ]
         pictured = _pictured(subject, reach)
         return Report(
             _name(model) + (", compiled" if isinstance(subject, CompiledModelUnderTest) else ""),

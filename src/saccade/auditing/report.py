@@ -84,6 +84,11 @@ class Report:
         return tuple(claim for claim in self.claims if claim.verdict == "not answered")
 
     @property
+    def too_short(self) -> str:
+        """Why the text is too short to distinguish the rule from one without a window; empty if it is long enough."""
+        return next((claim.why for claim in self.claims if claim.name == "length"), "")
+
+    @property
     def findings(self) -> tuple[CounterExample, ...]:
         """The counter-examples of all broken claims."""
         return tuple(claim.finding for claim in self.claims if claim.finding is not None)

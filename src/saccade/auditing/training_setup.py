@@ -17,6 +17,7 @@ from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.model_under_test import can_cache, rows_of
 from saccade.auditing.report import Report
 from saccade.auditing.rounding_noise import FACTOR, jitter, restoring_state, row_differences
+from saccade.auditing.sufficient_length import Part, text_is_long_enough
 from saccade.masks import Mask, parse
 from saccade.support.validation import check_int, check_type
 
@@ -89,7 +90,10 @@ def audit_setup(
             seed=seed,
         )
         alone = _alone(model, batch, inputs)
-    found = (*batch.claims(), *report.claims, alone)
+    rules = [rule for one in _listed(within) for rule in ([one] if isinstance(one, Mask) else one)]
+    longest = max(length for item in batch.lengths for length in item)
+    part = Part("", rules, longest, lambda count: f"texts of {count} tokens")
+    found = (*batch.claims(), *report.claims, *text_is_long_enough([part]), alone)
     words = ("assumed: " if rule is None else "") + report.rule
     return dataclasses.replace(report, model=f"{report.model}, as trained", rule=words, claims=found)
 
@@ -97,6 +101,11 @@ def audit_setup(
 def _device(inputs: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
     device = next((own.device for own in model.parameters()), torch.device("cpu"))
     return {name: one.to(device) if isinstance(one, Tensor) else one for name, one in inputs.items()}
+
+
+def _listed(rule: Declared) -> Sequence[Mask | Sequence[Mask]]:
+    """Return the masks of a rule in one list; a mapping may hold lists of masks."""
+    return [rule] if isinstance(rule, Mask) else list(rule.values()) if isinstance(rule, Mapping) else rule
 
 
 def _in_texts(rule: Declared, lengths: Sequence[Sequence[int]]) -> Declared:

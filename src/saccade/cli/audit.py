@@ -67,7 +67,9 @@ _Trainer = Annotated[
         help="A function that returns a model, a collator and a list of token ids; instead of MODEL.",
     ),
 ]
-_Length = Annotated[int, typer.Option(min=2, help="Number of tokens of the two random texts.")]
+_Length = Annotated[
+    int, typer.Option(min=2, help="Number of tokens of the two random texts; must exceed the rule's windows.")
+]
 _Tests = Annotated[int, typer.Option(min=1, help="Number of sets of rows to test.")]
 _Seed = Annotated[int, typer.Option(min=0, help="Seed of random weights, texts and changes.")]
 _Picture = Annotated[bool, typer.Option("--picture", help="Draw the declared and the measured rule side by side.")]

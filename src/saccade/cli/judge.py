@@ -15,6 +15,7 @@ from saccade.cli.output_files import all_or_none, folder_for, writing
 from saccade.cli.progress import progress
 from saccade.testing.judging import Declaration, Judgement, Source, check_interpreter
 from saccade.testing.judging import judge as run
+from saccade.testing.judging.counter_example import MARK
 from saccade.testing.judging.declaration import DTYPES, read_claims
 from saccade.testing.judging.html_page import html_page
 from saccade.testing.judging.junit import junit_xml
@@ -53,7 +54,11 @@ _Seed = Annotated[int | None, typer.Option(min=0, help="Seed of all values; by d
 _Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page to this file.")]
 _Junit = Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML to this file.")]
 _Scripts = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Write a script for each broken law into this folder.")
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Write a script for each broken law into this folder, and remove those of an earlier run.",
+    ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print the judgement as JSON.")]
 _Strict = Annotated[
@@ -80,7 +85,8 @@ def judge(
 ) -> None:
     """Test a kernel against the laws of attention, and show the smallest input that violates each law.
 
-    The exit status is 1 if a law is violated that the claims do not expect to fail, or if no law could be tested; with
+    The exit status is 1 if a law is violated that the claims do not expect to fail, or if the oracle could not be
+    compared, or no law could be tested; with
     --strict, also if a law holds that the claims expect to fail. A law is not tested if it needs a feature that the
     kernel does not claim.
     """
@@ -154,6 +160,9 @@ def _write_scripts(found: Judgement, folder: Path) -> None:
         for example in found.counter_examples:
             if example.script:
                 (staging / f"{example.law}.py").write_text(example.script, encoding="utf-8")
+        for path in folder.glob("*.py"):
+            if MARK in path.read_text(encoding="utf-8", errors="replace").partition("\nfrom __future__")[0]:
+                path.unlink()
     for example in found.counter_examples:
         written = f"wrote {visible(str(folder / f'{example.law}.py'))}"
         typer.echo(written if example.script else f"no script for {example.law}: {example.no_script}")

@@ -21,7 +21,8 @@ def assert_reach(model: Callable[..., Any], rule: Declared | str | None = None, 
         The report.
 
     Raises:
-        AssertionError: a claim is broken. The message is the report.
+        AssertionError: a claim is broken, or the text is too short for the given rule: within a window, a model
+            without the window passes as well. The message is the report.
 
     Cost: the same as `saccade.audit`.
 
@@ -34,4 +35,6 @@ def assert_reach(model: Callable[..., Any], rule: Declared | str | None = None, 
     report = audit(model, rule, **kwargs)
     if not report.ok:
         raise AssertionError(f"assert_reach: the model does not follow the rule\n{report}")
+    if rule is not None and report.too_short:
+        raise AssertionError(f"assert_reach: {report.too_short}\n{report}")
     return report

@@ -91,7 +91,16 @@ class Form:
         return self.why(query, key, value, mask, **self.settings)
 
     def check(self, **options: Any) -> Report:
-        """Check the kernel with `saccade.testing.check`; ``options`` are further arguments of that function."""
+        """Check the kernel with `saccade.testing.check`; ``options`` are further arguments of that function.
+
+        Raises:
+            TypeError: an option belongs to the adapter that built the form, such as ``gqa`` and ``offers``.
+        """
+        for name in ("gqa", "offers", "reasons"):
+            if name in options:
+                adapter = self.run.__module__.rpartition(".")[2].removesuffix("s")
+                hint = f"adapters.{adapter}(kernel, {name}={options[name]!r}).check()"
+                raise type_error(name, f"be given to the adapter, as in {hint}", f"check({name}={options[name]!r})")
         given = options.pop("laws", None)
         laws = self.laws_to_check() if given is None else [self.law_with_definition(law) for law in given]
         if options.get("cases") is not None or self.truth is not None or self.cases:

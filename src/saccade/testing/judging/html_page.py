@@ -24,6 +24,8 @@ def html_page(judgement: Judgement) -> str:
         f"{judgement.seconds:.0f} s",
         *(f"{name} {version}" for name, version in judgement.versions.items()),
     ]
+    if judgement.inferred:
+        facts.append(f"read from the signature: {judgement.inferred}")
     if judgement.skipped:
         facts.append(f"the time limit was reached, {judgement.skipped:,} trials were skipped")
     parts = [

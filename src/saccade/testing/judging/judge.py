@@ -6,6 +6,7 @@ import dataclasses
 import platform
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from saccade.testing.adapters import Form
 from saccade.testing.judging.counter_example import counter_examples
 from saccade.testing.judging.declaration import Declaration
-from saccade.testing.judging.judgement import Judgement
+from saccade.testing.judging.judgement import CORE_LAWS, Judgement
 from saccade.testing.judging.kernel import Kernel, Trial
 from saccade.testing.judging.source import Source
 from saccade.testing.report import Report, Result
@@ -67,14 +68,17 @@ def judge(
     seed = secrets.randbelow(1 << 32) if seed is None else seed
     judged = Kernel.of(kernel, claims or Declaration(), source)
     subject = judged.subject(judged, device)
-    planned = judged.trials(laws, cases, dtypes, seed)
+    by_law = judged.trials_by_law(laws, cases, dtypes, seed)
+    planned = [trial for each in by_law for trial in each]
     results = list[tuple[Trial, Result]]()
-    for number, trial in enumerate(planned):
-        if time.monotonic() > deadline:
-            break
+
+    def tried(trial: Trial) -> bool:
         if progress is not None:
-            progress(number, len(planned), trial[0].name)
+            progress(len(results), len(planned), trial[0].name)
         results.append((trial, judged.run_trial(subject, *trial)))
+        return results[-1][1].verdict in ("kept", "broken")
+
+    _run_in_turn(by_law, tried, began, deadline)
     known = list(dict.fromkeys(law.name for law, _, _ in planned))
     ordered = sorted((result for _, result in results), key=lambda result: known.index(result.law))
     by_name = {law.name: law for law, _, _ in planned}
@@ -84,13 +88,37 @@ def judge(
         (),
         judged.declaration.xfail,
         _errors(ordered),
-        len(planned) - len(results),
+        {each[0][0].name: len(each) for each in by_law if each},
         0.0,
         str(device),
         {"torch": torch.__version__, "python": platform.python_version()},
+        judged.inferred,
     )
     examples = tuple(counter_examples(judged, draft, results, device))
     return dataclasses.replace(draft, counter_examples=examples, seconds=time.monotonic() - began)
+
+
+def _run_in_turn(
+    by_law: Sequence[Sequence[Trial]], tried: Callable[[Trial], bool], began: float, deadline: float
+) -> None:
+    """Run the trials of laws until a deadline: first each law until it is tried once, then the laws in turn.
+
+    A law is tried by a trial that the kernel does not refuse. The most important laws come first. The other laws spend
+    at most a fiftieth of the time each on looking for such a trial, since a kernel may refuse all of them.
+    """
+    left = {number: deque(trials) for number, trials in enumerate(by_law)}
+    names = [each[0][0].name if each else "" for each in by_law]
+    for number in sorted(left, key=lambda one: CORE_LAWS.index(names[one]) if names[one] in CORE_LAWS else len(names)):
+        share = torch.inf if names[number] in CORE_LAWS else (deadline - began) / 50
+        until = min(deadline, time.monotonic() + share)
+        while left[number] and time.monotonic() <= until and not tried(left[number].popleft()):
+            pass
+    while any(left.values()):
+        for trials in left.values():
+            if time.monotonic() > deadline:
+                return
+            if trials:
+                tried(trials.popleft())
 
 
 def _errors(results: Sequence[Result]) -> dict[tuple[str, str], float]:

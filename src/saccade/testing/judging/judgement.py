@@ -13,6 +13,8 @@ from saccade.testing.report import Report, Result
 
 SCHEMA = "saccade.judge/1"
 """Name and version of the format that `Judgement.to_json` returns."""
+CORE_LAWS = ("oracle", "gradients_of_inputs", "causality")
+"""Names of the laws that are tried first; without the first of them, a judgement is incomplete."""
 LawVerdict = Literal["kept", "broken", "expected", "unexpectedly kept", "not tried"]
 
 
@@ -48,10 +50,11 @@ class Judgement:
         xfail: the reasons for expected failures, by pattern.
         errors: the largest errors of outputs and gradients that laws measured by norms, by law and dtype, in units of
             the dtype's eps.
-        skipped: number of trials that did not run because the time was up.
+        planned: number of trials of each law, by name; fewer may have run because the time was up.
         seconds: total time.
         device: where the kernel ran.
         versions: versions of packages.
+        inferred: the settings that were read from the kernel's signature, as in TOML; empty if none were.
     """
 
     kernel: str
@@ -59,15 +62,27 @@ class Judgement:
     counter_examples: tuple[CounterExample, ...]
     xfail: Mapping[str, str]
     errors: Mapping[tuple[str, str], float]
-    skipped: int
+    planned: Mapping[str, int]
     seconds: float
     device: str
     versions: Mapping[str, str]
+    inferred: str = ""
 
     @property
     def ok(self) -> bool:
-        """Whether at least one law was kept and no law is unexpectedly broken."""
-        return bool(self.report.kept) and not self.unexpected
+        """Whether at least one law was kept, no law is unexpectedly broken, and the judgement is complete."""
+        return bool(self.report.kept) and not self.unexpected and not self.incomplete
+
+    @property
+    def skipped(self) -> int:
+        """Number of trials that did not run because the time was up."""
+        return sum(self.planned.values()) - len(self.report.results)
+
+    @property
+    def incomplete(self) -> str:
+        """Why the judgement says little: the law `oracle` was to be checked, and was not tried. Empty if it was."""
+        law = next((one for one in self.report.laws if one.name == CORE_LAWS[0]), None)
+        return self.why(law) if law is not None and self.verdict(law) == "not tried" else ""
 
     @property
     def unexpected(self) -> tuple[Result, ...]:
@@ -114,10 +129,20 @@ class Judgement:
         for result in self.of(law):
             if result.verdict == "broken":
                 return self.reason(result) or result.message
-        if self.verdict(law) == "not tried":
-            reasons = Counter(result.message for result in self.of(law) if result.message)
-            return reasons.most_common(1)[0][0] if reasons else "no case applies"
-        return ""
+        return self._why_not_tried(law) if self.verdict(law) == "not tried" else ""
+
+    def _why_not_tried(self, law: Law) -> str:
+        """Return whether the time was up before a law was tried, or no trial of it fits the kernel, with the reason."""
+        results = self.of(law)
+        reasons = Counter(result.message for result in results if result.message)
+        reason = reasons.most_common(1)[0][0] if reasons else ""
+        planned = self.planned.get(law.name, len(results))
+        if len(results) < planned:
+            refused = f", none that the kernel takes: {reason}" if results else ""
+            return f"not reached in the time ({len(results):,} of {planned:,} trials ran{refused})"
+        if any(result.verdict == "not offered" for result in results):
+            return f"not offered by the kernel: {reason}"
+        return f"no case applies{f': {reason}' if reason else ''}"
 
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [("law", "verdict", "kept", "broken", "not offered", "")]
@@ -127,7 +152,10 @@ class Judgement:
             verdict = self.verdict(law)
             rows.append((law.name, verdict.upper() if verdict == "broken" else verdict, *cells, self.why(law)))
         widths = [max(len(row[column]) for row in rows) for column in range(5)]
-        lines = [f"{self.kernel} on {self.device}, seed {self.report.seed}, {self.seconds:.0f} s", ""]
+        lines = [f"{self.kernel} on {self.device}, seed {self.report.seed}, {self.seconds:.0f} s"]
+        if self.inferred:
+            lines.append(f"read from the signature: settings = {{ {self.inferred} }}")
+        lines.append("")
         lines += [
             "  ".join([*map(str.ljust, row[:2], widths), *map(str.rjust, row[2:5], widths[2:]), row[5]]).rstrip()
             for row in rows
@@ -167,6 +195,8 @@ class Judgement:
         expected = f" {verdicts['expected']} are broken as expected." if verdicts["expected"] else ""
         if broken:
             return f"{len(broken)} of {tried} laws are broken: {', '.join(broken)}.{expected}"
+        if self.incomplete:
+            return f"Incomplete: the law {CORE_LAWS[0]} was not tried, {self.incomplete}.{expected}"
         return f"All {tried - verdicts['expected']} laws that could be tried hold.{expected}"
 
     def to_json(self) -> dict[str, Any]:
@@ -179,6 +209,8 @@ class Judgement:
             "seed": self.report.seed,
             "seconds": round(self.seconds, 1),
             "skipped": self.skipped,
+            "inferred": self.inferred,
+            "incomplete": self.incomplete,
             "versions": dict(self.versions),
             "laws": [
                 {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import itertools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,10 +34,14 @@ class Kernel:
     declaration: Declaration
     source: Source | None = None
     lse: Callable[..., Any] | None = None
+    inferred: str = ""
 
     @classmethod
     def of(cls, kernel: Callable[..., Any] | Form, declaration: Declaration, source: Source | None = None) -> Kernel:
-        """Adapt a kernel with the form that its declaration names; a `Form` is used unchanged."""
+        """Adapt a kernel with the form that its declaration names; a `Form` is used unchanged.
+
+        If the declaration does not say how to pass the mask, the kernel's signature does.
+        """
         if isinstance(kernel, Form):
             return cls(kernel, declaration, source)
         settings = dict(declaration.settings)
@@ -46,11 +49,14 @@ class Kernel:
             return cls(FORMS["c"](kernel, source.name, **settings), declaration, source)
         if source is not None and source.is_operator:
             return cls(FORMS["operator"](source.name, **settings), declaration, source)
+        flags = _mask_flags(kernel) if declaration.form == "layout" and _is_open(declaration) else {}
+        settings |= flags
         if declaration.form in ("layout", "varlen", "paged", "block_sparse", "score_mod") and "offers" not in settings:
             options = _options_of(kernel, settings.get("names", {}), declaration)
             settings["offers"] = options
         lse = None if declaration.with_lse is None or source is None else source.load(declaration.with_lse)
-        return cls(FORMS[declaration.form](kernel, **settings), declaration, source, lse)
+        told = ", ".join(f'{name} = "{one}"' for name, one in flags.items())
+        return cls(FORMS[declaration.form](kernel, **settings), declaration, source, lse, told)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Any:
         """Run the kernel, or raise an error for inputs that it does not claim to support."""
@@ -102,23 +108,23 @@ class Kernel:
     def run_trial(self, subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Result:
         """Try a law on a case.
 
-        If the claims limit sizes, a broken law counts only if a correct kernel keeps the law on the same case.
+        If the claims limit sizes or dtypes, a broken law counts only if a correct kernel keeps it on the same case.
         """
         result = try_law(subject, law, case, dtype)
         claims = self.declaration
-        if result.verdict != "broken" or not (claims.widths or claims.value_widths or claims.lengths):
+        if result.verdict != "broken" or not (claims.widths or claims.value_widths or claims.lengths or claims.dtypes):
             return result
         control = try_law(self.subject(self.right, subject.device), law, case, dtype)
         if control.verdict == "kept":
             return result
         return dataclasses.replace(
-            result, verdict="not applicable", message="at the claimed sizes, a correct kernel breaks the law too"
+            result, verdict="not applicable", message="at the claimed sizes and dtypes, a correct kernel breaks it too"
         )
 
-    def trials(
+    def trials_by_law(
         self, laws: Sequence[str] | None, cases: Sequence[str] | None, dtypes: Sequence[torch.dtype] | None, seed: int
-    ) -> list[Trial]:
-        """Return the trials of laws on cases that fit the claims. Laws take turns, and the seed determines the order.
+    ) -> list[list[Trial]]:
+        """Return the trials of each law on cases that fit the claims, in an order that the seed determines.
 
         Raises:
             ValueError: a name of a law or a case is unknown.
@@ -138,8 +144,25 @@ class Kernel:
             found = list(trials([now], own, asked, seed))
             random.Random(seed).shuffle(found)
             by_law.append(found)
-        rounds = itertools.zip_longest(*by_law)
-        return [trial for each in rounds for trial in each if trial is not None]
+        return by_law
+
+
+def _is_open(declaration: Declaration) -> bool:
+    """Return whether a declaration of the plain layout leaves open how the mask is passed."""
+    return not ({"masks", "mask_name"} & set(declaration.settings) or declaration.with_lse or declaration.mask_objects)
+
+
+def _mask_flags(kernel: Callable[..., Any]) -> dict[str, str]:
+    """Return the settings of a kernel whose signature has a flag ``causal`` or ``is_causal`` and no mask; else {}."""
+    try:
+        names = list(inspect.signature(kernel).parameters)
+    except (TypeError, ValueError):  # a builtin has no signature
+        return {}
+    flag = next((name for name in ("causal", "is_causal") if name in names), None)
+    if flag is None or any("mask" in name.lower() for name in names):
+        return {}
+    masks = {"masks": "window" if "window_size" in names else "causal"}
+    return masks if flag == "causal" else masks | {"mask_name": flag}
 
 
 def _options_of(kernel: Callable[..., Any], names: dict[str, str], declaration: Declaration) -> tuple[str, ...]:

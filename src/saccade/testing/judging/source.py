@@ -80,14 +80,18 @@ class Source:
         return target
 
     def lines(self) -> list[str]:
-        """Return the lines of a script that define ``kernel``."""
-        path = str(Path(self.location).resolve())
+        """Return the lines of a script that define ``kernel``, with paths relative to the current folder."""
+        whole = Path(self.location).resolve()
+        is_inside = whole.is_relative_to(Path.cwd())
+        path = f"./{whole.relative_to(Path.cwd()).as_posix()}" if is_inside else str(whole)
+        where = ["# Run this script in the folder where the judge ran."] if is_inside else []
         if self.is_library:
-            return ["import ctypes", f"kernel = ctypes.CDLL({path!r})"]
+            return [*where, "import ctypes", f"kernel = ctypes.CDLL({path!r})"]
         lines = ["import importlib.util, sys"]
         if self.location.endswith(".py"):
+            lines = [*where, *lines]
             lines += [
-                f"sys.path.insert(0, {str(Path(path).parent)!r})",
+                f"sys.path.insert(0, {os.path.dirname(path)!r})",
                 f"spec = importlib.util.spec_from_file_location('judged', {path!r})",
                 "module = importlib.util.module_from_spec(spec)",
                 "spec.loader.exec_module(module)",

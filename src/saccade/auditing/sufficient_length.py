@@ -1,0 +1,126 @@
+"""The claim that the audited text is long enough: that a rule with a window differs there from one without a window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.auditing.declared_rules import Declared
+from saccade.auditing.encoder_decoder import EncoderDecoderUnderTest
+from saccade.auditing.finding import ClaimResult
+from saccade.auditing.model_under_test import ModelUnderTest
+from saccade.masks import Causal, Full, Mask
+
+_LONGEST = 1 << 20  # tokens; a rule that hides nothing more below this length counts as one that never does
+_PLAIN: tuple[Mask, ...] = (Causal(), Full())
+
+
+class Part(NamedTuple):
+    """The rules of a model, or of one part of an encoder-decoder, and the length of the text that they were tested on.
+
+    Attributes:
+        name: "encoder" or "decoder"; empty for a model without parts.
+        rules: the rule of each layer, first to last.
+        length: number of tokens.
+        advice: a function that says which argument to pass for a text of a given number of tokens.
+    """
+
+    name: str
+    rules: Sequence[Mask]
+    length: int
+    advice: Callable[[int], str]
+
+
+def parts_of(declared: Declared, rules: Sequence[Mask], subject: ModelUnderTest, *, given: bool) -> list[Part]:
+    """Return the rules of a model with the number of tokens on which an audit tests them.
+
+    Args:
+        declared: the rule as the user passed it.
+        rules: the rule of each layer.
+        subject: the model and its inputs.
+        given: whether the user passed the inputs; if not, ``length`` determines them.
+    """
+
+    def tokens(count: int) -> str:
+        return f"inputs with {count}" if given else f"length={count}"
+
+    def targets(count: int) -> str:  # a random target has two thirds of the length of the source
+        return f"decoder_input_ids with {count}" if given else f"length={-(-3 * count // 2)}"
+
+    if not isinstance(subject, EncoderDecoderUnderTest):
+        return [Part("", rules, subject.shape[1], tokens)]
+    assert isinstance(declared, Mapping)  # `joint_rules` has checked it
+    each = {name: [rule] if isinstance(rule, Mask) else list(rule) for name, rule in declared.items()}
+    return [
+        Part("encoder", each["encoder"], subject.source.shape[1], tokens),
+        Part("decoder", each["decoder"], subject.target.shape[1], targets),
+    ]
+
+
+def text_is_long_enough(parts: Sequence[Part]) -> list[ClaimResult]:
+    """Return the claim "length", not answered, if a rule equals Causal() or Full() only because the text is too short.
+
+    At 48 tokens, a causal window of 256 keys hides nothing more than Causal() does, so a model without any window keeps
+    that rule as well. The list is empty if the text is long enough for every rule.
+
+    Cost: O(length²) once for each distinct rule, and one row and one column of the rule for each length that is tried,
+        of which there are about 2 log2(length that is needed).
+    """
+    sentences = list[str]()
+    for name, rules, length, advice in parts:
+        needed, layers = dict[Mask, int](), dict[Mask, list[int]]()
+        for rule in dict.fromkeys(rules):
+            found = shortest_that_differs(rule, length)
+            if found is not None:
+                needed[found[0]] = max(needed.get(found[0], 0), found[1])
+                layers.setdefault(found[0], []).extend(i for i, own in enumerate(rules, 1) if own == rule)
+        for plain, own in layers.items():
+            told = f"the {name} rule" if name else "the rule"
+            if len(set(rules)) > 1:
+                told += f" of layer{'s' if len(own) > 1 else ''} {', '.join(map(str, sorted(own)))}"
+            more = f"pass {advice(needed[plain])} or more"
+            sentences.append(f"at {length} tokens {told} hides nothing more than {plain} does; {more}")
+    return [ClaimResult("length", "not answered", why="; ".join(sentences))] if sentences else []
+
+
+def shortest_that_differs(rule: Mask, length: int) -> tuple[Mask, int] | None:
+    """Return the plain rule that equals a rule at a length, and a length at which they differ; None if there is none.
+
+    The length is found by doubling and bisection over the last row and the last column of the rule, so it is the
+    shortest one for rules that keep hiding keys from some length on, as windows do. Rules that are defined for a fixed
+    number of positions are not compared.
+    """
+    if isinstance(rule, Causal | Full) or any(side is not None for side in rule.domain):
+        return None
+    try:
+        own = rule.to_dense(length).flatten(0, 1).any(0)
+        plain = next((one for one in _PLAIN if torch.equal(own, one.to_dense(length)[0, 0])), None)
+        if plain is None:
+            return None
+        least, most = length, 2 * length
+        while not _differs(rule, plain, most):
+            least, most = most, 2 * most
+            if most > _LONGEST:
+                return None
+        while most - least > 1:
+            middle = (least + most) // 2
+            least, most = (least, middle) if _differs(rule, plain, middle) else (middle, most)
+    except Exception:  # a user's function may raise any error at positions for which it was not written
+        return None
+    return plain, most
+
+
+def _differs(rule: Mask, plain: Mask, length: int) -> bool:
+    """Return whether a rule hides a pair of the last row or column at a length that the plain rule allows."""
+    last, every = torch.tensor([length - 1], device="cpu"), torch.arange(length, device="cpu")
+    return any(bool((_allowed(plain, *pair) & ~_allowed(rule, *pair)).any()) for pair in ((last, every), (every, last)))
+
+
+def _allowed(rule: Mask, q: Tensor, kv: Tensor) -> Tensor:
+    """Return which pairs a rule allows in any batch item and head, bool ``[pairs]``."""
+    b, h = (torch.arange(count, device="cpu") for count in rule.shape)
+    allowed = rule.allows(b[:, None, None], h[None, :, None], q, kv)
+    return allowed.broadcast_to(*rule.shape, max(len(q), len(kv))).flatten(0, 1).any(0)
