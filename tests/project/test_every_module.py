@@ -25,6 +25,7 @@ from saccade.nn import (
     FeedForward,
     LatentAttention,
     MultiHeadAttention,
+    NativeSparseAttention,
     Recurrence,
     RowAttention,
     StateSpace,
@@ -55,6 +56,9 @@ SOURCES: Makes = {
         16, 4, latent_dim=6, head_dim=6, rotary_dim=2, query_latent_dim=5, rotary=positions.Rotary(2), mask=CAUSAL
     ),
     "DifferentialAttention": lambda: DifferentialAttention(16, 2, mask=CAUSAL, rotary=positions.Rotary(4)),
+    "NativeSparseAttention": lambda: NativeSparseAttention(
+        16, 4, num_kv_heads=2, mechanism=mechanisms.NativeSparse(2, 2, 2), rotary=positions.Rotary(4)
+    ),
     "AttentionBlock": lambda: AttentionBlock(16, 4, mask=CAUSAL),
     "AttentionPool": lambda: AttentionPool(16),
     "AttentionPool with heads": lambda: AttentionPool(16, num_heads=4, num_queries=2),
@@ -100,6 +104,7 @@ MATRICES: Makes = {
     "CompressiveMemory": lambda: mechanisms.CompressiveMemory(4, 3, update="delta", rotary=positions.Rotary(4)),
     "Nystrom": lambda: mechanisms.Nystrom(3),
     "TopK": lambda: mechanisms.TopK(scorers.DotProducts(), 3),
+    "NativeSparse": lambda: mechanisms.NativeSparse(2, 2, 2),
     "Dot": lambda: mechanisms.Softmax(score=scores.Dot()),
     "Cosine": lambda: mechanisms.Softmax(score=scores.Cosine()),
     "Modified": lambda: mechanisms.Softmax(score=scores.Modified(_Fading())),
@@ -161,7 +166,7 @@ CASES: Makes = {
     "RelationTable": lambda: positions.RelationTable(4, 9),
     "RotaryTables": lambda: positions.RotaryTables(*positions.Rotary(16).tables(range(9))),
 }
-CAUSAL_ONLY = ("GatedLinear", "Delta", "SSD", "S4D", "CompressiveMemory")
+CAUSAL_ONLY = ("GatedLinear", "Delta", "SSD", "S4D", "CompressiveMemory", "NativeSparse")
 QKV = [torch.randn(2, heads, 7, 4, generator=torch.Generator().manual_seed(1)) for heads in (4, 2, 2)]
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(2))
 TABLE = torch.randn(2, 5, 5, 16, generator=torch.Generator().manual_seed(4))

@@ -8,6 +8,7 @@ from saccade.mechanisms.differential import Differential
 from saccade.mechanisms.gated_linear import SSD, Delta, GatedLinear
 from saccade.mechanisms.linear import Linear
 from saccade.mechanisms.linformer import Linformer
+from saccade.mechanisms.native_sparse import NativeSparse
 from saccade.mechanisms.nystrom import Nystrom
 from saccade.mechanisms.performer import Performer
 from saccade.mechanisms.s4d import S4D
@@ -23,6 +24,7 @@ __all__ = [
     "Mechanism",
     "Softmax",
     "TopK",
+    "NativeSparse",
     "Differential",
     "Linear",
     "Performer",

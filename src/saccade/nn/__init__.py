@@ -10,6 +10,7 @@ from saccade.nn.differential_attention import DifferentialAttention
 from saccade.nn.encoder_layer import EncoderLayer
 from saccade.nn.feed_forward import FeedForward
 from saccade.nn.latent_attention import LatentAttention
+from saccade.nn.native_sparse_attention import NativeSparseAttention
 from saccade.nn.qk_norm import QKNorm
 from saccade.nn.recurrent_layers import Recurrence, StateSpace
 from saccade.nn.stack import DecoderStack, EncoderStack
@@ -25,6 +26,7 @@ __all__ = [
     "QKNorm",
     "LatentAttention",
     "DifferentialAttention",
+    "NativeSparseAttention",
     "RowAttention",
     "ColumnAttention",
     "TriangleAttention",

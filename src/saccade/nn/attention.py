@@ -16,6 +16,7 @@ from saccade.engine.nested import Nested, is_nested
 from saccade.masks import Mask
 from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism
+from saccade.mechanisms.fake_tensors import is_dry_run
 from saccade.nn import attention_checks as checks
 from saccade.nn.attention_heads import Heads, Places, turns_of, with_temperature
 from saccade.nn.base_layer import AttentionLayer
@@ -162,7 +163,7 @@ class MultiHeadAttention(AttentionLayer):
         if is_nested(query, key, value):
             checks.check_nested_call(mask, bias, positions, kv_positions, rotary_positions, cache)
             return self._attend_nested(query, key, value, mask, bias)
-        if cache is not None and is_tracing():
+        if cache is not None and is_tracing() and not is_dry_run():
             outside = torch.compiler.disable(self.forward)  # caches cannot be part of a compiled graph
             given = {"positions": positions, "kv_positions": kv_positions, "rotary_positions": rotary_positions}
             return outside(query, key, value, mask=mask, bias=bias, cache=cache, **given)
