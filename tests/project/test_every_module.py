@@ -28,6 +28,7 @@ from saccade.nn import (
     NativeSparseAttention,
     Recurrence,
     RowAttention,
+    SharedKeyAttention,
     StateSpace,
     TriangleAttention,
     from_torch,
@@ -70,6 +71,12 @@ SOURCES: Makes = {
     "DecoderLayer": lambda: DecoderLayer(MultiHeadAttention(16, 4, mask=CAUSAL), FeedForward(16, 8)),
     "SignalEncoder": lambda: models.SignalEncoder(16, 8, 2, 1, mask=masks.sliding_window(2)),
     "EncoderStack": lambda: EncoderStack([EncoderLayer(MultiHeadAttention(16, 4), FeedForward(16, 8))]),
+    "DecoderStack with shared keys": lambda: DecoderStack(
+        [
+            DecoderLayer(one, FeedForward(16, 8))
+            for one in (MultiHeadAttention(16, 4, mask=CAUSAL), SharedKeyAttention(16, 4, 0, mask=CAUSAL))
+        ]
+    ),
     "DecoderStack": lambda: DecoderStack([DecoderLayer(MultiHeadAttention(16, 4, mask=CAUSAL), FeedForward(16, 8))]),
 }
 TABLES: Makes = {

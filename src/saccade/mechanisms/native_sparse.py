@@ -26,7 +26,8 @@ class NativeSparse(Approximate):
     r"""Native sparse attention: a gated sum of attention to block means, to selected blocks and to near tokens.
 
     .. math:: A = g^{\mathrm{cmp}} A^{\mathrm{cmp}} + g^{\mathrm{slc}} A^{\mathrm{slc}}
-              + g^{\mathrm{win}} A^{\mathrm{win}}, \qquad A^{\mathrm{cmp}} = \mathrm{softmax}(Q \bar K^\top)\, M, \quad \bar K = M K
+              + g^{\mathrm{win}} A^{\mathrm{win}}, \qquad
+              A^{\mathrm{cmp}} = \mathrm{softmax}(Q \bar K^\top)\, M, \quad \bar K = M K
 
     M takes the mean of each block of keys. A query reads the means of the blocks that end at its position or before;
     while there are none, its row of :math:`A^{\mathrm{cmp}}` is 0. :math:`A^{\mathrm{slc}}` is an exact softmax over

@@ -13,6 +13,7 @@ from saccade.nn.latent_attention import LatentAttention
 from saccade.nn.native_sparse_attention import NativeSparseAttention
 from saccade.nn.qk_norm import QKNorm
 from saccade.nn.recurrent_layers import Recurrence, StateSpace
+from saccade.nn.shared_keys import SharedKeyAttention
 from saccade.nn.stack import DecoderStack, EncoderStack
 from saccade.nn.table_attention import ColumnAttention, RowAttention, TriangleAttention
 from saccade.nn.torch_conversion import from_torch, to_torch
@@ -27,6 +28,7 @@ __all__ = [
     "LatentAttention",
     "DifferentialAttention",
     "NativeSparseAttention",
+    "SharedKeyAttention",
     "RowAttention",
     "ColumnAttention",
     "TriangleAttention",
