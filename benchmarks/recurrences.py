@@ -17,12 +17,15 @@ from benchmarks.measuring import Call, Referee, compare, in_turn, slope
 from benchmarks.memory import Job, extra_bytes
 from benchmarks.reporting import Row, duration, memory_row, ratio_row
 from saccade.masks import Causal
-from saccade.mechanisms import SSD, Delta, GatedLinear, Mechanism
+from saccade.mechanisms import RWKV7, SSD, Delta, DeltaProduct, Forgetting, GatedLinear, Mechanism
+from saccade.mechanisms.forgetting import with_gates
 
 N, SHORT, HEADS, DIM = 8192, 2048, 8, 64
 TARGETS = {"gated delta": 2.5, "SSD": 5.0, "lightning": 1.8, "KDA": 15.0}
 BACKWARD, MEMORY = 6.0, 4.0
 SIZES, MOST_SLOPE = tuple(1 << power for power in range(12, 17)), 1.05
+LENGTHS, FEW_HEADS = (8192, 65536), 1
+"""Lengths between which the growth of time and memory is told, for rules that transformers has not, with few heads."""
 TITLE = f"recurrences, n={N}, {HEADS} heads of {DIM}, float32, beside transformers' torch forms"
 TITLE_ZH = f"递归，{N:,} 个词元，{HEADS} 个头，每头宽 {DIM}，float32，与 transformers 的 torch 写法相比"
 
@@ -121,6 +124,59 @@ def lightning(n: int = N) -> Sides:
 SIDES = {"gated delta": gated_delta, "SSD": ssd, "lightning": lightning, "KDA": kda}
 
 
+def forgetting(n: int) -> Call:
+    """Return softmax attention with forget gates, whose memory grows with n and its time with n squared."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 1, FEW_HEADS, n, DIM).unbind()
+    keys = with_gates(key, torch.randn(1, FEW_HEADS, n) + 4.0)
+    return call(lambda *x: Forgetting(DIM)(x[0], x[1], mask=Causal()) @ x[2], (query, keys, value))
+
+
+def delta_product(n: int) -> Call:
+    """Return DeltaProduct of two steps."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(1, FEW_HEADS, n, DIM), *torch.randn(2, 1, FEW_HEADS, n, 2, DIM).unbind()
+    keys, beta = F.normalize(key, dim=-1).flatten(3), torch.rand(1, FEW_HEADS, n, 2)
+    rule = DeltaProduct(2)
+    return call(lambda *x: rule(x[0], x[1], beta=beta, mask=Causal()).total(x[2]), (query, keys, value.flatten(3)))
+
+
+def rwkv7(n: int) -> Call:
+    """Return RWKV-7's rule."""
+    torch.manual_seed(0)
+    query, key, value, removal, rate, fade = torch.randn(6, 1, FEW_HEADS, n, DIM).unbind()
+    gates = {"removal": F.normalize(removal, dim=-1), "rate": rate.sigmoid(), "decay": -0.6 * fade.sigmoid()}
+    return call(lambda *x: RWKV7()(x[0], x[1], mask=Causal(), **gates) @ x[2], (query, key, value))
+
+
+GROWTH = {"forgetting": (forgetting, 2.1), "DeltaProduct, 2 steps": (delta_product, 1.1), "RWKV-7": (rwkv7, 1.1)}
+"""What grows, and the largest slope of its time; the slope of its memory is at most 1.1."""
+
+
+def grown(name: str, n: int) -> Call:
+    """Return a rule of `GROWTH` at a length, after a short call, for `extra_bytes`."""
+    make, _ = GROWTH[name]
+    make(256)()
+    return make(n)
+
+
+def _growth(referee: Referee) -> Iterator[Row]:
+    for name, (make, most) in GROWTH.items():
+        rounds = in_turn([make(n) for n in LENGTHS], rounds=1 if name == "forgetting" else 3, referee=referee)
+        times = [rounds.median(i) for i in range(len(LENGTHS))]
+        held = extra_bytes([Job("benchmarks.recurrences:grown", (name, n)) for n in LENGTHS])
+        steeper, wider = slope(LENGTHS, times), slope(LENGTHS, held)
+        yield Row(
+            f"{name}, {FEW_HEADS} head, slopes of time and memory, {LENGTHS[0]} to {LENGTHS[1]} tokens",
+            f"{steeper:.2f} and {wider:.2f}: {duration(times[0])} to {duration(times[1])}, {held[1] / 2**20:.0f} MiB",
+            f"at most {most} and 1.1",
+            steeper <= most and wider <= 1.1,
+            {"slope": steeper, "slope of memory": wider},
+            rounds.rate,
+            rounds.quiet,
+        )
+
+
 def call(function: Callable[..., Tensor], tensors: tuple[Tensor, ...], *, backward: bool = False) -> Call:
     """Run forward without a graph, or forward and backward."""
 
@@ -184,3 +240,4 @@ def measure(referee: Referee) -> Iterator[Row]:
         rounds.rate,
         rounds.quiet,
     )
+    yield from _growth(referee)

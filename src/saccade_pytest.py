@@ -63,7 +63,7 @@ def _laws(session: pytest.Session, config: pytest.Config) -> Iterable[pytest.Ite
         source = Source.parse(name)
         check_interpreter(source, config.getoption("--saccade-device"))
         claims, loaded = read_claims(config.getoption("--saccade-claims")), source.load()
-        laws = Kernel.of(loaded, claims, source).form.chosen_laws()
+        laws = Kernel.of(loaded, claims, source).form.laws_to_check()
     except (ValueError, TypeError, OSError) as error:
         raise pytest.UsageError(f"--saccade-kernel: {error}") from None
     seed = config.getoption("--saccade-seed")

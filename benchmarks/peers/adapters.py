@@ -20,7 +20,7 @@ def causal_with_padding(mask: Tensor) -> Tensor:
     # No query can see a key after all queries, so it counts as a token.
     tokens = mask.any(2).any(1) | ~(kv <= q).any(0)
     if not bool((mask == ((kv <= q) & tokens.view(batch, 1, 1, kv_len))).all()):
-        raise NotImplementedError("takes causal masks alone, with padding")
+        raise NotImplementedError("takes only causal masks, with padding")
     return tokens
 
 

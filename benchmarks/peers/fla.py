@@ -129,7 +129,7 @@ def _gates(key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _earlier(query: Tensor, key: Tensor, mask: Tensor) -> int:
     """Return the number of keys before the first query."""
     if not bool(causal_with_padding(mask).all()) or query.shape[2] > key.shape[2]:
-        raise NotImplementedError("takes causal masks alone, without padding, and no more queries than keys")
+        raise NotImplementedError("takes only causal masks, without padding, and no more queries than keys")
     return key.shape[2] - query.shape[2]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from saccade.masks import Dense
 from saccade.testing.case import Case, Rule
 from saccade.testing.cases import CASES
-from saccade.testing.defined_case import Definition, judged_by
+from saccade.testing.defined_case import Definition, with_definition
 from saccade.testing.kernel_under_test import Subject
 from saccade.testing.laws import Law
 from saccade.testing.pattern_cases import PATTERNS
@@ -91,7 +91,7 @@ class Peer:
         """Return the case to try on the peer, or None if the law does not apply to it."""
         if law.name in self.left_out:
             return None
-        return case if self.definition is None else judged_by(case, self.definition)
+        return case if self.definition is None else with_definition(case, self.definition)
 
 
 @dataclasses.dataclass(frozen=True)

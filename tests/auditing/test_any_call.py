@@ -61,7 +61,7 @@ def test_a_decoder_reads_encoded_audio():
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
     config = transformers.WhisperConfig(vocab_size=101, **sizes, **heads, **layers, **special)
     whisper = transformers.WhisperForConditionalGeneration(config).eval()
-    with pytest.raises(ValueError, match="Hint: where the source is no text, audit the decoder"):
+    with pytest.raises(ValueError, match="Hint: if the source is not a text, audit the decoder"):
         audit(whisper, CAUSAL, inputs={"input_features": torch.randn(2, 8, 20), "decoder_input_ids": ids(8)})
     inputs = {"input_ids": ids(8), "encoder_hidden_states": torch.randn(2, 10, 16)}
     assert audit(whisper.model.decoder, CAUSAL, inputs=inputs, tests=4).ok

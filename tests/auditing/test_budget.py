@@ -18,4 +18,4 @@ def test_the_text_names_the_share_that_is_surely_found():
     share = float(str(budget).split("a fault in ")[1].split("%")[0]) / 100
     assert budget.missed(share + 0.005) <= 0.05 <= budget.missed(share - 0.01)
     assert Budget(144, 48).missed(1 / 48) <= 0.05
-    assert "of 2 sets only" in str(Budget(12, 4096))
+    assert "for only 2 sets" in str(Budget(12, 4096))

@@ -55,7 +55,7 @@ def test_compiled_models_run_and_modules_keep_their_names(how):
     assert [claim.verdict for claim in report.claims] == ["held"] * 3, str(report)
     assert report.model == "LlamaForCausalLM, compiled"
     assert report.rule.startswith("assumed: ")
-    assert report["by layer"].why == "of the modules as they are written, not compiled"
+    assert report["by layer"].why == "measured on the uncompiled modules"
     assert backend.runs >= before + 14  # the model itself, 12 changes, gradients
     assert backend.graphs <= 4  # tokens; vectors, without and with gradients: nothing is compiled for each test
 
@@ -107,15 +107,15 @@ def test_compiled_functions_are_functions():
 
 def test_models_without_vector_inputs_are_refused():
     backend = Backend()
-    with pytest.raises(ValueError, match="a compiled model must take inputs_embeds, since compiled code"):
+    with pytest.raises(ValueError, match="a compiled model must take inputs_embeds, since hooks"):
         audit(torch.compile(small(CAUSAL), backend=backend), CAUSAL, inputs=TOKENS.clamp(max=39))
     hidden = small(CAUSAL)
     hidden.forward = torch.compile(hidden.forward, backend=backend)
-    with pytest.raises(ValueError, match="got one that is asked in compiled code"):
+    with pytest.raises(ValueError, match="got a table inside compiled code"):
         audit(hidden, CAUSAL, inputs=TOKENS.clamp(max=39))
     sizes = {"vocab_size": 101, "d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 1, "num_heads": 4}
     pair = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)).eval()
-    with pytest.raises(ValueError, match="two texts must be audited before it is compiled"):
+    with pytest.raises(ValueError, match="an encoder-decoder must be audited before it is compiled"):
         audit(torch.compile(pair, backend=backend))
 
 

@@ -198,14 +198,14 @@ def test_reach_is_the_product_of_the_steps():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"rule": masks.Causal()}, "rule must be three, encoder, decoder, cross, for a model that reads two texts"),
-        ({"rule": {"encoder": masks.Full()}}, r"rule must be three, .*; got \['encoder'\]"),
+        ({"rule": masks.Causal()}, "rule must have the keys encoder, decoder, cross for an encoder-decoder"),
+        ({"rule": {"encoder": masks.Full()}}, r"rule must have the keys encoder, decoder, .*; got \['encoder'\]"),
         (
             {"rule": RULE | {"decoder": [masks.Causal()]}},
             "rule of decoder must be one mask for each of 3 layers; got 1 masks",
         ),
-        ({"layers": 3}, "layers must be left out for a model that reads two texts; got 3"),
-        ({"padded": True}, "must be left out for a function, vectors, a group, batch_first=False and"),
+        ({"layers": 3}, "layers must be left out for an encoder-decoder; got 3"),
+        ({"padded": True}, "must be left out for functions, vectors, process groups, batch_first=False and"),
         ({"inputs": torch.ones(2, 4, dtype=torch.long)}, "inputs must have token ids input_ids and decoder_input_ids"),
         ({"inputs": {"input_ids": torch.ones(2, 4).long()}}, r"inputs must have token ids .*; got \['input_ids', 'use"),
         ({"inputs": texts() | {"input_ids": torch.ones(1, 4).long()}}, "inputs must have as many texts"),
@@ -234,5 +234,5 @@ def test_a_rule_is_a_mask():
 def test_windows_are_not_assumed():
     sizes = T5 | {"local_radius": 3}
     model = transformers.LongT5ForConditionalGeneration(transformers.LongT5Config(**sizes))
-    with pytest.raises(ValueError, match="rule must be given for a model whose configuration does not say it"):
+    with pytest.raises(ValueError, match="rule must be given, since the model's configuration does not define it"):
         audit(model.eval(), inputs=texts())

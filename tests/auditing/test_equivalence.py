@@ -116,7 +116,7 @@ def test_faults_are_found_where_there_is_no_float64(fault: str, monkeypatch: pyt
 def test_one_implementation_of_attention_is_held_against_another(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = {pair.name: pair for pair in sameness(zoo.llama(), zoo.tokens(), against=["eager", "sdpa"])}
     assert pairs["attention by eager"].verdict == "held"
-    assert pairs["attention by sdpa"].why == "the model runs by sdpa as it is"
+    assert pairs["attention by sdpa"].why == "the model already uses sdpa"
     modeling = pytest.importorskip("transformers.models.llama.modeling_llama")
     right = modeling.eager_attention_forward
 

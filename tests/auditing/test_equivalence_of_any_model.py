@@ -81,7 +81,7 @@ def test_only_the_first_line_of_an_error_is_reported() -> None:
         (
             {"outputs": lambda out: 3},
             ValueError,
-            r"sameness: outputs must return floats \[2, 23, \.\.\.\] of what .*; got int",
+            r"sameness: outputs must return floats \[2, 23, \.\.\.\] from the model.s result; got int",
         ),
         (
             {"outputs": lambda out: out[:, 0]},

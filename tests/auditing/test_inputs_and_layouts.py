@@ -87,9 +87,9 @@ class Several(nn.Module):
     [
         ({"left": ids(), "right": ids()}, None, 'tokens must be named, .*\nHint: tokens="left" or tokens="right"'),
         ({"left": ids(), "right": ids()}, "middle", "tokens must name a tensor among the inputs; got 'middle'"),
-        ({"scale": 2.0}, None, r"inputs must hold token ids \[batch, length\] or vectors .*; got \['scale'\]"),
+        ({"scale": 2.0}, None, r"inputs must contain token ids \[batch, length\] or vectors .*; got \['scale'\]"),
         ([ids()], None, "inputs must be a tensor, or a mapping of arguments; got list"),
-        (ids(), "idx", "tokens must be left out where inputs are one tensor"),
+        (ids(), "idx", "tokens must be left out if inputs= is a single tensor"),
     ],
 )
 def test_inputs_without_tokens_are_refused(inputs, tokens, message):
@@ -108,11 +108,11 @@ def test_a_function_around_a_model():
         audit(lambda x: model(x, x), CAUSAL, inputs=ids())
     assert audit(lambda x: model(x, x), CAUSAL, inputs=ids(), module=model).ok
     assert audit(lambda x: model(x, x), CAUSAL, module=model, length=20).shape == (2, 20)
-    with pytest.raises(ValueError, match="module must be left out where the model is a module; got GPT"):
+    with pytest.raises(ValueError, match="module must be left out if the model is a module; got GPT"):
         audit(model, CAUSAL, inputs=ids(), module=model)
     with pytest.raises(TypeError, match="module must be the module that a function calls"):
         audit(lambda x: model(x, x), CAUSAL, inputs=ids(), module=lambda x: x)
-    with pytest.raises(ValueError, match=r"give rows \[2, 12, ...\].*got \[2, 1, 50\]"):
+    with pytest.raises(ValueError, match=r"return rows \[2, 12, ...\].*got \[2, 1, 50\]"):
         audit(model, CAUSAL, inputs=ids())
 
 

@@ -127,18 +127,22 @@ def test_a_plain_loader_of_equal_texts():
 def test_two_texts_of_one_row_without_positions_are_not_told_apart():
     ids = [torch.tensor([4, 5, 6]), torch.tensor([7, 8, 9])]
     claims = {claim.name: claim for claim in SetupBatch(torch.cat(ids)[None], ids).claims()}
-    assert claims["collator: positions"].why == "nothing says where a text of a packed row begins"
+    assert claims["collator: positions"].why == "no argument marks where the texts of a packed row begin"
     assert claims["collator: positions"].finding.key == (0, 3)
 
 
 @pytest.mark.parametrize(
     "given, error, message",
     [
-        ({"texts": ["two words"]}, TypeError, "texts must be token ids.*\nHint: tokenise before"),
+        ({"texts": ["two words"]}, TypeError, "texts must be token ids.*\nHint: tokenize the texts first"),
         ({"texts": []}, TypeError, "texts must be token ids"),
         ({"collator": lambda features: [1]}, TypeError, "collator must return a mapping of the model's arguments"),
         ({"collator": lambda features: {"labels": 1}}, ValueError, r"collator must return input_ids \[batch, length\]"),
-        ({"collator": lambda features: torch.ones(1, 9).long()}, ValueError, "collator must keep some text as it is"),
+        (
+            {"collator": lambda features: torch.ones(1, 9).long()},
+            ValueError,
+            "collator must keep at least one text unchanged",
+        ),
         ({"model": len}, TypeError, "model must be a torch.nn.Module"),
     ],
 )

@@ -126,8 +126,8 @@ def test_gradients_that_vanish_in_float64_are_reported():
     report = audit(recurrent(1e-6), CAUSAL, inputs=tokens())
     assert [claim.verdict for claim in report.claims] == ["held"] * 3, str(report)
     assert "token 0 in layers.0.attention, and" in report["by layer"].why
-    assert report["sight"].why.endswith("more pairs, decayed below what float64 holds and not judged")
-    assert "decayed below what float64 holds" in str(report)
+    assert report["sight"].why.endswith("more pairs, decayed below the range of float64 and not checked")
+    assert "decayed below the range of float64" in str(report)
 
 
 def test_the_picture_is_drawn_in_float64_where_float32_is_too_narrow():
@@ -153,10 +153,12 @@ def test_without_float64_it_is_not_answered():
     for claim in (report["sight"], report["by layer"]):
         assert claim.verdict == "not answered"
         assert "token 20" in claim.why
-        assert claim.why.endswith("judged without float64: NotImplementedError: a kernel for float32 alone")
+        assert claim.why.endswith("checked without float64: NotImplementedError: a kernel for float32 alone")
     decayed = audit(recurrent(1e-5, only_float32=True), CAUSAL, inputs=tokens())
     assert [claim.verdict for claim in decayed.claims] == ["held"] * 3, str(decayed)
-    assert "decayed below what floats hold, without float64 (NotImplementedError: a kernel" in decayed["sight"].why
+    assert (
+        "decayed below the range of its dtype, without float64 (NotImplementedError: a kernel" in decayed["sight"].why
+    )
 
 
 def test_functions_of_vectors_are_judged_in_float64_too():

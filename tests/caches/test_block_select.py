@@ -354,14 +354,14 @@ def test_a_call_that_fails_leaves_no_trace() -> None:
 def test_impossible_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="budget must be a multiple of block_size 4; got 10"):
         BlockSelectCache(4, 10)
-    with pytest.raises(ValueError, match="budget must hold 1 first and 2 last blocks of 4; got 8"):
+    with pytest.raises(ValueError, match="budget must cover 1 first and 2 last blocks of 4 tokens; got 8"):
         BlockSelectCache(4, 8)
     with pytest.raises(ValueError, match="local_blocks must be an int of at least 1; got 0"):
         BlockSelectCache(4, 8, local_blocks=0)
     with pytest.raises(TypeError, match="scorer must be a BlockScorer or None; got str"):
         BlockSelectCache(4, 16, scorer="mean")
     q, k, v = _qkv(20)
-    with pytest.raises(NotImplementedError, match="is no softmax, of which the largest terms could be chosen"):
+    with pytest.raises(NotImplementedError, match="is not a softmax, so there are no largest terms to select"):
         BlockSelectCache(4, 16).attend(Linear(), q, k, v, mask=CAUSAL)
 
     class Wrong(BlockBounds):

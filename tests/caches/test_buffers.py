@@ -121,7 +121,7 @@ def test_a_tensor_is_copied_only_where_its_mode_is_over() -> None:
 
 @pytest.fixture
 def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffers, "_MINE", buffers._Kept())
+    monkeypatch.setattr(buffers, "_BUFFERS", buffers._ThreadBuffers())
 
 
 @pytest.mark.usefixtures("_nothing_kept")
@@ -158,4 +158,4 @@ def test_memory_that_was_taken_in_inference_mode_is_of_use_outside_of_it() -> No
         reused("mode", (3,), like)
     assert reused("mode", (3,), like).fill_(2.0).sum() == 6
     # Torch takes a view as another dtype for an ordinary tensor; what it is a view of shall be one, too.
-    assert not buffers._MINE.pieces["mode", like.device].is_inference()
+    assert not buffers._BUFFERS.pieces["mode", like.device].is_inference()

@@ -77,7 +77,7 @@ def test_room_is_doubled_and_what_is_filled_counts_as_appended() -> None:
     assert (filled.kv_positions, filled.positions(1)) == (range(3, 8), range(8, 9))
     with pytest.raises(ValueError, match="value_dim of value must be 2, as in the cache; got 8"):
         filled.attend(SOFTMAX, *_qkv(1), mask=CAUSAL)
-    with pytest.raises(ValueError, match=r"KVCache\.fill: cache must be empty; got one of 5 columns"):
+    with pytest.raises(ValueError, match=r"KVCache\.fill: cache must be empty; got 5 columns"):
         filled.fill(k, v)
 
 
@@ -95,12 +95,12 @@ def test_one_token_may_stand_in_a_range_of_any_step(make: Callable[[], LayerCach
 def test_a_cache_without_order_takes_tokens_one_behind_the_other(run: range) -> None:
     cache = SinkWindowCache(1, 8)
     cache.attend(SOFTMAX, *_qkv(3), mask=CAUSAL)
-    with pytest.raises(ValueError, match="positions must come after those in the cache, one behind the other"):
+    with pytest.raises(ValueError, match="positions must increase and come after those in the cache"):
         cache.attend(SOFTMAX, *_qkv(len(run)), mask=CAUSAL, positions=run)
     assert cache.positions(1) == range(3, 4)
     one = SinkWindowCache(1, 8)
     one.attend(SOFTMAX, *_qkv(1), mask=CAUSAL)
-    with pytest.raises(ValueError, match="positions must come after those in the cache"):
+    with pytest.raises(ValueError, match="positions must increase and come after those in the cache"):
         one.attend(SOFTMAX, *_qkv(1), mask=CAUSAL, positions=range(1))
 
 
@@ -170,7 +170,7 @@ def test_a_call_that_fails_leaves_no_trace() -> None:
 
 def test_a_full_cache_says_so_and_keeps_what_it_has() -> None:
     cache = _filled(max_len=4)
-    sentence = r"KVCache\.attend: tokens must fit in max_len 4; got 3 held and 2 new\."
+    sentence = r"KVCache\.attend: tokens must fit in max_len 4; got 3 stored and 2 new\."
     with pytest.raises(ValueError, match=sentence):
         cache.attend(SOFTMAX, *_qkv(2), mask=CAUSAL)
     cache.attend(SOFTMAX, *_qkv(1), mask=CAUSAL)
@@ -248,7 +248,11 @@ def test_tensors_that_do_not_fit_together_are_refused() -> None:
         (lambda: KVCache(0), ValueError, "KVCache: max_len must be an int of at least 1; got 0"),
         (lambda: KVCache(2.0), TypeError, "KVCache: max_len must be an int of at least 1; got 2.0"),
         (lambda: KVCache(True), TypeError, "max_len must be an int"),
-        (lambda: _filled().crop(4), ValueError, r"KVCache\.crop: length must be from 0 to 3, the columns held; got 4"),
+        (
+            lambda: _filled().crop(4),
+            ValueError,
+            r"KVCache\.crop: length must be from 0 to 3, the number of stored columns; got 4",
+        ),
         (lambda: _filled().crop(-1), ValueError, "length must be from 0 to 3"),
         (lambda: _filled().crop(1.0), TypeError, "length must be an int; got 1.0"),
         (lambda: _filled().reorder([2]), ValueError, r"KVCache\.reorder: rows must be batch items, from 0 to 1; got 2"),
@@ -263,11 +267,11 @@ def test_tensors_that_do_not_fit_together_are_refused() -> None:
         (lambda: padded_positions([3], side="up"), ValueError, "side must be one of 'right', 'left'"),
         (lambda: padded_positions([3], padded_len=2), ValueError, "padded_len must be at least the longest item"),
         (lambda: padded_positions([-1]), ValueError, "lengths must be ints of at least 0"),
-        (lambda: Cache([]), ValueError, "Cache: layers must be at least one; got none"),
+        (lambda: Cache([]), ValueError, "Cache: layers must contain at least one cache; got none"),
         (lambda: Cache([KVCache()] * 2), ValueError, "layers must be different objects"),
-        (lambda: Cache([3]), TypeError, "layers must be caches of layers; got int"),
+        (lambda: Cache([3]), TypeError, "layers must be layer caches; got int"),
         (lambda: Cache([_filled()]).crop(4), ValueError, r"Cache\.crop: length must be from 0 to 3"),
-        (lambda: CrossCache().attend(SOFTMAX, _qkv()[0]), ValueError, "key and value must be given in the first call"),
+        (lambda: CrossCache().attend(SOFTMAX, _qkv()[0]), ValueError, "key and value must be passed in the first call"),
     ],
 )
 def test_impossible_arguments_are_refused(call, error: type[Exception], sentence: str) -> None:
@@ -358,7 +362,7 @@ def test_layers_refuse_what_a_cache_cannot_mean() -> None:
     mha(x, x, cache=cache)
     with pytest.raises(ValueError, match=re.escape("key must have shape [2, 3, 16], as the context in the cache")):
         mha(x, x[:, :2], cache=cache)
-    with pytest.raises(ValueError, match="kv_positions must be given in the first call with a CrossCache only"):
+    with pytest.raises(ValueError, match="kv_positions must be given only in the first call with a CrossCache"):
         mha(x, kv_positions=range(3), cache=cache)
     with pytest.raises(ValueError, match="batch must be the same for all inputs"):
         mha(x[:1].expand(3, 3, 16), x, cache=CrossCache())

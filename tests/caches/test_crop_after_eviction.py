@@ -116,7 +116,7 @@ def test_tokens_after_an_evicted_prompt_can_be_cropped() -> None:
     for size in (1, 5, 1):
         one.read(size, wrong=size)
     one.cache.crop(30)
-    with pytest.raises(UnsupportedError, match="by the attention of those that would be taken back"):
+    with pytest.raises(UnsupportedError, match="by the attention of queries that cropping would remove"):
         one.cache.crop(29)
     assert_same(one, other)
 
@@ -124,9 +124,9 @@ def test_tokens_after_an_evicted_prompt_can_be_cropped() -> None:
 @pytest.mark.parametrize(
     "kind, sizes, length, reason",
     [
-        ("heavy", [19, 1, 1], 19, "by the attention of those that would be taken back"),
-        ("own", [19, 1, 1], 19, "by the attention of those that would be taken back"),
-        ("few", [8, 3], 9, "by the attention of more than the last 0, whose part alone is known"),
+        ("heavy", [19, 1, 1], 19, "by the attention of queries that cropping would remove"),
+        ("own", [19, 1, 1], 19, "by the attention of queries that cropping would remove"),
+        ("few", [8, 3], 9, "only the attention of the last 0 queries is stored"),
     ],
 )
 def test_a_crop_beyond_the_last_vote_is_refused(kind: str, sizes: list[int], length: int, reason: str) -> None:
@@ -141,7 +141,7 @@ def test_no_more_than_the_last_queries_are_known() -> None:
     cache, x = HeavyHitterCache(64), torch.randn(1, 2, 50, 4)
     for i in range(50):
         cache.attend(Softmax(), *[x[:, :, i : i + 1]] * 3, mask=CAUSAL)
-    with pytest.raises(UnsupportedError, match="of more than the last 32, whose part alone is known"):
+    with pytest.raises(UnsupportedError, match="only the attention of the last 32 queries is stored"):
         cache.crop(17)
     cache.crop(18)
     assert cache.length == 18
@@ -154,7 +154,7 @@ def test_padding_behind_tokens_is_not_taken_for_them() -> None:
         text.read(8)
     one.read(3, wrong=3)
     one.cache.crop(8)
-    with pytest.raises(UnsupportedError, match="it is not known which came last"):
+    with pytest.raises(UnsupportedError, match="the order of arrival is lost"):
         one.cache.crop(7)
     assert_same(one, other)
 
@@ -169,7 +169,7 @@ def test_a_file_holds_no_rows(tmp_path: object) -> None:
         loaded = load_cache(f"{tmp_path}/cache")
         assert isinstance(loaded, EvictingCache)
         if kind == "heavy":
-            with pytest.raises(UnsupportedError, match="more than the last 0, whose part"):
+            with pytest.raises(UnsupportedError, match="only the attention of the last 0 queries is stored"):
                 loaded.crop(8)
             loaded.reorder([1, 0])
             continue

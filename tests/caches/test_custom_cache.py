@@ -61,7 +61,7 @@ def test_everything_else_follows_from_settings_and_leaves() -> None:
     fork.reorder([1, 1])
     expected = cache.attend(Softmax(), *new, mask=CAUSAL)[[1, 1]]
     torch.testing.assert_close(fork.attend(Softmax(), *(x[[1, 1]] for x in new), mask=CAUSAL), expected)
-    with pytest.raises(NotImplementedError, match="what later tokens did to it cannot be undone"):
+    with pytest.raises(NotImplementedError, match="the effect of later tokens on it cannot be undone"):
         cache.crop(3)
     with pytest.raises(ValueError, match="batch of key must be 2, as in the cache; got 3"):
         cache.attend(Softmax(), *_qkv(1, 3), mask=CAUSAL)

@@ -139,7 +139,7 @@ def test_forked_and_reordered_caches_go_on_as_if_alone(kind: str) -> None:
         own = cache.attend(Softmax(), *(x[:, :, n : n + 1] for x in (q, k, v)), mask=CAUSAL)
         other = fork.attend(Softmax(), *(x[[1, 0, 1], :, n : n + 1] for x in (q, k, v)), mask=CAUSAL)
         torch.testing.assert_close(other, own[[1, 0, 1]])
-    with pytest.raises(NotImplementedError, match="by the attention of those that would be taken back"):
+    with pytest.raises(NotImplementedError, match="by the attention of queries that cropping would remove"):
         cache.crop(3)
     cache.crop(0)
     assert (cache.length, cache.nbytes, cache.positions(1)) == (0, 0, range(1))
@@ -205,7 +205,7 @@ def test_impossible_arguments_are_refused() -> None:
         HeavyHitterCache(0)
     cache, x = HeavyHitterCache(4), torch.randn(1, 2, 9, 4)
     cache.attend(Softmax(), x, x, x, mask=CAUSAL)
-    with pytest.raises(ValueError, match="positions must come after those in the cache"):
+    with pytest.raises(ValueError, match="positions must increase and come after those in the cache"):
         cache.attend(Softmax(), x, x, x, mask=CAUSAL, positions=range(9))
     with pytest.raises(ValueError, match="kv_heads of key must be 2, as in the cache; got 1"):
         cache.attend(Softmax(), x, x[:, :1], x[:, :1], mask=CAUSAL)

@@ -62,9 +62,9 @@ def test_index_keys_fork_crop_reorder_and_are_saved(tmp_path: object) -> None:
 
 def test_an_indexed_cache_wants_index_keys() -> None:
     q, k, v = torch.randn(3, 1, 2, 4, 8)
-    with pytest.raises(UnsupportedError, match="brings no index keys"):
+    with pytest.raises(UnsupportedError, match="has no index keys"):
         caches.IndexedCache().attend(mechanisms.TopK(BlockMeans(), 2, 2), q, k, v)
-    with pytest.raises(UnsupportedError, match=r"Softmax(.|\n)*brings no index keys"):
+    with pytest.raises(UnsupportedError, match=r"Softmax(.|\n)*has no index keys"):
         caches.IndexedCache().attend(mechanisms.Softmax(), q, k, v)
     with pytest.raises(UnsupportedError, match="index keys would be missing"):
         caches.IndexedCache().fill(k, v)

@@ -143,7 +143,7 @@ def test_fewer_bits_are_further_off_and_smaller() -> None:
     [
         ({"bits": 3}, r"bits must be one of 4, 2; got 3.(.|\n)*Int8Cache"),
         ({"bits": 4.0}, "bits must be one of 4, 2"),
-        ({"bits": 2, "block_size": 6}, "block_size must be a multiple of 4, the codes in a byte; got 6"),
+        ({"bits": 2, "block_size": 6}, "block_size must be a multiple of 4, the number of codes in a byte; got 6"),
         ({"block_size": 0}, "block_size must be an int of at least 1"),
     ],
 )

@@ -156,7 +156,7 @@ def test_it_goes_back_to_the_start_or_nowhere(name: str) -> None:
     cache = RecurrentCache()
     layer(x[:, :6], cache=cache)
     cache.crop(6)
-    with pytest.raises(sc.UnsupportedError, match="one sum over 6 tokens, from which the last ones cannot be taken"):
+    with pytest.raises(sc.UnsupportedError, match="one sum over 6 tokens, from which the last ones cannot be removed"):
         cache.crop(5)
     assert cache.length == 6
     cache.crop(0)
@@ -199,15 +199,17 @@ def test_unsupported_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match=r"RecurrentCache\.attend: mask must be causal"):
         cache.attend(linear, q, k, v)
     for other, name in ((Softmax(), "AttentionMatrix"), (CompressiveMemory(2, 2), "CompressiveMatrix")):
-        with pytest.raises(sc.UnsupportedError, match=f"- {name} is no sum over keys that could be carried on"):
+        with pytest.raises(sc.UnsupportedError, match=f"- {name} cannot be continued as a sum over keys"):
             cache.attend(other, q, k, v, mask=Causal())
-    with pytest.raises(sc.UnsupportedError, match="single weights of earlier tokens cannot be dropped from a sum"):
+    with pytest.raises(sc.UnsupportedError, match="individual weights of earlier tokens cannot be dropped from a sum"):
         cache.attend(linear, q, k, v, mask=Causal(), dropout_p=0.1)
     assert cache.length == 0
     cache.attend(linear, q, k, v, mask=Causal())
-    with pytest.raises(ValueError, match=r"positions must come after those in the cache.*got range\(2, 5\)"):
+    with pytest.raises(
+        ValueError, match=r"positions must increase and come after those " r"in the cache.*got range\(2, 5\)"
+    ):
         cache.attend(linear, q, k, v, mask=Causal(), positions=range(2, 5))
-    with pytest.raises(ValueError, match="positions must come after those in the cache"):
+    with pytest.raises(ValueError, match="positions must increase and come after those in the cache"):
         cache.attend(linear, q, k, v, mask=Causal(), positions=torch.tensor([[3, 4, 5], [3, 5, 4]]))
     with pytest.raises(ValueError, match="batch of key must be 2, as in the cache; got 1"):
         cache.attend(linear, q[:1], k[:1], v[:1], mask=Causal())
@@ -215,13 +217,13 @@ def test_unsupported_arguments_are_refused() -> None:
         cache.attend(linear, q, k, v[..., :3], mask=Causal())
     with pytest.raises(TypeError, match="dtype of key must be float32, as in the cache; got float64"):
         cache.attend(linear, q.double(), k.double(), v.double(), mask=Causal())
-    with pytest.raises(ValueError, match="mask must be the one of earlier calls"):
+    with pytest.raises(ValueError, match="mask must be the mask of earlier calls"):
         cache.attend(linear, q, k, v, mask=Documents([9], rule=Causal()))
-    with pytest.raises(ValueError, match="features must be those of the memory; got others"):
+    with pytest.raises(ValueError, match="features must be those of the memory; got other features"):
         cache.attend(Linear(lambda x: x[..., :2]), q, k, v, mask=Causal())
     assert cache.length == 3
     small = RecurrentCache(2)
-    with pytest.raises(ValueError, match="tokens must fit in max_len 2; got 0 held and 3 new"):
+    with pytest.raises(ValueError, match="tokens must fit in max_len 2; got 0 stored and 3 new"):
         small.attend(linear, q, k, v, mask=Causal())
     with pytest.raises(TypeError, match="RecurrentCache: max_len must be an int of at least 1; got True"):
         RecurrentCache(True)

@@ -32,7 +32,7 @@ def test_positions_one_by_one_may_be_written_out() -> None:
 def test_there_is_no_way_back_where_tokens_stand_elsewhere(where: list[int]) -> None:
     cache = SinkWindowCache(2, 5)
     _attend(cache, 4, torch.tensor(where))
-    with pytest.raises(NotImplementedError, match="do not stand at 0, 1, 2"):
+    with pytest.raises(NotImplementedError, match="are not at positions 0, 1, 2"):
         cache.crop(3)
 
 
@@ -66,7 +66,7 @@ def test_no_slot_is_written_twice_in_a_call(sinks: int, window: int) -> None:
 @pytest.mark.parametrize("table", [[[0, 0]], [[1, 1]], [[2, 1]], [[0, -1, 0]], [[3, -1, 3]], [[0, 1], [4, 4]]], ids=str)
 def test_a_table_in_which_a_token_stands_before_another_is_refused(table: list[list[int]]) -> None:
     cache, where = SinkWindowCache(1, 8), torch.tensor(table)
-    with pytest.raises(ValueError, match="positions must come after those in the cache, one behind the other"):
+    with pytest.raises(ValueError, match="positions must increase and come after those in the cache"):
         _attend(cache, where.shape[1], where, len(table))
     assert cache.length == 0
 
@@ -76,7 +76,7 @@ def test_later_tokens_of_a_ragged_batch_come_after_those_of_their_item(table: li
     cache = SinkWindowCache(1, 8)
     _attend(cache, 3, torch.tensor([[0, 1, 2], [0, 1, 2]]))
     assert cache.positions(1) == range(3, 4)
-    with pytest.raises(ValueError, match="one behind the other"):
+    with pytest.raises(ValueError, match="increase and come after those in the cache"):
         _attend(cache, 2, torch.tensor(table))
     assert cache.positions(1) == range(3, 4)
 

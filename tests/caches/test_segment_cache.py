@@ -97,7 +97,7 @@ def test_forks_and_cropped_caches_go_on_as_if_alone() -> None:
     for _ in range(3):
         mha(torch.randn(3, 1, WIDTH, dtype=torch.float64), cache=cache)
     torch.testing.assert_close(mha(x[:, 12:], cache=other), full[:, 12:])
-    with pytest.raises(NotImplementedError, match=r"SegmentCache\.crop: length=12 (.|\n)*it has let tokens go"):
+    with pytest.raises(NotImplementedError, match=r"SegmentCache\.crop: length=12 (.|\n)*it has evicted tokens"):
         cache.crop(12)
     cache.crop(0)
     torch.testing.assert_close(mha(x[:, :9], cache=cache), full[:, :9])
@@ -131,9 +131,9 @@ def test_impossible_arguments_are_refused_before_writing() -> None:
     with pytest.raises(ValueError, match="SegmentCache: memory must be an int of at least 0; got -1"):
         SegmentCache(4, -1)
     cache, x = SegmentCache(4, 2), torch.randn(1, 1, 9, 4)
-    with pytest.raises(NotImplementedError, match="queries cannot choose among them"):
+    with pytest.raises(NotImplementedError, match="queries cannot choose among keys"):
         cache.attend(Linear(), x, x, x, mask=masks.Causal())
     assert (cache.length, cache.nbytes) == (0, 0)
     cache.attend(Softmax(), x, x, x)
-    with pytest.raises(ValueError, match="positions must come after those in the cache"):
+    with pytest.raises(ValueError, match="positions must increase and come after those in the cache"):
         cache.attend(Softmax(), x, x, x, positions=range(9))

@@ -41,7 +41,10 @@ CACHES = [
 @pytest.mark.parametrize("cache", CACHES, ids=lambda cache: type(cache).__name__)
 def test_a_mechanism_without_matrix_is_refused(cache: LayerCache) -> None:
     x = torch.randn(1, 2, 3, 4)
-    with pytest.raises(TypeError, match=r"Cache\.attend: mechanism must make matrices; got NoneType\."):
+    with pytest.raises(
+        TypeError,
+        match=r"Cache\.attend: mechanism must be a function that returns " r"attention matrices; got NoneType\.",
+    ):
         cache.attend(None, x, x, x)
     assert cache.length == 0
 
@@ -52,7 +55,7 @@ def test_a_step_and_a_filled_context_refuse_it_too() -> None:
     blocks.attend(Softmax(), x, x, x)
     cross.attend(Softmax(), x, x, x)
     for cache in (blocks, cross):
-        with pytest.raises(TypeError, match="mechanism must make matrices; got str"):
+        with pytest.raises(TypeError, match="mechanism must be a function that returns attention matrices; got str"):
             cache.attend("softmax", *[x[:, :, :1]] * 3)
         assert cache.length == 9
 

@@ -95,14 +95,14 @@ def test_a_training_setup_is_made_by_a_function_of_a_file(audit, tmp_path):
     path.write_text(SETUP)
     result = audit("--trainer", f"{path}:make", "--tests", "2")
     assert result.exit_code == 0, result.output
-    assert "LlamaForCausalLM, as it is trained, 1 x 15 tokens" in result.stdout
+    assert "LlamaForCausalLM, as trained, 1 x 15 tokens" in result.stdout
     assert re.search(r"^collator: labels  +held", result.stdout, re.MULTILINE)
     assert re.search(r"^loss  +held", result.stdout, re.MULTILINE)
     for arguments, sentence in (
         ((f"{path}:mak",), "--trainer must name a function of "),
         ((f"{path}",), "--trainer must name a file and its function, as in my_setup.py:make"),
         ((f"{path}:wrong",), "--trainer must return a model, a collator and a list of texts; got int"),
-        ((f"{path}:make", "--padded"), "--padded must be left out where --trainer is given"),
+        ((f"{path}:make", "--padded"), "--padded must be left out if --trainer is given"),
     ):
         refused = audit("--trainer", *arguments)
         assert refused.exit_code == 2
@@ -115,7 +115,7 @@ def test_the_budget_is_printed_without_a_model(audit):
     assert "a fault in 10% of the rows or more is missed in at most 1 of 20 audits" in result.stdout
     result = audit()
     assert result.exit_code == 2
-    assert "MODEL must be given, or else --trainer or --budget" in result.stderr
+    assert "MODEL must be given, or --trainer or --budget" in result.stderr
 
 
 def test_an_encoder_decoder_is_made_whole(audit, tmp_path):
@@ -146,17 +146,17 @@ def test_a_broken_rule_ends_with_status_1(audit, config):
     "arguments, sentence",
     [
         (["nowhere"], "MODEL must be all-MiniLM-L6-v2, chinese-encoder, small-decoder, a folder with config.json"),
-        (["small-decoder", "--rule", "causal & windo(3)"], "--rule: parse: text must name masks that it knows"),
+        (["small-decoder", "--rule", "causal & windo(3)"], "--rule: parse: text must name known masks"),
         (["small-decoder", "--rule", "causal \x1b[2J"], "--rule: parse: text must"),
-        (["small-decoder", "--packed", "3;4"], "--packed must be lengths of texts, as in 20,28; got 3;4."),
+        (["small-decoder", "--packed", "3;4"], "--packed must be text lengths, as in 20,28; got 3;4."),
         (["small-decoder", "--length", "1"], "Invalid value for '--length'"),
         (["small-decoder", "--tests", "0"], "Invalid value for '--tests'"),
         (["small-decoder", "--picture", "--length", "65"], "--picture must have at most 64 tokens; got 65"),
         (["small-decoder", "--out", "a.png", "--length", "65"], "--out must have at most 64 tokens; got 65"),
-        (["small-decoder", "--json", "--out", "a.png"], "--out must be left out where --json is given"),
+        (["small-decoder", "--json", "--out", "a.png"], "--out must be left out if --json is given"),
         (["small-decoder", "--out", "nowhere/a.png"], "--out must be a picture file that can be written; got nowhere/"),
-        (["small-decoder", "--json", "--script"], "--script must be left out where --json is given"),
-        (["small-decoder", "--packed", "3,4", "--length", "9"], "--length must be left out where --packed is given"),
+        (["small-decoder", "--json", "--script"], "--script must be left out if --json is given"),
+        (["small-decoder", "--packed", "3,4", "--length", "9"], "--length must be left out if --packed is given"),
     ],
 )
 def test_wrong_arguments_are_refused(audit, arguments, sentence):

@@ -34,7 +34,7 @@ def test_it_prints_a_table_and_what_to_think_of_it(compare, encoder):
         "Nystrom(4, iterations=6)",
         "Nystrom(4, iterations=None)",
     ]
-    assert "Performer(8): too far off to be of use" in result.output
+    assert "Performer(8): too far off to replace" in result.output
 
 
 @pytest.mark.ci
@@ -44,7 +44,7 @@ def test_masks_are_rows(compare):
     rows = {line.split("  ")[0]: line for line in result.output.splitlines()}
     assert "Window(64, 64)" not in rows
     assert rows["Full()"].split()[1:5] == ["0.000"] * 4
-    assert "Window(2, 0): too far off to be of use" in result.output
+    assert "Window(2, 0): too far off to replace" in result.output
 
 
 @pytest.mark.ci
@@ -93,7 +93,7 @@ def test_it_draws_error_against_time(compare, tmp_path):
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        ([" "], "saccade compare: TEXT must have at least one word; got nothing to read."),
+        ([" "], "saccade compare: TEXT must have at least one word; got an empty text."),
         (["--layer", "6", TEXT], "saccade compare: --layer must be from 0 to 5; got 6."),
         (["--model", "small-decoder", "--layer", "4", TEXT], "saccade compare: --layer must be from 0 to 3; got 4."),
         (
@@ -112,7 +112,7 @@ def test_wrong_arguments_are_refused_in_one_line(compare, arguments, sentence):
 def test_a_mask_that_cannot_be_read(compare):
     result = compare("--mask", "windw(2)", TEXT)
     assert result.exit_code == 2
-    assert result.output.startswith("saccade compare: --mask must name masks that it knows; got windw.")
+    assert result.output.startswith("saccade compare: --mask must name known masks; got windw.")
 
 
 @pytest.mark.ci

@@ -31,7 +31,7 @@ def test_it_trains_and_prints_a_table_and_does_so_once(run, tmp_path, workers):
     result = run(*given)
     assert result.exit_code == 0, result.output
     lines = [line.split("  ")[0].strip() for line in result.stdout.splitlines()]
-    assert lines[1:5] == ["full", "LSTM", "the commonest answer", ""]
+    assert lines[1:5] == ["full", "LSTM", "the most common answer", ""]
     assert "mean over 2 seeds" in result.stdout
     kept = {path.name: path.read_bytes() for path in (tmp_path / "saccade-runs").iterdir()}
     assert sorted(kept) == ["mqar-full-0.json", "mqar-full-1.json", "mqar-lstm-0.json", "mqar-lstm-1.json"]
@@ -49,19 +49,19 @@ def test_everything_is_trained_unless_names_are_given(train, tmp_path):
     assert lines[2] == ["full", *["learned, 600"] * 5]
     row = next(line for line in lines if line[0] == "Linformer")
     assert row == ["Linformer", "learned, 600", "-", "learned, 600", "learned, 600", "-"]
-    assert len(list((tmp_path / "all").iterdir())) == 294 == len(planned(list(MIXERS), list(QUESTIONS), 3))
-    assert "294 runs, 147 minutes of one core" in result.stdout
+    assert len(list((tmp_path / "all").iterdir())) == 339 == len(planned(list(MIXERS), list(QUESTIONS), 3))
+    assert "339 runs, 170 minutes of one core" in result.stdout
     assert result.stdout.endswith("wrote learned.png\n")
     assert (tmp_path / "learned.png").read_bytes().startswith(b"\x89PNG")
 
 
 WRONG = {
     "a name": (["--only", "MQR"], "--only must be a task or a mixer; got MQR.\nTasks: MQAR; induction"),
-    "no pair": (["--only", "Linformer", "--only", "passkey"], "--only must leave a mixer that the task can ask; got"),
-    "a text": (["some", "text"], "TEXT must be left out where --train is given, which reads no text."),
-    "a layer": (["--layer", "1"], "--layer must be left out where --train is given"),
+    "no pair": (["--only", "Linformer", "--only", "passkey"], "--only must leave a mixer that the task can train; got"),
+    "a text": (["some", "text"], "TEXT must be left out if --train is given, which reads no text."),
+    "a layer": (["--layer", "1"], "--layer must be left out if --train is given"),
     "a file": (["--runs", "taken/here"], "--runs must be a folder that can be written; got taken/here"),
-    "other settings": (["--runs", "others"], "--runs must hold runs of Settings(steps=600, batch_size=32"),
+    "other settings": (["--runs", "others"], "--runs must contain runs with Settings(steps=600, batch_size=32"),
 }
 
 
@@ -80,7 +80,7 @@ def test_options_of_training_do_nothing_beside_a_text(run):
     result = run("compare", "--seeds", "3", "some text")
     assert result.exit_code == 2
     assert result.output.strip() == (
-        "saccade compare: --seeds must be left out where TEXT is given, which trains nothing; --train does."
+        "saccade compare: --seeds must be left out if TEXT is given, which trains nothing; --train does."
     )
 
 

@@ -41,16 +41,19 @@ def test_json_is_the_plan(cost):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["windw(3)", "--tokens", "9"], "saccade cost: RULE: parse: text must name masks that it knows"),
+        (["windw(3)", "--tokens", "9"], "saccade cost: RULE: parse: text must name known masks"),
         (
             ["causal", "--tokens", "9", "--kv-heads", "5", "--ranks", "8"],
             "saccade cost: kv_heads must divide the 32 heads",
         ),
         (["causal", "--tokens", "9", "--kv-heads", "5"], "saccade cost: num_kv_heads must divide num_heads=32"),
-        (["causal", "--tokens", "9", "--picture"], "--picture must come with --ranks"),
-        (["causal", "--tokens", "1", "--out", "cost.png"], "--out must come with two tokens or more; got --tokens 1"),
-        (["--tokens", "9"], "RULE must be given, or --model instead of it"),
-        (["causal", "--tokens", "9", "--ranks", "8", "--seconds"], "--seconds must be left out where --ranks"),
+        (["causal", "--tokens", "9", "--picture"], "--picture must be used with --ranks"),
+        (
+            ["causal", "--tokens", "1", "--out", "cost.png"],
+            "--out must be used with at least two tokens; got --tokens 1",
+        ),
+        (["--tokens", "9"], "RULE must be given, or --model instead"),
+        (["causal", "--tokens", "9", "--ranks", "8", "--seconds"], "--seconds must be left out if --ranks"),
         (["causal", "--tokens", "9", "--ranks", "64", "--strategy", "ulysses"], "64 ranks do not divide 32 heads"),
         (["causal", "--tokens", "99999", "--ranks", "5000", "--picture"], "--picture must have at most 4,096 ranks"),
         (["causal", "--tokens", "9", "--ranks", "8", "--json", "--picture"], "--json"),

@@ -92,9 +92,9 @@ def test_a_trace_says_what_each_step_took(folder: str) -> None:
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (("--beams", "2", "--top-k", "3"), "--beams must be 1 where tokens are drawn"),
+        (("--beams", "2", "--top-k", "3"), "--beams must be 1 if tokens are sampled"),
         (("--beams", "2", "--trace"), "--trace must be used with one beam"),
-        (("--seed", "2"), "--seed must go with --temperature, --top-k or --top-p"),
+        (("--seed", "2"), "--seed must be used with --temperature, --top-k or --top-p"),
         (("--temperature", "1", "--seed", str(10**23)), "--seed must be at most 9223372036854775807; got 1000"),
         (("--max-new-tokens", str(10**24)), "--max-new-tokens must be at most 9223372036854775807; got 1000"),
         (("--max-new-tokens", str(10**24), "--beams", "2"), "--max-new-tokens must be at most"),
@@ -227,7 +227,7 @@ def test_an_early_interrupt_prints_nothing(folder: str, monkeypatch) -> None:
 def test_a_prompt_without_tokens_is_one_line(folder: str) -> None:
     result = _run("", "--model", folder)
     assert result.exit_code == 2
-    assert result.stderr == "saccade generate: PROMPT must have at least one token; got nothing to go on from.\n"
+    assert result.stderr == "saccade generate: PROMPT must have at least one token; got none.\n"
     result = _run("\udcff", "--model", folder)
     assert "PROMPT must be valid UTF-8" in result.stderr
 

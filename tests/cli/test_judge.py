@@ -83,7 +83,7 @@ def test_files_hold_the_verdict_and_a_script_that_runs_without_saccade(judge, tm
     ran = subprocess.run([sys.executable, "-c", blocked, str(script)], capture_output=True, text=True, check=False)
     assert ran.returncode == 1, ran.stderr
     assert "call 1: the output at [0, 0, 0, 0] is" in ran.stdout
-    assert "right is 0" in ran.stdout
+    assert "expected 0" in ran.stdout
 
 
 def test_claims_choose_the_form_and_expect_failures(judge, tmp_path):
@@ -109,7 +109,7 @@ def test_json_holds_the_counter_examples(judge):
     [
         (["mine.py"], "KERNEL must be file.py::name"),
         (["nowhere.py::attention"], "KERNEL must name a file that exists"),
-        (["mine.py::missing"], "KERNEL must be a name in mine.py"),
+        (["mine.py::missing"], "KERNEL must be defined in mine.py"),
         (["mine.py::right", "--law", "gravity"], "laws must be among"),
         (["mine.py::right", "--dtype", "int8"], "--dtype must be among"),
         (["mine.py::right", "--device", "abacus"], "--device must be"),

@@ -57,7 +57,7 @@ def test_the_most_telling_head_is_the_one_it_says(run, encoder, options, name, s
     values, order = statistic(weights[:, :, ordinary][..., ordinary]).flatten().sort(descending=True)
     (layer, head), (layer2, head2) = (divmod(int(n), 12) for n in order[:2])
     output = run("look", SENTENCE, *options).output
-    assert f"layer {layer}, head {head} of all-MiniLM-L6-v2, the most telling of 72" in output
+    assert f"layer {layer}, head {head} of all-MiniLM-L6-v2, the most informative of 72" in output
     assert f"{name}: {values[0]:.2f} nats" in output
     assert f"runner-up: layer {layer2}, head {head2} with {values[1]:.2f} nats" in output
 
@@ -66,7 +66,7 @@ def test_the_most_telling_head_is_the_one_it_says(run, encoder, options, name, s
 def test_percentages_are_the_models_weights(run, encoder):
     found, weights = word_weights(encoder, SENTENCE)
     output = run("look", SENTENCE, "--layer", "0", "--head", "10").output
-    assert "layer 0, head 10 of all-MiniLM-L6-v2, asked for" in output
+    assert "layer 0, head 10 of all-MiniLM-L6-v2, as requested" in output
     assert "runner-up" not in output
     ate = [word.text for word in found].index("ate")
     row = weights[0, 10, ate]
@@ -79,7 +79,7 @@ def test_percentages_are_the_models_weights(run, encoder):
 @pytest.mark.slow
 def test_one_option_leaves_the_other_to_the_statistic(run):
     assert "layer 3, head" in run("look", SENTENCE, "--layer", "3").output
-    assert re.search(r"layer \d, head 7 of .*, the most telling of 6", run("look", SENTENCE, "--head", "7").output)
+    assert re.search(r"layer \d, head 7 of .*, the most informative of 6", run("look", SENTENCE, "--head", "7").output)
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_given_words_stay_whole_and_unknown_ones_are_pointed_out(run):
 def test_chinese_is_read_by_an_encoder_that_knows_it(run, given, words):
     result = run("look", *given)
     assert result.exit_code == 0, result.output
-    assert "of chinese-encoder, the most telling of 16" in result.output
+    assert "of chinese-encoder, the most informative of 16" in result.output
     assert "unknown" not in result.output
     table = rows(result.output)
     assert [table[n].split()[0] for n in range(1, len(table) + 1)] == ["[CLS]", *words, "[SEP]"]
@@ -177,8 +177,8 @@ def test_short_and_long_texts(run, text):
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        ([""], "TEXT must have at least one word; got nothing to look at"),
-        (["  ", "\n"], "TEXT must have at least one word; got nothing to look at"),
+        ([""], "TEXT must have at least one word; got an empty text"),
+        (["  ", "\n"], "TEXT must have at least one word; got an empty text"),
         (["\u200b"], "TEXT must have at least one word; got only characters that the model does not read"),
         (["\udcff"], "TEXT must be valid UTF-8; got bytes that are not"),
         (["word " * 511, "--window", "2"], "--window must be from 0 to 1 for this text; got 2"),
@@ -242,7 +242,7 @@ def test_version(run):
 def test_a_language_model_is_looked_at_too(run, text):
     result = run("look", "--model", "small-decoder", text)
     assert result.exit_code == 0, result.output
-    assert "of small-decoder, the most telling of" in result.output
+    assert "of small-decoder, the most informative of" in result.output
     assert "[CLS]" not in result.output
     assert len(rows(result.output)) >= 4
 
@@ -252,23 +252,23 @@ def test_a_language_model_is_looked_at_too(run, text):
     [
         (
             "Qwen/Qwen3-0.6B",
-            "got Qwen/Qwen3-0.6B, and there is no such folder.\nHint: saccade downloads nothing; if it is on the "
+            "got Qwen/Qwen3-0.6B, but there is no such folder.\nHint: saccade downloads nothing; if it is on the "
             "Hugging Face hub, `hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B` downloads it into a folder\n",
         ),
         (
             "bert-base-uncased",
-            "got bert-base-uncased, and there is no such folder.\nHint: saccade downloads nothing; if it is on the "
+            "got bert-base-uncased, but there is no such folder.\nHint: saccade downloads nothing; if it is on the "
             "Hugging Face hub, `hf download bert-base-uncased --local-dir bert-base-uncased` downloads it into a "
             "folder\n",
         ),
         (
             "sentence-transformers/all-minilm-l6-v2",
-            "got sentence-transformers/all-minilm-l6-v2, and there is no such folder.\n"
+            "got sentence-transformers/all-minilm-l6-v2, but there is no such folder.\n"
             "Hint: it comes with the package: --model all-MiniLM-L6-v2\n",
         ),
-        ("./model", "got ./model, and there is no such folder.\n"),
-        ("a/b/c", "got a/b/c, and there is no such folder.\n"),
-        ("a b; rm", "got a b; rm, and there is no such folder.\n"),
+        ("./model", "got ./model, but there is no such folder.\n"),
+        ("a/b/c", "got a/b/c, but there is no such folder.\n"),
+        ("a b; rm", "got a b; rm, but there is no such folder.\n"),
         ("empty", "got empty, which has no config.json.\n"),
         ("weights", "got weights, a file.\n"),
     ],
@@ -306,7 +306,7 @@ def test_chinese_is_cut_by_the_tokenizer_and_reported_as_unknown(run):
     assert unknown == [character for character, number in zip("小狗看见了一只猫", ids, strict=True) if number == 100]
     said = " ".join(result.output.split())
     assert f"? unknown: {', '.join(unknown)} - all-MiniLM-L6-v2 does not know them, or a part of them; it read" in said
-    assert "it read [UNK] there, so what these words look at says little" in said
+    assert "it read [UNK] instead, so the attention of these words means little" in said
     assert said.index("? unknown") < said.index("[CLS] [CLS]")
 
 

@@ -53,9 +53,9 @@ def test_a_title_stands_above_every_figure(run, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--stats", "csv", "--hide-special"], "--hide-special must be left out where --stats is given"),
-        (["--stats", "csv", "--title", "x"], "--title must be left out where --stats is given"),
-        (["--html", "x.html", "--hide-special"], "--hide-special must be left out where --html is given"),
+        (["--stats", "csv", "--hide-special"], "--hide-special must be left out if --stats is given"),
+        (["--stats", "csv", "--title", "x"], "--title must be left out if --stats is given"),
+        (["--html", "x.html", "--hide-special"], "--hide-special must be left out if --html is given"),
     ],
 )
 def test_options_of_figures_are_refused_where_none_is_drawn(run, options, told):

@@ -49,7 +49,7 @@ def test_options_that_would_do_nothing_beside_it_are_refused(run, tmp_path, othe
     result = run("look", TEXT, "--html", "page.html", *other)
     assert result.exit_code == 2
     assert result.stderr == (
-        f"saccade look: {other[0]} must be left out where --html is given, which shows every head in one page.\n"
+        f"saccade look: {other[0]} must be left out if --html is given, which shows every head in one page.\n"
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -109,7 +109,7 @@ def test_statistics_as_csv_say_the_same(run, tmp_path):
 def test_a_model_that_is_not_ours_is_looked_at_on_its_own_kernels(run, neox):
     result = run("look", "--model", neox, TEXT, "--layer", "1", "--head", "2")
     assert result.exit_code == 0, result.output
-    assert "layer 1, head 2 of neox, asked for" in result.output
+    assert "layer 1, head 2 of neox, as requested" in result.output
     model = GPTNeoXModel.from_pretrained(neox, attn_implementation="eager")
     ids = torch.tensor([PreTrainedTokenizerFast.from_pretrained(neox)(TEXT)["input_ids"]])
     with torch.no_grad():
@@ -174,13 +174,13 @@ def test_two_texts_are_not_cut_into_windows(run, tmp_path):
     assert result.exit_code == 2
     assert (
         result.stderr
-        == "saccade look: TEXT must have at most 64 tokens beside another text; got 72, t5 reads no more.\n"
+        == "saccade look: TEXT must have at most 64 tokens together with another text; got 72, t5 reads no more.\n"
     )
     result = run("look", "--model", folder, TEXT, "--to", " ".join([TEXT] * 12))
-    assert "--to must have at most 64 tokens beside another text; got 72" in result.stderr
+    assert "--to must have at most 64 tokens together with another text; got 72" in result.stderr
     result = run("look", "--model", folder, TEXT, "--to", "mat", "--window", "0")
     assert result.stderr == (
-        "saccade look: --window must be left out where --to is given, which shows two texts at once.\n"
+        "saccade look: --window must be left out if --to is given, which shows two texts at once.\n"
     )
 
 
@@ -222,7 +222,7 @@ def test_unknown_pieces_shown_as_text_are_distinguished_by_number(run, tmp_path)
     tokenizer.save(str(tmp_path / "t5" / "tokenizer.json"))
     result = run("look", "--model", folder, "the cat 小狗 看见 the")
     assert result.exit_code == 0, result.output
-    assert "? unknown: 小狗, 看见 - t5 does not know them, or a part of them; it read <unk> there" in " ".join(
+    assert "? unknown: 小狗, 看见 - t5 does not know them, or a part of them; it read <unk> instead" in " ".join(
         result.output.split()
     )
 
@@ -237,13 +237,13 @@ def test_an_encoder_decoder_with_one_text_is_its_encoder(run, tmp_path):
     "arguments, sentence",
     [
         ([], "TEXT must be given, or a --file; got neither"),
-        (["cat", "--file", "x.txt"], "TEXT must be left out where --file is given; got both"),
+        (["cat", "--file", "x.txt"], "TEXT must be left out if --file is given; got both"),
         (["--file", "no.txt"], "--file must be a file that can be read; got no.txt (No such file or directory)"),
         (["--file", "latin.txt"], "--file must be valid UTF-8; got latin.txt"),
-        (["--file", "empty.txt"], "TEXT must have at least one word; got nothing to look at"),
+        (["--file", "empty.txt"], "TEXT must have at least one word; got an empty text"),
         (
             ["cat", "--to", "dog"],
-            "--to must be left out where a model reads one text (no encoder-decoder); got all-MiniLM-L6-v2",
+            "--to must be left out if the model is not an encoder-decoder; got all-MiniLM-L6-v2",
         ),
     ],
 )
@@ -261,7 +261,7 @@ def test_a_model_type_that_is_none_is_one_sentence(run, tmp_path, kind):
     (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": kind}))
     result = run("look", "--model", "model", "cat")
     assert result.exit_code == 1, result.output
-    assert result.stderr.startswith("saccade look: --model must hold a model in safetensors and a tokenizer that ")
+    assert result.stderr.startswith("saccade look: --model must contain a safetensors model and a tokenizer that ")
     assert result.stderr.count("\n") == 1
     assert "\x1b" not in result.stderr
 
@@ -271,7 +271,7 @@ def test_a_folder_without_weights_is_one_sentence(run, tmp_path):
     (tmp_path / "empty" / "config.json").write_text(json.dumps({"model_type": "gpt_neox"}))
     result = run("look", "--model", "empty", "some text")
     assert result.exit_code == 1
-    assert result.stderr.startswith("saccade look: --model must hold a model in safetensors and a tokenizer")
+    assert result.stderr.startswith("saccade look: --model must contain a safetensors model and a tokenizer")
     assert "Traceback" not in result.output
 
 
@@ -287,7 +287,7 @@ def test_a_name_from_outside_is_escaped_in_files(run, tmp_path, neox):
 def test_options_that_would_do_nothing_beside_statistics_are_refused(run, tmp_path, option):
     result = run("look", "The cat sat.", "--stats", "csv", *option)
     assert result.exit_code == 2
-    expected = f"{option[0]} must be left out where --stats is given, which prints every head and draws nothing"
+    expected = f"{option[0]} must be left out if --stats is given, which prints every head and draws nothing"
     assert result.stderr == f"saccade look: {expected}.\n"
     assert result.stdout == ""
     assert not (tmp_path / "out").exists()

@@ -68,7 +68,9 @@ def test_a_word_too_long_for_a_window_is_cut():
 
 
 def test_a_model_without_room_is_refused():
-    with pytest.raises(ValueError, match="tokens read at a time must be more than the 2 around every text; got 2"):
+    with pytest.raises(
+        ValueError, match="tokens read at a time must be more than the 2 special tokens around every text; got 2"
+    ):
         windows_of(*made_up([3], 1, 1), 2)
 
 
@@ -172,7 +174,7 @@ def test_windows_too_many_to_be_seen_are_not_drawn(run, monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.import_module("saccade.cli.look"), "MOST_WINDOWS", 2)
     result = run("look", " ".join(["cat"] * 30), "--at-once", "8")
     assert result.exit_code == 0, result.output
-    assert "note: 5 windows are too many for a picture of all; 2 would be drawn" in " ".join(result.output.split())
+    assert "note: 5 windows are too many for one picture; at most 2 are drawn" in " ".join(result.output.split())
     assert not (tmp_path / "out" / "look" / "whole.png").exists()
 
 
@@ -186,7 +188,7 @@ def test_less_may_be_read_at_a_time(run, monkeypatch):
     )
     result = run("look", "cat", "--at-once", "2")
     assert result.exit_code == 2
-    assert "tokens read at a time must be more than the 2 around every text; got 2" in result.stderr
+    assert "tokens read at a time must be more than the 2 special tokens around every text; got 2" in result.stderr
     monkeypatch.setattr(importlib.import_module("saccade.cli.look"), "_MOST_WEIGHTS", 72 * 100)
     result = run("look", "The cat, which was very hungry, ate the fish.")
     assert result.exit_code == 2

@@ -141,7 +141,9 @@ def test_a_model_of_which_only_the_text_makes_nan_is_a_sentence(folder: Path) ->
     _weights(folder, **large)
     result = _run("look")
     assert result.exit_code == 1
-    assert result.stderr.startswith("saccade look: --model must make numbers of TEXT; got NaN in the attention of la")
+    assert result.stderr.startswith(
+        "saccade look: --model must give finite numbers for TEXT; got NaN in the attention of la"
+    )
 
 
 def test_a_sentence_of_several_lines_has_several_lines(folder: Path) -> None:

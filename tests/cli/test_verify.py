@@ -68,7 +68,7 @@ def test_claims_verdicts_and_measurements_are_printed(verify):
     assert "derivative of weight 1 by score 2, two equal scores: seen -0.25, claimed 0.25" in result.stdout
     assert lines[-3] == "1 claim: 1 refuted."
     assert lines[-2] == "5 measurements, 1 seed."
-    assert lines[-1] == "Every verdict stands."
+    assert lines[-1] == "Every verdict is confirmed."
 
 
 def test_a_topic_is_all_of_its_claims(verify):
@@ -110,8 +110,8 @@ def test_a_check_that_lacks_a_package_neither_stands_nor_falls(verify, with_clai
     assert "not checked: minilm: needs a package; " in result.stdout
     assert "\x1b" not in result.stdout
     assert result.stdout.splitlines()[-2:] == [
-        "Not checked, since something is not installed: needy.",
-        "Every verdict stands.",
+        "Not checked, because a package is not installed: needy.",
+        "Every verdict is confirmed.",
     ]
     told = json.loads(verify("--json").stdout)
     assert told["ok"]
@@ -217,10 +217,10 @@ def test_pictures_are_drawn_in_chinese(verify, tmp_path, monkeypatch):
     [
         (
             ["--language", "zh"],
-            "--language must come with --pictures or with --list --by document --markdown;",
+            "--language must be used with --pictures or with --list --by document --markdown;",
         ),
-        (["--by", "document"], "--by must come with --list; got --by document alone."),
-        (["--list", "--json"], "--json must be left out where --list is given, which checks nothing."),
+        (["--by", "document"], "--by must be used with --list; got --by document alone."),
+        (["--list", "--json"], "--json must be left out if --list is given, which checks nothing."),
         (["--pictures", "new", "--language", "de"], "Invalid value for '--language'"),
         (["--only", "gravity\x1b[2J"], "--only must be the name of a claim or one of scaling, similarity, softmax,"),
         (["--seed", "-1"], "Invalid value for '--seed'"),
@@ -261,6 +261,6 @@ def test_options_that_would_do_nothing_are_refused(verify, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     result = verify(*arguments)
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"saccade verify: {first} must be left out where {chosen} is given, which ")
+    assert result.stderr.startswith(f"saccade verify: {first} must be left out if {chosen} is given, which ")
     assert result.stdout == ""
     assert not (tmp_path / "new").exists()

@@ -152,10 +152,10 @@ LAYER_OF_SDPA = MultiHeadAttention(16, 2, mechanism=mechanisms.Softmax(impl="sdp
         (lambda: sc.cost(3, 10), "cost: subject must be a mask, a score, a mechanism, a module or a model's config"),
         (lambda: sc.cost(CAUSAL, 0), "cost: seq_len must be"),
         (lambda: sc.cost(CAUSAL, 8, num_kv_heads=3), "cost: num_kv_heads must divide num_heads=8; got 3"),
-        (lambda: sc.cost(CAUSAL, 8, dtype=torch.int8), "cost: dtype must be a dtype of floats"),
-        (lambda: sc.cost(CAUSAL, 8, mask=CAUSAL), "cost: mask must be left out where the subject is a mask"),
+        (lambda: sc.cost(CAUSAL, 8, dtype=torch.int8), "cost: dtype must be a float dtype"),
+        (lambda: sc.cost(CAUSAL, 8, mask=CAUSAL), "cost: mask must be left out if the subject is a mask"),
         (lambda: sc.cost(nn.Conv2d(3, 4, 3), 8), "inputs=lambda length"),
-        (lambda: sc.cost(mechanisms.TopK(scorers.BlockMeans(), 2, 4), 64, mask=CAUSAL), "depends on what"),
+        (lambda: sc.cost(mechanisms.TopK(scorers.BlockMeans(), 2, 4), 64, mask=CAUSAL), "depend on the values"),
         (lambda: sc.cost(mechanisms.Softmax(impl="sdpa"), 8), "cost: impl='sdpa' .*(?s:.*)can be one of auto"),
         (lambda: sc.cost(LAYER_OF_SDPA, 8, mask=CAUSAL), "cost: impl='sdpa' .*(?s:.*)can be one of auto"),
         (lambda: sc.cost(CAUSAL, 8).fits(-1), "Cost.fits: memory must be a number of bytes of at least 0; got -1"),
@@ -194,10 +194,10 @@ def test_seconds_are_sums_of_what_was_measured():
     threads = torch.get_num_threads()
     kernel = next(step.kernel for step in told.forward.steps if step.kernel)
     for way in ("forward", "backward"):
-        machine._known[f"attention/{kernel}/{way}/float32/{threads} threads"] = [[1.0], [0.0], [0.0], [0.0]]
-    machine._known[f"stream/float32/{threads} threads"] = [[1.0, 0.0]]
-    machine._known[f"start/{threads} threads"] = [[0.0]]
-    machine._known[f"elementwise/mean/float32/{threads} threads"] = [[1.0, 0.0]]
+        machine._measurements[f"attention/{kernel}/{way}/float32/{threads} threads"] = [[1.0], [0.0], [0.0], [0.0]]
+    machine._measurements[f"stream/float32/{threads} threads"] = [[1.0, 0.0]]
+    machine._measurements[f"start/{threads} threads"] = [[0.0]]
+    machine._measurements[f"elementwise/mean/float32/{threads} threads"] = [[1.0, 0.0]]
     seconds = told.seconds(machine)
     assert (seconds.forward, seconds.training) == (1.0, 2.0)
     assert "(667 ms to 1.5 s)" in str(seconds)

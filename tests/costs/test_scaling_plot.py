@@ -50,13 +50,13 @@ def test_seconds_are_those_of_this_machine(costs, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        (lambda costs: costs[:1], {}, "growth: costs must hold two lengths or more, each once; got \\[256\\]"),
+        (lambda costs: costs[:1], {}, "growth: costs must contain at least two lengths, each once; got \\[256\\]"),
         (lambda costs: [*costs, costs[0]], {}, "each once"),
-        (lambda costs: [costs[0], sc.cost(masks.Causal(), 512)], {}, "of one subject, batch and dtype"),
+        (lambda costs: [costs[0], sc.cost(masks.Causal(), 512)], {}, "the same subject, batch and dtype"),
         (lambda costs: costs, {"what": "money"}, "growth: what must be one of memory, flops, moved, seconds"),
         (lambda costs: costs, {"memory": 0}, "growth: memory must be a positive number of bytes"),
-        (lambda costs: costs, {"what": "flops", "memory": 5}, 'beside what="memory"'),
-        (lambda costs: [3, 4], {}, "growth: costs must hold what saccade.cost says"),
+        (lambda costs: costs, {"what": "flops", "memory": 5}, 'used with what="memory"'),
+        (lambda costs: [3, 4], {}, "growth: costs must contain results of saccade.cost"),
     ],
 )
 def test_refused_figures(costs, change, options, message):

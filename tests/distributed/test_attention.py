@@ -143,7 +143,7 @@ def test_auto_exchanges_heads_only_where_that_is_exact():
         strategy, errors, told = found
         assert strategy == "ulysses"
         assert max(errors) < 1e-10
-        assert "q_positions must be those of the own rows, in order" in told[0]
+        assert "q_positions must be the positions of this rank's rows, in order" in told[0]
         assert "q_positions must have shape [12] or [2, 12]" in told[1]
         assert "q_positions must be given" in told[2]
 
@@ -238,7 +238,7 @@ def test_layers_and_their_matrices():
         assert isinstance(told, tuple), told
         errors, refusal = told
         assert max(errors) < 1e-10
-        assert "Linformer makes its rows of all keys at once" in refusal
+        assert "Linformer needs all keys at once" in refusal
 
 
 def gathered(rank):

@@ -78,5 +78,5 @@ def test_ranges_cover_each_pair_once(name):
 
 
 def test_ranges_are_of_one_mask():
-    with pytest.raises(sc.UnsupportedError, match="its ranges are those of all batch items"):
+    with pytest.raises(sc.UnsupportedError, match="its ranges apply to all batch items"):
         qk_ranges(masks.Padding([3, 4]), 4)

@@ -134,8 +134,8 @@ def test_nan_goes_on_and_what_is_not_there_is_refused():
         assert isinstance(found, tuple), found
         same, told = found
         assert same
-        assert "single weights are not to be had" in told[0]
-        assert "single weights of earlier tokens cannot be dropped" in told[1]
+        assert "individual weights are not available" in told[0]
+        assert "individual weights of earlier tokens cannot be dropped" in told[1]
         assert "makes its rows of all keys at once" in told[2]
         assert "5 queries and 24 keys" in told[3]
         assert "it draws new features" in told[4]

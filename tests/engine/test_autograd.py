@@ -52,7 +52,7 @@ def test_a_limit_of_vmap_is_reported_for_a_predicate_mask() -> None:
     def attended(x: Tensor) -> Tensor:
         return sc.attention(x, x, x, lambda b, h, q, kv: kv <= q, score=lambda score, b, h, q, kv: score + b)
 
-    with pytest.raises(sc.UnsupportedError, match="vmap cannot tell a function of scores which batch item"):
+    with pytest.raises(sc.UnsupportedError, match="vmap cannot pass the batch item to a function of scores"):
         vmap(attended)(x)
 
 

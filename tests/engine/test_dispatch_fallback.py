@@ -71,7 +71,7 @@ def test_reasons_are_given_if_both_kernels_refuse():
 def test_many_small_tiles_are_left_to_complete_rows():
     found = explained(64)
     assert found.kernel == "tiled"
-    assert found.passed_over["fused"][0].startswith("its mask has steps: 6")
+    assert found.passed_over["fused"][0].startswith("its mask is strided: 6")
     assert explained(4096).kernel == "fused"
     assert explained(64, masks.longformer(8, [0])).kernel == "fused"
 

@@ -232,26 +232,35 @@ REFUSED = {
     "nested values alone": (lambda: sc.AttentionMatrix(DENSE, DENSE) @ Q, "value is a nested tensor"),
     "a tensor as mask": (
         lambda: sc.attention(Q, Q, Q, torch.ones(5, 5).bool()),
-        "mask= is a tensor, and each item has",
+        "mask= is a tensor, but each item has",
     ),
-    "a tensor as bias": (lambda: sc.attention(Q, Q, Q, bias=torch.ones(5, 5)), "bias= is a tensor, and each item has"),
+    "a tensor as bias": (lambda: sc.attention(Q, Q, Q, bias=torch.ones(5, 5)), "bias= is a tensor, but each item has"),
     "a function of scores": (lambda: sc.attention(Q, Q, Q, score=lambda s, *_: s), "score= is a function of items"),
-    "positions": (lambda: sc.attention(Q, Q, Q, q_positions=range(5)), "q_positions= does not go with nested tensors"),
-    "a cache": (lambda: MultiHeadAttention(D, H)(X, cache=caches.KVCache()), "cache= does not go with nested tensors"),
-    "positions in a layer": (lambda: MultiHeadAttention(D, H)(X, positions=range(5)), "positions= does not go with"),
+    "positions": (
+        lambda: sc.attention(Q, Q, Q, q_positions=range(5)),
+        "q_positions= cannot be combined with nested tensors",
+    ),
+    "a cache": (
+        lambda: MultiHeadAttention(D, H)(X, cache=caches.KVCache()),
+        "cache= cannot be combined with nested tensors",
+    ),
+    "positions in a layer": (
+        lambda: MultiHeadAttention(D, H)(X, positions=range(5)),
+        "positions= cannot be combined with",
+    ),
     "the matrix of a layer": (lambda: MultiHeadAttention(D, H).matrix(X), "query is a nested tensor"),
     "pooling": (lambda: AttentionPool(D, H)(X), "AttentionPool.*\n.*x is a nested tensor"),
     "a recurrence": (lambda: Recurrence(D, H)(X), "Recurrence.*\n.*query is a nested tensor"),
     "timm": (lambda: replaced(nn.Sequential(TimmForm()))(X), "x is a nested tensor"),
     "a mask of a replaced layer": (
         lambda: replaced(One(batch_first=True))(X, X, X, attn_mask=torch.zeros(5, 5).bool()),
-        "attn_mask= does not go with nested tensors",
+        "attn_mask= cannot be combined with nested tensors",
     ),
     "a replaced layer that adds keys": (
         lambda: replaced(One(batch_first=True, add_zero_attn=True))(X, X, X),
-        "the layer adds keys of its own",
+        "the layer adds its own keys",
     ),
-    "dense keys": (lambda: sc.attention(Q, DENSE, DENSE), "key must be nested where another input is"),
+    "dense keys": (lambda: sc.attention(Q, DENSE, DENSE), "key must be nested, because another input is"),
     "items of other dimensions": (
         lambda: sc.attention(X, X, X),
         r"query must be a nested tensor of items \[heads, len",

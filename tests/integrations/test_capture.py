@@ -154,7 +154,7 @@ def test_a_cache_that_holds_a_sum_is_refused():
     cache, x = caches.RecurrentCache(), torch.randn(1, 7, 16)
     with capture_all(layer, lambda name, make: make()):
         layer(x, cache=cache)
-        with pytest.raises(sc.UnsupportedError, match=r"MultiHeadAttention cannot run(.|\n)*holds a sum"):
+        with pytest.raises(sc.UnsupportedError, match=r"MultiHeadAttention cannot run(.|\n)*stores a sum"):
             layer(x, cache=cache)
     layer(x, cache=cache)
 

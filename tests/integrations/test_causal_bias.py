@@ -114,7 +114,7 @@ def test_torchs_own_layer_which_reads_its_memory_is_not_recorded_as_something_el
     x = torch.randn(1, 5, D)
     with (
         sc.record(model, keep="qk"),
-        pytest.raises(TypeError, match="attn_mask must be a tensor that holds its values"),
+        pytest.raises(TypeError, match="attn_mask must be a tensor with its values in memory"),
     ):
         model(x, x, x, attn_mask=made("lower right", 5, 5))
 
@@ -164,7 +164,7 @@ DOORS = {
 @pytest.mark.parametrize("door", DOORS)
 def test_subclasses_that_hold_their_values_elsewhere_are_refused(door):
     torch.manual_seed(0)
-    with pytest.raises(TypeError, match="must be a tensor that holds its values; got Elsewhere"):
+    with pytest.raises(TypeError, match="must be a tensor with its values in memory; got Elsewhere"):
         DOORS[door](Elsewhere)
 
 
@@ -186,9 +186,9 @@ LOWER = causal_lower_right(5, 5)
 REFUSED = {
     "other lengths": (lambda: sc.attention(Q, Q, Q, causal_lower_right(3, 5)), "mask must be made for 5 queries and 5"),
     "other lengths of a bias": (lambda: sc.attention(Q, Q, Q, bias=causal_upper_left(5, 4)), "bias must be made for 5"),
-    "a part of it": (lambda: sc.attention(Q, Q, Q, LOWER[0]), "mask must be what causal_lower_right or"),
-    "a sum": (lambda: sc.attention(Q, Q, Q, bias=LOWER + 1.0), "bias must be what causal_lower_right or"),
-    "Dense": (lambda: masks.Dense(LOWER), "hand it over as mask= itself"),
+    "a part of it": (lambda: sc.attention(Q, Q, Q, LOWER[0]), "mask must be a result of causal_lower_right or"),
+    "a sum": (lambda: sc.attention(Q, Q, Q, bias=LOWER + 1.0), "bias must be a result of causal_lower_right or"),
+    "Dense": (lambda: masks.Dense(LOWER), "pass it as mask= itself"),
     "positions": (
         lambda: sc.attention(Q, Q, Q, bias=LOWER, q_positions=range(5), kv_positions=range(5)),
         r"bias must be a rule on positions .*; got a CausalBias.\nHint: masks.Causal\(\) is the rule",

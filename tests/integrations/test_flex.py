@@ -106,9 +106,9 @@ def test_transformers_takes_the_mask_as_its_mask_function(mask: masks.Mask) -> N
 def test_a_block_size_that_cannot_be() -> None:
     with pytest.raises(ValueError, match="block_mask: block_size must be an int of at least 1; got 0"):
         block_mask(masks.Causal(), 8, block_size=0)
-    with pytest.raises(ValueError, match="block_mask: block_size must be one int or two"):
+    with pytest.raises(ValueError, match="block_mask: block_size must be an int or a pair of ints"):
         block_mask(masks.Causal(), 8, block_size=(1, 2, 3))
-    with pytest.raises(ValueError, match="block_mask: mask must tell apart 1 or 3 batch items; got 2"):
+    with pytest.raises(ValueError, match="block_mask: mask must be for 1 or 3 batch items; got 2"):
         block_mask(masks.Padding([1, 2]), 8, batch=3)
 
 

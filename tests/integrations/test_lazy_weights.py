@@ -134,7 +134,7 @@ def test_weights_are_refused_after_inputs_changed(name):
     _, weights = ours(x, x, x)
     with torch.no_grad():
         changed(ours).zero_()
-    with pytest.raises(UnsupportedError, match="was written into since the call"):
+    with pytest.raises(UnsupportedError, match="was changed in place after the call"):
         weights.sum()
 
 

@@ -199,7 +199,7 @@ def test_calls_that_cannot_be_converted_are_named():
     with pytest.raises(sc.UnsupportedError, match="could not be recorded"), sc.record(model):
         model(x)
     sc.replace_attention(model)
-    with pytest.raises(sc.UnsupportedError, match="it calls flash_attn_func, and it returns its weights too"):
+    with pytest.raises(sc.UnsupportedError, match="it calls flash_attn_func, and it also returns its weights"):
         model(x)
 
 

@@ -12,8 +12,8 @@ from saccade import mechanisms
 from saccade.support.errors import UnsupportedError
 
 REFUSED = {
-    "none": (lambda: nn.Linear(3, 3), {}, "no part of it is an attention that is known here"),
-    "ours": (lambda: nn.Sequential(sc.nn.MultiHeadAttention(D, H)), {}, "it runs on saccade already"),
+    "none": (lambda: nn.Linear(3, 3), {}, "it contains no attention module that is known here"),
+    "ours": (lambda: nn.Sequential(sc.nn.MultiHeadAttention(D, H)), {}, "it already runs on saccade"),
     "a mechanism": (gpt2, {"mechanism": mechanisms.Linear()}, "which runs exact softmax"),
     "a class": (One, {"mechanism": mechanisms.Linear}, "mechanism must be a saccade Mechanism or None; got the class"),
     "a tensor": (
@@ -27,7 +27,7 @@ REFUSED = {
         "mask must map names of modules to saccade masks",
     ),
     "a mapping from a number": (One, {"mask": {0: None}}, "mask must map names of modules to saccade masks"),
-    "a name of none": (One, {"mask": {"iner": None}}, "mask must hold names of modules of the model; got 'iner'"),
+    "a name of none": (One, {"mask": {"iner": None}}, "mask must contain names of modules of the model; got 'iner'"),
     "a mapping and names": (
         One,
         {"mask": {"inner": None}, "cross_attention": []},
@@ -50,5 +50,5 @@ def test_unsupported_modules_are_named_and_nothing_changes(name):
 def test_twice_says_that_it_has_been_done():
     model = One()
     sc.replace_attention(model)
-    with pytest.raises(UnsupportedError, match="it runs on saccade already"):
+    with pytest.raises(UnsupportedError, match="it already runs on saccade"):
         sc.replace_attention(model)

@@ -115,7 +115,7 @@ def test_torchs_fast_path_does_not_leave_the_pattern_out(fast_path):
         torch.testing.assert_close(moved.layers[0](x), again(x))
     assert not fast_path
     model.layers[0].self_attn._forward_pre_hooks.clear()
-    with torch.no_grad(), pytest.raises(UnsupportedError, match="fused code leaves out what replace_attention put in"):
+    with torch.no_grad(), pytest.raises(UnsupportedError, match="fused code bypasses the replaced attention"):
         model(x)
     torch.testing.assert_close(model(x), expected)  # with gradients there is no fast path
 
@@ -147,7 +147,7 @@ def changed_on_the_object():
 
 
 def test_a_forward_on_the_object_is_refused():
-    with pytest.raises(UnsupportedError, match="its forward was changed on the object"):
+    with pytest.raises(UnsupportedError, match="another library replaced its forward"):
         sc.replace_attention(changed_on_the_object())
 
 
@@ -206,11 +206,11 @@ def test_others_of_one_length_are_refused_until_they_are_named():
         torch.testing.assert_close(model(x, y, y)[0], expected)
     model = One(batch_first=True)
     sc.replace_attention(model, mask=PATTERN)
-    with pytest.raises(UnsupportedError, match=r"equally long and differ.*\nHint: .*cross_attention=\[names"):
+    with pytest.raises(UnsupportedError, match=r"the same length but differ.*\nHint: .*cross_attention=\[names"):
         model(x, y, y)
     zeros = torch.zeros_like(x)
     model(zeros, zeros.clone(), zeros)  # a dry run on one number says nothing
-    with pytest.raises(UnsupportedError, match="equally long and differ"):
+    with pytest.raises(UnsupportedError, match="the same length but differ"):
         model(x, y, y)
 
 
@@ -234,8 +234,8 @@ def test_a_decoder_of_torch_has_cross_attention_where_lengths_are_equal():
 
 NAMES = {
     "a string": ("inner", r"cross_attention must be a list of names, or None; got 'inner'"),
-    "no strings": ([1], "cross_attention must hold names of modules; got 1"),
-    "another name": (["other"], "cross_attention must hold names of modules of the model; got 'other'"),
+    "no strings": ([1], "cross_attention must contain module names; got 1"),
+    "another name": (["other"], "cross_attention must contain names of modules of the model; got 'other'"),
 }
 
 

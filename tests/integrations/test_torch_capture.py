@@ -185,6 +185,6 @@ def test_the_function_of_torch_s_layer(options, masking):
 def test_keys_that_are_projected_already_are_refused():
     layer, x = nn.MultiheadAttention(16, 4), torch.randn(7, 3, 16)
     model, kept = Called(layer), torch.randn(12, 7, 4)
-    refused = pytest.raises(UnsupportedError, match="static_k= are keys that have been projected before")
+    refused = pytest.raises(UnsupportedError, match="static_k= contains keys that are already projected")
     with capture_all(model, lambda name, make: make()), refused:
         model(x, x, x, static_k=kept, static_v=kept)

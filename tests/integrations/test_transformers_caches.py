@@ -154,16 +154,16 @@ def test_impossible_arguments_are_refused() -> None:
         _with(model, Cache(SinkWindowCache(2, 64) for _ in range(2)), prompt, attention_mask=mask)
     with pytest.raises(TypeError, match=r"cache must be a saccade\.caches\.Cache; got KVCache"):
         transformers_cache(KVCache())
-    with pytest.raises(TypeError, match="cache must hold one cache for each layer; got Cache"):
+    with pytest.raises(TypeError, match="cache must contain one cache for each layer; got Cache"):
         transformers_cache(Cache([Cache([KVCache()])]))
     with pytest.raises(ValueError, match="name must be new"):
         install_caches("sdpa")
     past, written_out = transformers_cache(Cache(KVCache() for _ in range(2))), torch.ones(2, 1, 20, 20).bool()
-    with pytest.raises(NotImplementedError, match="it got a mask that is written out"):
+    with pytest.raises(NotImplementedError, match="it received a materialized mask"):
         model(prompt, past_key_values=past, attention_mask=written_out)
 
 
 def test_a_recording_does_not_take_the_new_keys_for_all() -> None:
     model, cache = _model("Llama"), Cache(KVCache() for _ in range(2))
-    with pytest.raises(saccade.UnsupportedError, match="its cache is one of saccade's"), saccade.record(model):
+    with pytest.raises(saccade.UnsupportedError, match="it uses a saccade cache"), saccade.record(model):
         _with(model, cache, _prompt())

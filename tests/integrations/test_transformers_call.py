@@ -77,7 +77,7 @@ def test_learned_queries_are_those_of_all_items():
     "facts, reason",
     [
         ({"output_attentions": True}, r"saccade: Layer cannot run(.|\n)*passes output_attentions(.|\n)*saccade.record"),
-        ({"cu_seq_lens_q": torch.tensor([0, 3, 5])}, r"passes cu_seq_lens_q, and its mask does not(.|\n)*position_ids"),
+        ({"cu_seq_lens_q": torch.tensor([0, 3, 5])}, r"passes cu_seq_lens_q, but its mask does not(.|\n)*position_ids"),
         ({"block_table": torch.tensor([0]), "sinks": 1}, r"passes block_table, which(.|\n)*passes sinks, which"),
         (
             {"block_indices": torch.tensor([0])},

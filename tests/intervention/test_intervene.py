@@ -326,7 +326,7 @@ class Halved(nn.Module):
 WRONG = {
     "no layer": (lambda edit: edit.scale("blocks.7", 0, 0.0), ValueError, "layer must be one whose attention ran"),
     "a layer that is no name": (lambda edit: edit.scale(1.5, 0, 0.0), TypeError, "layer must be a name, or a number"),
-    "no head": (lambda edit: edit.scale(0, H, 0.0), ValueError, "head must be 0 to 3 in layer 0"),
+    "no head": (lambda edit: edit.scale(0, H, 0.0), ValueError, "head must be from 0 to 3 in layer 0"),
     "a head that is no number": (lambda edit: edit.scale(0, "a", 0.0), TypeError, "head must be a number, a list"),
     "a factor": (lambda edit: edit.scale(0, 0, "0"), TypeError, "factor must be a number or a tensor"),
     "a way": (lambda edit: edit.ablate(0, 0, "none"), ValueError, "how must be"),

@@ -239,7 +239,7 @@ def test_the_fused_kernel_refuses_what_it_lacks_and_says_so_beforehand():
         "it has no softcap",
         "it has no dropout",
         "it has no gradient for bias",
-        "it has dot products only, and maps that end in one",
+        "it supports only dot products, and maps that end in one",
     }
 
 

@@ -55,7 +55,7 @@ def test_a_run_ends_where_the_task_is_learned():
 
 
 def test_wrong_trainings_are_refused():
-    with pytest.raises(ValueError, match="see no later tokens where answers stand among them"):
+    with pytest.raises(ValueError, match="not attend to later tokens in a task whose texts contain the answers"):
         train(MIXERS["Linformer"], QUESTIONS["induction"], 0, SHORT)
     with pytest.raises(ValueError, match="mixer must have fewer than 49152 parameters; got 262144"):
         Learner(Mixer(lambda width, length, layer: torch.nn.Linear(512, 512, bias=False)), 40, 32)

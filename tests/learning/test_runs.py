@@ -76,12 +76,14 @@ def better(path):
 def test_a_file_that_is_no_outcome_is_refused(kept, spoil):
     path = kept / PLAN[2].file_name
     spoil(path)
-    with pytest.raises(ValueError, match=f"hold outcomes of runs; got .*{path.name}.*\nHint: remove {path.name}"):
+    with pytest.raises(ValueError, match=f"contain outcomes of runs; got .*{path.name}.*\nHint: remove {path.name}"):
         run_all(PLAN, kept, SHORT)
 
 
 def test_runs_of_other_settings_are_refused(kept):
-    with pytest.raises(ValueError, match=r"folder must hold runs of Settings\(steps=3, .* of others\.\nHint"):
+    with pytest.raises(
+        ValueError, match=r"folder must contain runs with Settings\(steps=3, " r".* with other settings\.\nHint"
+    ):
         run_all(PLAN, kept, SHORT._replace(steps=3))
 
 
@@ -98,7 +100,7 @@ def test_a_table_says_what_was_learned():
     head, *lines, last = rows(found)
     assert head == ["", "MQAR", "ListOps"]
     assert lines == [["full", "learned, 200", "-"], ["LSTM", "0.10 (0.00 to 0.20)", "0.50 (0.50 to 0.50)"]]
-    assert last[0] == "the commonest answer"
+    assert last[0] == "the most common answer"
     assert 1 / 64 < float(last[1]) < 0.03
     assert 0.1 < float(last[2]) < 0.4
     assert "mean over 3 seeds" in legend(found)

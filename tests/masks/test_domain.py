@@ -183,7 +183,7 @@ def test_a_tensor_with_one_column_is_wrapped_in_full_or_not_at_all(shape):
 @pytest.mark.parametrize("mask", [torch.ones(2, 6, dtype=torch.bool), torch.ones(2, 6, dtype=torch.int64)])
 def test_a_mask_of_keys_for_each_item_is_named(mask):
     x = torch.randn(2, 1, 6, 4)
-    with pytest.raises((ValueError, TypeError), match=r"\[batch, kv_len\], is mask(\.bool\(\))?\[:, None, None, :\]"):
+    with pytest.raises((ValueError, TypeError), match=r"\[batch, kv_len\], pass mask(\.bool\(\))?\[:, None, None, :\]"):
         sc.attention(x, x, x, mask)
     assert sc.attention(x, x, x, mask.bool()[:, None, None, :]).shape == x.shape
 
@@ -195,7 +195,7 @@ def test_masks_are_not_taken_for_true_or_false():
         lambda: not masks.Causal(),
         lambda: bool(masks.Causal() | masks.Prefix(2)),
     ):
-        with pytest.raises(TypeError, match=r"not be used as true or false.*\nHint: masks join by & .*\| .*~"):
+        with pytest.raises(TypeError, match=r"not be used as true or false.*\nHint: combine masks with & .*\| .*~"):
             taken()
 
 

@@ -127,7 +127,7 @@ def test_only_masks_are_joined(value: Any, sign: str) -> None:
 )
 def test_a_function_answers_with_a_bool_tensor(answer: Callable[[torch.Tensor], Any], got: str) -> None:
     mask = masks.Predicate(lambda b, h, q, kv: answer(q))
-    rule = f"Predicate: function must answer with a bool tensor, True = may attend; got {got}\\."
+    rule = f"Predicate: function must return a bool tensor, True = may attend; got {got}\\."
     with pytest.raises(TypeError, match=rule):
         mask.to_dense(3)
     x = torch.zeros(1, 1, 3, 8)

@@ -225,7 +225,7 @@ def test_joining_flattens_and_refuses_what_cannot_fit() -> None:
     a, b, c = masks.Causal(), masks.Window(1, 1), masks.Global([0])
     assert (a & b & c).parts == (a, b, c)
     assert ~~a is a
-    with pytest.raises(ValueError, match="tell apart the same number of batch items"):
+    with pytest.raises(ValueError, match="have the same number of batch items"):
         masks.Padding([1, 2]) & masks.Padding([1, 2, 3])
     with pytest.raises(TypeError, match=r"Causal: & must join two masks; got Tensor\."):
         a & torch.ones(2, 2, dtype=torch.bool)

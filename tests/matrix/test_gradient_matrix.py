@@ -109,7 +109,7 @@ def test_blocks_of_several_heads_meet_groups_of_other_keys():
 def test_what_does_not_fit_is_refused():
     x = torch.randn(1, 2, 4, 3)
     matrix = sc.AttentionMatrix(x, x)
-    with pytest.raises(ValueError, match=r"must have shape \[1, 2, 4, 4\] to stand behind \*"):
+    with pytest.raises(ValueError, match=r"must have shape \[1, 2, 4, 4\] to be the right operand of \*"):
         matrix * GradientMatrix(x, x[:, :, :3])
-    with pytest.raises(sc.UnsupportedError, match="what is hidden is -inf there"):
+    with pytest.raises(sc.UnsupportedError, match="hidden pairs are -inf there"):
         matrix.scores * GradientMatrix(x, x)

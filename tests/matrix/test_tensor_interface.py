@@ -154,7 +154,7 @@ def test_torch_and_numpy_take_it_where_the_meaning_is_plain():
 
 
 WRONG = {
-    "softmax": (lambda A: torch.softmax(A, -1), "its weights are softmaxed and masked"),
+    "softmax": (lambda A: torch.softmax(A, -1), "its weights are already softmaxed and masked"),
     "sum": (torch.sum, "A.summary()"),
     "cat": (lambda A: torch.cat([A, A]), "A.summary()"),
     "T": (lambda A: A.T, "A.mT is its transpose"),
@@ -163,8 +163,8 @@ WRONG = {
     "cuda()": (lambda A: A.cuda(), "A.to(device, dtype)"),
     "logits": (lambda A: A.logits, "Hint: A.scores"),
     "a name of nobody's": (lambda A: A.nobody, "attribute must be one of a lazy matrix; got nobody"),
-    "a list": (lambda A: A[[0, 1]], "index must be made of whole numbers, slices and ...; got list"),
-    "None": (lambda A: A[None], "index must be made of whole numbers, slices and ...; got None"),
+    "a list": (lambda A: A[[0, 1]], "index must consist of whole numbers, slices and ...; got list"),
+    "None": (lambda A: A[None], "index must consist of whole numbers, slices and ...; got None"),
     "a mask": (lambda A: A[A.to_dense() > 0.5], "slices and ...; got Tensor"),
     "a bool": (lambda A: A[True], "slices and ...; got True"),
     "five": (lambda A: A[0, 0, 0, 0, 0], "at most batch, head, query, key"),
@@ -172,13 +172,13 @@ WRONG = {
     "no step": (lambda A: A[0, 0, ::0], "step of a slice must not be 0"),
     "a whole dtype": (lambda A: A.to(torch.int64), "be a device, a float dtype, or both; got torch.int64"),
     "a name of to's": (lambda A: A.to(other=torch.ones(1)), "an argument must be device= or dtype=; got other="),
-    "a tensor to be added": (lambda A: A + 1.0, "what stands behind + must be a matrix; got float"),
+    "a tensor to be added": (lambda A: A + 1.0, "an operand of + must be a matrix; got float"),
     "a number before": (lambda A: 1.0 - A, "must be a matrix; got float"),
     "a number of NumPy's before": (lambda A: np.float64(1.0) - A, "must be a matrix; got float64"),
     "an array before": (lambda A: np.ones((L, S)) * A, "a factor must be a number"),
     "weights one by one": (lambda A: A * torch.ones(L, S), "a factor must be a number, or a tensor [4, 1, 1]"),
     "another length": (lambda A: A + matrix_of().mT.mT.to(torch.float32), "the other matrix must be torch.float64"),
-    "no chain": (lambda A: A @ A, "the other matrix must have shape [2, 4, 9, 9] to stand behind @"),
+    "no chain": (lambda A: A @ A, "the other matrix must have shape [2, 4, 9, 9] to be the right operand of @"),
 }
 
 

@@ -87,7 +87,7 @@ def test_the_definition_runs_under_vmap(mask):
     got = vmap(lambda x: attended(x, "reference"))(SAMPLES)
     torch.testing.assert_close(got, vmap(lambda x: attended(x, "auto"))(SAMPLES))
     torch.testing.assert_close(got[1], attended(SAMPLES[1], "reference"))
-    with pytest.raises(sc.UnsupportedError, match="its dropout does not tell them apart"):
+    with pytest.raises(sc.UnsupportedError, match="so they would share one dropout mask"):
         vmap(lambda x: sc.attention(x, x, x, dropout_p=0.5, impl="reference"), randomness="same")(SAMPLES)
 
 
@@ -108,7 +108,7 @@ class Rows(Statistic[int, int]):
 
 
 def test_questions_that_vmap_cannot_map_are_refused():
-    with pytest.raises(sc.UnsupportedError, match="no tensor with the batch as its first axis"):
+    with pytest.raises(sc.UnsupportedError, match="not a tensor whose first axis is the batch"):
         vmap(lambda x: sc.AttentionMatrix(x, x).compute(Rows())[0])(SAMPLES)
     with pytest.raises(sc.UnsupportedError, match="logits of a sink"):
         vmap(lambda s: sc.AttentionMatrix(SAMPLES[0], SAMPLES[0], sink_logit=s).to_dense())(torch.zeros(3, 4))

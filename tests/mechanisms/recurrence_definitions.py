@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from saccade import mechanisms
 from saccade.matrix import Matrix
 
-__all__ = ["RULES", "Gates", "Gated", "dense"]
+__all__ = ["RULES", "STEPS", "Gates", "Gated", "dense"]
 
 Gates = dict[str, Tensor]
 
@@ -104,3 +104,29 @@ RULES: dict[str, Gated] = {
         mechanisms.Delta(), lambda key: {"beta": _write(key), "decay": _fade_fast(key)}, has_unit_keys=True
     ),
 }
+
+
+class Several(Gated):
+    """DeltaProduct of two steps: one with the key, and one with its mirror image."""
+
+    def keys(self, key: Tensor) -> Tensor:
+        unit = super().keys(key)
+        return torch.cat([unit, unit.flip(-1)], -1)
+
+
+STEPS: dict[str, Gated] = {
+    "delta product": Several(
+        mechanisms.DeltaProduct(2),
+        lambda key: {"beta": 2.0 * torch.sigmoid(key[..., :2]), "decay": _fade(key)},
+        has_unit_keys=True,
+    ),
+    "rwkv-7": Gated(
+        mechanisms.RWKV7(),
+        lambda key: {
+            "decay": -0.6 * torch.sigmoid(2.0 * key),
+            "removal": F.normalize(key.flip(-1), dim=-1),
+            "rate": torch.sigmoid(key),
+        },
+    ),
+}
+"""Recurrences of several steps for each token."""

@@ -197,13 +197,13 @@ def test_wrong_arguments_are_refused() -> None:
         compare(q, k, v, [Linear])
     with pytest.raises(ValueError, match="value must have shape"):
         compare(q, k, v[:, :, :3], [Linear()])
-    with pytest.raises(ValueError, match="compare: tensors must hold at least one query and one key"):
+    with pytest.raises(ValueError, match="compare: tensors must contain at least one query and one key"):
         compare(q[:, :, :0], k, v, [Linear()])
     with pytest.raises(TypeError, match="compare: timed_lengths must be a list of ints of at least 1; got 5"):
         compare(q, k, v, [Linear()], timed_lengths=5)
     with pytest.raises(ValueError, match=r"compare: timed_lengths must be a list of ints of at least 1; got \[0\]"):
         compare(q, k, v, [Linear()], timed_lengths=[0])
-    with pytest.raises(ValueError, match="Linformer: keys must stand before position 20"):
+    with pytest.raises(ValueError, match="Linformer: keys must be at positions below 20"):
         compare(q, k, v, [Linformer(20, 4)])
     assert compare(q, k, v, []).rows == ()
 

@@ -231,15 +231,15 @@ def test_a_layer_learns_with_it() -> None:
 def test_unsupported_arguments_are_refused() -> None:
     (q, k, v), memory, cache = _qkv(5), _memory(), CompressiveCache()
     with pytest.raises(
-        sc.UnsupportedError, match="Window is neither Causal nor Padding: a memory holds whole segments"
+        sc.UnsupportedError, match="Window is neither Causal nor Padding: a memory stores whole segments"
     ):
         cache.attend(memory, q, k, v, mask=sliding_window(3))
     with pytest.raises(sc.UnsupportedError, match="Full is not causal: a segment is read after it was written"):
         cache.attend(memory, q, k, v)
     for other, name in ((Softmax(), "AttentionMatrix"), (Linear(), "FeatureMatrix")):
-        with pytest.raises(sc.UnsupportedError, match=f"- {name} is no sum over segments that could be carried on"):
+        with pytest.raises(sc.UnsupportedError, match=f"- {name} cannot be continued as a sum over segments"):
             cache.attend(other, q, k, v, mask=Causal())
-    with pytest.raises(sc.UnsupportedError, match="single weights of earlier tokens cannot be dropped from a sum"):
+    with pytest.raises(sc.UnsupportedError, match="individual weights of earlier tokens cannot be dropped from a sum"):
         cache.attend(memory, q, k, v, mask=Causal(), dropout_p=0.1)
     with pytest.raises(ValueError, match="CompressiveMemory: heads of query must be num_heads 4; got 2"):
         memory(q[:, :2], k, mask=Causal())

@@ -5,12 +5,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.mechanisms.recurrence_definitions import RULES
+from tests.mechanisms.recurrence_definitions import RULES, STEPS
 from torch import Tensor
 
 from saccade import mechanisms, testing
 from saccade.masks import Causal, Full, Global, Mask, Padding, Prefix, as_mask
 from saccade.matrix import Matrix
+from saccade.mechanisms.recurrences.substeps import SubstepMatrix
 from saccade.scorers import BlockMeans, DotProducts
 from saccade.testing.laws import invariance, locality, program_behaviour
 
@@ -31,6 +32,17 @@ class Difference(mechanisms.Mechanism):
         torch.manual_seed(0)
         both = mechanisms.Differential(query.shape[3], layer=2).to(query.device, query.dtype)
         return both(*(torch.cat([x, x.flip(-1) / 2], -1) for x in (query, key)), **given)
+
+
+class Fading(mechanisms.Mechanism):
+    """Attention with forget gates of keys of any width: each is the sum of its key."""
+
+    def forward(self, query: Tensor, key: Tensor, **given: object) -> Matrix:
+        gates = key.sum(-1, keepdim=True) + 1.0
+        return mechanisms.Forgetting(query.shape[3])(query, torch.cat([key, gates], 3), **given)
+
+    def reasons(self, mask: Mask) -> tuple[str, ...]:
+        return mechanisms.Forgetting(1).reasons(mask)
 
 
 class Filter(mechanisms.Mechanism):
@@ -85,8 +97,9 @@ MAKERS: dict[str, Callable[[int], mechanisms.Mechanism]] = {
     "performer": lambda kv_len: PERFORMER,
     "linformer": lambda kv_len: mechanisms.Linformer(max(1, kv_len), max(1, min(4, kv_len))),
     "nystrom": lambda kv_len: mechanisms.Nystrom(4),
-    **{name: (lambda kv_len, rule=rule: rule) for name, rule in RULES.items()},
+    **{name: (lambda kv_len, rule=rule: rule) for name, rule in {**RULES, **STEPS}.items()},
     "differential": lambda kv_len: Difference(),
+    "forgetting": lambda kv_len: Fading(),
     "s4d": lambda kv_len: Filter(),
     "convolution": lambda kv_len: Convolution(),
     "memory": lambda kv_len: Remembering("linear"),
@@ -102,13 +115,14 @@ OTHERWISE = {
         "ones": "slots are learned, and rows need not sum to 1",
     },
     "differential": {"ones": "rows sum to 1 - λ"},
+    "forgetting": {"key_order": "a key fades by those behind it"},
     "nystrom": {
         "key_order": "a landmark holds neighbours",
         "rows": "a landmark is a mean of queries",
         "blindness": "a landmark is a mean of queries",
         "ones": "six steps to the inverse leave some of the way",
     },
-    **{name: {"ones": "rows have any sign, and no denominator"} for name in RULES},
+    **{name: {"ones": "rows have any sign, and no denominator"} for name in {**RULES, **STEPS}},
     "s4d": {
         "ones": "rows have any sign, and no denominator",
         "honesty": "what keys hold is not read",
@@ -137,7 +151,7 @@ OTHERWISE = {
         "key_order": "a block holds neighbours",
     },
 }
-for fading in set(RULES) - {"sums"}:
+for fading in {*RULES, *STEPS} - {"sums"}:
     OTHERWISE[fading]["key_order"] = "what was written later is corrected, or fades, less"
 """Laws that a mechanism does not keep, and why."""
 
@@ -156,6 +170,8 @@ class Executed:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: object) -> Tensor:
         matrix = self.make(key.shape[2])(query, key, mask=mask)
+        if isinstance(matrix, SubstepMatrix) and matrix.writers > 1:
+            return matrix.total(value.repeat(1, 1, 1, matrix.writers))
         return matrix @ value.repeat_interleave(matrix.kv_heads // max(1, value.shape[1]), 1)
 
     def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: object) -> tuple[str, ...]:
@@ -203,8 +219,9 @@ def test_broken_laws_are_the_known_ones(name: str, law: str) -> None:
 def test_masks_that_hide_keys_only_are_padding(name: str, mask: Mask) -> None:
     q, k, v = torch.randn(3, 2, 2, 11, 4, dtype=torch.float64)
     mechanism = MAKERS[name](11).double()
-    causal = Causal() if name in (*RULES, "s4d", "memory", "memory, delta") else Full()
+    causal = Causal() if name in (*RULES, *STEPS, "forgetting", "s4d", "memory", "memory, delta") else Full()
     mask, padding = mask & causal, Padding([7]) & causal
+    v = v if name != "delta product" else v.repeat_interleave(2, 1)  # a head for each step
     torch.testing.assert_close(mechanism(q, k, mask=mask) @ v, mechanism(q, k, mask=padding) @ v)
     dense = mechanism(q, k, mask=mask).to_dense()
     assert not dense[..., 7:].any()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.mechanisms.recurrence_definitions import RULES
+from tests.mechanisms.recurrence_definitions import RULES, STEPS
 from tests.mechanisms.test_laws import MAKERS
 
 from saccade import masks
@@ -11,7 +11,7 @@ from saccade.mechanisms import state_spaces
 
 HEADS, LENGTH, WIDTH = 2, 700, 4
 STATEFUL = [name for name in MAKERS if name not in ("linformer", "nystrom", "differential", "top keys", "top blocks")]
-RECURRENT = ("linear", "squared relu", "performer", "s4d", *RULES)
+RECURRENT = ("linear", "squared relu", "performer", "s4d", *RULES, *STEPS)
 MASKS = {
     "causal": masks.Causal(),
     "packed": masks.Documents([[290, 410], [699, 1]], masks.Causal()),
@@ -29,15 +29,19 @@ def drawn(length: int) -> list[torch.Tensor]:
 def test_a_product_is_that_of_the_matrix(name, mask):
     query, key, value = drawn(LENGTH)
     matrix = MAKERS[name](LENGTH).double()(query, key, mask=MASKS[mask])
+    value = value.repeat_interleave(matrix.kv_heads // HEADS, 1)  # a step of DeltaProduct has a head of its own
     torch.testing.assert_close(matrix @ value, matrix.to_dense() @ value, atol=1e-8, rtol=1e-8)
 
 
-@pytest.mark.parametrize("split", [(300, 1, 399), (257, 443), (5, 695)], ids=str)
+@pytest.mark.parametrize("split", [(300, 1, 399), (5, 695)], ids=str)
 @pytest.mark.parametrize(("name", "mask"), PAIRS)
 def test_parts_are_the_whole(name, split, mask):
     query, key, value = drawn(LENGTH)
     mechanism, rule = MAKERS[name](LENGTH).double(), MASKS[mask]
-    whole = mechanism(query, key, mask=rule) @ value
+    matrix = mechanism(query, key, mask=rule)
+    steps = matrix.kv_heads // HEADS
+    value = value.repeat(1, 1, 1, steps)
+    whole = matrix @ value if steps == 1 else matrix.total(value)
     cache = RecurrentCache() if name in RECURRENT else mechanism.new_cache()
     parts = [
         cache.attend(mechanism, *part, mask=rule)

@@ -386,14 +386,16 @@ def test_states_of_given_directions_go_on_with_equal_ones_only() -> None:
 
 def test_conflicting_sources_of_directions_are_refused() -> None:
     omega = torch.randn(8, D)
-    with pytest.raises(ValueError, match="Performer: num_features must be 8, as many as directions, or None; got 256"):
+    with pytest.raises(
+        ValueError, match="Performer: num_features must be 8, the number of directions, or None; got 256"
+    ):
         Performer(256, directions=omega)
-    with pytest.raises(ValueError, match="Performer: redraw must be None where directions are given; got 3"):
+    with pytest.raises(ValueError, match="Performer: redraw must be None when directions are given; got 3"):
         Performer(directions=omega, redraw=3)
-    message = r"directions must be floats of shape \[num_features, head_dim\]; got int64 \[2\]"
+    message = r"directions must be a float tensor of shape \[num_features, head_dim\]; got int64 \[2\]"
     with pytest.raises(ValueError, match=message):
         Performer(directions=torch.arange(2))
-    with pytest.raises(NotImplementedError, match="they were given, and are not drawn"):
+    with pytest.raises(NotImplementedError, match="they were passed by the caller and are not random"):
         Performer(directions=omega).draw()
     x = torch.randn(1, 1, 3, 4)
     with pytest.raises(ValueError, match=r"directions must have shape \[num_features, 4\].*; got \[8, 8\]"):

@@ -284,14 +284,20 @@ REFUSED = {
         "a state is read in the order in which it was written",
     ),
     "growth": (lambda q, k: mechanisms.Delta()(q, k, decay=torch.ones(2, 2, 91), mask=CAUSAL), "decay must be at most"),
-    "shape": (lambda q, k: mechanisms.Delta()(q, k, beta=torch.ones(2, 91), mask=CAUSAL), "beta must be floats"),
+    "shape": (
+        lambda q, k: mechanisms.Delta()(q, k, beta=torch.ones(2, 91), mask=CAUSAL),
+        "beta must be a float tensor",
+    ),
     "kind": (lambda q, k: mechanisms.Delta()(q, k, beta=1.0, mask=CAUSAL), "beta must be a tensor"),
-    "heads": (lambda q, k: mechanisms.Delta()(q, k, beta=torch.ones(2, 3, 91), mask=CAUSAL), "divide one another"),
+    "heads": (
+        lambda q, k: mechanisms.Delta()(q, k, beta=torch.ones(2, 3, 91), mask=CAUSAL),
+        "be multiples of one another",
+    ),
     "ints": (
         lambda q, k: mechanisms.Delta()(q, k, beta=torch.ones(2, 2, 91, dtype=torch.int64), mask=CAUSAL),
-        "beta must be floats",
+        "beta must be a float tensor",
     ),
-    "constant": (lambda q, k: mechanisms.GatedLinear(torch.ones(2)), "floats [heads] of at most 0"),
+    "constant": (lambda q, k: mechanisms.GatedLinear(torch.ones(2)), "float tensor [heads] with values of at most 0"),
     "steps": (lambda q, k: mechanisms.SSD(2)(q, k, step=-torch.ones(2, 2, 91), mask=CAUSAL), "step must be at least 0"),
     "number of steps": (lambda q, k: mechanisms.SSD(2)(q, k, step=torch.ones(2, 2), mask=CAUSAL), "step must have"),
     "another rule": (

@@ -123,7 +123,7 @@ def test_float32_is_close_over_long_texts():
 REFUSED = {
     "not causal": (lambda u: rule()(u, u), "Full is not causal"),
     "window": (lambda u: rule()(u, u, mask=masks.Window(3, 0)), "so queries cannot choose"),
-    "channels": (lambda u: rule()(u[:, :2], u[:, :2], mask=CAUSAL), "heads must be the 3 channels"),
+    "channels": (lambda u: rule()(u[:, :2], u[:, :2], mask=CAUSAL), "heads must be equal to the 3 channels"),
     "odd": (lambda u: mechanisms.S4D(3, 7), "state_dim must be even"),
     "steps": (lambda u: mechanisms.S4D(3, 8, least_step=0.5), "most_step must be at least least_step 0.5"),
 }

@@ -70,7 +70,7 @@ def test_documents_begin_anew_and_padding_is_not_read():
 
 def test_wrong_inputs_are_refused():
     convolution, x = ShortConvolution(3, 4).double(), _x()
-    with pytest.raises(ValueError, match="heads must be the 3 channels"):
+    with pytest.raises(ValueError, match="heads must be equal to the 3 channels"):
         convolution(x[:, :2], x[:, :2])
     with pytest.raises(UnsupportedError, match="the mask differs between heads"):
         convolution(x, x, mask=torch.rand(2, 3, 9, 9) < 0.5)
@@ -180,7 +180,7 @@ def test_a_crop_that_the_convolution_cannot_undo_is_refused_for_both():
     layer, x = _mha(), torch.randn(1, 9, 16, dtype=torch.float64)
     cache = layer.new_cache()
     layer(x, cache=cache)
-    with pytest.raises(UnsupportedError, match="it has let tokens go"):
+    with pytest.raises(UnsupportedError, match="it has evicted tokens"):
         cache.crop(4)
     assert [part.length for part in cache.flat] == [9, 9]
     cache.crop(0)
@@ -212,7 +212,7 @@ def test_in_decoder_layers_and_models():
 
 def test_layers_and_caches_that_do_not_fit_are_refused():
     mha, x = _mha(), torch.randn(1, 4, 16, dtype=torch.float64)
-    with pytest.raises(TypeError, match=r"cache must be a Cache of two layers' caches(.|\n)*new_cache\(\)"):
+    with pytest.raises(TypeError, match=r"cache must be a Cache of two layer caches(.|\n)*new_cache\(\)"):
         mha(x, cache=KVCache())
     with pytest.raises(ValueError, match="key must be None in a layer with a short convolution"):
         mha(x, x + 1)

@@ -229,7 +229,7 @@ def test_inputs_that_do_not_fit_are_refused(make: Callable[[], object], error: t
 
 def test_values_hidden_by_vmap_are_refused() -> None:
     q = torch.randn(3, 1, 2, 12, 4)
-    with pytest.raises(UnsupportedError, match="vmap hides it"):
+    with pytest.raises(UnsupportedError, match="vmap hides them"):
         torch.func.vmap(lambda q: mechanisms.TopK(BlockMeans(), 2, 4)(q, q).matmul(q))(q)
 
 

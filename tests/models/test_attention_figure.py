@@ -84,5 +84,5 @@ def test_bad_values_are_named(small, text, options, error, message):
 
 
 def test_a_tokenizer_is_needed(small):
-    with pytest.raises(ValueError, match="tokenizer must be there"):
+    with pytest.raises(ValueError, match="tokenizer must be present"):
         Encoder(small.config).show("w1")

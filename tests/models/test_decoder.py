@@ -277,12 +277,12 @@ def test_bad_kinds_are_named(changes, message):
         (
             lambda m: m(torch.ones(2, dtype=torch.int64)),
             ValueError,
-            r"Decoder: tokens must be \[batch, len\]; got \[2\]",
+            r"Decoder: tokens must have shape \[batch, len\]; got \[2\]",
         ),
         (lambda m: m(torch.tensor([[-1]])), ValueError, "tokens must be from 0 to 19, the vocabulary; got -1"),
         (lambda m: m(some_tokens(), positions=range(3)), ValueError, "positions must hold 11 positions; got 3"),
         (lambda m: m(some_tokens(), cache=KVCache()), TypeError, "cache must be a Cache or None; got KVCache"),
-        (lambda m: m(some_tokens(), cache=Cache([KVCache()])), ValueError, "hold the caches of 2 layers; got 1"),
+        (lambda m: m(some_tokens(), cache=Cache([KVCache()])), ValueError, "contain the caches of 2 layers; got 1"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -254,13 +254,13 @@ REFUSED = {
     "a tuple": (
         lambda: match_sets(tuple(FOUND), [ONE]),
         TypeError,
-        "match_sets: found must be what a SetDecoder returns",
+        "match_sets: found must be Detections, as a SetDecoder returns them",
     ),
     "no list": (lambda: match_sets(FOUND, 3), TypeError, "match_sets: objects must be a list"),
     "one for two": (
         lambda: set_loss(FOUND, []),
         ValueError,
-        "match_sets: objects must be one for each of 1 pictures; got 0",
+        "match_sets: objects must contain Targets for each of the 1 images; got 0",
     ),
     "pairs": (
         lambda: match_sets(FOUND, [tuple(ONE)]),
@@ -270,12 +270,12 @@ REFUSED = {
     "too many": (
         lambda: match_sets(FOUND, [Targets(torch.zeros(3, dtype=torch.int64), torch.rand(3, 4))]),
         ValueError,
-        "match_sets: objects must be at most 2 in a picture, as queries; got 3",
+        "match_sets: objects must be at most 2 per image, the number of queries; got 3",
     ),
     "nothing as a class": (
         lambda: match_sets(FOUND, [ONE._replace(classes=torch.tensor([3]))]),
         ValueError,
-        "match_sets: classes must be from 0 to 2; got others.\nHint: the last logit says that nothing is there",
+        "match_sets: classes must be from 0 to 2; got other classes.\nHint: the last logit stands for 'no object'",
     ),
     "floats": (lambda: match_sets(FOUND, [ONE._replace(classes=torch.ones(1))]), TypeError, "classes must be int64"),
     "corners": (
@@ -286,7 +286,7 @@ REFUSED = {
     "NaN": (
         lambda: match_sets(FOUND._replace(boxes=FOUND.boxes * torch.nan), [ONE]),
         ValueError,
-        "match_sets: found must be finite, as objects; got NaN or infinity",
+        "match_sets: found must be finite, like objects; got NaN or inf",
     ),
     "a weight below 0": (lambda: set_loss(FOUND, [ONE], box_weight=-1), ValueError, "set_loss: box_weight must be"),
     "a probability": (
@@ -316,7 +316,7 @@ REFUSED = {
     "a backbone of others": (
         lambda: SetDecoder(SetDecoderConfig(**SIZES), torch.nn.Identity())(torch.zeros(1, 3, 4, 4)),
         ValueError,
-        "what the backbone returns must have shape [batch, channels, H, W] = [batch, 20, H, W]",
+        "output of the backbone must have shape [batch, channels, H, W] = [batch, 20, H, W]",
     ),
     "an odd width": (
         lambda: SetDecoderConfig(**{**SIZES, "embed_dim": 18}),
@@ -344,12 +344,12 @@ UNREAD = {
     "an unknown activation": ({"activation_function": "mish"}, UnsupportedError, "activation_function is 'mish'"),
     "inner channels": ({"activation_dropout": 0.1}, UnsupportedError, "activation_dropout is not 0"),
     "norms between": ({"auxiliary_loss": True}, UnsupportedError, "auxiliary_loss is true"),
-    "more layers": ({"decoder_layers": 10**6}, ValueError, "config.json must tell of sizes that the weights have"),
+    "more layers": ({"decoder_layers": 10**6}, ValueError, "config.json must state sizes that match the weights"),
     "another layer": ({"decoder_layers": 4}, ValueError, "missing     decoder.layers.3.self_attn.q_proj.weight"),
     "more queries": (
         {"num_queries": 9},
         ValueError,
-        "misfit      query_position_embeddings.weight [5, 16], not [9, 16]",
+        "mismatched  query_position_embeddings.weight [5, 16], not [9, 16]",
     ),
     "a wrong word": ({"d_model": "wide"}, ValueError, "d_model in config.json must be an int"),
 }

@@ -142,7 +142,11 @@ REFUSED = {
     "a stranger": (lambda m: m(IMAGES, TOKENS + 1), ValueError, "tokens must be from 0 to 19, the vocabulary; got 20"),
     "floats": (lambda m: m(IMAGES, TOKENS.float()), TypeError, "tokens must be int64 or int32"),
     "no tensor": (lambda m: m(IMAGES, [[1]]), TypeError, "tokens must be a tensor; got list"),
-    "a lonely text": (lambda m: m.loss(IMAGES, TOKENS[:1]), ValueError, "tokens must be 2 texts, as images; got 1"),
+    "a lonely text": (
+        lambda m: m.loss(IMAGES, TOKENS[:1]),
+        ValueError,
+        "tokens must be 2 texts, one for each image; got 1",
+    ),
     "a small picture": (lambda m: m(IMAGES[..., :4], TOKENS), ValueError, "images must be 8x8; got 8x4"),
 }
 
@@ -189,7 +193,7 @@ UNREAD = {
         {"projection_dim": 21},
         lambda s: s,
         ValueError,
-        "misfit      visual_projection.weight [20, 32], not [21, 32]",
+        "mismatched  visual_projection.weight [20, 32], not [21, 32]",
     ),
     "far too wide": ({"projection_dim": 2**31 - 1}, lambda s: s, ValueError, "not [2147483647, 32]"),
     "a number": (

@@ -80,7 +80,7 @@ def test_a_new_encoder_starts_small_and_pads_with_zero():
     "call, message",
     [
         (lambda e: e(torch.ones(1, 7, dtype=torch.int64)), "Encoder: tokens must be at most 6 long; got 7"),
-        (lambda e: e(torch.ones(7, dtype=torch.int64)), r"Encoder: tokens must be \[batch, len\]; got \[7\]"),
+        (lambda e: e(torch.ones(7, dtype=torch.int64)), r"Encoder: tokens must have shape \[batch, len\]; got \[7\]"),
         (
             lambda e: e.matrices(torch.ones(1, 2, dtype=torch.int64), token_types=torch.ones(1, 3, dtype=torch.int64)),
             r"Encoder.matrices: token_types must have shape \[batch, len\] = \[1, 2\]; got \[1, 3\]",
@@ -90,12 +90,12 @@ def test_a_new_encoder_starts_small_and_pads_with_zero():
             "lengths must be one for each of the 2 sequences",
         ),
         (lambda e: e.embed(torch.ones(1, 3, dtype=torch.int64), (4,)), r"at most 3; got \[4\]"),
-        (lambda e: e.tokenize([]), "Encoder.tokenize: sentences must have at least one; got none"),
+        (lambda e: e.tokenize([]), "Encoder.tokenize: sentences must contain at least one sentence; got none"),
         (
             lambda e: e.tokenize(["cat", "cat " * 5]),
             r"sentences must have at most 6 tokens each; got 7 \(sentence 2\)",
         ),
-        (lambda e: Encoder(CONFIG).tokenize(["cat"]), r"tokenizer must be there(.|\n)*no tokenizer\.json"),
+        (lambda e: Encoder(CONFIG).tokenize(["cat"]), r"tokenizer must be present(.|\n)*no tokenizer\.json"),
     ],
 )
 def test_bad_values_are_named(encoder, call, message):

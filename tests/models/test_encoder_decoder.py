@@ -189,7 +189,7 @@ def test_it_learns_to_reverse():
         (
             lambda m: m(some_tokens(2, 3), some_tokens(1, 3)),
             ValueError,
-            "tokens must have 2 texts, as the source; got 1",
+            "tokens must have 2 texts, as many as the source; got 1",
         ),
         (lambda m: m(torch.ones(1, 2), some_tokens(1, 3)), TypeError, "EncoderDecoder: source must be int64 or int32"),
         (lambda m: m(some_tokens(1, 3), [[1]]), TypeError, "ConditionedDecoder: tokens must be a tensor; got list"),
@@ -243,7 +243,7 @@ def test_folders_that_are_not_its_own_are_refused(tmp_path):
     told = json.loads((tmp_path / "config.json").read_text())
     for change, message in [
         ({"model_type": "bert"}, "model_type is 'bert'"),
-        ({"colour": 1}, "it has colour, which this version does not know"),
+        ({"colour": 1}, "it has colour, which this version does not support"),
     ]:
         (tmp_path / "config.json").write_text(json.dumps({**told, **change}))
         with pytest.raises(UnsupportedError, match=message):

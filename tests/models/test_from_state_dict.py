@@ -103,7 +103,7 @@ def test_a_packed_text_that_is_too_long_is_refused():
 def test_restarting_positions_are_refused_if_they_separate_sequences(positions):
     packed = sc.pack([torch.zeros(3, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)])
     model = MODELS["llama"]()
-    with pytest.raises(ValueError, match="be all different, counted on the whole line"):
+    with pytest.raises(ValueError, match="be distinct within each whole row"):
         model(packed.tokens, mask=packed.mask(), positions=positions)
     with pytest.raises(ValueError, match="got 0 twice"):
         model(packed.tokens, mask=packed.mask() & sc.masks.Causal(), positions=positions)
@@ -113,11 +113,15 @@ def test_restarting_positions_are_refused_if_they_separate_sequences(positions):
 
 
 REFUSED = {
-    "no config": (lambda: Encoder.from_state_dict(None, {}), TypeError, "config must be a dict as config.json"),
+    "no config": (
+        lambda: Encoder.from_state_dict(None, {}),
+        TypeError,
+        "config must be a dict with the contents of config.json",
+    ),
     "ours": (
         lambda: Encoder.from_state_dict(EncoderConfig(9, 9, 8, 2, 1, 8), {}),
         TypeError,
-        "config must be a dict as config.json",
+        "config must be a dict with the contents of config.json",
     ),
     "a wrong word": (
         lambda: Encoder.from_state_dict({"hidden_size": "wide"}, {}),
@@ -129,7 +133,7 @@ REFUSED = {
         UnsupportedError,
         "model_type is 'bert', not one of gpt2",
     ),
-    "no weights": (lambda: Encoder.from_state_dict(bert()[1].config, {}), ValueError, "2 layers, and 0 tensors"),
+    "no weights": (lambda: Encoder.from_state_dict(bert()[1].config, {}), ValueError, "2 layers, but 0 tensors"),
     "a list": (lambda: Encoder.from_state_dict(bert()[1].config, [1]), TypeError, "state_dict must be a state dict"),
     "numbers": (
         lambda: Encoder.from_state_dict(bert()[1].config, {"x": 1}),
@@ -139,7 +143,7 @@ REFUSED = {
     "ints": (
         lambda: Encoder.from_state_dict(bert()[1].config, bert()[1].state_dict(), dtype=torch.int8),
         TypeError,
-        "dtype must be a dtype of floats",
+        "dtype must be a float dtype",
     ),
 }
 

@@ -121,10 +121,10 @@ def test_older_files_are_read_as_transformers_reads_them(kind):
     [
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
         ({"layer_types": ["chunked_attention"] * 4}, "layer_types names chunked_attention, not only"),
-        ({"sliding_window": None}, "there is no sliding_window"),
+        ({"sliding_window": None}, "sliding_window is missing"),
         ({"hidden_activation": "tanh"}, "hidden_activation is 'tanh'"),
         ({"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "rope_type 'dynamic'"),
-        ({"rope_parameters": {"full_attention": 5}}, "rope_parameters is no JSON object but 5"),
+        ({"rope_parameters": {"full_attention": 5}}, "rope_parameters is not a JSON object but 5"),
     ],
 )
 def test_what_we_would_compute_differently_is_refused(change, reason):
@@ -162,9 +162,9 @@ CONFIG = {"vocab_size": 9, "max_len": 8, "embed_dim": 12, "num_heads": 2, "num_l
 @pytest.mark.parametrize(
     "options, rule",
     [
-        ({"layers": ()}, "layers must hold at least one LayerPattern"),
-        ({"layers": (LayerPattern(),), "mask": masks.Causal()}, "layers must be None with mask"),
-        ({"layers": (LayerPattern(),), "position_encoding": "alibi"}, "layers must be None with mask"),
+        ({"layers": ()}, "layers must contain at least one LayerPattern"),
+        ({"layers": (LayerPattern(),), "mask": masks.Causal()}, "layers must be None if mask"),
+        ({"layers": (LayerPattern(),), "position_encoding": "alibi"}, "layers must be None if mask"),
         ({"layers": (3,)}, "layers must be a LayerPattern or None"),
         ({"parallel": True, "part_norm": True}, "parallel must be False unless"),
         ({"head_dim": 5}, "must be even for rotary positions"),

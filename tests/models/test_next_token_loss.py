@@ -165,9 +165,9 @@ def test_it_compiles_in_chunks():
         ({"targets": some_tokens().float()}, TypeError, "targets must be an int64 tensor; got float32"),
         ({"targets": some_tokens() - 1}, ValueError, "targets must be from 0 to 36, or -100"),
         ({"targets": some_tokens() + 1}, ValueError, "targets must be from 0 to 36, or -100"),
-        ({"mask": torch.ones(12, 12).bool()}, TypeError, "mask must be a Mask, which says where texts end"),
-        ({"mask": PrefixPerDocument([5, 7], [2, 3])}, ValueError, "mask must say where texts end"),
-        ({"mask": BlockDiffusion(2, 6)}, ValueError, "mask must say where texts end"),
+        ({"mask": torch.ones(12, 12).bool()}, TypeError, "mask must be a Mask that separates texts"),
+        ({"mask": PrefixPerDocument([5, 7], [2, 3])}, ValueError, "mask must separate texts"),
+        ({"mask": BlockDiffusion(2, 6)}, ValueError, "mask must separate texts"),
     ],
 )
 def test_what_it_refuses(given, error, message):

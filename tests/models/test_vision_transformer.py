@@ -95,7 +95,7 @@ def test_matrices_are_those_of_transformers():
 
 
 def test_a_token_that_is_not_there_is_not_pooled():
-    with pytest.raises(ValueError, match="pooling must be 'mean' where there is no class token"):
+    with pytest.raises(ValueError, match="pooling must be 'mean' without a class token"):
         new_model(class_token=False)
 
 
@@ -197,9 +197,9 @@ REFUSED = {
     "another family": ({"model_type": "swin"}, "model_type is 'swin', not one of vit, clip_vision_model"),
     "a bias for some": ({"qkv_bias": False}, "qkv_bias is false"),
     "an unknown activation": ({"hidden_act": "mish"}, "hidden_act is 'mish', not one of gelu"),
-    "patches that are no squares": ({"patch_size": [4, 2]}, "patch_size is [4, 2]: patches are squares here"),
-    "patches of no size": ({"patch_size": []}, "patch_size is []: patches are squares here"),
-    "a rest": ({"patch_size": 5}, "image_size [16, 16] is no multiple of patch_size 5"),
+    "patches that are no squares": ({"patch_size": [4, 2]}, "patch_size is [4, 2]: saccade needs square patches"),
+    "patches of no size": ({"patch_size": []}, "patch_size is []: saccade needs square patches"),
+    "a rest": ({"patch_size": 5}, "image_size [16, 16] is not a multiple of patch_size 5"),
 }
 
 
@@ -217,12 +217,12 @@ def test_settings_that_change_the_result_are_refused(name):
         ({"hidden_size": "wide"}, "hidden_size in config.json must be an int"),
         ({"image_size": "large"}, "image_size in config.json must be an int or a list of ints"),
         ({"image_size": None}, "config.json must have hidden_size"),
-        ({"hidden_size": 3 * 2**28}, "config.json must tell of sizes that the weights have"),
-        ({"num_hidden_layers": 10**6}, "config.json must tell of sizes that the weights have"),
-        ({"image_size": 2**20}, "config.json must tell of sizes that the weights have"),
-        ({"num_channels": 2**30}, "config.json must tell of sizes that the weights have"),
-        ({"image_size": 2**20, "patch_size": 2**20}, "config.json must tell of sizes that the weights have"),
-        ({"image_size": 32}, "misfit      embeddings.position_embeddings.weight [17, 24], not [65, 24]"),
+        ({"hidden_size": 3 * 2**28}, "config.json must state sizes that match the weights"),
+        ({"num_hidden_layers": 10**6}, "config.json must state sizes that match the weights"),
+        ({"image_size": 2**20}, "config.json must state sizes that match the weights"),
+        ({"num_channels": 2**30}, "config.json must state sizes that match the weights"),
+        ({"image_size": 2**20, "patch_size": 2**20}, "config.json must state sizes that match the weights"),
+        ({"image_size": 32}, "mismatched  embeddings.position_embeddings.weight [17, 24], not [65, 24]"),
     ],
 )
 def test_a_config_that_the_weights_do_not_bear_out_is_refused(words, message):

@@ -105,7 +105,7 @@ def test_dropout_in_training_only():
         (lambda: nn.AttentionPool(0), ValueError, "embed_dim must be an int of at least 1; got 0"),
         (lambda: nn.AttentionPool(None), ValueError, "embed_dim must be an int of at least 1; got None"),
         (lambda: nn.AttentionPool(6, num_queries=2, query_dim=6), ValueError, "num_queries must be None"),
-        (lambda: nn.AttentionPool(6, mechanism=scores.Cosine()), TypeError, r"a score goes into one"),
+        (lambda: nn.AttentionPool(6, mechanism=scores.Cosine()), TypeError, r"pass a score as mechanisms.Softmax"),
         (
             lambda: nn.AttentionPool(6)(torch.zeros(2, 6)),
             ValueError,
@@ -147,5 +147,5 @@ def test_heads_stand_side_by_side_without_an_output_projection():
     value = pool.attention.value_projection(x).unflatten(2, (4, 4)).transpose(1, 2)
     torch.testing.assert_close(pool(x), (weights @ value).transpose(1, 2).flatten(2)[:, 0])
     assert "attention.output_projection.weight" not in pool.state_dict()
-    with pytest.raises(ValueError, match="output_projection must be True where num_heads is None"):
+    with pytest.raises(ValueError, match="output_projection must be True when num_heads is None"):
         nn.AttentionPool(16, output_projection=False)

@@ -83,11 +83,11 @@ REFUSED = {
     ),
     "no scores": (
         lambda x, bias: Attention(8, 2, mechanism=mechanisms.Linear()).double()(x, bias=bias),
-        "Linear has no scores to which it could be added",
+        "Linear has no scores to add it to",
     ),
     "two": (
         lambda x, bias: Attention(8, 2, mechanism=mechanisms.Softmax(bias=ALiBi(2))).double()(x, bias=bias),
-        "it has a bias of its own, and a call brings another",
+        "it already has a bias, and the call passes another",
     ),
     "shape": (lambda x, bias: Attention(8, 2).double()(x, bias=bias[..., :5]), "bias must"),
     "kind": (lambda x, bias: Attention(8, 2).double()(x, bias=3), "bias must be a tensor, a saccade positions.Bias"),

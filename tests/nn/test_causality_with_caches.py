@@ -43,7 +43,7 @@ def layer(mask):
 def test_a_layer_that_looks_ahead_takes_no_cache(mask, cache):
     x = torch.randn(2, 9, 8)
     made = cache()
-    with pytest.raises(ValueError, match=r"mask must let no query see keys that come later, with a .*Cache; got"):
+    with pytest.raises(ValueError, match=r"mask must hide later keys from every query, with a .*Cache; got"):
         layer(mask)(x[:, :4], cache=made)
     assert made.length == 0
 
@@ -58,7 +58,7 @@ def test_a_layer_that_looks_back_equals_the_full_run(mask):
 
 def test_the_facts_of_a_call_may_make_a_layer_causal():
     x = torch.randn(2, 9, 8)
-    with pytest.raises(ValueError, match="mask must let no query see keys that come later"):
+    with pytest.raises(ValueError, match="mask must hide later keys from every query"):
         layer(masks.Full())(x, mask=masks.Padding([12, 7]), cache=KVCache())
     assert layer(masks.Full())(x, mask=masks.Causal(), cache=KVCache()).shape == x.shape
 
@@ -69,7 +69,7 @@ def test_ragged_items_are_asked_one_by_one():
     whole = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 3]])
     assert own(x, cache=KVCache(), positions=whole).shape == x.shape
     short = torch.tensor([[0, 1, 2, 3], [-1, 0, 1, 2]])
-    with pytest.raises(ValueError, match="mask must let no query see keys that come later"):
+    with pytest.raises(ValueError, match="mask must hide later keys from every query"):
         own(x, cache=KVCache(), positions=short)
 
 

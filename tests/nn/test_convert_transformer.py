@@ -166,7 +166,7 @@ def test_every_reason_of_torch_s_layer_is_named():
         from_torch(theirs)
     assert len(caught.value.reasons) == 2
     assert "is none of relu, gelu" in caught.value.reasons[0]
-    assert "different probabilities: [0.1, 0.5]" in caught.value.reasons[1]
+    assert "different dropout probabilities: [0.1, 0.5]" in caught.value.reasons[1]
     theirs.self_attn = nn.MultiheadAttention(16, 4, add_zero_attn=True, batch_first=True)
     with pytest.raises(sc.UnsupportedError, match="add_zero_attn"):
         from_torch(theirs)
@@ -181,7 +181,7 @@ def test_every_reason_of_our_layer_is_named():
     for said in (
         "it has no cross-attention",
         "attention: it owns the mask Causal",
-        "attention: it turns queries and keys",
+        "attention: it rotates queries and keys",
         "with bias; torch's",
         "attention_norm is RMSNorm",
         "feed_forward_norm is RMSNorm",
@@ -203,7 +203,7 @@ def test_every_reason_of_our_layer_is_named():
             "some of its parts have a bias and some have none",
         ),
         (EncoderLayer(MultiHeadAttention(8, 2), FeedForward(8, 8), norm="layer_without_bias"), "some of its parts"),
-        (MultiHeadAttention(8, 2, rotary=Rotary(4)), "it turns queries and keys by their positions"),
+        (MultiHeadAttention(8, 2, rotary=Rotary(4)), "it rotates queries and keys by their positions"),
         (MultiHeadAttention(8, 2, mechanism=Softmax(sink_logit=2)), "with sink_logit; torch's module has plain"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,

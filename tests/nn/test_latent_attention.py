@@ -190,9 +190,9 @@ def test_any_cache_of_keys_and_values_holds_latents_too() -> None:
     for cache in (SinkWindowCache(2, 20), BlockSelectCache(4, 32), HeavyHitterCache(40), Int8Cache(16), KVCache()):
         out = torch.cat([layer(x[:, :9], cache=cache), *(layer(x[:, i : i + 1], cache=cache) for i in range(9, 12))], 1)
         torch.testing.assert_close(out, full, atol=1e-10, rtol=1e-10)
-    with pytest.raises(NotImplementedError, match="a SinkWindowCache does not hand on all latents; a LatentCache does"):
+    with pytest.raises(NotImplementedError, match="a SinkWindowCache does not return all latents; a LatentCache does"):
         _layer("expanded")(x, cache=SinkWindowCache(2, 20))
-    with pytest.raises(ValueError, match="LatentAttention: cache must be that of a self-attention; got CrossCache"):
+    with pytest.raises(ValueError, match="LatentAttention: cache must be a self-attention cache; got CrossCache"):
         layer(x, cache=CrossCache())
 
 

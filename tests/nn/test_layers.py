@@ -219,16 +219,16 @@ def part(**options):
             lambda: EncoderLayer(part(), FeedForward(8, 8), norm_eps=10**400),
             "norm_eps must be a finite number above 0; got 10",
         ),
-        (lambda: EncoderStack([]), "EncoderStack: layers must hold at least one layer; got none"),
+        (lambda: EncoderStack([]), "EncoderStack: layers must contain at least one layer; got none"),
         (
             lambda: DecoderStack([decoder(1).layers[0], decoder(1, cross=True).layers[0]]),
-            "layers must all have cross_attention, or none; got some with and some without",
+            "layers must all have cross_attention, or all have none; got layers with and without cross_attention",
         ),
         (lambda: decoder(1)(torch.zeros(1, 1, 8).double(), torch.zeros(1, 1, 5).double()), "context must be None in a"),
         (lambda: decoder(1, cross=True)(torch.zeros(1, 1, 8).double()), "context must be given to a layer with"),
         (
             lambda: decoder(2)(torch.zeros(1, 1, 8).double(), cache=Cache([KVCache()])),
-            "DecoderStack: cache must hold the caches of 2 layers; got 1",
+            "DecoderStack: cache must contain the caches of 2 layers; got 1",
         ),
     ],
 )
@@ -247,9 +247,9 @@ def test_bad_values_are_named(call, message):
         (lambda: FeedForward(8, 8, gated="no"), "FeedForward: gated must be True or False; got 'no'"),
         (lambda: FeedForward(8, 8, projection_bias=1), "FeedForward: projection_bias must be True or False; got 1"),
         (lambda: MultiHeadAttention(8, 2, projection_bias="no"), "projection_bias must be True or False; got 'no'"),
-        (lambda: EncoderStack(5), "EncoderStack: layers must be several EncoderLayer; got int"),
+        (lambda: EncoderStack(5), "EncoderStack: layers must be an iterable of EncoderLayer; got int"),
         (lambda: DecoderStack(decoder(1).layers, final_norm="rms"), "final_norm must be a module or None; got str"),
-        (lambda: EncoderStack(decoder(1).layers), "layers must be of kind EncoderLayer; got DecoderLayer"),
+        (lambda: EncoderStack(decoder(1).layers), "layers must be instances of EncoderLayer; got DecoderLayer"),
         (lambda: decoder(1)(torch.zeros(1, 1, 8).double(), cache=KVCache()), "cache must be a Cache or None; got KV"),
         (
             lambda: decoder(1).layers[0](torch.zeros(1, 1, 8).double(), cache=Cache([KVCache()])),

@@ -135,10 +135,13 @@ def test_an_encoder_layer_takes_it(name):
 
 
 REFUSED = {
-    "bias": (lambda x: layer("ssd")(x, bias=torch.zeros(1)), "no scores to which it could be added"),
+    "bias": (lambda x: layer("ssd")(x, bias=torch.zeros(1)), "no scores to add it to"),
     "width": (lambda x: layer("state space")(x[..., :3]), "query must have shape [batch, len, 8]"),
     "heads": (lambda x: nn.Recurrence(8, 3), "num_heads must divide embed_dim 8; got 3"),
-    "mechanism": (lambda x: nn.Recurrence(8, 2, mechanisms.Linear()), "be a Delta, GatedLinear or SSD"),
+    "mechanism": (
+        lambda x: nn.Recurrence(8, 2, mechanisms.Linear()),
+        "be a Delta, DeltaProduct, RWKV7, GatedLinear or SSD",
+    ),
     "decay": (lambda x: nn.Recurrence(8, 2, decay="head"), "decay must be one of 'token', 'channel'"),
     "decay of retention": (
         lambda x: nn.Recurrence(8, 2, mechanisms.GatedLinear(torch.tensor([-0.1, -0.2])), decay="token"),

@@ -251,7 +251,10 @@ X, PAIRS = torch.zeros(2, 3, 5, 12), torch.zeros(2, 5, 5, 4)
             "got [3, 5, 12].",
         ),
         (lambda: RowAttention(12, 3)(X, PAIRS), "RowAttention: pairs must be None without a pair_dim; got a tensor."),
-        (lambda: RowAttention(12, 3, 4)(X), "RowAttention: pairs must be given, as pair_dim was; got None."),
+        (
+            lambda: RowAttention(12, 3, 4)(X),
+            "RowAttention: pairs must be given, because the layer has a pair_dim; got None.",
+        ),
         (
             lambda: RowAttention(12, 3, 4)(X, PAIRS[:, :3]),
             "RowAttention: pairs must have shape [batch, columns, columns, pair_dim] = [2, 5, 5, 4]; got [2, 3, 5, 4].",

@@ -174,7 +174,7 @@ def test_other_caches_are_refused() -> None:
     stack = _stack()
     with pytest.raises(UnsupportedError, match="a Int8Cache does not hand on all keys and values; a KVCache does"):
         stack(_tokens(), cache=Cache([Int8Cache(4), Int8Cache(4)]))
-    with pytest.raises(ValueError, match="cache must hold the caches of 2 layers; got 4"):
+    with pytest.raises(ValueError, match="cache must contain the caches of 2 layers; got 4"):
         stack(_tokens(), cache=Cache(KVCache() for _ in range(4)))
 
 

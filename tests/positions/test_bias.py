@@ -144,7 +144,7 @@ def test_the_grid_gives_each_displacement_one_number() -> None:
 def test_a_cell_outside_of_the_grid_is_refused_and_no_token_is_not() -> None:
     bias = GridTable(1, 3, 4)
     with pytest.raises(
-        ValueError, match=r"GridTable.address: positions must be below 12; got a larger one\.[\s\S]*3 x 4 cells"
+        ValueError, match=r"GridTable.address: positions must be below 12; got a larger position\.[\s\S]*3 x 4 cells"
     ):
         bias.address(torch.tensor([0, 12]))
     assert 0 <= int(bias.address(torch.tensor([-1]))) <= bias.reach
@@ -274,7 +274,7 @@ def test_distances_of_another_kind_are_refused(name: str) -> None:
         bias.values(torch.zeros(2, 2, dtype=torch.int64), query, 1.0)
     with pytest.raises(TypeError, match=r": positions must be a range, an int64 tensor or a list of ints; got f"):
         bias.address(torch.zeros(2))
-    with pytest.raises(ValueError, match=r": positions must be at least -1; got a smaller one\."):
+    with pytest.raises(ValueError, match=r": positions must be at least -1; got a smaller position\."):
         bias.address(torch.tensor([0, -2]))
 
 
@@ -290,7 +290,7 @@ def test_distances_of_another_kind_are_refused(name: str) -> None:
         (lambda: positions.T5(0), "T5: num_heads must be an int of at least 1; got 0."),
         (lambda: positions.T5(2, 2), "T5: num_buckets must be an int of at least 4; got 2."),
         (lambda: positions.T5(2, 1, bidirectional=False), "T5: num_buckets must be an int of at least 2; got 1."),
-        (lambda: positions.T5(2, 7), "T5: num_buckets must be even where bidirectional; got 7."),
+        (lambda: positions.T5(2, 7), "T5: num_buckets must be even if bidirectional; got 7."),
         (lambda: positions.T5(2, 32, 8), "T5: max_distance must be an int of at least 9; got 8."),
         (lambda: positions.T5(2, 32, math.inf), "T5: max_distance must be an int of at least 9; got inf."),
         (lambda: ShawKeys(0, 2), "ShawKeys: head_dim must be an int of at least 1; got 0."),

@@ -54,7 +54,7 @@ def test_positions_of_another_kind_are_refused(make: object) -> None:
         encoding(torch.zeros(3))
     with pytest.raises(TypeError, match=r": positions must be a range, an int64 tensor or a list of ints; got int\."):
         encoding(3)
-    with pytest.raises(ValueError, match=r": positions must be at least -1; got a smaller one\."):
+    with pytest.raises(ValueError, match=r": positions must be at least -1; got a smaller position\."):
         encoding(torch.tensor([-2]))
 
 
@@ -86,7 +86,7 @@ def test_learned_vectors_start_small_and_learn_where_tokens_stand() -> None:
 @pytest.mark.parametrize("place", [torch.tensor([0, 8]), range(9), torch.tensor([[100]])], ids=str)
 def test_a_learned_table_says_where_it_ends(place: object) -> None:
     encoding = Learned(8, 4)
-    with pytest.raises(ValueError, match=r"Learned: positions must be below 8; got a larger one\.") as caught:
+    with pytest.raises(ValueError, match=r"Learned: positions must be below 8; got a larger position\.") as caught:
         encoding(place)
     assert "Sinusoidal" in str(caught.value)
 

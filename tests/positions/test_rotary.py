@@ -273,16 +273,16 @@ def test_sizes_and_factors_are_refused_in_sentences(make: object, sentence: str)
 def test_a_scaling_of_another_kind_or_for_other_sizes_is_refused() -> None:
     with pytest.raises(TypeError, match=r"Rotary: scaling must be a scaling, or None; got dict\."):
         Rotary(8, scaling={"rope_type": "linear"})
-    with pytest.raises(UnsupportedError, match="NTK needs at least 4 turned channels"):
+    with pytest.raises(UnsupportedError, match="NTK needs at least 4 rotated channels"):
         Rotary(8, rotary_dim=2, scaling=NTK(2.0))
 
 
 @pytest.mark.parametrize("method", ["forward", "unrotate"])
 def test_inputs_of_another_kind_are_refused(method: str) -> None:
     call, x = getattr(Rotary(8), method), torch.randn(2, 3, 4, 8)
-    with pytest.raises(TypeError, match=r"Rotary[.\w]*: x must be a tensor of floats; got int64\."):
+    with pytest.raises(TypeError, match=r"Rotary[.\w]*: x must be a float tensor; got int64\."):
         call(x.long(), range(4))
-    with pytest.raises(TypeError, match=r"Rotary[.\w]*: x must be a tensor of floats; got list\."):
+    with pytest.raises(TypeError, match=r"Rotary[.\w]*: x must be a float tensor; got list\."):
         call([1.0], range(4))
     with pytest.raises(ValueError, match=r"Rotary[.\w]*: x must have shape .*, len, 8\]; got \[2, 3, 4, 6\]\."):
         call(x[..., :6], range(4))
@@ -292,7 +292,7 @@ def test_inputs_of_another_kind_are_refused(method: str) -> None:
         call(x, range(5))
     with pytest.raises(ValueError, match=r"positions must have shape \[4\] or \[2, 4\]; got \[3, 4\]"):
         call(x, torch.zeros(3, 4, dtype=torch.int64))
-    with pytest.raises(ValueError, match=r"positions must be at least -1; got a smaller one"):
+    with pytest.raises(ValueError, match=r"positions must be at least -1; got a smaller position"):
         call(x, torch.tensor([0, 1, -5, 2]))
     with pytest.raises(ValueError, match=r"positions must start at 0 or later; got range\(-1, 3\)"):
         call(x, range(-1, 3))

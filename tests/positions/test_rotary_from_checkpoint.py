@@ -124,13 +124,13 @@ def test_caches_that_turn_keys_are_saved_with_frequencies_and_refused_with_table
     )
     tables = caches.SinkWindowCache(2, 4, rotary=RotaryTables(*given.tables(range(9))))
     with pytest.raises(
-        NotImplementedError, match="its rotary is a RotaryTables, whose tables no file of a cache holds"
+        NotImplementedError, match="its rotary is a RotaryTables, whose tables cannot be saved in a cache file"
     ):
         caches.save_cache(tables, tmp_path / "cache")
 
 
 def test_a_wrong_rotation_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="there are 3 frequencies, and 8 channels have 4 pairs"):
+    with pytest.raises(NotImplementedError, match="there are 3 frequencies, but 8 channels have 4 pairs"):
         Rotary(8, scaling=Frequencies([1.0, 0.1, 0.01]))
     with pytest.raises(TypeError, match="Frequencies: radians must be finite numbers, one for each pair; got str"):
         Frequencies("abc")
@@ -140,5 +140,5 @@ def test_a_wrong_rotation_is_refused() -> None:
         Frequencies(torch.ones(2, 2))
     with pytest.raises(ValueError, match=r"RotaryTables: sin must have shape \[positions, pairs\] = \[3, 4\]"):
         RotaryTables(torch.ones(3, 4), torch.ones(3, 5))
-    with pytest.raises(TypeError, match="RotaryTables: cos must be a tensor of floats; got int64"):
+    with pytest.raises(TypeError, match="RotaryTables: cos must be a float tensor; got int64"):
         RotaryTables(torch.ones(3, 4).long(), torch.ones(3, 4))

@@ -23,6 +23,7 @@ from saccade.nn import (
     EncoderLayer,
     EncoderStack,
     FeedForward,
+    ForgettingAttention,
     LatentAttention,
     MultiHeadAttention,
     NativeSparseAttention,
@@ -60,12 +61,15 @@ SOURCES: Makes = {
     "NativeSparseAttention": lambda: NativeSparseAttention(
         16, 4, num_kv_heads=2, mechanism=mechanisms.NativeSparse(2, 2, 2), rotary=positions.Rotary(4)
     ),
+    "ForgettingAttention": lambda: ForgettingAttention(16, 4, num_kv_heads=2),
     "AttentionBlock": lambda: AttentionBlock(16, 4, mask=CAUSAL),
     "AttentionPool": lambda: AttentionPool(16),
     "AttentionPool with heads": lambda: AttentionPool(16, num_heads=4, num_queries=2),
     "FeedForward": lambda: FeedForward(16, 8, gated=True, activation="gelu_tanh"),
     "StateSpace": lambda: StateSpace(16, 4),
     "Recurrence": lambda: Recurrence(16, 4, decay="channel"),
+    "Recurrence of DeltaProduct": lambda: Recurrence(16, 4, mechanisms.DeltaProduct(2), decay="token"),
+    "Recurrence of RWKV7": lambda: Recurrence(16, 4, mechanisms.RWKV7()),
     "Recurrence of SSD": lambda: Recurrence(16, 4, mechanisms.SSD(4)),
     "EncoderLayer": lambda: EncoderLayer(MultiHeadAttention(16, 4), FeedForward(16, 8), norm="rms"),
     "DecoderLayer": lambda: DecoderLayer(MultiHeadAttention(16, 4, mask=CAUSAL), FeedForward(16, 8)),
@@ -102,9 +106,12 @@ MATRICES: Makes = {
     "Performer": lambda: mechanisms.Performer(8, redraw=3),
     "Performer with directions": lambda: mechanisms.Performer(directions=torch.randn(8, 4)),
     "Differential": lambda: mechanisms.Differential(2),
+    "Forgetting": lambda: mechanisms.Forgetting(3),
     "Linformer": lambda: mechanisms.Linformer(7, 3),
     "GatedLinear": lambda: mechanisms.GatedLinear.retnet(2),
     "Delta": mechanisms.Delta,
+    "DeltaProduct": lambda: mechanisms.DeltaProduct(1),
+    "RWKV7": mechanisms.RWKV7,
     "SSD": lambda: mechanisms.SSD(2),
     "S4D": lambda: mechanisms.S4D(2, 4),
     "ShortConvolution": lambda: mechanisms.ShortConvolution(2, 3),
@@ -173,7 +180,17 @@ CASES: Makes = {
     "RelationTable": lambda: positions.RelationTable(4, 9),
     "RotaryTables": lambda: positions.RotaryTables(*positions.Rotary(16).tables(range(9))),
 }
-CAUSAL_ONLY = ("GatedLinear", "Delta", "SSD", "S4D", "CompressiveMemory", "NativeSparse")
+CAUSAL_ONLY = (
+    "Forgetting",
+    "GatedLinear",
+    "Delta",
+    "DeltaProduct",
+    "RWKV7",
+    "SSD",
+    "S4D",
+    "CompressiveMemory",
+    "NativeSparse",
+)
 QKV = [torch.randn(2, heads, 7, 4, generator=torch.Generator().manual_seed(1)) for heads in (4, 2, 2)]
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(2))
 TABLE = torch.randn(2, 5, 5, 16, generator=torch.Generator().manual_seed(4))
@@ -342,7 +359,9 @@ def test_no_state_is_made_of_layers_that_others_have_put_in() -> None:
     with pytest.raises(NotImplementedError, match="its linear1 is Adapter; saccade's layer has a plain linear layer"):
         from_torch(theirs)
     for call in (vision.to_timm, lambda module: vision.from_timm(module, {})):
-        with pytest.raises(NotImplementedError, match=r"it has reduce\.base_layer\.weight, which is no parameter of a"):
+        with pytest.raises(
+            NotImplementedError, match=r"it has reduce\.base_layer\.weight, which " r"is not a parameter of a"
+        ):
             call(gate)
 
 

@@ -76,7 +76,7 @@ def test_broken(audit, llama):
         [
             "*_ test_broken _*",
             ">       audit(llama)",
-            "E       Failed: the model does not keep the rule",
+            "E       Failed: the model does not follow the rule",
             "E       LlamaForCausalLM, 2 x 12 tokens, float32, seed 0",
             "E       reach * BROKEN * output * depends on token *",
             "-* the leak without saccade -*",
@@ -188,7 +188,7 @@ def test_each_law_of_a_kernel_is_a_test(pytester):
     claims = ["--saccade-claims", "claims.toml", "-rsxX"]
     ran = pytester.runpytest(*options, "--saccade-kernel", "mine.py::right", *claims)
     ran.assert_outcomes(passed=2, skipped=2)
-    ran.stdout.fnmatch_lines(["SKIPPED * gives no lse"])
+    ran.stdout.fnmatch_lines(["SKIPPED * returns no lse"])
     ran = pytester.runpytest(*options, "--saccade-kernel", "mine.py::right", *claims, "-o", "xfail_strict=true")
     ran.assert_outcomes(failed=2, skipped=2)
     ran = pytester.runpytest(*options, "--saccade-kernel", "mine.py::top_left", "-k", "oracle")

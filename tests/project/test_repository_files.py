@@ -112,7 +112,7 @@ def test_the_action_audits_a_training_setup(tmp_path: Path) -> None:
         [sys.executable, ACTION / "annotate.py"], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "saccade-audit.json").read_text("utf-8"))["model"] == "Decoder, as it is trained"
+    assert json.loads((tmp_path / "saccade-audit.json").read_text("utf-8"))["model"] == "Decoder, as trained"
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

@@ -133,7 +133,7 @@ def test_arguments_that_vmap_cannot_map_are_refused() -> None:
     score = sc.scores.Additive(4, 4, 3)
     with pytest.raises(sc.UnsupportedError, match="cannot map parameters of a score's own function"):
         func.vmap(lambda x: sc.attention(x, x, x, score=score))(x)
-    with pytest.raises(sc.UnsupportedError, match="tells batch items apart"):
+    with pytest.raises(sc.UnsupportedError, match="differs between batch items"):
         func.vmap(lambda x: sc.attention(x, x, x, masks.Padding((2, 5))))(x)
 
 

@@ -180,7 +180,7 @@ def test_errors_of_masks_in_a_program_are_those_without_a_compiler() -> None:
             sc.attention(x, x, x, mask)
         with pytest.raises(ValueError, match=message):
             compiled(x, mask)
-    with pytest.raises(ValueError, match="hold 1 at tokens and 0 at padding"):
+    with pytest.raises(ValueError, match="be 1 at tokens and 0 at padding"):
         torch.compile(lambda x, t: sc.attention(x, x, x, masks.from_attention_mask(t)), backend="eager")(
             x, torch.full((2, 6), 2)
         )
@@ -222,7 +222,9 @@ def test_an_exported_question_is_refused() -> None:
 
     with pytest.raises(sc.UnsupportedError, match=r"torch\.export cannot run these inputs") as refused:
         export(Entropy(), (torch.randn(1, 2, 4, 4),), strict=False)
-    assert refused.value.reasons == ("entropy() of a matrix runs block by block, which is no operation of a graph",)
+    assert refused.value.reasons == (
+        "entropy() of a matrix runs block by block, which cannot be one operation of a graph",
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in QUESTIONS if name != "a row"])

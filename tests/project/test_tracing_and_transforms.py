@@ -66,7 +66,7 @@ def test_a_batch_that_varies_compiles(name: str, is_marked: bool, is_layer: bool
 def test_a_mask_for_another_batch_is_refused_in_a_compiled_program() -> None:
     compiled = _compiled(lambda x: sc.attention(x, x, x, masks.Padding([3, 4])))
     torch.testing.assert_close(compiled(X), sc.attention(X, X, X, masks.Padding([3, 4])))
-    with pytest.raises(ValueError, match="mask must tell apart 1 or 3 batch items; got 2"):
+    with pytest.raises(ValueError, match="mask must be for 1 or 3 batch items; got 2"):
         compiled(torch.cat([X, X[:1]]))
 
 
@@ -88,7 +88,7 @@ class _Model(nn.Module):
 
 CANNOT_CROSS = {
     "its mask is a function": _Model(masks.Predicate(lambda b, h, q, kv: kv <= q)),
-    'impl="reference" is no operation': _Model(masks.Causal(), "reference"),
+    'impl="reference" is not an operation': _Model(masks.Causal(), "reference"),
 }
 
 
@@ -140,7 +140,7 @@ def test_vmap_over_what_is_read_is_refused(name: str) -> None:
     function, mapped, what = HIDDEN[name]
     with pytest.raises(sc.UnsupportedError, match="vmap cannot run these inputs") as refused:
         vmap(function, randomness="same")(mapped)
-    assert refused.value.reasons == (f"what {what} hold is read before anything is computed, and vmap hides it",)
+    assert refused.value.reasons == (f"the values of {what} are read before anything is computed, and vmap hides them",)
 
 
 def test_vmap_over_what_a_function_holds_is_refused() -> None:
@@ -149,7 +149,7 @@ def test_vmap_over_what_a_function_holds_is_refused() -> None:
 
     queries, ahead = torch.stack([X, X]), torch.tensor([0, 1])
     for dims in ((0, 0), (None, 0)):
-        with pytest.raises(sc.UnsupportedError, match="it may read a tensor that is mapped"):
+        with pytest.raises(sc.UnsupportedError, match="it may read a mapped tensor"):
             vmap(seen, in_dims=dims)(queries if dims[0] == 0 else X, ahead)
     together = vmap(lambda q: seen(q, torch.tensor(1)))(queries)
     torch.testing.assert_close(together[1], seen(X, torch.tensor(1)))
@@ -191,9 +191,7 @@ def test_derivatives_taken_forwards(name: str) -> None:
 
 @pytest.mark.parametrize("impl", ["fused", "tiled", NATIVE])
 def test_a_kernel_asked_for_by_name_refuses_them(impl: str) -> None:
-    with pytest.raises(
-        sc.UnsupportedError, match="its derivatives are taken backwards, and here they are taken forwards"
-    ):
+    with pytest.raises(sc.UnsupportedError, match="it has no forward-mode derivatives, which are needed here"):
         jacfwd(lambda q: sc.attention(q, SMALL, SMALL, impl=impl))(SMALL)
 
 

@@ -134,8 +134,8 @@ def test_gradients_of_weights_that_a_module_builds():
 def unknown(reason):
     return {
         "no backward pass": ({}, lambda model, x: model(x), "no backward pass has reached"),
-        "no gradient": ({}, lambda model, x: torch.no_grad()(model)(x), "its output needs no gradient"),
-        "dropout": ({"dropout": 0.5}, lambda model, x: model(x).sum().backward(), "dropped out at random"),
+        "no gradient": ({}, lambda model, x: torch.no_grad()(model)(x), "its output requires no gradient"),
+        "dropout": ({"dropout": 0.5}, lambda model, x: model(x).sum().backward(), "dropout was applied to its weights"),
     }[reason]
 
 

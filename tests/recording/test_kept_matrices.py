@@ -39,7 +39,7 @@ def test_a_mask_that_is_written_to_again(kind, guard, heads):
         if guard is torch.inference_mode:
             assert torch.equal(kept.matrix().to_dense(), expected)
         else:
-            with pytest.raises(sc.UnsupportedError, match=r"changed in place since the call(.|\n)*mask.clone"):
+            with pytest.raises(sc.UnsupportedError, match=r"changed in place after the call(.|\n)*mask.clone"):
                 kept.matrix()
 
 

@@ -237,7 +237,7 @@ def test_answers_that_do_not_make_one():
         generated(network, ids)
     assert len(recording[0].calls) == 6
     assert recording[0].calls[2].answers[0].shape == (2, 4, 1, 4)
-    with pytest.raises(sc.UnsupportedError, match=r'Pooled(.|\n)*do not make one answer(.|\n)*keep="qk"'):
+    with pytest.raises(sc.UnsupportedError, match=r'Pooled(.|\n)*cannot be combined(.|\n)*keep="qk"'):
         recording[0].compute(Pooled(4))
 
 

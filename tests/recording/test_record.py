@@ -193,7 +193,7 @@ def test_rows_with_a_sink_are_no_distributions():
     weights = weights_of("gpt_oss", ids)[0]
     assert weights.sum(-1).max() < 0.999
     close(recording[0].compute(Received())[0], weights.sum(2))
-    with pytest.raises(sc.UnsupportedError, match=r"Entropy\(\) was not asked while recording"):
+    with pytest.raises(sc.UnsupportedError, match=r"Entropy\(\) was not computed while recording"):
         recording[0].compute(Entropy())
     with torch.no_grad(), record(network, keep=Entropy()), pytest.raises(sc.UnsupportedError, match="do not sum to 1"):
         network(ids)

@@ -147,7 +147,7 @@ def test_copies_of_a_cache_go_on_from_its_prompt():
         step(network, prompt, ids[:, :1])
         late = copy.deepcopy(prompt)
         step(network, prompt, ids[:, :1])
-        with pytest.raises(sc.UnsupportedError, match="goes on from a state"):
+        with pytest.raises(sc.UnsupportedError, match="continues from a state"):
             step(network, late, ids[:, :1])
     first, second, third, *whole = [run.matrix.to_dense() for run in recording.runs(0)[:5]]
     close(first, whole[0][:, :, :10, :10])
@@ -160,7 +160,7 @@ def test_a_state_from_before_the_recording_is_refused():
     with torch.no_grad():
         cache = network(ids[:, :9], use_cache=True).past_key_values
         refused = pytest.raises(
-            sc.UnsupportedError, match=r"layers.0.linear_attn goes on from a state(.|\n)*before the"
+            sc.UnsupportedError, match=r"layers.0.linear_attn continues from a state(.|\n)*before the"
         )
         with record(network), refused:
             network(ids[:, 9:10], past_key_values=cache)

@@ -145,7 +145,7 @@ def test_nothing_with_a_number_for_each_head_is_an_error(llama):
         llama(ids_of(5))
     with pytest.raises(sc.UnsupportedError, match=r'no statistic with one number(.|\n)*keep="statistics"'):
         recording.to_rows()
-    with pytest.raises(sc.UnsupportedError, match=r"Entropy.* was not asked while recording"):
+    with pytest.raises(sc.UnsupportedError, match=r"Entropy.* was not computed while recording"):
         recording[0].uniform(Entropy())
     with pytest.raises(sc.UnsupportedError, match="no uniform baseline of TopK"):
         recording[0].uniform(TopK(8))
@@ -188,7 +188,7 @@ def test_a_path_is_checked_before_anything_is_computed(llama, tmp_path, write, m
     with torch.no_grad(), record(llama) as recording:
         llama(ids_of(6))
     monkeypatch.setattr(recording, "to_rows", None)
-    with pytest.raises(ValueError, match="path must name a file in a folder that is there"):
+    with pytest.raises(ValueError, match="path must name a file in an existing folder"):
         getattr(recording, write)(tmp_path / "nowhere" / "heads")
     with pytest.raises(TypeError, match="path must be a path"):
         getattr(recording, write)(3)

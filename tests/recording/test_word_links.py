@@ -64,7 +64,7 @@ def test_steps_with_a_cache_have_the_last_tokens_as_queries(llama):
     weights = weights_of("llama", ids)
     for link in recording.find([("w9", "w2")], tokens=tokens):
         assert link.value == pytest.approx(float(weights[link.layer_index][0, link.head, 9, 2]), abs=1e-5)
-    with pytest.raises(ValueError, match=r"have a query among the recorded ones, from token 8 on; got 'w3' at token 3"):
+    with pytest.raises(ValueError, match=r"have a recorded query, at token 8 or later; got 'w3' at token 3"):
         recording.find([("w3", "w2")], tokens=tokens)
 
 
@@ -79,7 +79,7 @@ def test_two_texts_are_given_by_layer():
     by_place = sorted((link.layer_index, link.head, link.value) for link in links)
     want = [float(x) for layer in weights for x in layer[0, :, 1, 6]]
     assert [value for *_, value in by_place] == pytest.approx(want, abs=1e-5)
-    with pytest.raises(ValueError, match="tokens must have a name that fits one of"):
+    with pytest.raises(ValueError, match="tokens must have a pattern that matches one of"):
         recording.find([("t1", "s6")], tokens={"nothing*": texts})
 
 
@@ -89,16 +89,16 @@ def test_what_cannot_be_ranked_is_refused():
         layer(torch.zeros(1, 4, 8))
     tokens = ["it", "is", "a", "camera"]
     with pytest.raises(
-        ValueError, match=r"a query and a key that its mask allows; got \('it', 'camera'\)(.|\n)*causal"
+        ValueError, match=r"a query and a key that the mask allows; got \('it', 'camera'\)(.|\n)*causal"
     ):
         recording.find([("it", "camera")], tokens=tokens)
     with pytest.raises(TypeError, match=r"find: pairs must be pairs \(query word, key word\); got 'it'"):
         recording.find(["it"], tokens=tokens)
     with pytest.raises(TypeError, match="pairs must be pairs"):
         recording.find([(1.5, 2)])
-    with pytest.raises(ValueError, match="pairs must name at least one; got none"):
+    with pytest.raises(ValueError, match="pairs must contain at least one pair; got none"):
         recording.find([])
-    with pytest.raises(ValueError, match="be token indices where tokens are not given; got 'it'"):
+    with pytest.raises(ValueError, match="be token indices if tokens= is not given; got 'it'"):
         recording.find([("it", "camera")])
     for place in (4, -1, range(0), range(0, 4, 2)):
         with pytest.raises(ValueError, match="each of pairs must be tokens from 0 to 3"):

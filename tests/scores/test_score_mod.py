@@ -207,10 +207,10 @@ def test_a_compiled_program_goes_around_it():
 REFUSED = {
     "a mask": (masks.Causal(), "score must be a saccade Score, a function (score, b, h, q, kv) -> score, or None"),
     "a class": (scores.Dot, "got Dot"),
-    "a tensor": (torch.zeros(3), "a tensor or a term by distance to bias="),
-    "a bias": (sc.positions.ALiBi(4), "a tensor or a term by distance to bias="),
+    "a tensor": (torch.zeros(3), "a tensor or a term by distance as bias="),
+    "a bias": (sc.positions.ALiBi(4), "a tensor or a term by distance as bias="),
     "an answer for a mask": (lambda score, b, h, q, kv: q > kv, "pass it as mask="),
-    "a number": (lambda score, b, h, q, kv: 3.0, "must give a number for each score"),
+    "a number": (lambda score, b, h, q, kv: 3.0, "must return a number for each score"),
     "fewer numbers": (lambda score, b, h, q, kv: torch.zeros(9, 5, 3, 2), "[9, 5, 3, 2] for [1, 1, 1, 1]"),
 }
 
@@ -226,7 +226,7 @@ def test_kernels_without_it_give_a_reason():
     query, key, value = inputs()
     matrix = sc.AttentionMatrix(query, key, score=lambda score, b, h, q, kv: score)
     for impl in ("fused", "flex"):
-        with pytest.raises(UnsupportedError, match="it calls no function of scores"):
+        with pytest.raises(UnsupportedError, match="it does not call functions of scores"):
             sc.attention(query, key, value, score=lambda score, b, h, q, kv: score, impl=impl)
     assert "tiled" in str(matrix.explain())
     with pytest.raises(UnsupportedError, match="vmap"):

@@ -306,7 +306,7 @@ def test_columns_in_any_order_will_do() -> None:
         (lambda: Distance(positions=3), TypeError, "Distance: positions must be a pair, .* got int"),
         (lambda: LagProfile(positions=3), TypeError, "LagProfile: positions must be a pair, .* got int"),
         (lambda: Coverage(0.5), TypeError, "Coverage: shares must be a tuple of numbers; got float"),
-        (lambda: Coverage(()), ValueError, "Coverage: shares must hold one number at least"),
+        (lambda: Coverage(()), ValueError, "Coverage: shares must contain at least one number"),
         (
             lambda: Coverage((0.5, math.nan)),
             ValueError,

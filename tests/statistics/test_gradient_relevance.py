@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_refused():
     wide = sc.AttentionMatrix(x, torch.randn(1, 2, 6, 3))
     for function in (relevance, gradient_rollout):
         name = function.__name__
-        with pytest.raises(ValueError, match=rf"{name}: matrices must hold one for each layer; got none"):
+        with pytest.raises(ValueError, match=rf"{name}: matrices must contain one for each layer; got none"):
             function([], [], [0])
         with pytest.raises(ValueError, match=rf"{name}: gradients must be one for each of 1 matrices; got 2"):
             function([matrix], [gradient, gradient], [0])
@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_refused():
             function([matrix], [GradientMatrix(x[:, :1], x[:, :1])], [0])
         with pytest.raises(ValueError, match="each of queries must be"):
             function([matrix], [gradient], [4])
-        with pytest.raises(sc.UnsupportedError, match="layer 0 holds scores"):
+        with pytest.raises(sc.UnsupportedError, match="layer 0 contains scores"):
             function([matrix.scores], [gradient], [0])
     with pytest.raises(ValueError, match="gradient_rollout: residual must be from 0 to 1"):
         gradient_rollout([matrix], [gradient], [0], residual=1.5)

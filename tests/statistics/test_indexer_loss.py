@@ -61,7 +61,7 @@ def test_wrong_arguments_are_refused():
     x = torch.randn(1, 2, 4, 8)
     with pytest.raises(ValueError, match="scores must have shape"):
         mechanisms.Softmax()(x, x).compute(IndexerLoss(torch.zeros(1, 2, 4, 4)))
-    with pytest.raises(TypeError, match="scores must be a tensor or what scores rows"):
+    with pytest.raises(TypeError, match="scores must be a tensor or a scorer of rows"):
         IndexerLoss(3)
     with pytest.raises(UnsupportedError, match="do not sum to 1"):
         mechanisms.Linear("squared_relu", eps=1e-6)(x, x).compute(IndexerLoss(torch.zeros(1, 1, 4, 4)))

@@ -137,5 +137,5 @@ def test_tokens_that_do_not_fit():
     x = torch.randn(1, 1, 4, 4)
     with pytest.raises(ValueError, match=r"InductionMass: tokens must be one for each of 4 keys; got 3"):
         sc.AttentionMatrix(x, x).compute(InductionMass((1, 2, 3)))
-    with pytest.raises(ValueError, match=r"queries must be the last of the keys; got 4 beside 2 keys"):
+    with pytest.raises(ValueError, match=r"queries must be the last of the keys; got 4 queries and 2 keys"):
         sc.AttentionMatrix(x, x[:, :, :2]).compute(InductionMass((1, 2)))

@@ -129,7 +129,7 @@ A = sc.AttentionMatrix(X, X)
             "singular_values: max_sweeps must be an int of at least 1; got 0",
         ),
         (lambda: head_distances(A, "l2"), ValueError, "head_distances: between must be one of 'jensen_shannon', "),
-        (lambda: rollout([], [0]), ValueError, "rollout: matrices must hold one for each layer; got none"),
+        (lambda: rollout([], [0]), ValueError, "rollout: matrices must contain one for each layer; got none"),
         (lambda: rollout([A], [4]), ValueError, "rollout: each of queries must be below 4; got 4"),
         (lambda: rollout([A], [0.5]), TypeError, "rollout: each of queries must be an int of at least -4; got 0.5"),
         (lambda: rollout([A], [0], residual=2), ValueError, "rollout: residual must be from 0 to 1; got 2"),

@@ -53,7 +53,7 @@ _SPOILED: list[tuple[dict[str, Any], str]] = [
         {"mask": "causal"},
         "mask must be None, a saccade mask, a bool tensor or a function (b, h, q, kv) -> bool; got str.",
     ),
-    ({"mask": masks.Padding([1, 2, 3])}, "mask must tell apart 1 or 2 batch items; got 3."),
+    ({"mask": masks.Padding([1, 2, 3])}, "mask must be for 1 or 2 batch items; got 3."),
     ({"bias": 1.0}, "bias must be a tensor, a saccade positions.Bias or None; got float."),
     ({"bias": torch.ones(5, 6, dtype=torch.bool)}, "bias must be a float tensor; got bool."),
     ({"bias": torch.ones(5, 6, dtype=torch.int64)}, "bias must be a float tensor; got int64."),
@@ -73,7 +73,7 @@ _SPOILED: list[tuple[dict[str, Any], str]] = [
         "q_positions must be a range, an int64 tensor or a list of ints; got float32.",
     ),
     ({"q_positions": torch.arange(10).reshape(5, 2)}, "q_positions must have shape [5] or [2, 5]; got [5, 2]."),
-    ({"q_positions": torch.tensor([0, 1, -2, 3, 4])}, "q_positions must be at least -1; got a smaller one."),
+    ({"q_positions": torch.tensor([0, 1, -2, 3, 4])}, "q_positions must be at least -1; got a smaller position."),
     ({"kv_positions": range(6)}, "q_positions must be given together with kv_positions; got None."),
     (
         {"q_positions": range(5), "kv_positions": torch.arange(7)},
@@ -159,7 +159,7 @@ _OTHERS: list[tuple[str, Call]] = [
     ("image_columns: text_len must be an int of at least 0; got 1.5.", lambda: masks.image_columns(1.5, 2, 3)),
     ("image_neighbors: radius must be an int of at least 0; got -1.", lambda: masks.image_neighbors(2, 2, 3, -1)),
     ("Padding: lengths must be ints of at least 0; got [3, -1].", lambda: masks.Padding([3, -1])),
-    ("Padding: lengths must be one for each batch item; got none.", lambda: masks.Padding([])),
+    ("Padding: lengths must contain one for each batch item; got none.", lambda: masks.Padding([])),
     ("Padding: side must be one of 'right', 'left'; got 'top'.", lambda: masks.Padding([3], "top")),
     (
         "Padding: padded_len must be at least the longest item for side='left'; got None with lengths (3,).",
@@ -175,7 +175,7 @@ _OTHERS: list[tuple[str, Call]] = [
     ),
     ("Causal: | must join two masks; got NoneType.", lambda: masks.Causal() | None),
     (
-        "Padding: masks that are joined must tell apart the same number of batch items (or none); got [2, 3].",
+        "Padding: joined masks must have the same number of batch items (or 1); got [2, 3].",
         lambda: masks.Padding([1, 2]) & masks.Padding([1, 2, 3]),
     ),
     (
@@ -190,7 +190,7 @@ _OTHERS: list[tuple[str, Call]] = [
         "Causal.picture: q_len and kv_len must be 0 to 128; got 200 and 200.",
         lambda: masks.Causal().picture(200),
     ),
-    ("AttentionMatrix: index must be made of whole numbers, slices and ...; got list.", lambda: _MATRIX[[3]]),
+    ("AttentionMatrix: index must consist of whole numbers, slices and ...; got list.", lambda: _MATRIX[[3]]),
     ("AttentionMatrix: edges of a slice must be whole numbers; got float.", lambda: _MATRIX[0, 1.5:]),
     ("AttentionMatrix.rmatmul: x must have shape [2, 4, 5, width]; got [2, 4, 6, 1].",
      lambda: _MATRIX.mT @ _q(2, 4, 6, 1)),
@@ -215,7 +215,7 @@ _OTHERS: list[tuple[str, Call]] = [
     ("MultiHeadAttention: query must be a tensor; got NoneType.", lambda: nn.MultiHeadAttention(8, 4)(None)),
     ("MultiHeadAttention: dtype must be float32, like the parameters; got float64.",
      lambda: nn.MultiHeadAttention(8, 4)(_q(1, 3, 8).double())),
-    ("MultiHeadAttention: key must be given where value is; got None.",
+    ("MultiHeadAttention: key must be given together with value; got None.",
      lambda: nn.MultiHeadAttention(8, 4)(_q(1, 3, 8), value=_q(1, 3, 8))),
     ("MultiHeadAttention: batch must be the same for all inputs; got 1, 2 and 2.",
      lambda: nn.MultiHeadAttention(8, 4)(_q(1, 3, 8), _q(2, 3, 8))),

@@ -83,7 +83,7 @@ def test_inputs_that_a_form_cannot_express_are_refused_with_the_reason():
     query = torch.randn(1, 2, 4, 8)
     mask = torch.ones(1, 2, 4, 4, dtype=torch.bool)
     mask[0, 0, 2, 1] = False
-    with pytest.raises(UnsupportedError, match="takes causal masks and windows alone"):
+    with pytest.raises(UnsupportedError, match="takes only causal masks and windows"):
         RIGHT["flash"](query, query, query, mask)
     with pytest.raises(UnsupportedError, match="takes no softcap"):
         RIGHT["flash"](query, query, query, mask | True, softcap=1.0)

@@ -116,6 +116,6 @@ def test_inputs_of_another_dtype_and_gradients_without_a_backward_function_are_r
     form = adapters.c_function(library, "attention", "float64")
     query = torch.randn(1, 1, 2, 4, requires_grad=True)
     mask = torch.ones(1, 1, 2, 2, dtype=torch.bool)
-    assert form.reasons(query, query, query, mask) == ("takes float64 on the CPU alone", "has no gradients")
+    assert form.reasons(query, query, query, mask) == ("takes float64 only on the CPU", "has no gradients")
     with pytest.raises(ValueError, match="backward must be a function of the library"):
         adapters.c_function(library, "attention", backward="nothing")

@@ -99,11 +99,11 @@ def test_no_signature_tells_whether_a_bias_may_be_relative():
     def plain(query, key, value, mask):
         raise NotImplementedError
 
-    assert testing.Subject(biased).unsaid == {"relative"}
+    assert testing.Subject(biased).undeclared == {"relative"}
     assert "relative" not in testing.Subject(biased).offers
-    assert testing.Subject(biased, offers=["bias"]).unsaid == frozenset()
+    assert testing.Subject(biased, offers=["bias"]).undeclared == frozenset()
     assert testing.Subject(biased, offers=["bias", "relative"]).offers == {"bias", "relative", "gqa"}
-    assert testing.Subject(plain).unsaid == frozenset()  # without a bias there is none that is relative
+    assert testing.Subject(plain).undeclared == frozenset()  # without a bias there is none that is relative
 
 
 def test_positions_come_along_with_a_relative_bias_only_where_masks_are_tensors():
@@ -177,7 +177,7 @@ def test_report_prints_laws_verdicts_and_the_first_counter_example():
     assert "none-float64: the output at [" in oracle
     assert lse.split() == ["lse", ".", ".", "3"]
     assert gradients.split()[:4] == ["gradients_of_inputs", "1", "2", "."]
-    assert untried == "not offered 3 times: gives no lse"
+    assert untried == "not offered 3 times: returns no lse"
     assert seed == "seed 0: seed=0 repeats this run"
     assert summary == "2 of the 2 laws that could be tried are broken: oracle, gradients_of_inputs."
     with pytest.raises(testing.LawBroken, match=r"(?s)law .*oracle\[full-float64\] broken: the output at"):

@@ -35,20 +35,23 @@ def test_options_missing_from_a_signature_are_refused_by_python():
 def test_a_builtin_says_nothing_about_its_options_and_is_not_asked_for_them():
     found = verdicts(F.scaled_dot_product_attention, gqa=False)
     assert found["declined"] == ("kept", "")  # grouped heads are declined, and refused
-    assert "scale" in testing.Subject(F.scaled_dot_product_attention).unsaid
+    assert "scale" in testing.Subject(F.scaled_dot_product_attention).undeclared
 
 
 def test_an_option_that_vanishes_in_the_dark_is_a_broken_declaration():
     found = verdicts(lambda query, key, value, mask, **options: plain(query, key, value, mask), offers=["scale"])
     verdict, message = found["declined"]
     assert verdict == "broken"
-    assert message == "bias: declined beforehand (takes no bias), but answered"
+    assert message == "bias: declared as unsupported (takes no bias), but it returned a result"
 
 
 def test_grouped_heads_that_are_declined_and_answered():
     verdict, message = verdicts(plain, gqa=False)["declined"]
     assert verdict == "broken"
-    assert message == "grouped heads, no option: declined beforehand (takes no grouped heads), but answered"
+    assert (
+        message
+        == "grouped heads, no option: declared as unsupported (takes no grouped heads), but it returned a result"
+    )
 
 
 def test_positions_that_are_declined_and_ignored():
@@ -57,7 +60,7 @@ def test_positions_that_are_declined_and_ignored():
 
     verdict, message = verdicts(deaf, ["evicted-cache"], masks="objects", offers=[])["declined"]
     assert verdict == "broken"
-    assert "(takes no q_positions; takes no kv_positions), but answered" in message
+    assert "(takes no q_positions; takes no kv_positions), but it returned a result" in message
 
 
 def test_a_promise_that_is_not_kept():
@@ -68,7 +71,7 @@ def test_a_promise_that_is_not_kept():
 
     assert verdicts(choosy)["offered"][0] == "not applicable"
     found = verdicts(choosy, offers=["scale", "bias"])
-    assert found["offered"] == ("broken", "scale: not declined beforehand, but refused (it is Sunday)")
+    assert found["offered"] == ("broken", "scale: not declared as unsupported, but refused (it is Sunday)")
     found = verdicts(choosy, reasons=lambda *tensors, **options: ("it is Sunday",) if "scale" in options else ())
     assert [verdict for verdict, _ in found.values()] == ["kept", "kept"]
 
@@ -76,10 +79,14 @@ def test_a_promise_that_is_not_kept():
 @pytest.mark.parametrize(
     ("reasons", "raised", "message"),
     [
-        (("it rains",), None, "(it rains), but answered"),
-        (("it rains",), UnsupportedError("", ("it snows",)), "(it rains), but refused for another reason (it snows)"),
+        (("it rains",), None, "(it rains), but it returned a result"),
+        (
+            ("it rains",),
+            UnsupportedError("", ("it snows",)),
+            "(it rains), but refused for a different reason (it snows)",
+        ),
         (("it rains",), ValueError("softcap"), "(it rains), but then ValueError is raised"),
-        ((), UnsupportedError("", ("it rains",)), "softcap: not declined beforehand, but refused (it rains)"),
+        ((), UnsupportedError("", ("it rains",)), "softcap: not declared as unsupported, but refused (it rains)"),
     ],
 )
 def test_reasons_and_conduct_must_agree(reasons, raised, message):

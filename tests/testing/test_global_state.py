@@ -20,7 +20,7 @@ def test_functions_and_settings_are_restored(monkeypatch):
     assert (torch.allclose, oracle.attention) == functions
     assert torch.get_default_dtype() == dtype
     assert set(told) == {
-        "torch.allclose is another function",
-        "saccade.testing.oracle.attention is another function",
+        "torch.allclose was replaced by another function",
+        "saccade.testing.oracle.attention was replaced by another function",
         "torch's default dtype is torch.float64, not torch.float32",
     }

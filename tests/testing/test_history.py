@@ -74,7 +74,7 @@ def test_sizes_choose_the_laws():
     with pytest.raises(ValueError, match=r"^check: sizes must be"):
         laws(sizes="large")
     for other in ({"laws": ["oracle"]}, {"cases": ["causal"]}):
-        with pytest.raises(ValueError, match=r"^check: sizes must be None with laws"):
+        with pytest.raises(ValueError, match=r"^check: sizes must be None if laws= is given"):
             laws(sizes="models", **other)
 
 

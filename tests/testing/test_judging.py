@@ -49,10 +49,10 @@ def test_the_kinds_of_a_mask_are_read_from_its_pairs(mask, kinds):
 @pytest.mark.parametrize(
     ("claims", "reason"),
     [
-        ({"dtypes": ("bfloat16",)}, "claims bfloat16 alone"),
+        ({"dtypes": ("bfloat16",)}, "claims only bfloat16"),
         ({"masks": ()}, "claims no masks"),
-        ({"masks": ("window",)}, "claims window masks alone"),
-        ({"widths": (16, 64)}, "claims widths 16, 64 alone"),
+        ({"masks": ("window",)}, "claims only window masks"),
+        ({"widths": (16, 64)}, "claims only widths 16, 64"),
         ({"lengths": {"multiple": 16}}, "claims lengths multiple 16"),
         ({"lengths": {"max": 7}}, "claims lengths max 7"),
         ({"gradients": False}, "claims no gradients"),
@@ -177,7 +177,7 @@ def test_a_script_holds_the_adapter_of_each_form(name, tmp_path):
     [
         (None, ["masks=['round']"], "masks must be among"),
         (None, ["options=['colour']"], "options must be among"),
-        (None, ["with_lse='f'", "form='varlen'"], "come with the plain form"),
+        (None, ["with_lse='f'", "form='varlen'"], "be left out for forms other than the plain layout"),
         ("claims.toml", [], "claims must be TOML"),
     ],
 )

@@ -48,7 +48,7 @@ def test_no_law_accuses_a_right_kernel_over_20_seeds(name):
 def test_the_command_prints_a_table_of_right_kernels(capsys, monkeypatch):
     arguments = ["--right", "plain", "--seeds", "2", "--share", "400"]
     assert history.main(arguments) == 0
-    assert capsys.readouterr().out.endswith("1 right kernels over 2 seeds, 0 accused\n")
+    assert capsys.readouterr().out.endswith("1 right kernels over 2 seeds, 0 with a false alarm\n")
     monkeypatch.setitem(RIGHT_KERNELS, "plain", mean)
     assert history.main(arguments) == 1
-    assert "ACCUSED" in capsys.readouterr().out
+    assert "FALSE ALARM" in capsys.readouterr().out

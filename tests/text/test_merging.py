@@ -46,7 +46,7 @@ def test_half_precision_is_summed_in_float32_and_float64_stays():
         (
             torch.ones(4, 4),
             WORDS[::-1],
-            r"merge: query_words must cover the tokens one after the other; got word 1",
+            r"merge: query_words must cover the tokens in order; got word 1",
         ),
         (torch.ones(4, 4), (Word("a", 0, 0),), r"got word 1 at tokens \[0, 0\)"),
     ],

@@ -37,6 +37,7 @@ from tests.theory.mutant_functions import (
 )
 from tests.theory.mutants_of_cost import MUTANTS_OF_COST
 from tests.theory.mutants_of_results import MUTANTS_OF_RESULTS
+from tests.theory.mutants_of_tutorials import MUTANTS_OF_TUTORIALS
 
 import saccade as sc
 from saccade import masks
@@ -212,4 +213,5 @@ MUTANTS = [
     ("heads-cost-what-one-costs", "products that several heads repeat", {"attend": repeats_for_heads}),
     *MUTANTS_OF_COST,
     *MUTANTS_OF_RESULTS,
+    *MUTANTS_OF_TUTORIALS,
 ]

@@ -39,6 +39,13 @@ def test_each_statement_is_complete(said):
         assert theory.find(said.claim)  # whose measurement of this name is looked for where the claim is run
         assert said.row
         assert said.verdict in VERDICTS
+    if said.verdict == "holds if":  # a condition of its own, where the claim has another verdict
+        assert said.condition or theory.find(said.claim).verdict == "holds if"
+    else:
+        assert not said.condition
+    assert bool(said.condition) == bool(said.condition_in_chinese)
+    assert not said.condition.endswith(".")
+    assert not said.condition_in_chinese.endswith("。")
     assert said.statement.endswith(".")
     assert said.chinese.endswith("。")
     assert re.search(r"[\u4e00-\u9fff]", said.chinese)
@@ -48,12 +55,14 @@ def test_the_list_by_document_has_every_statement():
     told = command("--by", "document")
     assert told == listed()
     for said in SAID:
-        below = f"{said.claim}: {said.row}" if said.claim else said.reason
-        assert f"  {said.verdict:<11}  {said.statement}\n               {below}\n" in told
+        below = [f"{said.claim}: {said.row}" if said.claim else said.reason]
+        if said.verdict == "holds if":
+            below.insert(0, f"if {said.condition or theory.find(said.claim).conditions}.")
+        assert "\n               ".join([f"  {said.verdict:<11}  {said.statement}", *below]) + "\n" in told
 
 
 def test_a_list_can_be_of_some_claims():
-    told = command("--by", "document", "--only", "attention-has-low-rank")
+    told = command("--by", "document", "--only", "low-rank-explains-global-reach")
     assert told.splitlines()[0] == "THE MATHEMATICS OF ATTENTION"
     assert len(told.splitlines()) == 3
 

@@ -75,7 +75,7 @@ def test_nonfinite_values_have_no_bar():
         ),
         (0.5, {}, r"weights must be \[channels\]; got shape \[\]"),
         ([], {}, r"weights must have no empty axis"),
-        ([float("nan")], {}, r"weights must hold at least one finite number"),
+        ([float("nan")], {}, r"weights must contain at least one finite number"),
         ([1.0, 2.0], {"x_labels": ["a"]}, r"x_labels must have one label for each of the 2 channels; got 1\."),
         ([1.0, 2.0], {"limits": (1, 0)}, r"limits must be two finite numbers, low < high"),
     ],

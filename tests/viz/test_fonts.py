@@ -33,7 +33,7 @@ def test_the_warning_points_at_the_callers_line(only_bundled_fonts):
 
 
 def test_another_script_is_helped_with_another_package(only_bundled_fonts):
-    with pytest.warns(MissingGlyphsWarning, match="fonts-noto-core; elsewhere any font that has them"):
+    with pytest.warns(MissingGlyphsWarning, match="fonts-noto-core; elsewhere any font that contains them"):
         assert drawable_labels(["\U00011680"])[0] == ["#1"]
 
 

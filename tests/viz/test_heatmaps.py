@@ -197,7 +197,7 @@ def test_the_matrix_given_is_not_changed():
         (torch.ones(1, 2, 2), {}, r"heatmap: weights must be \[q_len, kv_len\]; got shape \[1, 2, 2\]"),
         (np.ones((0, 3)), {}, r"heatmap: weights must have no empty axis; got shape \[0, 3\]"),
         ([[1.0], [1.0, 2.0]], {}, "heatmap: weights must have rows of equal length"),
-        (np.full((2, 2), np.nan), {}, "heatmap: weights must hold at least one finite number; got only NaN"),
+        (np.full((2, 2), np.nan), {}, "heatmap: weights must contain at least one finite number; got only NaN"),
         (
             np.eye(2),
             {"x_labels": ["a"]},

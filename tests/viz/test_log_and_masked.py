@@ -71,13 +71,13 @@ def test_a_mosaic_hides_and_scales_alike():
 @pytest.mark.parametrize("draw, shape", [(viz.heatmap, (2, 2)), (viz.mosaic, (2, 2, 2))])
 def test_bad_values_are_named(draw, shape):
     name = draw.__name__
-    with pytest.raises(TypeError, match=f"{name}: allowed must be of bool; got int64"):
+    with pytest.raises(TypeError, match=f"{name}: allowed must be bool; got int64"):
         draw(np.ones(shape), allowed=np.ones((2, 2), dtype=int))
     with pytest.raises(ValueError, match=rf"{name}: allowed must be broadcastable to .*; got shape \[3, 3\]"):
         draw(np.ones(shape), allowed=np.ones((3, 3), dtype=bool))
-    with pytest.raises(ValueError, match=f"{name}: allowed must allow something; got nothing"):
+    with pytest.raises(ValueError, match=f"{name}: allowed must allow at least one pair; got none"):
         draw(np.ones(shape), allowed=np.zeros((2, 2), dtype=bool))
-    with pytest.raises(ValueError, match=f"{name}: weights must hold a number above 0 for a logarithmic scale"):
+    with pytest.raises(ValueError, match=f"{name}: weights must contain a number above 0 for a logarithmic scale"):
         draw(np.zeros(shape), log=True)
 
 

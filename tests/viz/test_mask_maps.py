@@ -61,9 +61,9 @@ def test_items_and_heads_are_chosen():
 def test_options_of_weights_are_refused():
     for options in ({"annotate": True}, {"log": True}, {"limits": (0, 1)}, {"allowed": torch.ones(4, 4).bool()}):
         (name,) = options
-        with pytest.raises(ValueError, match=f"heatmap: {name} must be left out for a mask"):
+        with pytest.raises(ValueError, match=f"heatmap: {name} must be omitted for a mask"):
             viz.heatmap(masks.Causal(), **options)
-    with pytest.raises(ValueError, match="q_len must be left out where weights are drawn"):
+    with pytest.raises(ValueError, match="q_len must be omitted for weights"):
         viz.heatmap(torch.eye(3), q_len=3)
     with pytest.raises(ValueError, match="kv_len must be"):
         viz.heatmap(masks.Causal(), kv_len=0)

@@ -120,8 +120,8 @@ def test_many_words_fill_their_rows():
 @pytest.mark.parametrize(
     ("weights", "options", "sentence"),
     [
-        (torch.rand(7), {}, r"overlay: grid must be given where 7 patches make no square"),
-        (torch.rand(50, 2, 2), {}, r"weights must be \[kv_len\], or \[rows, columns\] in the form of the grid"),
+        (torch.rand(7), {}, r"overlay: grid must be given where 7 patches do not form a square"),
+        (torch.rand(50, 2, 2), {}, r"weights must be \[kv_len\], or \[rows, columns\] in the shape of the grid"),
         (torch.rand(6), {"grid": (2, 4)}, r"have as many cells as there are patches, 6; got 2 x 4"),
         (
             torch.rand(6),
@@ -130,11 +130,11 @@ def test_many_words_fill_their_rows():
         ),
         (torch.rand(6), {"patches": [1, 6]}, r"patches must be from 0 to 5; got 6"),
         (torch.rand(6), {"patches": [True, False]}, r"patches must be one bool for each of 6 keys; got 2"),
-        (torch.rand(6), {"patches": range(5)}, r"grid must be given where 5 patches make no square"),
+        (torch.rand(6), {"patches": range(5)}, r"grid must be given where 5 patches do not form a square"),
         (torch.tensor([1.0, float("nan")]), {"grid": (1, 2)}, r"weights must be finite everywhere"),
-        (torch.rand(4), {"queries": 0}, r"queries must be left out where weights are written out; got 0"),
-        (torch.rand(4), {"head": 0}, r"head must be left out where weights are written out"),
-        ({}, {}, r"weights must hold at least one row; got none"),
+        (torch.rand(4), {"queries": 0}, r"queries must be omitted for an array of weights; got 0"),
+        (torch.rand(4), {"head": 0}, r"head must be omitted for an array of weights"),
+        ({}, {}, r"weights must contain at least one row; got none"),
         (torch.rand(4), {"opacity": 2}, r"opacity must be between 0 and 1; got 2"),
     ],
 )

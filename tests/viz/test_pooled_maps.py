@@ -143,10 +143,10 @@ def test_a_mosaic_of_layers_names_layers_and_heads():
         (viz.heatmap, {"head": 3}, ValueError, "heatmap: head must be from 0 to 2; got 3"),
         (viz.heatmap, {"head": 1.0}, TypeError, "heatmap: head must be an int; got 1.0"),
         (viz.heatmap, {"head": 0, "batch": -1}, ValueError, "heatmap: batch must be from 0 to 1; got -1"),
-        (viz.heatmap, {"head": 0, "allowed": np.eye(9) > 0}, ValueError, "heatmap: allowed must be left out"),
+        (viz.heatmap, {"head": 0, "allowed": np.eye(9) > 0}, ValueError, "heatmap: allowed must be omitted"),
         (viz.heatmap, {"head": 0, "x_labels": ["a"]}, ValueError, "one label for each of the 9 columns; got 1"),
         (viz.mosaic, {"batch": 2}, ValueError, "mosaic: batch must be from 0 to 1; got 2"),
-        (viz.mosaic, {"allowed": np.eye(9) > 0}, ValueError, "mosaic: allowed must be left out"),
+        (viz.mosaic, {"allowed": np.eye(9) > 0}, ValueError, "mosaic: allowed must be omitted"),
     ],
 )
 def test_bad_values_are_named(draw, options, error, message):
@@ -155,7 +155,7 @@ def test_bad_values_are_named(draw, options, error, message):
 
 
 def test_an_array_has_no_head_to_choose():
-    with pytest.raises(ValueError, match="heatmap: head must be left out where weights are written out; got 1"):
+    with pytest.raises(ValueError, match="heatmap: head must be omitted for an array of weights; got 1"):
         viz.heatmap(np.eye(3), head=1)
     with pytest.raises(ValueError, match="mosaic: weights must all be of one shape"):
         viz.mosaic([softmax(None, 3, 3), softmax(None, 4, 4)])

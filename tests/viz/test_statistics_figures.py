@@ -122,7 +122,7 @@ E2 = np.eye(2)
 @pytest.mark.parametrize(
     "draw, error, message",
     [
-        (lambda: viz.head_grid({}), ValueError, "head_grid: values must hold at least one grid; got none"),
+        (lambda: viz.head_grid({}), ValueError, "head_grid: values must contain at least one grid; got none"),
         (lambda: viz.head_grid({"a": E2, "b": np.eye(3)}), ValueError, "head_grid: values must all be of one shape"),
         (lambda: viz.head_grid({1: E2}), TypeError, "head_grid: values must have names that are strings; got int"),
         (lambda: viz.head_grid([1.0]), ValueError, r"head_grid: values must be \[layers, heads\]; got shape \[1\]"),
@@ -135,9 +135,13 @@ E2 = np.eye(2)
             "profile: names must have one label for each of the 1 lines; got 0",
         ),
         (lambda: viz.profile([1.0, 2], x=[1]), ValueError, "profile: x must have one number for each of the 2 points"),
-        (lambda: viz.profile([1.0, 2], x=[1, 1]), ValueError, "profile: x must ascend; got places that do not"),
+        (lambda: viz.profile([1.0, 2], x=[1, 1]), ValueError, "profile: x must increase; got values that do not"),
         (lambda: viz.profile([1.0, 2], baseline=[1]), ValueError, "profile: baseline must have one number for each"),
-        (lambda: viz.profile([0.0, 0.0], log=True), ValueError, "profile: values must hold a number to show; got none"),
+        (
+            lambda: viz.profile([0.0, 0.0], log=True),
+            ValueError,
+            "profile: values must contain a number to show; got none",
+        ),
         (
             lambda: viz.bipartite(np.ones((81, 2)), y_labels=["a"] * 81, x_labels=["b"] * 2),
             ValueError,

@@ -9,7 +9,7 @@ from saccade.text.labels import display_width
 from saccade.viz.titles import wrapped
 
 TITLES = [
-    "What each word (row) looks at (column): layer 1, head 3",
+    "Attention of each word (row) to each word (column): layer 1, head 3",
     "Every head (H) of every layer (L): what each word looks at, in layer 10, head 11, of a model",
     "每个词（行）关注什么（列）：第 1 层第 3 个头，共有十二个头，每个头的颜色从白色到它自己的最大权重。",
     "a" * 70,

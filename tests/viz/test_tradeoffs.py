@@ -46,7 +46,7 @@ def test_points_too_close_for_two_numbers_share_a_label():
 
 
 def test_wrong_arguments_are_refused():
-    with pytest.raises(TypeError, match=r"tradeoff: comparison must be what saccade\.compare returns; got list"):
+    with pytest.raises(TypeError, match=r"tradeoff: comparison must be a result of saccade\.compare; got list"):
         viz.tradeoff([])
-    with pytest.raises(ValueError, match="tradeoff: comparison must hold a mechanism with an error; got none"):
+    with pytest.raises(ValueError, match="tradeoff: comparison must contain a mechanism with an error; got none"):
         viz.tradeoff(_comparison(Compared("refused", reasons=("no",))))

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from saccade.auditing.by_layer import ByLayer, mixers
-from saccade.auditing.claims import checked, further
+from saccade.auditing.claims import check_claims, checked_names
 from saccade.auditing.claims.compared import claim_of
-from saccade.auditing.claims.model_measurements import Asked
+from saccade.auditing.claims.model_measurements import ModelMeasurements
 from saccade.auditing.compiled_model import CompiledModelUnderTest, is_compiled, run_eagerly, uncompiled
 from saccade.auditing.declared_rules import Declared, from_config, rules_of, with_rules
 from saccade.auditing.encoder_decoder import EncoderDecoderUnderTest, is_pair, joint_rules, pair_from_config
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-@argument_hints({}, mask="rule=, which the model is held against", attention_mask="padding=")
+@argument_hints({}, mask="rule=, the rule that the model is checked against", attention_mask="padding=")
 def audit(
     model: Callable[..., Any],
     rule: Declared | str | None = None,
@@ -125,18 +125,18 @@ def audit(
     check_int("length", length, 2)
     check_int("tests", tests, 1)
     check_int("seed", seed, 0)
-    names = checked(claims)
+    names = checked_names(claims)
     run = replicated(model)
     model = uncompiled(run)
     form = InputFormat.of(model, tokens, batch_first, module)
-    looked_at = model if module is None else module
-    check_no_dropout(looked_at)
-    with restoring_state(looked_at) if isinstance(looked_at, nn.Module) else nullcontext():
-        given = without_cache(model, texts(looked_at, length, seed, form) if inputs is None else inputs)
-        subject = _subject(run, given, outputs, group, form)
+    audited = model if module is None else module
+    check_no_dropout(audited)
+    with restoring_state(audited) if isinstance(audited, nn.Module) else nullcontext():
+        model_inputs = without_cache(model, random_inputs(audited, length, seed, form) if inputs is None else inputs)
+        subject = _subject(run, model_inputs, outputs, group, form)
         judged = rows_to_judge(padding, subject.shape)
         mask = parse(rule) if isinstance(rule, str) else rule
-        declared, is_assumed = (mask, False) if mask is not None else (assumed_rule(looked_at), True)
+        declared, is_assumed = (mask, False) if mask is not None else (assumed_rule(audited), True)
         layered = ByLayer(subject.as_written, mixers(subject.as_written), judged).measure()
         if is_assumed and isinstance(declared, list):  # a layer may have several modules that mix tokens, or none
             layers = layers or len(declared)
@@ -146,22 +146,24 @@ def audit(
         reach = composed.reach
         noise = partial(_noise, subject)
         probes = EndToEnd(subject, reach, judged, noise=noise, tests=tests, seed=seed, required=composed.declared).run()
-        found = [*_end_to_end(subject, reach, probes), _by_layer(subject.as_written, composed, layered)]
+        results = [*_end_to_end(subject, reach, probes), _by_layer(subject.as_written, composed, layered)]
         if packed is not None or padded or cache or against:
-            ways = {"packed": packed, "padded": padded, "cache": cache, "against": against}
+            comparisons = {"packed": packed, "padded": padded, "cache": cache, "against": against}
             with run_eagerly():
-                found += _same(model, subject.as_written, ways, outputs, seed)
-        asked = Asked(model, subject.as_written, composed, layered, judged, given, outputs, packed or (), noise, seed)
+                results += _same(model, subject.as_written, comparisons, outputs, seed)
+        measurements = ModelMeasurements(
+            model, subject.as_written, composed, layered, judged, model_inputs, outputs, packed or (), noise, seed
+        )
         with run_eagerly() if isinstance(subject, CompiledModelUnderTest) else nullcontext():
-            known = {one.name for one in found}
-            found += [one for one in further(asked, names) if one.name not in known]
+            known = {one.name for one in results}
+            results += [one for one in check_claims(measurements, names) if one.name not in known]
         if isinstance(subject, CompiledModelUnderTest):
-            found = found[:2] + [dataclasses.replace(one, why=_as_written(one.why)) for one in found[2:]]
+            results = results[:2] + [dataclasses.replace(one, why=_as_written(one.why)) for one in results[2:]]
         pictured = _pictured(subject, reach)
         return Report(
             _name(model) + (", compiled" if isinstance(subject, CompiledModelUnderTest) else ""),
             ("assumed: " if is_assumed else "") + words,
-            tuple(_in_own_texts(claim, subject) for claim in found),
+            tuple(_in_own_texts(claim, subject) for claim in results),
             subject.shape,
             str(subject.vectors.dtype).removeprefix("torch."),
             seed,
@@ -171,7 +173,7 @@ def audit(
             _versions(model),
             ""
             if isinstance(subject, EncoderDecoderUnderTest)
-            else script_of(model, given, subject.as_written.tokens, found, packed or (), seed),
+            else script_of(model, model_inputs, subject.as_written.tokens, results, packed or (), seed),
             *pictured,
             {} if isinstance(subject, EncoderDecoderUnderTest) else layered.rules(composed.declared.components()[0]),
         )
@@ -186,18 +188,18 @@ def _subject(
 ) -> ModelUnderTest:
     if is_pair(uncompiled(model)):
         if form != InputFormat():
-            rule = "be left out for a model that reads two texts"
+            rule = "be left out for an encoder-decoder"
             raise value_error("tokens, batch_first, module", rule, "given")
         if is_compiled(model):
-            raise value_error("a model that reads two texts", "be audited before it is compiled", "one that is")
+            raise value_error("an encoder-decoder", "be audited before it is compiled", "a compiled one")
         return EncoderDecoderUnderTest(model, inputs, outputs, group)
     if is_compiled(form.module):
-        raise value_error("module", "be audited before it is compiled, or by itself", "one that is compiled")
+        raise value_error("module", "be audited before it is compiled, or on its own", "a compiled module")
     return (CompiledModelUnderTest if is_compiled(model) else ModelUnderTest)(model, inputs, outputs, group, form)
 
 
 def _as_written(why: str) -> str:
-    return "; ".join(part for part in (why, "of the modules as they are written, not compiled") if part)
+    return "; ".join(part for part in (why, "measured on the uncompiled modules") if part)
 
 
 def _name(model: Callable[..., Any]) -> str:
@@ -216,7 +218,7 @@ def assumed_rule(model: object) -> Declared:
     rule = pair_from_config(model) if is_pair(model) else from_config(model)
     if rule is None:
         hint = "use the masks of saccade.masks: audit(model, masks.sliding_window(128))"
-        raise value_error("rule", "be given for a model whose configuration does not say it", None, hint=hint)
+        raise value_error("rule", "be given, since the model's configuration does not define it", None, hint=hint)
     return rule
 
 
@@ -242,11 +244,11 @@ def _end_to_end(subject: ModelUnderTest, reach: Reach, probes: EndToEnd) -> list
     verdict: Verdict = "broken" if blind else "not answered" if probes.zero_gradients.unsure else "held"
     why = probes.zero_gradients.describe(subject)
     if bool(probes.unread.any()):
-        item, place = probes.unread.nonzero()[0].tolist()
+        item, position = probes.unread.nonzero()[0].tolist()
         unread = (
-            f"no output reads the vectors of {int(probes.unread.sum())} tokens, such as token {place} of item {item}"
+            f"no output reads the vectors of {int(probes.unread.sum())} tokens, such as token {position} of item {item}"
         )
-        why = "; ".join(part for part in (why, f"{unread}: the model puts others in their place") if part)
+        why = "; ".join(part for part in (why, f"{unread}: the model replaces these vectors") if part)
     return [reached, ClaimResult("sight", verdict, finding=blind, why=why)]
 
 
@@ -254,7 +256,7 @@ def _limits(probes: EndToEnd) -> str:
     """Return why a "reach" claim that held is weak (the rule forbids nothing, or no gradients); empty if it is not."""
     if not probes.hides_something:
         return "the rule forbids nothing"
-    return f"by changes alone: {probes.no_gradient}" if probes.no_gradient else ""
+    return f"measured only by changing inputs: {probes.no_gradient}" if probes.no_gradient else ""
 
 
 def _located(subject: ModelUnderTest, reach: Reach, probes: EndToEnd, leak: CounterExample) -> CounterExample:
@@ -267,20 +269,22 @@ def _located(subject: ModelUnderTest, reach: Reach, probes: EndToEnd, leak: Coun
 def _by_layer(subject: ModelUnderTest, composed: Composition, layered: ByLayer) -> ClaimResult:
     if not layered.mixed:
         return ClaimResult(
-            "by layer", "not answered", why="no module was seen to mix tokens: a function, or one that hooks miss"
+            "by layer",
+            "not answered",
+            why="no module that mixes tokens was found: the model is a function, or hooks do not reach its modules",
         )
     probes = layered.run(composed.allowed, composed.required)
-    found, missed = probes.findings, sorted(set(layered.mixed) - probes.looked_at)
+    results, missed = probes.findings, sorted(set(layered.mixed) - probes.differentiable)
     through = f"no gradient passes through {', '.join(missed)}" if missed else ""
-    others = f"without attention, held against the rule of the whole model: {', '.join(composed.others)}"
+    others = f"modules without attention, checked against the rule of the whole model: {', '.join(composed.others)}"
     parts = (through, probes.zero_gradients.describe(subject), others if composed.others else "")
     why = "; ".join(part for part in parts if part)
-    if not found and (missed or probes.zero_gradients.unsure):
+    if not results and (missed or probes.zero_gradients.unsure):
         return ClaimResult("by layer", "not answered", why=why)
-    leaks = [one for one in found if one.kind == "leak"]
-    first = next(iter([*leaks, *found]), None)
+    leaks = [one for one in results if one.kind == "leak"]
+    first = next(iter([*leaks, *results]), None)
     largest = max((one.size for one in leaks), default=0.0)
-    return ClaimResult("by layer", "broken" if found else "held", largest, 0.0, first, why)
+    return ClaimResult("by layer", "broken" if results else "held", largest, 0.0, first, why)
 
 
 def _in_own_texts(claim: ClaimResult, subject: ModelUnderTest) -> ClaimResult:
@@ -290,7 +294,7 @@ def _in_own_texts(claim: ClaimResult, subject: ModelUnderTest) -> ClaimResult:
 def _same(
     model: Callable[..., Any],
     subject: ModelUnderTest,
-    ways: dict[str, Any],
+    comparisons: dict[str, Any],
     outputs: Callable[[Any], Tensor],
     seed: int,
 ) -> list[ClaimResult]:
@@ -298,9 +302,11 @@ def _same(
     refused = isinstance(subject, EncoderDecoderUnderTest) or subject.group is not None
     refused = refused or subject.tokens.is_floating_point() or not subject.form.batch_first
     if not isinstance(model, nn.Module) or refused:
-        rule = "be left out for a function, vectors, a group, batch_first=False and a model that reads two texts"
-        raise value_error("packed, padded, cache, against", rule, "given", hint="they run modules on token ids")
-    pairs = sameness(model, subject.tokens, outputs=outputs, seed=seed, **ways)
+        rule = "be left out for functions, vectors, process groups, batch_first=False and encoder-decoders"
+        raise value_error(
+            "packed, padded, cache, against", rule, "given", hint="these checks run a module on token ids"
+        )
+    pairs = sameness(model, subject.tokens, outputs=outputs, seed=seed, **comparisons)
     return [claim_of(pair, subject.passes) for pair in pairs]
 
 
@@ -312,7 +318,7 @@ def _pictured(subject: ModelUnderTest, reach: Reach) -> tuple[Tensor | None, Ten
         leaf, out = subject.graph()
     except NoGradientError:
         return None, None
-    declared = torch.stack([reach.sources(reach.one(0, place))[0] for place in range(length)])
+    declared = torch.stack([reach.sources(reach.one(0, position))[0] for position in range(length)])
     measured = reached_by_gradient(leaf, out)
     if bool((declared & ~measured).any()) and (wide := subject.in_float64[0]) is not None:
         with TrueFloat64():
@@ -324,12 +330,12 @@ def _rules(declared: Declared, subject: ModelUnderTest, names: list[str], layers
     """Return the declared rule of each layer, and a description of all rules."""
     if isinstance(subject, EncoderDecoderUnderTest):
         if layers is not None:
-            raise value_error("layers", "be left out for a model that reads two texts", layers)
+            raise value_error("layers", "be left out for an encoder-decoder", layers)
         return joint_rules(declared, subject)
     rules = rules_of(declared, names, layers)
     if all(rule == rules[0] for rule in rules):
         return rules, f"{rules[0]} in {len(rules)} layers"
-    return rules, "; ".join(f"layer {place}: {rule}" for place, rule in enumerate(rules, 1))
+    return rules, "; ".join(f"layer {position}: {rule}" for position, rule in enumerate(rules, 1))
 
 
 def check_no_dropout(model: object) -> None:
@@ -339,7 +345,7 @@ def check_no_dropout(model: object) -> None:
     drops = [name for name, own in model.named_modules() if isinstance(own, nn.Dropout) and own.p > 0]
     if drops:
         hint = "call model.eval(); or set p to 0 and audit the model in training mode"
-        raise value_error("model", "not drop at random", f"training, with {drops[0] or 'dropout'}", hint=hint)
+        raise value_error("model", "have no active dropout", f"training mode, with {drops[0] or 'dropout'}", hint=hint)
 
 
 def without_cache(model: object, inputs: Tensor | Mapping[str, Any]) -> Tensor | Mapping[str, Any]:
@@ -351,7 +357,7 @@ def without_cache(model: object, inputs: Tensor | Mapping[str, Any]) -> Tensor |
     return {"use_cache": False} | dict(inputs)
 
 
-def texts(model: object, length: int, seed: int, form: InputFormat) -> Tensor | dict[str, Tensor]:
+def random_inputs(model: object, length: int, seed: int, form: InputFormat) -> Tensor | dict[str, Tensor]:
     """Return two random texts as inputs for an audit, plus two shorter targets if the model is an encoder-decoder.
 
     The vocabulary size comes from the model's configuration, or from its first embedding table.
@@ -359,7 +365,7 @@ def texts(model: object, length: int, seed: int, form: InputFormat) -> Tensor | 
     tables = [own for own in model.modules() if isinstance(own, nn.Embedding)] if isinstance(model, nn.Module) else []
     if not tables:
         hint = "give inputs=: tokens [batch, length] or vectors [batch, length, width]"
-        raise value_error("inputs", "be given for a model without a table of embeddings", None, hint=hint)
+        raise value_error("inputs", "be given for a model without an embedding table", None, hint=hint)
     text = getattr(model, "config", None)
     size = getattr(text, "vocab_size", None) or tables[0].num_embeddings
     device = tables[0].weight.device

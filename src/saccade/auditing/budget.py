@@ -40,16 +40,16 @@ class Budget(NamedTuple):
     def __str__(self) -> str:
         surely = 1 - 0.05 ** (1 / self.tests)
         one = self.missed(1 / self.length)
-        less = "" if self.length <= LONG else f" (of {PULLED} sets only, from {LONG + 1} tokens on)"
+        less = "" if self.length <= LONG else f" (for only {PULLED} sets, from {LONG + 1} tokens on)"
         lines = [
             f"{self.tests} sets of rows of {self.length} tokens",
             f"cost: about {self.forward} forward passes and {self.backward} backward passes{less}",
             f"a fault in {surely:.0%} of the rows or more is missed in at most 1 of 20 audits",
             f"a fault in one row of {self.length} is missed in {one:.0%} of audits, "
-            f"unless a module shows it: {min(11, self.length)} rows of each are tested",
-            f"to miss that in at most 1 of 20 audits, --tests {math.ceil(3 * self.length)}",
-            "never tested: what a model computes from token ids, rows of padding, and claims not asked for",
-            "always tested: every pair of two documents or two items of the batch",
+            f"unless it shows in a single module, of which {min(11, self.length)} rows are tested",
+            f"to miss it in at most 1 of 20 audits, use --tests {math.ceil(3 * self.length)}",
+            "never tested: what a model computes from token ids, rows of padding, and claims that were not requested",
+            "always tested: every pair of documents or of batch items",
         ]
         return "\n".join(lines)
 

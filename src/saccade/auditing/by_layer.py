@@ -46,7 +46,7 @@ def mixers(subject: ModelUnderTest) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     trained: list[str] = []
 
-    def look(name: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
+    def visit(name: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
         if any(inner.startswith(f"{name}.") for inner in trained):
             return
         draw = torch.Generator().manual_seed(0)
@@ -67,7 +67,7 @@ def mixers(subject: ModelUnderTest) -> dict[str, Tensor]:
 
     # Linear layers do not mix. A convolution's second axis is channels, not tokens, so its parent module is tested.
     modules = {name: own for name, own in subject.modules.items() if type(own) not in _NO_ROWS}
-    with torch.no_grad(), replaying(subject, modules, look):
+    with torch.no_grad(), replaying(subject, modules, visit):
         subject.run()
     names = trained or list(found)  # a module without parameters, such as RWKV's token shift, is only a part of a layer
     return {name: found[name] for name in names if not any(other.startswith(f"{name}.") for other in names)}
@@ -100,7 +100,7 @@ class ByLayer:
     Attributes:
         mixed: the argument, plus modules that mix more than their submodules explain, in running order.
         findings: the first leak and the first blind pair of each module.
-        looked_at: names of the modules that were checked because their outputs have gradients.
+        differentiable: names of the modules that were checked because their outputs have gradients.
         attending: names of the modules that weight tokens by content. A module that mixes in other ways, such as a
             convolution, may see less than its layer allows.
         zero_gradients: the report on gradients that are 0 but should not be.
@@ -118,27 +118,27 @@ class ByLayer:
         self.subject, self.mixed, self.judged = subject, dict(mixed), judged
         self.rows, self.least = rows, least
         self.findings: list[CounterExample] = []
-        self.looked_at: set[str] = set()
+        self.differentiable: set[str] = set()
         self.attending: set[str] = set()
         self.zero_gradients = ZeroGradientReport([], [], [])
         self._sizes: dict[Probe, Tensor] = {}
 
-    def measure(self, places: Collection[int] = ()) -> ByLayer:
+    def measure(self, positions: Collection[int] = ()) -> ByLayer:
         """Rerun all mixing modules during one forward pass, and measure which tokens some of their rows depend on.
 
-        The rows are evenly spaced, plus the rows ``places``. Modules that contain a mixing module are also measured.
+        The rows are evenly spaced, plus the rows ``positions``. Modules that contain a mixing module are also measured.
         Such a module mixes tokens itself if it reaches more than its submodules explain: for example, a layer that
         convolves its keys in a submodule but computes attention with plain functions.
         """
         around, calls = {outer for name in self.mixed for outer in self._around(name)}, list[str]()
         names = [*self.mixed, *around - set(self.mixed)]
-        self._sizes = self._pulled(self.subject, False, partial(self._probes, places=places), names, calls)
+        self._sizes = self._pulled(self.subject, False, partial(self._probes, positions=positions), names, calls)
         for name in [one for one in dict.fromkeys(calls) if one not in self.mixed]:
             inner = [self._pairs(one) for one in self.mixed if one.startswith(f"{name}.")]
             if all(bool((~one.seen | _through(inner, one)).all()) for one in self.seen(name)):
                 self._sizes = {probe: size for probe, size in self._sizes.items() if probe.module != name}
                 self.attending.discard(name)
-                self.looked_at.discard(name)
+                self.differentiable.discard(name)
             else:
                 tokens = {one: own for one, own in self.mixed.items() if one.startswith(f"{name}.")}
                 self.mixed[name] = torch.stack([*tokens.values()]).any(0)
@@ -147,13 +147,13 @@ class ByLayer:
         self.mixed = {name: self.mixed[name] for name in (*calls, *self.mixed) if name in self.mixed}
         return self
 
-    def measure_rows(self, places: Collection[int], names: Sequence[str]) -> None:
+    def measure_rows(self, positions: Collection[int], names: Sequence[str]) -> None:
         """Measure additional rows of the modules ``names``, such as the first row of each document."""
-        more = sorted(places)
+        more = sorted(positions)
 
         def probes(name: str, call: int) -> list[Probe]:
             own = self.subject.part_of(name)
-            found = [Probe(name, call, place) for place in more if own.start <= place < own.stop]
+            found = [Probe(name, call, position) for position in more if own.start <= position < own.stop]
             return [probe for probe in found if probe not in self._sizes]
 
         if more and names:
@@ -174,12 +174,12 @@ class ByLayer:
 
     def seen(self, name: str) -> list[SeenRow]:
         """Return the measured rows of a module, each with the tokens for which its gradient is not 0."""
-        found = [(probe.place, size) for probe, size in self._sizes.items() if probe.module == name]
+        found = [(probe.position, size) for probe, size in self._sizes.items() if probe.module == name]
         return [
-            SeenRow((item, place), size[item] > self.least * size[item].max())
-            for place, size in found
+            SeenRow((item, position), size[item] > self.least * size[item].max())
+            for position, size in found
             for item in range(len(size))
-            if self.judged[item, place]
+            if self.judged[item, position]
         ]
 
     def rules(self, documents: Tensor) -> dict[str, str]:
@@ -204,8 +204,8 @@ class ByLayer:
     def _pairs(self, name: str) -> Tensor:
         """Return the pairs that a module reaches, bool ``[length, length]``; unmeasured rows follow from distances."""
         pairs, rows = self.distances(name), self.seen(name)
-        for place in {one.row[1] for one in rows}:
-            pairs[place] = torch.stack([one.seen for one in rows if one.row[1] == place]).any(0)
+        for position in {one.row[1] for one in rows}:
+            pairs[position] = torch.stack([one.seen for one in rows if one.row[1] == position]).any(0)
         return pairs
 
     def run(
@@ -220,8 +220,8 @@ class ByLayer:
         sizes = self._sizes
         zeros = list[ZeroGradient]()
         for probe, size in sizes.items():
-            may = allowed(probe.module, probe.place)
-            zeros += self._judge(probe, size, may, required(probe.module, probe.place) if required else may)
+            may = allowed(probe.module, probe.position)
+            zeros += self._judge(probe, size, may, required(probe.module, probe.position) if required else may)
         self.zero_gradients = self._without_near(recheck(self.subject, zeros, sizes, self._pull_again), sizes)
         for one in self.zero_gradients.blind:
             keys = one.keys & ~_seen_beside(one.probe, sizes)
@@ -238,14 +238,14 @@ class ByLayer:
         names = {one.probe.module for one in (*report.blind, *report.unsure)} - self.attending
         reaching = dict[str, Tensor]()
 
-        def look(name: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
+        def visit(name: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
             with torch.enable_grad():
                 leaf = hidden.detach().clone().requires_grad_()
                 found = reaching_others(again(leaf), leaf)
             reaching[name] = reaching.get(name, False) | found
 
         if names:
-            with replaying(self.subject, {name: self.subject.modules[name] for name in names}, look):
+            with replaying(self.subject, {name: self.subject.modules[name] for name in names}, visit):
                 self.subject.run()
 
         def narrowed(zeros: list[ZeroGradient]) -> list[ZeroGradient]:
@@ -280,7 +280,7 @@ class ByLayer:
         found: dict[Probe, Tensor] = {}
         calls = Counter[str]()
 
-        def look(name: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
+        def visit(name: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
             if order is not None:
                 order.append(name)
             chosen = probes(name, calls[name])
@@ -295,44 +295,44 @@ class ByLayer:
                     return
                 if not rows.requires_grad:
                     return
-                self.looked_at.add(name)
+                self.differentiable.add(name)
                 if order is not None and attends(rows, leaf):
                     self.attending.add(name)
                 for probe in chosen:
-                    one = rows[:, probe.place]
+                    one = rows[:, probe.position]
                     weights = torch.randn(one.shape, generator=draw, dtype=torch.float64).to(rows)
                     (size,) = torch.autograd.grad(one, leaf, weights, retain_graph=True)
                     found[probe] = size.abs().flatten(2).amax(-1).cpu().double()
 
         modules = {name: subject.modules[name] for name in names}
-        with replaying(subject, modules, look):
+        with replaying(subject, modules, visit):
             subject.run()
         return found
 
-    def _probes(self, name: str, call: int, places: Collection[int] = ()) -> list[Probe]:
+    def _probes(self, name: str, call: int, positions: Collection[int] = ()) -> list[Probe]:
         own = self.subject.part_of(name)
         length = own.stop - own.start
         step = max(1, length // self.rows)
         even = [*range(own.start + step // 2, own.stop, step), own.stop - 1, own.start]
         if length > LONG:
             even = [own.start + length // 3, own.start + 2 * length // 3, own.stop - 1]
-        return [Probe(name, call, place) for place in sorted({*even, *places, *self.subject.borders})]
+        return [Probe(name, call, position) for position in sorted({*even, *positions, *self.subject.borders})]
 
     def _judge(self, probe: Probe, size: Tensor, allowed: Tensor, required: Tensor) -> Iterator[ZeroGradient]:
         """Record leaks of a module's row, and yield the required tokens for which the row's gradient is 0."""
-        name, _, place = probe
-        itself = torch.arange(size.shape[1]) == place  # a row always depends on its own token, through the query
+        name, _, position = probe
+        itself = torch.arange(size.shape[1]) == position  # a row always depends on its own token, through the query
         for item in range(len(size)):
-            if not self.judged[item, place]:
+            if not self.judged[item, position]:
                 continue
             leaks = (size[item] > self.least * size[item].max()) & ~allowed[item] & ~itself
             if bool(leaks.any()):
                 share = float(size[item][leaks].max() / size[item].max())
-                self._note("leak", name, (item, place), (item, int(leaks.nonzero()[0])), share)
+                self._note("leak", name, (item, position), (item, int(leaks.nonzero()[0])), share)
             shown = torch.zeros_like(self.judged)
             shown[item] = required[item] & self.judged[item] & self.mixed[name] & ~itself
             if bool((shown & (size == 0)).any()):
-                yield ZeroGradient(probe, (item, place), shown, shown & (size == 0))
+                yield ZeroGradient(probe, (item, position), shown, shown & (size == 0))
 
     def _note(self, kind: Kind, name: str, row: tuple[int, int], key: tuple[int, int], share: float) -> None:
         if not any((one.kind, one.module) == (kind, name) for one in self.findings):
@@ -345,14 +345,14 @@ def _unused_distances(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
     used = torch.zeros(2 * length, dtype=torch.bool)
     for other, size in sizes.items():
         if other.module == probe.module:
-            used[other.place - (size > 0).any(0).nonzero().flatten()] = True  # a negative index means a later token
-    return ~used[probe.place - torch.arange(length)]
+            used[other.position - (size > 0).any(0).nonzero().flatten()] = True  # a negative index means a later token
+    return ~used[probe.position - torch.arange(length)]
 
 
 def _seen_beside(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
     """Return the tokens that the probed row sees through any module of its layer, which may have several that mix."""
     layer = _layer(probe.module)
-    beside = [other for other in sizes if other.place == probe.place and _layer(other.module) == layer]
+    beside = [other for other in sizes if other.position == probe.position and _layer(other.module) == layer]
     return torch.stack([sizes[other] > 0 for other in beside]).any(0)
 
 

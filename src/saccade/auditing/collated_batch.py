@@ -15,7 +15,7 @@ _IGNORED = -100
 _TELLING = ("position_ids", "seq_idx", "cu_seq_lens_q", "cu_seqlens", "document_ids")
 
 
-class Place(NamedTuple):
+class TextLocation(NamedTuple):
     """The location of a text in a batch: its row, and the range of its tokens."""
 
     item: int
@@ -30,7 +30,7 @@ class SetupBatch:
         texts: token ids of the texts, in the order in which the collator received them.
 
     Attributes:
-        places: the location of each text; None for a text that does not occur unchanged in the batch.
+        locations: the location of each text; None for a text that does not occur unchanged in the batch.
         documents: the index of each token's text, int ``[batch, length]``; -1 at padding.
     """
 
@@ -41,24 +41,24 @@ class SetupBatch:
             raise value_error("collator", "return input_ids [batch, length]", sorted(self.inputs))
         self.ids, self.texts = ids, texts
         self.documents = torch.full(ids.shape, -1, dtype=torch.long)
-        self.places: list[Place | None] = []
+        self.locations: list[TextLocation | None] = []
         for number, text in enumerate(texts):
-            place = self._find(text)
-            self.places.append(place)
-            if place is not None:
-                self.documents[place.item, place.tokens] = number
-        if not any(self.places):
-            hint = "texts= are the mappings with input_ids that the collator takes"
+            location = self._find(text)
+            self.locations.append(location)
+            if location is not None:
+                self.documents[location.item, location.tokens] = number
+        if not any(self.locations):
+            hint = "texts= takes the mappings with input_ids that the collator receives"
             raise value_error(
-                "collator", "keep some text as it is", f"none of {len(texts)} texts in the batch", hint=hint
+                "collator", "keep at least one text unchanged", f"none of {len(texts)} texts in the batch", hint=hint
             )
 
-    def _find(self, text: Tensor) -> Place | None:
+    def _find(self, text: Tensor) -> TextLocation | None:
         for item, row in enumerate(self.ids.cpu()):
             for start in range(len(row) - len(text) + 1):
                 part = slice(start, start + len(text))
                 if torch.equal(row[part], text) and bool((self.documents[item, part] == -1).all()):
-                    return Place(item, part)
+                    return TextLocation(item, part)
         return None
 
     @property
@@ -79,16 +79,16 @@ class SetupBatch:
         yield self._labels()
 
     def _whole_texts(self) -> ClaimResult:
-        missing = [number for number, place in enumerate(self.places) if place is None]
+        missing = [number for number, location in enumerate(self.locations) if location is None]
         if not missing:
             return ClaimResult("collator: texts", "held")
-        why = f"text {missing[0]} of {len(self.texts)} is not in the batch as it is: cut, changed or left out"
+        why = f"text {missing[0]} of {len(self.texts)} is not in the batch unchanged: it was cut, changed or left out"
         return ClaimResult("collator: texts", "broken", why=why)
 
     def _mask(self) -> ClaimResult:
         name, mask, real = "collator: attention_mask", self.inputs.get("attention_mask"), self.documents >= 0
         if isinstance(mask, Tensor) and mask.dim() != 2:
-            return ClaimResult(name, "not answered", why=f"its shape is {list(mask.shape)}")
+            return ClaimResult(name, "not answered", why=f"the shape of attention_mask is {list(mask.shape)}")
         if mask is None:
             return self._broken(name, ~real, "leak", "padding is not marked") if not bool(real.all()) else _held(name)
         seen = mask.bool().cpu()
@@ -100,23 +100,23 @@ class SetupBatch:
         )
 
     def _positions(self) -> ClaimResult:
-        name, places = "collator: positions", self.inputs.get("position_ids")
-        if places is None:
-            told = any(one in self.inputs for one in _TELLING)
+        name, position_ids = "collator: positions", self.inputs.get("position_ids")
+        if position_ids is None:
+            is_marked = any(one in self.inputs for one in _TELLING)
             mask = self.inputs.get("attention_mask")
-            if self.is_packed and not told and not (isinstance(mask, Tensor) and mask.dim() > 2):
+            if self.is_packed and not is_marked and not (isinstance(mask, Tensor) and mask.dim() > 2):
                 begins = torch.zeros_like(self.documents, dtype=torch.bool)
                 begins[:, 1:] = (self.documents[:, 1:] != self.documents[:, :-1]) & (self.documents[:, 1:] >= 0)
-                return self._broken(name, begins, "leak", "nothing says where a text of a packed row begins")
+                return self._broken(name, begins, "leak", "no argument marks where the texts of a packed row begin")
             return ClaimResult(name, "not answered", why="the collator returns none")
-        if not isinstance(places, Tensor) or places.dim() != 2:
-            return ClaimResult(name, "not answered", why="they are not [batch, length]")
-        first = next(place for place in self.places if place is not None)
-        begin = int(places[first.item, first.tokens.start])
+        if not isinstance(position_ids, Tensor) or position_ids.dim() != 2:
+            return ClaimResult(name, "not answered", why="position_ids are not [batch, length]")
+        first = next(location for location in self.locations if location is not None)
+        begin = int(position_ids[first.item, first.tokens.start])
         wrong = torch.zeros_like(self.documents, dtype=torch.bool)
-        for place in filter(None, self.places):
-            own = places[place.item, place.tokens].cpu()
-            wrong[place.item, place.tokens] = own != torch.arange(begin, begin + len(own))
+        for location in filter(None, self.locations):
+            own = position_ids[location.item, location.tokens].cpu()
+            wrong[location.item, location.tokens] = own != torch.arange(begin, begin + len(own))
         return self._broken(name, wrong, "leak", f"positions of a text do not count from {begin}")
 
     def _labels(self) -> ClaimResult:
@@ -124,7 +124,7 @@ class SetupBatch:
         if not isinstance(labels, Tensor):
             return ClaimResult(name, "not answered", why="the collator returns none")
         if labels.shape != self.ids.shape:
-            return ClaimResult(name, "not answered", why=f"their shape is {list(labels.shape)}")
+            return ClaimResult(name, "not answered", why=f"the shape of labels is {list(labels.shape)}")
         labels, ids, real = labels.cpu(), self.ids.cpu(), self.documents >= 0
         begins = torch.zeros_like(real)  # the first token of a row is never predicted
         begins[:, 1:] = (self.documents[:, 1:] != self.documents[:, :-1]) & real[:, 1:] & real[:, :-1]
@@ -132,7 +132,7 @@ class SetupBatch:
         learned[:, 0] = False
         cases = {
             "padding has labels": (learned & ~real, "leak"),
-            "the first token of a text is the label of another text's last row": (learned & begins, "leak"),
+            "the first token of a text is a label of the text before it": (learned & begins, "leak"),
             "labels differ from the token ids": (learned & real & (labels != ids), "blind"),
         }
         for why, (wrong, seen) in cases.items():
@@ -144,10 +144,10 @@ class SetupBatch:
         """Return a claim that is broken at the first position where ``wrong`` is True; if there is none, it held."""
         if not bool(wrong.any()):
             return _held(name)
-        item, place = wrong.nonzero()[0].tolist()
+        item, position = wrong.nonzero()[0].tolist()
         nouns = ("output", "the label of token" if name.endswith("labels") else "token")
-        row = (item, max(place - 1, 0)) if name.endswith("labels") else (item, place)
-        found = CounterExample(seen, row, (item, place), float(wrong.float().mean()), "", "collator", 0, nouns)
+        row = (item, max(position - 1, 0)) if name.endswith("labels") else (item, position)
+        found = CounterExample(seen, row, (item, position), float(wrong.float().mean()), "", "collator", 0, nouns)
         return ClaimResult(name, "broken", found.size, 0.0, found, why)
 
 
@@ -173,7 +173,7 @@ def ids_of(texts: Sequence[Any]) -> list[Tensor]:
     ]
     wrong = [one for one in found if one is None or one.dim() != 1 or one.is_floating_point() or not len(one)]
     if wrong or not found:
-        hint = "tokenise before: texts=[dict(input_ids=tokenizer(text).input_ids) for text in texts]"
+        hint = "tokenize the texts first: texts=[dict(input_ids=tokenizer(text).input_ids) for text in texts]"
         raise type_error(
             "texts",
             "be token ids, as mappings with input_ids or as lists",
@@ -184,4 +184,4 @@ def ids_of(texts: Sequence[Any]) -> list[Tensor]:
 
 
 Collator = Callable[[list[Any]], Any]
-"""A function from a list of texts to the batch that a model trains on."""
+"""A function that turns a list of texts into the batch that a model trains on."""

@@ -54,28 +54,30 @@ class CompiledModelUnderTest(ModelUnderTest):
         group: ProcessGroup | None = None,
         form: InputFormat | None = None,
     ):
-        self._written = _Written(uncompiled(model), inputs, outputs, group, form)
-        fed = _fed(model, self._written)
-        form = self._written.form
-        super().__init__(model, fed, outputs, group, form if fed is inputs else form._replace(tokens=None))
+        self._eager = _EagerModelUnderTest(uncompiled(model), inputs, outputs, group, form)
+        vector_inputs = _vector_inputs(model, self._eager)
+        form = self._eager.form
+        super().__init__(
+            model, vector_inputs, outputs, group, form if vector_inputs is inputs else form._replace(tokens=None)
+        )
 
     def run(self, vectors: Tensor | None = None) -> Tensor:
         return super().run(vectors).clone()  # a CUDA graph would write the next outputs into the same memory
 
     @property
     def modules(self) -> dict[str, nn.Module]:
-        return self._written.modules
+        return self._eager.modules
 
     @property
     def as_written(self) -> ModelUnderTest:
-        return self._written
+        return self._eager
 
     @property
     def in_float64(self) -> tuple[ModelUnderTest | None, str]:
-        return self._written.in_float64
+        return self._eager.in_float64
 
 
-class _Written(ModelUnderTest):
+class _EagerModelUnderTest(ModelUnderTest):
     """A compiled model under test that runs as written, without its compiled code."""
 
     @property
@@ -87,14 +89,14 @@ class _Written(ModelUnderTest):
             return super()._run(vectors)
 
 
-def _fed(model: Callable[..., Any], written: ModelUnderTest) -> Tensor | Mapping[str, Any]:
+def _vector_inputs(model: Callable[..., Any], written: ModelUnderTest) -> Tensor | Mapping[str, Any]:
     """Return the inputs for a compiled model, with vectors instead of tokens if the embedding table is compiled."""
     compiled = [own for own in model.modules() if _is_compiled(own)] if isinstance(model, nn.Module) else []
     if not any(own is written.table for one in compiled for own in one.modules()):
         return written.inputs
     if "inputs_embeds" not in inspect.signature(uncompiled(model).forward).parameters:
-        rule = "take inputs_embeds, since compiled code takes no notice of changes by hooks"
-        hint = "audit it before it is compiled; or compile what stands behind its table, and give inputs= vectors"
+        rule = "take inputs_embeds, since hooks cannot change tensors in compiled code"
+        hint = "audit it before compiling it; or compile only the part after its table, and pass vectors as inputs="
         raise value_error("a compiled model", rule, type(uncompiled(model)).__name__, hint=hint)
     others = {} if isinstance(written.inputs, Tensor) else written.inputs
     kept = {name: value for name, value in others.items() if value is not written.raw_tokens}

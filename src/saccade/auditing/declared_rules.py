@@ -56,7 +56,7 @@ def with_rules(declared: Declared, layered: ByLayer, layers: int | None, *, is_p
     each, or if the model is an encoder-decoder.
     """
     names = list(layered.mixed)
-    attending = [name for name in names if name in layered.attending or name not in layered.looked_at]
+    attending = [name for name in names if name in layered.attending or name not in layered.differentiable]
     is_each = isinstance(declared, Sequence) and layers is None and len(declared) == len(names)
     return names if is_pair or is_each or isinstance(declared, Mapping) or not attending else attending
 
@@ -65,7 +65,7 @@ def _by_pattern(declared: Mapping[str, Mask | Sequence[Mask]], name: str) -> Mas
     for pattern, rule in declared.items():
         if fnmatch.fnmatchcase(name, pattern):
             return rule
-    raise value_error("rule", f"name the module {name} by some pattern", list(declared), hint='"*" names all')
+    raise value_error("rule", f"have a pattern for the module {name}", list(declared), hint='"*" matches all modules')
 
 
 def from_config(model: Any) -> list[Mask] | Mask | None:

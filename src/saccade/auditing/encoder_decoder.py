@@ -118,8 +118,8 @@ class EncoderDecoderUnderTest(ModelUnderTest):
             for handle in handles:
                 handle.remove()
         if left or kept["source"].shape[2:] != kept["target"].shape[2:]:
-            rule = "look both texts up in a torch.nn.Embedding, for vectors of one width"
-            got = f"no table asked for the {next(iter(left))}" if left else [list(one.shape) for one in kept.values()]
+            rule = "look up both texts in torch.nn.Embedding tables of equal width"
+            got = f"no lookup of the {next(iter(left))}" if left else [list(one.shape) for one in kept.values()]
             raise value_error("the model", rule, got)
         if not hasattr(self, "vectors"):  # later results may differ by a unit of rounding
             self.vectors = torch.cat([kept["source"], kept["target"]], 1)
@@ -138,7 +138,7 @@ def _two(inputs: object) -> tuple[Tensor, Tensor]:
     source, target = found
     if not (isinstance(source, Tensor) and isinstance(target, Tensor) and source.dim() == target.dim() == 2):
         rule = f"have token ids {_SOURCE} and {_TARGET}, [batch, length], for an encoder-decoder"
-        hint = "where the source is no text, audit the decoder: audit(decoder, rule, inputs=dict(input_ids=..., ...))"
+        hint = "if the source is not a text, audit the decoder: audit(decoder, rule, inputs=dict(input_ids=..., ...))"
         raise value_error("inputs", rule, sorted(inputs) if isinstance(inputs, Mapping) else inputs, hint=hint)
     if len(source) != len(target):
         rule = f"have as many texts in {_TARGET} as in {_SOURCE}, {len(source)}"
@@ -180,7 +180,7 @@ def joint_rules(declared: Declared, subject: EncoderDecoderUnderTest) -> tuple[l
     hint = 'rule={"encoder": masks.Full(), "decoder": masks.Causal(), "cross": masks.Full()}'
     if not isinstance(declared, Mapping) or set(declared) != set(_NAMES):
         got = sorted(declared) if isinstance(declared, Mapping) else declared
-        rule = f"be three, {', '.join(_NAMES)}, for a model that reads two texts"
+        rule = f"have the keys {', '.join(_NAMES)} for an encoder-decoder"
         raise value_error("rule", rule, got, hint=hint)
     depths = dict(zip(_NAMES, (subject.depths[0], subject.depths[1], subject.depths[1]), strict=True))
     each = {name: _each(name, declared[name], depths[name]) for name in _NAMES}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.auditing.finding import CounterExample
 from saccade.auditing.model_under_test import ModelUnderTest, NoGradientError
-from saccade.auditing.probe_sets import LONG, PULLED, Rows, combs, halved, separating
+from saccade.auditing.probe_sets import LONG, PULLED, Rows, bisect, combs, separating
 from saccade.auditing.reachability import Reach
 from saccade.auditing.rounding_noise import row_differences
 from saccade.auditing.zero_gradients import Probe, ZeroGradient, ZeroGradientReport, recheck
@@ -105,9 +105,11 @@ class EndToEnd:
         self.largest = max(self.largest, float(size[clean].max()))
         if not self.largest or not bool((hit := clean & (size > self.floor)).any()):
             return
-        item, place = hit.nonzero()[0].tolist()
-        key = halved(keys, lambda half: bool(self.effect(half)[item, place] > self.floor))
-        leak = CounterExample("leak", (item, place), key, float(size[item, place]), "", "change", self.subject.passes)
+        item, position = hit.nonzero()[0].tolist()
+        key = bisect(keys, lambda half: bool(self.effect(half)[item, position] > self.floor))
+        leak = CounterExample(
+            "leak", (item, position), key, float(size[item, position]), "", "change", self.subject.passes
+        )
         self.findings.append(leak)
 
     def _gradients(self) -> None:
@@ -157,7 +159,7 @@ class EndToEnd:
 
     def _pull_again(self, subject: ModelUnderTest, changed: bool, probes: Collection[Probe]) -> dict[Probe, Tensor]:
         pull = self._puller(subject, self._other.to(subject.vectors) if changed else None)
-        return {probe: pull(self._sets[probe.place].rows) for probe in sorted(probes)}
+        return {probe: pull(self._sets[probe.position].rows) for probe in sorted(probes)}
 
     def _pull_clean(self, own: Rows, pull: Callable[[Tensor], Tensor]) -> None:
         clean = self.judged & ~self.reach.through(~own.sources)
@@ -167,18 +169,20 @@ class EndToEnd:
         bad = (size > 0) & ~own.sources
         if not bool(bad.any()):
             return
-        item, place = bad.nonzero()[0].tolist()
-        row = halved(clean, lambda half: bool(pull(half)[item, place] > 0))
+        item, position = bad.nonzero()[0].tolist()
+        row = bisect(clean, lambda half: bool(pull(half)[item, position] > 0))
         typical = size[own.sources].median() if bool(own.sources.any()) else size.new_tensor(1.0)
-        relative = float(size[item, place] / typical) if float(typical) else math.inf
-        self.findings.append(CounterExample("leak", row, (item, place), relative, "", "gradient", self.subject.passes))
+        relative = float(size[item, position] / typical) if float(typical) else math.inf
+        self.findings.append(
+            CounterExample("leak", row, (item, position), relative, "", "gradient", self.subject.passes)
+        )
 
     def _zero_gradients(self, probe: Probe, own: Rows, zero: Tensor) -> Iterator[ZeroGradient]:
         """Yield the zero gradients of each row of a set. The rows must have no source in common."""
-        for item, place in own.rows.nonzero().tolist() if bool(zero.any()) else ():
-            shown = self.required.sources(self.required.one(item, place))
+        for item, position in own.rows.nonzero().tolist() if bool(zero.any()) else ():
+            shown = self.required.sources(self.required.one(item, position))
             if bool((zero & shown).any()):
-                yield ZeroGradient(probe, (item, place), shown, zero & shown)
+                yield ZeroGradient(probe, (item, position), shown, zero & shown)
 
     def _cover(self, tried: Sequence[tuple[Tensor, Tensor]]) -> None:
         if self.covered is None:
@@ -188,7 +192,7 @@ class EndToEnd:
         for clean, keys in tried:
             seen |= clean[:, :, None, None] & keys
         hidden = torch.stack(
-            [~self.reach.sources(self.reach.one(item, place)) for item in range(batch) for place in range(length)]
+            [~self.reach.sources(self.reach.one(item, position)) for item in range(batch) for position in range(length)]
         ).view_as(seen)
         hidden &= self.judged[:, :, None, None]
         self.covered = float((seen & hidden).sum() / hidden.sum().clamp_min(1))

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from saccade.auditing.equivalence_pairs import FullRun, RunPair, packed_with_our_kernel, ways
+from saccade.auditing.equivalence_pairs import FullRun, RunPair, packed_with_our_kernel, run_pairs
 from saccade.auditing.float64 import TrueFloat64, describe_error, float64_copy
 from saccade.auditing.rounding_noise import FACTOR, jitter, relative, restoring_state, row_differences
 from saccade.auditing.runner import Outputs, PlainRunner, Runner, Unanswered, WrongArgument
@@ -110,7 +110,7 @@ def sameness(
     check_bool("padded", padded)
     check_bool("cache", cache)
     factor, seed = check_number("factor", factor, above=0), check_int("seed", seed, 0)
-    claims = list(ways(runner, ids, packed=lengths, padded=padded, cache=cache, against=against))
+    claims = list(run_pairs(runner, ids, packed=lengths, padded=padded, cache=cache, against=against))
     with restoring_state(runner.model), torch.no_grad():
         runner.model.eval()
         try:
@@ -120,13 +120,15 @@ def sameness(
         except Exception as error:
             return [_unanswered(name, describe_error(error)) for name, _ in claims]
         models = [wide, own] if wide else [own]
-        pairs = [_judged(name, way, models) for name, way in claims]
+        pairs = [_run_pair(name, run_pair, models) for name, run_pair in claims]
         if any(pair.verdict == "broken" and pair.name.startswith("packed") for pair in pairs):
-            pairs = _with_remedy(pairs, _judged("by our kernel", packed_with_our_kernel(ids, lengths), models), lengths)
+            pairs = _with_remedy(
+                pairs, _run_pair("with saccade's kernel", packed_with_our_kernel(ids, lengths), models), lengths
+            )
         return [*pairs, *_dtypes(own, wide, reason)]
 
 
-def compared_ways(
+def compare_run_pairs(
     runner: Runner, ids: Tensor, claims: Sequence[tuple[str, RunPair]], *, factor: float = FACTOR, seed: int = 0
 ) -> list[Pair]:
     """Compare given pairs of equivalent runs of a model, with the tolerance of `sameness`.
@@ -141,7 +143,7 @@ def compared_ways(
     with restoring_state(runner.model), torch.no_grad():
         runner.model.eval()
         own, wide, _ = _in_both_dtypes(runner, ids, factor, seed)
-        return [_judged(name, way, [wide, own] if wide else [own]) for name, way in claims]
+        return [_run_pair(name, run_pair, [wide, own] if wide else [own]) for name, run_pair in claims]
 
 
 def _in_both_dtypes(
@@ -153,7 +155,7 @@ def _in_both_dtypes(
     copied, reason = float64_copy(runner.model, lambda model: runner.on(model).whole(ids))
     dtype = str(whole.dtype).removeprefix("torch.")
     why = dtype + (f"; in float64: {reason}" if reason else "")
-    why += f"; one rounding moves the outputs by {noise:.1g}, so this says little" if noise > _UNSURE else ""
+    why += f"; one rounding changes the outputs by {noise:.1g}, so the comparison is weak" if noise > _UNSURE else ""
     own = _ModelInDtype(runner, whole, noise, factor * noise, why, nullcontext)
     if copied is None:
         return own, None, reason
@@ -174,14 +176,14 @@ def _with_noise(runner: Runner, ids: Tensor, seed: int, stored: float = 0.0) -> 
     return whole, noise + relative(whole * (1 + torch.finfo(whole.dtype).eps), whole)
 
 
-def _judged(name: str, way: RunPair, models: Sequence[_ModelInDtype]) -> Pair:
+def _run_pair(name: str, run_pair: RunPair, models: Sequence[_ModelInDtype]) -> Pair:
     """Compare two equivalent ways of running a model, in the first dtype in which the model can run both ways."""
     failed = ""
     for model in models:
         try:
             with model.mode():
-                got, want = way(FullRun(model.runner, model.whole))
-            return _compared(name, got, want, model.allowed, model.why + (f"; in float64: {failed}" if failed else ""))
+                got, want = run_pair(FullRun(model.runner, model.whole))
+            return _compare(name, got, want, model.allowed, model.why + (f"; in float64: {failed}" if failed else ""))
         except WrongArgument:
             raise
         except Unanswered as answer:
@@ -191,7 +193,7 @@ def _judged(name: str, way: RunPair, models: Sequence[_ModelInDtype]) -> Pair:
     return _unanswered(name, failed)
 
 
-def _compared(name: str, got: Tensor, want: Tensor, allowed: float, why: str) -> Pair:
+def _compare(name: str, got: Tensor, want: Tensor, allowed: float, why: str) -> Pair:
     if got.shape != want.shape:
         return _unanswered(name, f"rows {list(got.shape)} cannot be compared with {list(want.shape)}")
     apart = row_differences(got, want)
@@ -221,7 +223,7 @@ def _dtypes(own: _ModelInDtype, wide: _ModelInDtype | None, reason: str) -> Iter
     if own.whole.dtype is torch.float64:
         return
     name = f"{str(own.whole.dtype).removeprefix('torch.')} = float64"
-    yield _compared(name, own.whole, wide.whole, own.allowed, own.why) if wide else _unanswered(name, reason)
+    yield _compare(name, own.whole, wide.whole, own.allowed, own.why) if wide else _unanswered(name, reason)
 
 
 def _checked(runner: Runner, ids: Tensor, packed: Sequence[int] | None, against: Sequence[str]) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ RunPair = Callable[[FullRun], tuple[Tensor, Tensor]]
 """A function that runs a model in one way. It returns two tensors: the rows, and the rows that they should equal."""
 
 
-def ways(
+def run_pairs(
     runner: Runner, ids: Tensor, *, packed: Sequence[int], padded: bool, cache: bool, against: Sequence[str]
 ) -> Iterator[tuple[str, RunPair]]:
     """Yield the selected pairs of equivalent ways of running a model, each with the name of its claim."""
@@ -49,10 +49,10 @@ def packed_with_our_kernel(ids: Tensor, lengths: Sequence[int]) -> RunPair:
 def _batched(ids: Tensor) -> RunPair:
     batch = ids if len(ids) > 1 else torch.cat([ids, ids.flip(1)])
 
-    def way(own: FullRun) -> tuple[Tensor, Tensor]:
+    def run_pair(own: FullRun) -> tuple[Tensor, Tensor]:
         return torch.cat([own.runner.whole(one) for one in batch.split(1)]), own.runner.whole(batch)
 
-    return way
+    return run_pair
 
 
 def _padded(ids: Tensor, side: Side) -> RunPair:
@@ -60,12 +60,12 @@ def _padded(ids: Tensor, side: Side) -> RunPair:
 
 
 def _packed(ids: Tensor, lengths: Sequence[int]) -> Iterator[tuple[str, RunPair]]:
-    def way(beside: Beside) -> RunPair:
+    def run_pair(beside: Beside) -> RunPair:
         return lambda own: (own.runner.packed(ids, lengths, beside=beside), _alone(own.runner, ids, lengths))
 
     others: tuple[Beside, ...] = ("a cache", "a mask of ones", "a mask of four dimensions")
-    yield "packed", way("positions")
-    yield from ((f"packed, with {beside}", way(beside)) for beside in others)
+    yield "packed", run_pair("positions")
+    yield from ((f"packed, with {beside}", run_pair(beside)) for beside in others)
 
 
 def _alone(runner: Runner, ids: Tensor, lengths: Sequence[int]) -> Tensor:

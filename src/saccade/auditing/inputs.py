@@ -35,7 +35,7 @@ class InputFormat(NamedTuple):
         hint = "audit(lambda x: model(x, x), rule, inputs=ids, module=model)"
         check_type("module", module, (nn.Module, type(None)), "be the module that a function calls", hint=hint)
         if module is not None and isinstance(model, nn.Module):
-            raise value_error("module", "be left out where the model is a module", type(module).__name__)
+            raise value_error("module", "be left out if the model is a module", type(module).__name__)
         return cls(tokens, check_bool("batch_first", batch_first), module)  # type: ignore[arg-type]  # checked
 
 
@@ -50,7 +50,7 @@ def found_tokens(model: Callable[..., Any], inputs: object, name: str | None) ->
     """
     if isinstance(inputs, Tensor):
         if name is not None:
-            raise value_error("tokens", "be left out where inputs are one tensor", shown(name))
+            raise value_error("tokens", "be left out if inputs= is a single tensor", shown(name))
         return inputs
     if not isinstance(inputs, Mapping):
         raise type_error("inputs", "be a tensor, or a mapping of arguments", type(inputs).__name__)
@@ -64,7 +64,7 @@ def found_tokens(model: Callable[..., Any], inputs: object, name: str | None) ->
     if name is not None:
         raise value_error("tokens", "name a tensor among the inputs", shown(name), hint=str(sorted(inputs)))
     if not could:
-        rule = "hold token ids [batch, length] or vectors [batch, length, width]"
+        rule = "contain token ids [batch, length] or vectors [batch, length, width]"
         hint = "a function may build other arguments: audit(lambda ids: model({...}), rule, inputs=ids, module=model)"
         raise value_error("inputs", rule, sorted(inputs), hint=hint)
     rule = "be named, since several inputs could be tokens"

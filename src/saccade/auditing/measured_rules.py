@@ -87,27 +87,33 @@ class _Ends(NamedTuple):
     right: int
     left_most: int
     right_most: int
-    place: int
+    position: int
 
     def clipped(self, left: int | None, right: int | None, length: int) -> Tensor:
         """Return the tokens of a window within the row's document, bool ``[length]``; None means no limit."""
         back = self.left_most if left is None else min(left, self.left_most)
         ahead = self.right_most if right is None else min(right, self.right_most)
         at = torch.arange(length)
-        return (at >= self.place - back) & (at <= self.place + ahead)
+        return (at >= self.position - back) & (at <= self.position + ahead)
 
 
 def _ends(one: SeenRow, documents: Tensor) -> _Ends:
-    item, place = one.row
-    own = (documents[item] == documents[item, place]).nonzero().flatten()
+    item, position = one.row
+    own = (documents[item] == documents[item, position]).nonzero().flatten()
     seen = one.seen.nonzero().flatten()
-    first, last = (int(seen.min()), int(seen.max())) if len(seen) else (place, place)
-    return _Ends(max(place - first, 0), max(last - place, 0), place - int(own.min()), int(own.max()) - place, place)
+    first, last = (int(seen.min()), int(seen.max())) if len(seen) else (position, position)
+    return _Ends(
+        max(position - first, 0),
+        max(last - position, 0),
+        position - int(own.min()),
+        int(own.max()) - position,
+        position,
+    )
 
 
 def _same(one: SeenRow, documents: Tensor) -> Tensor:
-    item, place = one.row
-    return documents[item] == documents[item, place]
+    item, position = one.row
+    return documents[item] == documents[item, position]
 
 
 def _itself(one: SeenRow) -> Tensor:

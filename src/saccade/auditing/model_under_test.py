@@ -256,7 +256,7 @@ class ModelUnderTest:
 
     def _check(self, rows: Tensor) -> None:
         if rows.dim() < 2 or tuple(rows.shape[:2]) != self.shape:
-            rule = f"give rows [{self.shape[0]}, {self.shape[1]}, ...], one for each token"
+            rule = f"return rows [{self.shape[0]}, {self.shape[1]}, ...], one for each token"
             hint = "outputs= takes a function that reads them, and inputs= a mapping of all arguments"
             raise value_error("the model", rule, list(rows.shape), hint=hint)
 
@@ -272,10 +272,12 @@ def _no_table(module: nn.Module | None, tables: int, *, is_compiled: bool) -> Va
     """Build the error for a model under test whose token vectors cannot be replaced."""
     if module is None:
         hint = "module= names the model that a function calls; or give vectors [batch, length, width]"
-        return value_error("module", "be given for a function of tokens, whose tables are not seen", None, hint=hint)
+        return value_error(
+            "module", "be given for a function of tokens, because its embedding tables are unknown", None, hint=hint
+        )
     hint = "give vectors [batch, length, width], which such a model must take"
-    rule = "look the tokens up in a torch.nn.Embedding, whose vectors can be changed"
-    got = "one that is asked in compiled code" if is_compiled else f"{tables} tables, none of which is asked for them"
+    rule = "look up the tokens in a torch.nn.Embedding, so that their vectors can be changed"
+    got = "a table inside compiled code" if is_compiled else f"{tables} tables, none of which looks them up"
     return value_error("the model", rule, got, hint=hint)
 
 

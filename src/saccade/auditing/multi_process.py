@@ -52,7 +52,7 @@ def check_same(tensor: Tensor, group: ProcessGroup | None) -> None:
     differs = torch.tensor(float(not torch.equal(broadcast_first(tensor, group), tensor)), device=tensor.device)
     torch.distributed.all_reduce(differs, group=group)
     if differs:
-        raise value_error("inputs", "be the same in all processes of the group", "others in some")
+        raise value_error("inputs", "be the same in all processes of the group", "different inputs")
 
 
 class _Shared(torch.autograd.Function):

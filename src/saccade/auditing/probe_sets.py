@@ -57,14 +57,14 @@ def combs(reach: Reach, judged: Tensor, tests: int, seed: int, borders: Sequence
     """
     draw = torch.Generator().manual_seed(seed)
     edges = _edges(reach, judged)
-    edges = [edges[place] for place in torch.randperm(len(edges), generator=draw).tolist()]
-    edges = [(0, place) for place in borders if judged[0, place]] + edges
-    places = judged.nonzero().tolist()
-    for test in range(tests if places else 0):
+    edges = [edges[position] for position in torch.randperm(len(edges), generator=draw).tolist()]
+    edges = [(0, position) for position in borders if judged[0, position]] + edges
+    positions = judged.nonzero().tolist()
+    for test in range(tests if positions else 0):
         if test % 3 == 0 and test // 3 < len(edges):
             item, first = edges[test // 3]
         else:
-            item, first = places[int(torch.randint(len(places), (), generator=draw))]
+            item, first = positions[int(torch.randint(len(positions), (), generator=draw))]
         yield _comb(reach, judged, item, first)
 
 
@@ -74,9 +74,9 @@ def _edges(reach: Reach, judged: Tensor) -> list[tuple[int, int]]:
     between = label[:, 1:] != label[:, :-1]
     end = torch.ones(len(label), 1, dtype=torch.bool)
     is_edge = torch.cat([end, between], 1) | torch.cat([between, end], 1)
-    place = torch.arange(label.shape[1])
-    is_edge |= (place % 64 == 0) | (place % 64 == 63)
-    return [(item, place) for item, place in (judged & is_edge).nonzero().tolist()]
+    position = torch.arange(label.shape[1])
+    is_edge |= (position % 64 == 0) | (position % 64 == 63)
+    return [(item, position) for item, position in (judged & is_edge).nonzero().tolist()]
 
 
 def _comb(reach: Reach, judged: Tensor, item: int, first: int) -> Rows:
@@ -85,21 +85,21 @@ def _comb(reach: Reach, judged: Tensor, item: int, first: int) -> Rows:
     taken = reach.sources(rows)
     where = taken[item].nonzero()
     step = int(where.max() - where.min()) + 2 if len(where) else 2
-    for other, place in itertools.product(range(batch), range(first % step, length, step)):
-        if not judged[other, place]:
+    for other, position in itertools.product(range(batch), range(first % step, length, step)):
+        if not judged[other, position]:
             continue
-        own = reach.sources(reach.one(other, place))
+        own = reach.sources(reach.one(other, position))
         if not bool((taken & own).any()):
-            rows[other, place] = True
+            rows[other, position] = True
             taken = taken | own
     return Rows(rows, taken)
 
 
-def halved(tokens: Tensor, shows: Callable[[Tensor], bool]) -> tuple[int, int]:
+def bisect(tokens: Tensor, shows: Callable[[Tensor], bool]) -> tuple[int, int]:
     """Bisect a set of tokens to find one for which ``shows`` is True, with log2(number of tokens) calls."""
     while int(tokens.sum()) > 1:
-        places = tokens.flatten().nonzero()[: (int(tokens.sum()) + 1) // 2, 0]
-        half = torch.zeros_like(tokens).flatten().index_fill(0, places, True).view_as(tokens)
+        positions = tokens.flatten().nonzero()[: (int(tokens.sum()) + 1) // 2, 0]
+        half = torch.zeros_like(tokens).flatten().index_fill(0, positions, True).view_as(tokens)
         tokens = half if shows(half) else tokens & ~half
-    item, place = tokens.nonzero()[0].tolist()
-    return item, place
+    item, position = tokens.nonzero()[0].tolist()
+    return item, position

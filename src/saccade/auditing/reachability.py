@@ -89,10 +89,10 @@ class Reach:
         """Return the tokens that may influence any of the output rows, bool ``[batch, length]``."""
         return _grown(rows, reversed(self._layers), _keys_of)
 
-    def one(self, item: int, place: int) -> Tensor:
-        """Return the set that contains only the token at position ``place`` of ``item``, bool ``[batch, length]``."""
+    def one(self, item: int, position: int) -> Tensor:
+        """Return the set that contains only the token at ``position`` of ``item``, bool ``[batch, length]``."""
         token = torch.zeros(self.shape, dtype=torch.bool)
-        token[item, place] = True
+        token[item, position] = True
         return token
 
     def components(self) -> tuple[Tensor, int]:
@@ -103,8 +103,8 @@ class Reach:
         label, count = np.full(self.shape, -1), 0
         rules = list({id(layer): layer for layer in self._layers}.values())
         for item, own in enumerate(label):
-            for place in range(len(own)):
-                fresh = np.arange(len(own)) == place if own[place] < 0 else np.zeros(0, dtype=bool)
+            for position in range(len(own)):
+                fresh = np.arange(len(own)) == position if own[position] < 0 else np.zeros(0, dtype=bool)
                 count += int(fresh.any())
                 while fresh.any():
                     own[fresh] = count - 1
@@ -161,7 +161,7 @@ def _rows_of(rule: _Bools, keys: _Bools) -> _Bools:
 
 def _keys_of(rule: _Bools, rows: _Bools) -> _Bools:
     """Return the keys that a rule lets any of the rows attend to, bool ``[length]``."""
-    keys, places = np.zeros(rule.shape[1], dtype=bool), np.flatnonzero(rows)
-    for start in range(0, len(places), _BLOCK):
-        keys |= rule[places[start : start + _BLOCK]].any(0)
+    keys, positions = np.zeros(rule.shape[1], dtype=bool), np.flatnonzero(rows)
+    for start in range(0, len(positions), _BLOCK):
+        keys |= rule[positions[start : start + _BLOCK]].any(0)
     return keys

@@ -22,9 +22,9 @@ _HIDDEN = ("hidden_states", "x", "query", "inputs")  # names of keyword argument
 def replaying(
     subject: ModelUnderTest,
     modules: Mapping[str, nn.Module],
-    look: Callable[[str, Callable[[Tensor], Tensor], Tensor, Tensor], None],
+    visit: Callable[[str, Callable[[Tensor], Tensor], Tensor, Tensor], None],
 ) -> Iterator[None]:
-    """Within the block, call ``look`` after each call of a module, with a function that reruns the module.
+    """Within the block, call ``visit`` after each call of a module, with a function that reruns the module.
 
     Modules that do not take rows are skipped. Inputs and outputs are ``[batch, length, ...]``, with one row per token;
     rows of tokens that the module does not receive are 0.
@@ -55,7 +55,7 @@ def replaying(
 
             running = True
             try:
-                look(
+                visit(
                     name,
                     again,
                     _spread([(one.rows, one.part) for one in places.values()], subject.shape[1]),

@@ -98,7 +98,7 @@ class Report:
         for claim in self.claims:
             if claim.name == name:
                 return claim
-        raise KeyError(f"Report: name must be that of a claim; got {name!r}. Claims: {', '.join(self.names)}")
+        raise KeyError(f"Report: name must be the name of a claim; got {name!r}. Claims: {', '.join(self.names)}")
 
     def __str__(self) -> str:
         rows = [_HEADS, *(_row(claim) for claim in self.claims)]
@@ -121,16 +121,14 @@ class Report:
     def _coverage(self) -> list[str]:
         pulled = f", {min(PULLED, self.tests)} of them by gradients too" if self.shape[1] > LONG else ""
         share = "" if self.covered is None else f"; changes covered {self.covered:.0%} of the forbidden pairs"
-        missed = (
-            f"a fault that shows in a share of rows above {3 / max(self.tests, 1):.0%} is missed in less than 1 of 20"
-        )
+        missed = f"a fault in more than {3 / max(self.tests, 1):.0%} of them is missed in fewer than 1 of 20 audits"
         noise = (
             f"noise up to {self.floor:.1e} of the outputs"
             if self.floor
-            else "nothing moved that must not, so noise was not measured"
+            else "no forbidden change was seen, so noise was not measured"
         )
         return [
-            f"{self.tests} sets of rows{pulled}{share}. Of what shows at random rows, {missed} audits.",
+            f"{self.tests} sets of rows{pulled}{share}. If rows are drawn at random, {missed}.",
             f"{noise}; " + ", ".join(f"{k} {v}" for k, v in self.versions.items()),
         ]
 
@@ -212,9 +210,9 @@ def reached_by_gradient(leaf: Tensor, out: Tensor, item: int = 0) -> Tensor:
     """
     rows = []
     draw = torch.Generator().manual_seed(0)
-    for place in range(out.shape[1]):
-        weights = torch.randn(out[item, place].shape, generator=draw, dtype=torch.float64).to(out)
-        (grad,) = torch.autograd.grad(out[item, place], leaf, weights, retain_graph=True)
+    for position in range(out.shape[1]):
+        weights = torch.randn(out[item, position].shape, generator=draw, dtype=torch.float64).to(out)
+        (grad,) = torch.autograd.grad(out[item, position], leaf, weights, retain_graph=True)
         rows.append(grad[item].abs().flatten(1).amax(-1) > 0)
     return torch.stack(rows).cpu()
 

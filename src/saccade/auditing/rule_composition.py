@@ -37,7 +37,7 @@ class Composition:
         self.declared = Reach(rules, batch=batch, length=length)
         self._whole = dict[int, Tensor]()
         by_layer.measure_rows(self._beginnings(), self.others)
-        self._layers = self._places(len(rules))
+        self._layers = self._layer_indices(len(rules))
         beside: dict[int, list[Tensor]] = {}
         for name in self.others:
             pairs = self._within(name)
@@ -51,19 +51,19 @@ class Composition:
         """Names of the modules that mix tokens but have no rule, because they do not compute attention."""
         return [name for name in self._by_layer.mixed if name not in self.ruled]
 
-    def required(self, name: str, place: int) -> Tensor:
+    def required(self, name: str, position: int) -> Tensor:
         """Return the tokens that a row of a module must see, bool ``[batch, length]``.
 
         A module without a rule must see a token only if no other row sees it; see `ByLayer`.
         """
-        return self.declared.own(self._layers[name])[:, place] if name in self.ruled else self._through_all(place)
+        return self.declared.own(self._layers[name])[:, position] if name in self.ruled else self._through_all(position)
 
-    def allowed(self, name: str, place: int) -> Tensor:
+    def allowed(self, name: str, position: int) -> Tensor:
         """Return the tokens that a row of a module may see, bool ``[batch, length]``.
 
         A module with a rule may see what the rule of its layer allows, extended by the measured modules inside it.
         """
-        own = self.required(name, place)
+        own = self.required(name, position)
         if name not in self.ruled:
             return own
         inner = [self._within(other) for other in self.others if other.startswith(f"{name}.")]
@@ -71,18 +71,18 @@ class Composition:
             if pairs is not None:
                 own = own | _step(own, pairs)
                 near = torch.zeros_like(own)
-                near[:, place] = True
+                near[:, position] = True
                 for item, row in enumerate(_step(near, pairs)):
                     own[item] |= self.declared.own(self._layers[name])[item, row].any(0)
                 own = own | _step(own, pairs)
         return own
 
-    def _through_all(self, place: int) -> Tensor:
-        if place not in self._whole:
+    def _through_all(self, position: int) -> Tensor:
+        if position not in self._whole:
             batch = self.subject.shape[0]
-            rows = [self.declared.sources(self.declared.one(item, place))[item] for item in range(batch)]
-            self._whole[place] = torch.stack(rows)
-        return self._whole[place]
+            rows = [self.declared.sources(self.declared.one(item, position))[item] for item in range(batch)]
+            self._whole[position] = torch.stack(rows)
+        return self._whole[position]
 
     def _within(self, name: str) -> Tensor | None:
         """Return the pairs that a module without a rule reaches, bool ``[batch, length, length]``; None if it leaks.
@@ -91,8 +91,8 @@ class Composition:
         without later tokens if the whole model is causal.
         """
         for one in self._by_layer.seen(name):
-            item, place = one.row
-            if bool((one.seen & ~self._through_all(place)[item]).any()):
+            item, position = one.row
+            if bool((one.seen & ~self._through_all(position)[item]).any()):
                 return None
         label, _ = self.declared.components()
         pairs = self._by_layer.distances(name) & (label[:, :, None] == label[:, None])
@@ -105,7 +105,7 @@ class Composition:
         borders = (label[:, 1:] != label[:, :-1]).any(0).nonzero().flatten().tolist()[:8]
         return {row for border in borders for row in (border, border + 1)}
 
-    def _places(self, layers: int) -> dict[str, int]:
+    def _layer_indices(self, layers: int) -> dict[str, int]:
         """Return the layer of each module.
 
         If each layer has exactly one module with a rule, the running order determines the layers. If not, the names of
@@ -114,10 +114,10 @@ class Composition:
         names = list(self._by_layer.mixed)
         if len(self.ruled) != layers or len(self.subject.parts) > 1:
             return {name: self.subject.layer_of(name, layers) for name in names}
-        found, place = dict[str, int](), 0
+        found, position = dict[str, int](), 0
         for name in names:
-            found[name] = min(place, layers - 1)
-            place += name in self.ruled
+            found[name] = min(position, layers - 1)
+            position += name in self.ruled
         return found
 
 

@@ -74,11 +74,11 @@ class Runner:
         ``beside`` is what the model receives in addition to the positions: nothing, a cache to fill, a mask of ones (no
         padding), or an additive mask with four dimensions (0 for allowed pairs).
         """
-        raise Unanswered("the model takes no lengths of texts")
+        raise Unanswered("the model does not take text lengths")
 
     def packed_inputs(self, ids: Tensor, lengths: Sequence[int]) -> tuple[dict[str, Any], str]:
         """Return arguments that describe packed texts as fully as the model accepts, and the names of the arguments."""
-        raise Unanswered("the model takes no lengths of texts; give packed inputs and a rule with documents")
+        raise Unanswered("the model does not take text lengths; give packed inputs and a rule with documents")
 
     def start(self) -> Any:
         """Return the initial state for `more`, such as an empty cache."""
@@ -98,15 +98,15 @@ class Runner:
 
     def cropped(self, state: Any, tokens: int) -> Any:
         """Return a cache without its last ``tokens`` tokens."""
-        raise Unanswered("the model's cache is not cropped")
+        raise Unanswered("the model's cache cannot be cropped")
 
     def reordered(self, state: Any, rows: Tensor) -> Any:
         """Return a cache that holds the batch items ``rows``, int64 ``[batch]``, in this order."""
-        raise Unanswered("the model's cache is not reordered")
+        raise Unanswered("the model's cache cannot be reordered")
 
     def implemented(self, name: str) -> Self:
         """Return a runner for a copy of the model that uses the attention implementation called ``name``."""
-        raise Unanswered("the model has one implementation of attention")
+        raise Unanswered("the model has only one attention implementation")
 
     def ours(self, lengths: Sequence[int]) -> Self:
         """Return a runner for a copy of the model that uses saccade's kernel, given the lengths of packed texts."""
@@ -138,7 +138,7 @@ class Runner:
 
     def on_axes(self, ids: Tensor) -> Tensor:
         """Run a model with several position axes, using the positions of plain text on every axis."""
-        raise Unanswered("its positions have one axis")
+        raise Unanswered("its positions have a single axis")
 
     def steps(self, ids: Tensor, split: Sequence[int]) -> Tensor:
         """Run the model with a cache on consecutive chunks of the ids, cut at the positions ``split``."""
@@ -174,4 +174,4 @@ def without_dropout(part: object) -> None:
 
 def _outputs_error(ids: Tensor, got: object) -> WrongArgument:
     shape = f"[{ids.shape[0]}, {ids.shape[1]}, ...]"
-    return WrongArgument(str(value_error("outputs", f"return floats {shape} of what the model returns", got)))
+    return WrongArgument(str(value_error("outputs", f"return floats {shape} from the model's result", got)))

@@ -40,17 +40,17 @@ class SaccadeRunner(Runner):
         wide = torch.cat([extra, ids] if side == "left" else [ids, extra], 1)
         if isinstance(self.model, Encoder):
             if side == "left":
-                raise Unanswered("an Encoder is padded at the right: it takes no positions")
+                raise Unanswered("an Encoder takes no positions, so it can be padded only at the right")
             out = self.model(wide, mask=Padding([n] * batch, padded_len=n + pad))
         else:
-            places = padded_positions([n] * batch, side=side, padded_len=n + pad)
-            out = self.model(wide, positions=places.to(ids.device))
+            positions = padded_positions([n] * batch, side=side, padded_len=n + pad)
+            out = self.model(wide, positions=positions.to(ids.device))
         rows = self._rows(out, wide)
         return rows[:, pad:] if side == "left" else rows[:, :n]
 
     def packed(self, ids: Tensor, lengths: Sequence[int], *, beside: Beside = "positions") -> Tensor:
         if beside != "positions":
-            raise Unanswered("texts are separated by the mask itself")
+            raise Unanswered("the mask itself separates the texts")
         return self._rows(self.model(ids, mask=Documents(lengths)), ids)
 
     def start(self) -> Any:

@@ -21,7 +21,7 @@ from saccade.masks import Mask, parse
 from saccade.support.validation import check_int, check_type
 
 SETUP_CLAIMS = ("states", "batch", "loss")
-"""Further claims that are checked of a training set-up unless others are named."""
+"""The claims that `audit_setup` checks by default, in addition to those that every audit checks."""
 
 
 def audit_setup(
@@ -91,7 +91,7 @@ def audit_setup(
         alone = _alone(model, batch, inputs)
     found = (*batch.claims(), *report.claims, alone)
     words = ("assumed: " if rule is None else "") + report.rule
-    return dataclasses.replace(report, model=f"{report.model}, as it is trained", rule=words, claims=found)
+    return dataclasses.replace(report, model=f"{report.model}, as trained", rule=words, claims=found)
 
 
 def _device(inputs: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
@@ -119,11 +119,11 @@ def _alone(model: nn.Module, batch: SetupBatch, inputs: Mapping[str, Any]) -> Cl
         rows = run(**inputs)
         allowed = FACTOR * max(jitter(model, lambda: run(**inputs), base=rows), torch.finfo(rows.dtype).eps)
         largest, found = 0.0, None
-        for place in filter(None, batch.places):
-            own = rows[place.item, place.tokens][None]
-            apart = row_differences(own, run(input_ids=inputs["input_ids"][place.item, place.tokens][None]))[0]
+        for location in filter(None, batch.locations):
+            own = rows[location.item, location.tokens][None]
+            apart = row_differences(own, run(input_ids=inputs["input_ids"][location.item, location.tokens][None]))[0]
             largest = max(largest, float(apart.max()))
             if found is None and bool((apart > allowed).any()):
-                first = int((apart > allowed).nonzero()[0]) + place.tokens.start
-                found = CounterExample("differs", (place.item, first), None, float(apart.max()), "", name)
+                first = int((apart > allowed).nonzero()[0]) + location.tokens.start
+                found = CounterExample("differs", (location.item, first), None, float(apart.max()), "", name)
     return ClaimResult(name, "broken" if found else "held", largest, allowed, found)

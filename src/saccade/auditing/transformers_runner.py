@@ -43,7 +43,7 @@ class TransformersRunner(Runner):
         rope = getattr(self._text_config, "rope_parameters", None) or {}
         each = [one for one in rope.values() if isinstance(one, dict)] or [rope]
         if not all(one.get("rope_type") in self._RELATIVE for one in each):
-            raise Unanswered("its config does not say that positions are relative")
+            raise Unanswered("its config does not show that positions are relative")
         return self._run(ids, position_ids=self._placed(ids, torch.arange(by, by + ids.shape[1])).expand(ids.shape))
 
     def padded(self, ids: Tensor, side: Side, pad: int) -> Tensor:
@@ -54,28 +54,28 @@ class TransformersRunner(Runner):
         real, none = torch.ones_like(ids), torch.zeros_like(extra)
         wide = torch.cat([extra, ids] if side == "left" else [ids, extra], 1)
         mask = torch.cat([none, real] if side == "left" else [real, none], 1)
-        places = (mask.cumsum(1) - 1).clamp(min=0)
-        more: dict[str, Any] = {"position_ids": self._placed(ids, places)} if self._takes("position_ids") else {}
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        more: dict[str, Any] = {"position_ids": self._placed(ids, positions)} if self._takes("position_ids") else {}
         rows = self._run(wide, attention_mask=mask, **more)
         return rows[:, pad:] if side == "left" else rows[:, :n]
 
     def packed(self, ids: Tensor, lengths: Sequence[int], *, beside: Beside = "positions") -> Tensor:
         self._need("position_ids")
-        places = self._placed(ids, torch.cat([torch.arange(length) for length in lengths])[None])
+        positions = self._placed(ids, torch.cat([torch.arange(length) for length in lengths])[None])
         if beside == "positions":
-            return self._run(ids, position_ids=places)
+            return self._run(ids, position_ids=positions)
         if beside == "a cache":
             if not can_cache(self.model):
                 raise Unanswered("its forward takes no use_cache")
-            return self._run(ids, position_ids=places, cached=True)
+            return self._run(ids, position_ids=positions, cached=True)
         self._need("attention_mask")
         mask = torch.ones_like(ids) if beside == "a mask of ones" else self._four_dimensions(lengths).to(ids.device)
-        return self._run(ids, position_ids=places, attention_mask=mask)
+        return self._run(ids, position_ids=positions, attention_mask=mask)
 
     def packed_inputs(self, ids: Tensor, lengths: Sequence[int]) -> tuple[dict[str, Any], str]:
         self._need("position_ids")
-        places = self._placed(ids, torch.cat([torch.arange(length) for length in lengths])[None])
-        inputs = {"input_ids": ids, "position_ids": places} | ({"use_cache": False} if can_cache(self.model) else {})
+        positions = self._placed(ids, torch.cat([torch.arange(length) for length in lengths])[None])
+        inputs = {"input_ids": ids, "position_ids": positions} | ({"use_cache": False} if can_cache(self.model) else {})
         label = torch.arange(len(lengths), dtype=torch.int32).repeat_interleave(torch.tensor(lengths))[None]
         ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         facts: dict[str, Any] = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), ends.to(ids.device))
@@ -109,7 +109,7 @@ class TransformersRunner(Runner):
 
     def cropped(self, state: Any, tokens: int) -> Any:
         if not getattr(state, "is_croppable", True):  # recurrent states, whose crop raises no error
-            raise Unanswered("its cache says that it is not cropped")
+            raise Unanswered("its cache is not croppable")
         state.crop(-tokens)
         return state
 
@@ -137,23 +137,23 @@ class TransformersRunner(Runner):
 
     def stretched(self, ids: Tensor, by: int, axis: int | None = None) -> Tensor:
         self._need("position_ids")
-        places = self._placed(ids, torch.arange(ids.shape[1]))
+        positions = self._placed(ids, torch.arange(ids.shape[1]))
         if axis is None:
-            return self._run(ids, position_ids=(places * by).expand(ids.shape))
-        axes = places.expand(self._axes, *ids.shape).clone()
+            return self._run(ids, position_ids=(positions * by).expand(ids.shape))
+        axes = positions.expand(self._axes, *ids.shape).clone()
         axes[axis] *= by
         return self._run(ids, position_ids=axes)
 
     def on_axes(self, ids: Tensor) -> Tensor:
         self._need("position_ids")
-        places = self._placed(ids, torch.arange(ids.shape[1]))
-        return self._run(ids, position_ids=places.expand(self._axes, *ids.shape))
+        positions = self._placed(ids, torch.arange(ids.shape[1]))
+        return self._run(ids, position_ids=positions.expand(self._axes, *ids.shape))
 
     @property
     def _axes(self) -> int:
         sections = (getattr(self._text_config, "rope_parameters", None) or {}).get("mrope_section")
         if not sections:
-            raise Unanswered("its positions have one axis")
+            raise Unanswered("its positions have a single axis")
         return len(sections)
 
     @property
@@ -172,7 +172,7 @@ class TransformersRunner(Runner):
         if name not in known:
             raise WrongArgument(str(value_error("against", f"be among {', '.join(known)}", repr(name))))
         if self._config._attn_implementation == name:
-            raise Unanswered(f"the model runs by {name} as it is")
+            raise Unanswered(f"the model already uses {name}")
         other = self.on(copy.deepcopy(self.model))
         other._model.set_attn_implementation(name)
         if other._config._attn_implementation != name:
@@ -204,9 +204,9 @@ class TransformersRunner(Runner):
         """The names of the parameters of the model's ``forward``."""
         return inspect.signature(self.model.forward).parameters.keys()
 
-    def _placed(self, ids: Tensor, places: Tensor) -> Tensor:
+    def _placed(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Convert positions that start at 0 to the model's position ids, which may start elsewhere."""
-        return places.to(ids.device) + self.begin(ids)
+        return positions.to(ids.device) + self.begin(ids)
 
     def begin(self, ids: Tensor) -> int:
         """Return the model's first position id, which for RoBERTa is one after the padding's.

@@ -24,7 +24,7 @@ class Probe(NamedTuple):
 
     module: str
     call: int
-    place: int
+    position: int
 
 
 Pull = Callable[[ModelUnderTest, bool, Collection[Probe]], dict[Probe, Tensor]]
@@ -52,8 +52,8 @@ class ZeroGradient(NamedTuple):
     @property
     def first(self) -> tuple[int, int]:
         """The batch item and the position of the first token with gradient 0."""
-        item, place = self.keys.nonzero()[0].tolist()
-        return item, place
+        item, position = self.keys.nonzero()[0].tolist()
+        return item, position
 
 
 class ZeroGradientReport(NamedTuple):
@@ -73,10 +73,14 @@ class ZeroGradientReport(NamedTuple):
 
     def describe(self, subject: ModelUnderTest) -> str:
         """Describe in one line the zero gradients that do not prove a blind pair."""
-        floats = "float64 holds" if not self.why else f"floats hold, without float64 ({self.why}),"
-        parts = [f"{_pairs(subject, self.decayed)} decayed below what {floats} and not judged"] if self.decayed else []
+        floats = "float64" if not self.why else f"its dtype, without float64 ({self.why}),"
+        parts = (
+            [f"{_pairs(subject, self.decayed)} decayed below the range of {floats} and not checked"]
+            if self.decayed
+            else []
+        )
         if self.unsure:
-            parts.append(f"{_pairs(subject, self.unsure)} of gradient 0, not judged without float64: {self.why}")
+            parts.append(f"{_pairs(subject, self.unsure)} of gradient 0, not checked without float64: {self.why}")
         return "; ".join(parts)
 
 
@@ -132,10 +136,10 @@ def _faded(size: Tensor, one: ZeroGradient, dtype: torch.dtype) -> Tensor:
     not forgotten. A gradient is small if it is near the smallest numbers of the dtype, or near the rounding error of
     larger gradients, which may cancel in their sum.
     """
-    item, place = one.row
+    item, position = one.row
     info = torch.finfo(dtype)
     faded = torch.zeros_like(one.keys)
-    for side in (range(place - 1, -1, -1), range(place + 1, size.shape[1])):
+    for side in (range(position - 1, -1, -1), range(position + 1, size.shape[1])):
         order = torch.tensor(side, dtype=torch.long)
         along = size[item, order]
         for least in (info.tiny ** (2 / 3), 100 * info.eps * float(size[item].max())):

@@ -124,7 +124,7 @@ class VisibleColumns(NamedTuple):
     def of(cls, call: Call) -> VisibleColumns:
         """Return the cached columns that are visible to the single new token of a call."""
         device, rule, kv_positions = call.query.device, call.mask, call.kv_positions.given
-        if isinstance(kv_positions, range) and call.sees_all_before:
+        if isinstance(kv_positions, range) and call.attends_to_all_earlier:
             return cls(
                 None, torch.ones(1, 1, dtype=torch.bool, device=device).expand(1, len(kv_positions)), True, kv_positions
             )
@@ -132,7 +132,7 @@ class VisibleColumns(NamedTuple):
         real = kv >= 0
         allowed = real[:, None, None]
         if rule is not None:
-            batch, heads = call.query.shape[:2] if call.tells_heads_apart else (1, 1)
+            batch, heads = call.query.shape[:2] if call.differs_between_heads else (1, 1)
             b = torch.arange(batch, device=device)[:, None, None, None]
             h = torch.arange(heads, device=device)[None, :, None, None]
             allowed = allowed & rule.allows(b, h, call.table[:, None, :, None], kv[:, None, None, :])

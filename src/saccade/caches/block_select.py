@@ -93,7 +93,7 @@ class BlockSelectCache(KVCache):
     )
     numbers = ("exact_until", "age")
     equivalent_run = (
-        "within the budget the full run, and after that the dense run of each step in which other blocks are hidden"
+        "the full run up to the budget; beyond it, for each step, the dense run that hides the other blocks"
     )
     exposes_all_keys, needs_softmax = False, True
 
@@ -121,13 +121,15 @@ class BlockSelectCache(KVCache):
         self.rescore_every = check_int("rescore_every", rescore_every)
         self.prompt = check_choice("prompt", prompt, ("dense", "sparse"))
         if prompt == "sparse" and rescore_every > 1:
-            hint = "a ranking that is used again depends on how the sequence was split"
+            hint = "a reused ranking depends on how the sequence was split into calls"
             raise value_error("rescore_every", 'be 1 with prompt="sparse"', rescore_every, hint=hint)
         if budget % block_size:
             raise value_error("budget", f"be a multiple of block_size {block_size}", budget)
         if budget < (sink_blocks + local_blocks) * block_size:
-            rule = f"hold {sink_blocks} first and {local_blocks} last blocks of {block_size}"
-            raise value_error("budget", rule, budget, hint="tokens for each key head, those blocks included")
+            rule = f"cover {sink_blocks} first and {local_blocks} last blocks of {block_size} tokens"
+            raise value_error(
+                "budget", rule, budget, hint="the budget counts tokens per key head, including those blocks"
+            )
         hint = "saccade.scorers.BlockMeans(), BlockBounds(), or a subclass of BlockScorer"
         scorer = BlockBounds() if scorer is None else scorer
         self.scorer = check_type("scorer", scorer, BlockScorer, "be a BlockScorer or None", hint=hint)
@@ -346,7 +348,7 @@ def _check_sparse_prompt(call: Call) -> None:
     """Raise unless blocks can be selected for all tokens of a sparse prompt in one pass."""
     reasons = []
     if not isinstance(call.kv_positions.given, range):
-        reasons.append("it has padding, or positions of its own")
+        reasons.append("it has padding or explicit positions")
     if type(call.mask) is not Causal:
         reasons.append("its mask is not masks.Causal()")
     if reasons:

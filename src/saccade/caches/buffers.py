@@ -54,12 +54,12 @@ def usable(x: Tensor) -> Tensor:
     return x.clone() if x.is_inference() and not torch.is_inference_mode_enabled() else x
 
 
-class _Kept(threading.local):
+class _ThreadBuffers(threading.local):
     def __init__(self) -> None:
         self.pieces: dict[tuple[str, torch.device], Tensor] = {}
 
 
-_MINE = _Kept()
+_BUFFERS = _ThreadBuffers()
 
 
 def reused(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -72,8 +72,8 @@ def reused(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     if size > _KEPT:
         return empty(like, shape)
     key = (name, like.device)
-    piece = _MINE.pieces.get(key)
+    piece = _BUFFERS.pieces.get(key)
     if piece is None or piece.numel() < size:
         with torch.inference_mode(False):  # an inference tensor could not be written to later
-            piece = _MINE.pieces[key] = empty(torch.empty(0, dtype=torch.uint8, device=like.device), (size,))
+            piece = _BUFFERS.pieces[key] = empty(torch.empty(0, dtype=torch.uint8, device=like.device), (size,))
     return piece[:size].view(like.dtype).view(shape)

@@ -124,6 +124,9 @@ class LayerCache(ArgumentHints):
         self.check_not_replayed()
         if not callable(mechanism) or isinstance(mask, Tensor):
             check_call(mechanism, mask)
+        if not self.exposes_all_keys and getattr(mechanism, "needs_all_keys", False):
+            reason = "its weights depend on the keys in between, and this cache does not pass on all of them"
+            raise unsupported(type(mechanism).__name__, [reason], hint="KVCache() passes on all keys, in order")
         self._check_new(query, key, value)
         batch, _, q_len, _ = query.shape
         if mask is not None and not isinstance(mask, Mask):
@@ -177,7 +180,7 @@ class LayerCache(ArgumentHints):
         check_crop(length, self.length)
         reason = self._why_not_cropped(length) if 0 < length < self.length else None
         if reason is not None:
-            hint = "fork() before the tokens that may have to go; KVCache() crops anywhere"
+            hint = "fork() before adding tokens that may be removed; KVCache() crops to any length"
             raise unsupported(f"length={length}", [reason], hint=hint)
 
     def fork(self) -> Self:
@@ -248,7 +251,7 @@ class LayerCache(ArgumentHints):
 
     def _why_not_cropped(self, length: int) -> str | None:
         """Return the reason why the cache cannot be cropped to ``length`` columns, or None if it can."""
-        return "what later tokens did to it cannot be undone"
+        return "the effect of later tokens on it cannot be undone"
 
     def _check_new(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Raise unless new keys and values match each other and the cache, and fit into ``max_len``."""
@@ -262,15 +265,15 @@ class LayerCache(ArgumentHints):
         if self._spec is not None and self._spec != like:
             self._check_spec(self._spec, KeyValueSpec(*like))
         if self.max_len is not None and self.length + k[2] > self.max_len:
-            got, hint = f"{self.length} held and {k[2]} new", f"{type(self).__name__}() grows; crop(length) forgets"
+            got, hint = f"{self.length} stored and {k[2]} new", f"{type(self).__name__}() grows; crop(length) forgets"
             raise value_error("tokens", f"fit in max_len {self.max_len}", got, hint=hint)
 
     def _advanced(self, new: Positions, batch: int, device: torch.device) -> Positions:
         """Return each item's last position after new tokens. Raise unless positions keep increasing."""
         tokens = self._tokens.advanced(new, batch, device)
         if tokens is None:
-            rule, hint = "come after those in the cache, one behind the other", "KVCache() takes any order"
-            got = "others" if self._tokens.run is None or new.run is None else new.run
+            rule, hint = "increase and come after those in the cache", "KVCache() accepts any order"
+            got = "positions out of order" if self._tokens.run is None or new.run is None else new.run
             raise value_error("positions", rule, got, hint=hint)
         return tokens
 

@@ -71,12 +71,12 @@ class Call(NamedTuple):
         return getattr(self.mechanism, "treats_heads_alike", False)
 
     @property
-    def sees_all_before(self) -> bool:
+    def attends_to_all_earlier(self) -> bool:
         """True if the mask of the call lets every new query attend to every earlier token."""
         return self.mask is None or type(self.mask) is Causal
 
     @property
-    def tells_heads_apart(self) -> bool:
+    def differs_between_heads(self) -> bool:
         """True if the mask of the call may differ between heads or batch items."""
         return self.mask is not None and (self.mask.shape != (1, 1) or self.mask.asks_functions)
 
@@ -123,7 +123,9 @@ def check_call(mechanism: object, mask: object) -> None:
     """Raise if a mechanism is not callable or the mask is a tensor, because its columns cannot be matched to tokens."""
     if not callable(mechanism):
         hint = "for instance saccade.mechanisms.Softmax()"
-        raise type_error("mechanism", "make matrices", type(mechanism).__name__, hint=hint)
+        raise type_error(
+            "mechanism", "be a function that returns attention matrices", type(mechanism).__name__, hint=hint
+        )
     if isinstance(mask, Tensor):
         hint = "masks.Dense(tensor) reads a tensor at positions; padding goes to positions, as -1"
         raise value_error("mask", "be a rule on positions (not a tensor) with a cache", "a tensor", hint=hint)
@@ -157,7 +159,7 @@ def checked_rows(rows: Tensor | Sequence[int], batch: int | None) -> Tensor:
 def check_crop(length: object, stored: int) -> None:
     """Raise unless a cache can be cropped to ``length``: an int from 0 to the number of stored columns."""
     if not 0 <= check_int("length", length, None) <= stored:
-        raise value_error("length", f"be from 0 to {stored}, the columns held", length)
+        raise value_error("length", f"be from 0 to {stored}, the number of stored columns", length)
 
 
 class Region(NamedTuple):

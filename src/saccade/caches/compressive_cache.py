@@ -81,8 +81,8 @@ class CompressiveCache(LayerCache):
     def advance(self, call: Call) -> Tensor:
         kind = type(call.mechanism).__name__
         if call.dropout_p:
-            reason = "dropout_p is not 0, and single weights of earlier tokens cannot be dropped from a sum"
-            raise unsupported(kind, [reason], hint="KVCache() keeps the tokens themselves")
+            reason = "dropout_p is not 0, and individual weights of earlier tokens cannot be dropped from a sum"
+            raise unsupported(kind, [reason], hint="KVCache() stores the tokens themselves")
         stored = {name: usable(x) for name, x in self._state.items()}
         keys, values, where = call.key, call.value, call.positions
         if stored:
@@ -90,8 +90,8 @@ class CompressiveCache(LayerCache):
             where = _concatenate_positions(stored["table"], call.table)
         matrix = call.mechanism(call.query, keys, mask=call.mask, q_positions=call.positions, kv_positions=where)
         if not isinstance(matrix, RemembersSegments):
-            reason = f"{type(matrix).__name__} is no sum over segments that could be carried on"
-            raise unsupported(kind, [reason], hint="KVCache() fits every mechanism")
+            reason = f"{type(matrix).__name__} cannot be continued as a sum over segments"
+            raise unsupported(kind, [reason], hint="KVCache() supports every mechanism")
         out, memory, tainted, is_open = matrix.advance_segments(values, stored.get("memory"), stored.get("tainted"))
         self._traffic = Traffic(
             sum(x.nbytes for x in (keys, values, memory) if x is not None), call.key.nbytes + call.value.nbytes
@@ -104,7 +104,9 @@ class CompressiveCache(LayerCache):
         return out
 
     def _why_not_cropped(self, length: int) -> str:
-        return f"it holds one sum over the segments of {self.length} tokens, from which the last ones cannot be taken"
+        return (
+            f"it stores one sum over the segments of {self.length} tokens, from which the last ones cannot be removed"
+        )
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         memory, table = state.get("memory"), state["table"]

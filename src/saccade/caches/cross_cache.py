@@ -83,8 +83,8 @@ class CrossCache(LayerCache):
         """
         self.check_not_replayed()
         if self._state:
-            hint = "a new context: a new cache"
-            raise value_error("cache", "be empty", f"one of {self.length} keys", hint=hint)
+            hint = "make a new cache for a new context"
+            raise value_error("cache", "be empty", f"{self.length} keys", hint=hint)
         _CONTEXT.check(key, value)
         checked = None
         if kv_positions is not None:
@@ -124,7 +124,7 @@ class CrossCache(LayerCache):
         if key is not None and value is not None:
             self.fill(key, value)
         if not self._state:
-            raise value_error("key and value", "be given in the first call", None)
+            raise value_error("key and value", "be passed in the first call", None)
         self._state = {name: usable(x) for name, x in self._state.items()}
         keys, values, kv_positions = self._state["key"], self._state["value"], self.kv_positions
         if positions is not None and kv_positions is None:

@@ -108,7 +108,7 @@ class EvictingCache(LayerCache):
         Leaf("received", "batch kv_heads columns", "wide"),
         *(Leaf(name, f"batch kv_heads {axes}", "wide", is_optional=True, is_saved=False) for name, axes in _RECENT),
     )
-    equivalent_run = "the dense run in which the tokens that a key head let go before a call are hidden from it"
+    equivalent_run = "the dense run that hides from each key head the tokens it evicted before the call"
     voting_queries: int | None = None
     evict_once: ClassVar[bool] = False
 
@@ -140,13 +140,13 @@ class EvictingCache(LayerCache):
         if before:
             pairs = zip((before["key"], before["value"], before["table"]), (keys, values, table), strict=True)
             keys, values, table = (torch.cat(pair, 2) for pair in pairs)
-        judging = None if before and self.evict_once else _voting_call(call, self.voting_queries)
-        is_recent = judging is call and not self.evict_once and 0 < q_len <= _MOST_ROWS
+        voting_call = None if before and self.evict_once else _voting_call(call, self.voting_queries)
+        is_recent = voting_call is call and not self.evict_once and 0 < q_len <= _MOST_ROWS
         is_recent &= table.shape[2] == self.length + q_len <= self.budget  # nothing was evicted
-        question = _AllWeights() if is_recent else Received() if judging is call else None
-        out, *received = self._product_and_statistic(call, keys, values, table, question)
-        if judging is not None and judging is not call:
-            received = list(self._product_and_statistic(judging, keys, values, table, Received(), product=False))
+        statistic = _AllWeights() if is_recent else Received() if voting_call is call else None
+        out, *received = self._product_and_statistic(call, keys, values, table, statistic)
+        if voting_call is not None and voting_call is not call:
+            received = list(self._product_and_statistic(voting_call, keys, values, table, Received(), product=False))
         summed = torch.zeros(table.shape, dtype=wide_dtype(keys.dtype), device=keys.device)
         if before:
             summed[..., : -q_len or None] = before["received"]
@@ -172,14 +172,14 @@ class EvictingCache(LayerCache):
         keys: Tensor,
         values: Tensor,
         table: Tensor,
-        question: Statistic[Any, Tensor] | None,
+        statistic: Statistic[Any, Tensor] | None,
         *,
         product: bool = True,
     ) -> tuple[Tensor, ...]:
         """Return the output of a call over all keys, and the statistic of its weights that decides on evictions."""
 
         def finish(matrix: Matrix, v: Tensor) -> tuple[Tensor, ...]:
-            return (*(call.product(matrix, v) if product else ()), *(matrix.compute(question) if question else ()))
+            return (*(call.product(matrix, v) if product else ()), *(matrix.compute(statistic) if statistic else ()))
 
         if not self._state:  # all heads still store the same tokens
             where = {"q_positions": call.positions, "kv_positions": call.kv_positions}
@@ -204,13 +204,16 @@ class EvictingCache(LayerCache):
     def _why_not_cropped(self, length: int) -> str | None:
         columns, gone = self._state["table"].shape[2], self.length - length
         if columns < self.length and (not self.evict_once or gone > columns - self.budget):
-            return "tokens were let go, and others weighed, by the attention of those that would be taken back"
+            return "tokens were evicted and scored by the attention of queries that cropping would remove"
         if length < self._in_order_from:
-            return "padding came behind tokens and was moved before them, so that it is not known which came last"
+            return "padding arrived after tokens and was moved before them, so the order of arrival is lost"
         recent = self._state["rows"].shape[2] if "rows" in self._state else 0
         if self.voting_queries == 0 or self.evict_once or gone <= recent:
             return None
-        return f"tokens were weighed by the attention of more than the last {recent}, whose part alone is known"
+        return (
+            f"only the attention of the last {recent} queries is stored, and "
+            "removing more would need that of earlier ones"
+        )
 
     def _crop(self, length: int) -> None:
         gone = self.length - length

@@ -52,8 +52,8 @@ class IndexedCache(KVCache):
         mechanism: Any = call.mechanism
         new = getattr(mechanism, "index_key", None)
         if new is None:
-            reason = "it brings no index keys"
-            hint = "mechanisms.TopK(scorers.LightningIndexer(...), k) brings some; KVCache() needs none"
+            reason = "it has no index keys"
+            hint = "mechanisms.TopK(scorers.LightningIndexer(...), k) has them; KVCache() needs none"
             raise unsupported(type(mechanism).__name__, [reason], hint=hint)
         known = self._write_columns("index_key", len(self._tokens), new)
         out = super().advance(call._replace(mechanism=mechanism.with_index_key(known)))

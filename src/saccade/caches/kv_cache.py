@@ -130,7 +130,7 @@ class KVCache(LayerCache):
         """
         self.check_not_replayed()
         if self.length:
-            raise value_error("cache", "be empty", f"one of {self.length} columns", hint="crop(0) empties it")
+            raise value_error("cache", "be empty", f"{self.length} columns", hint="crop(0) empties it")
         self._check_new(key, key, value)
         batch, _, length, _ = key.shape
         given = range(length) if positions is None else positions
@@ -195,6 +195,6 @@ class KVCache(LayerCache):
 def check_softmax(matrix: Matrix, call: Call) -> None:
     """Raise unless a matrix is a softmax, since some caches select tokens by their softmax weights."""
     if not isinstance(matrix, AttentionMatrix):
-        reason = f"a {type(matrix).__name__} is no softmax, of which the largest terms could be chosen"
-        hint = "KVCache() fits every mechanism"
+        reason = f"a {type(matrix).__name__} is not a softmax, so there are no largest terms to select"
+        hint = "KVCache() supports every mechanism"
         raise unsupported(type(call.mechanism).__name__, [reason], hint=hint)

@@ -74,8 +74,8 @@ class LatentCache(KVCache):
     def _check_new(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         super()._check_new(query, key, value)
         if value.shape[3] != self.latent_dim or value.data_ptr() != key.data_ptr() or value.stride() != key.stride():
-            rule = f"be key[..., :{self.latent_dim}], a view: the key is all that is held"
-            got, hint = "another tensor", "KVCache() holds keys and values that differ"
+            rule = f"be key[..., :{self.latent_dim}], a view: only the key is stored"
+            got, hint = "another tensor", "KVCache() stores separate keys and values"
             raise value_error("value", rule, got, hint=hint)
 
     def _write_columns(self, name: str, start: int, new: Tensor) -> Tensor:

@@ -35,9 +35,9 @@ class Cache:
         self._layers = tuple(layers)
         for layer in self._layers:
             if not isinstance(layer, LayerCache | Cache):
-                raise type_error("layers", "be caches of layers", type(layer).__name__)
+                raise type_error("layers", "be layer caches", type(layer).__name__)
         if not self._layers:
-            raise value_error("layers", "be at least one", "none")
+            raise value_error("layers", "contain at least one cache", "none")
         ids = [id(layer) for layer in self.flat]
         if len(set(ids)) != len(ids):
             hint = "[KVCache() for _ in range(n)], not [KVCache()] * n"

@@ -42,7 +42,7 @@ def attend_by_head(
     batch, heads, q_len, width = call.query.shape
     rows, group = batch * kv_heads, heads // kv_heads
     parts: list[tuple[Tensor, ...]] = []
-    if call.treats_heads_alike and not call.tells_heads_apart:
+    if call.treats_heads_alike and not call.differs_between_heads:
         folded = call.query.reshape(rows, group, q_len, width)
         q_rows = _positions_by_row(call.positions, batch, kv_heads)
         kv_rows = _positions_by_row(call.kv_positions, batch, kv_heads) if positions is None else positions

@@ -148,9 +148,11 @@ class QuantizedCache(RoundedCache):
 
     def __init__(self, bits: Literal[4, 2] = 4, block_size: int = 64):
         super().__init__(block_size)
-        self.bits: int = check_choice("bits", bits, (4, 2), hint="Int8Cache() has 8")
+        self.bits: int = check_choice("bits", bits, (4, 2), hint="Int8Cache() uses 8 bits")
         if self.block_size % (8 // self.bits):
-            raise value_error("block_size", f"be a multiple of {8 // self.bits}, the codes in a byte", block_size)
+            raise value_error(
+                "block_size", f"be a multiple of {8 // self.bits}, the number of codes in a byte", block_size
+            )
 
     def _store(self, name: str, like: Tensor) -> Packed:
         by_channel = name == "key"

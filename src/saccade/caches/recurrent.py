@@ -106,15 +106,15 @@ class RecurrentCache(LayerCache):
     def advance(self, call: Call) -> Tensor:
         """Attend to all earlier tokens through the recurrent state, and update the state."""
         if call.dropout_p:
-            reason = "dropout_p is not 0, and single weights of earlier tokens cannot be dropped from a sum"
-            hint = "KVCache() keeps the tokens themselves"
+            reason = "dropout_p is not 0, and individual weights of earlier tokens cannot be dropped from a sum"
+            hint = "KVCache() stores the tokens themselves"
             raise unsupported(type(call.mechanism).__name__, [reason], hint=hint)
         matrix = call.mechanism(
             call.query, call.key, mask=call.mask, q_positions=call.positions, kv_positions=call.positions
         )
         if not isinstance(matrix, Recurrent):
-            reason = f"{type(matrix).__name__} is no sum over keys that could be carried on"
-            hint = "KVCache() fits every mechanism"
+            reason = f"{type(matrix).__name__} cannot be continued as a sum over keys"
+            hint = "KVCache() supports every mechanism"
             raise unsupported(type(call.mechanism).__name__, [reason], hint=hint)
         out, memory = matrix.advance(call.value, self._memory)
         if call.key.shape[2]:
@@ -144,12 +144,13 @@ class RecurrentCache(LayerCache):
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         self._source = _source_in(contents)
-        # The denominator of linear attention is an extra column; a recurrence has none.
-        if state["state"].shape[3] - contents.count("value_dim") not in (0, 1):
+        # The denominator, if there is one, is an extra column. Values may be those of several steps side by side.
+        width, value_dim = state["state"].shape[3], contents.count("value_dim")
+        if width != value_dim + 1 and (not width or value_dim % width):
             raise contents.misfit("value_dim")
 
     def _why_not_cropped(self, length: int) -> str:
-        return f"it holds one sum over {self.length} tokens, from which the last ones cannot be taken"
+        return f"it stores one sum over {self.length} tokens, from which the last ones cannot be removed"
 
     def _check_spec(self, stored: KeyValueSpec, new: KeyValueSpec) -> None:
         # The state is a sum of features, so keys may have any width. It is float32 for all narrower dtypes.
@@ -167,8 +168,8 @@ def _as_lists(source: Hashable) -> Any:
     if isinstance(source, tuple):
         return [_as_lists(part) for part in source]
     if not isinstance(source, str | int | float | None):
-        reason = f"its features are told apart by a {type(source).__name__}, which no file of a cache holds"
-        raise unsupported("RecurrentCache", [reason], hint="features that are told apart by numbers")
+        reason = f"its features are identified by a {type(source).__name__}, which cannot be saved in a cache file"
+        raise unsupported("RecurrentCache", [reason], hint="use features that are identified by numbers")
     return source
 
 

@@ -74,9 +74,9 @@ class RingCache(LayerCache):
 
     def _why_not_cropped(self, length: int) -> str | None:
         if not self.is_run:
-            return "the tokens of its items do not stand at 0, 1, 2, …, one in each column"
+            return "its tokens are not at positions 0, 1, 2, …, one per column"
         if self.length > self._slots:
-            return f"it has let tokens go that were in the window {self.length - length} tokens ago"
+            return f"it has evicted tokens that were in the window {self.length - length} tokens ago"
         return None
 
     def _crop(self, length: int) -> None:
@@ -93,7 +93,7 @@ class RingCache(LayerCache):
             if call.needs_graph:  # the graph must not use memory that is overwritten later; new tokens need gradients
                 keys, values = keys.clone(), values.clone()
                 self._put({"keys": keys, "values": values}, call, table)
-            if is_run and call.sees_all_before and call.treats_heads_alike:
+            if is_run and call.attends_to_all_earlier and call.treats_heads_alike:
                 keys, values = (self._visible_slots(x, self.length) for x in (keys, values))
                 matrix = call.mechanism(call.query, keys, mask=None, q_positions=None, kv_positions=None)
             else:

@@ -44,7 +44,7 @@ class RoundedCache(LayerCache):
     """
 
     numbers = ("length",)
-    equivalent_run = "the run with a KVCache that holds rounded keys and values"
+    equivalent_run = "the run with a KVCache that stores rounded keys and values"
     keeps_order = exposes_all_keys = True
 
     _tokens: Positions
@@ -84,14 +84,14 @@ class RoundedCache(LayerCache):
         super()._check_new(query, key, value)
         for name, x in (("key", key), ("value", value)):
             if not is_finite(x) and bool(not_finite(x).any()):
-                hint = "rounded beside others, a NaN or inf would spoil its whole block; KVCache() holds it"
+                hint = "a NaN or inf would spoil the rounding of its whole block; KVCache() can store it"
                 raise value_error(name, "be finite", "NaN or inf", hint=hint)
 
     def _why_not_cropped(self, length: int) -> str | None:
         rounded = self.length // self.block_size * self.block_size
         if length >= rounded:
             return None
-        return f"the first {rounded} columns are rounded in blocks, which cannot be opened again"
+        return f"the first {rounded} columns are rounded in blocks, which cannot be undone"
 
     def _crop(self, length: int) -> None:
         for name in ("key.rest", "value.rest"):

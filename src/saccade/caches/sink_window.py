@@ -107,8 +107,11 @@ class SinkWindowCache(RingCache):
             mask = visible if call.mask is None else visible & call.mask
             part = call.mechanism(query, keys, mask=mask, q_positions=q_positions, kv_positions=kv_positions)
             if not isinstance(part, AttentionMatrix) or not part.is_stochastic:
-                reason = "tokens beyond sink_tokens + window are seen from two places, and two softmaxes are merged"
-                hint = "give the text in calls of one token, or without rotary"
+                reason = (
+                    "beyond sink_tokens + window tokens, a call with several tokens "
+                    "merges two softmaxes, and this is not a softmax"
+                )
+                hint = "pass one token per call, or use no rotary"
                 raise unsupported(type(call.mechanism).__name__, [reason], hint=hint)
             outs.append(part.matmul(values, dropout_p=call.dropout_p))
             logs.append(part.lse)
@@ -133,13 +136,13 @@ class SinkWindowCache(RingCache):
         """Raise unless positions can be counted inside the cache, which ``rotary`` requires."""
         reasons = []
         if call.mask is not None and not call.mask.is_relative:
-            reasons.append(f"positions are counted inside the cache, and {call.mask} reads more than distances")
+            reasons.append(f"positions are counted inside the cache, and {call.mask} depends on more than distances")
         before = torch.as_tensor(self._tokens.after, device=table.device).expand(len(table))
         count = (table >= 0).cumsum(1) - 1 + before[:, None]
         if bool(((table >= 0) & (table != count)).any()):
-            reasons.append("positions are counted inside the cache, and tokens do not stand at 0, 1, 2, … in the text")
+            reasons.append("positions are counted inside the cache, and the tokens are not at positions 0, 1, 2, …")
         if reasons:
-            raise unsupported("rotary", reasons, hint="SinkWindowCache without rotary leaves positions alone")
+            raise unsupported("rotary", reasons, hint="SinkWindowCache without rotary does not change positions")
 
     def _check_new(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         super()._check_new(query, key, value)

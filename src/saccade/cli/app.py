@@ -27,19 +27,19 @@ _COMMANDS: dict[
     Callable[..., None], str
 ] = {  # in a terminal of 80 columns, the list of commands has 64 columns for each description
     look: "Show what a trained model attends to in a text.",
-    compare: "Compare other ways to mix tokens with exact attention.",
+    compare: "Compare other token mixers with exact attention.",
     generate: "Continue a text with a language model.",
     verify: "Check claims about attention, theorem by theorem.",
     audit: "Check which tokens influence which outputs against a rule.",
-    judge: "Try the laws of attention on a kernel.",
+    judge: "Check a kernel against the laws of attention.",
     cost: "Estimate what attention or a model costs, before it is run.",
 }
 for command, description in _COMMANDS.items():
     app.command(short_help=description, epilog=STATUSES)(command)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"saccade {__version__}")
         raise typer.Exit
 
@@ -58,14 +58,14 @@ def translate_help(command: Any) -> None:
         translate_help(below)
 
 
-def _speak(context: typer.Context, asked: str | None) -> None:
+def _set_language(context: typer.Context, requested: str | None) -> None:
     """Set the language until the command ends."""
     if context.resilient_parsing:
         return
-    if asked is not None and asked not in LANGUAGES:
-        typer.echo(f"saccade: --lang must be {' or '.join(LANGUAGES)}; got {visible(asked)}.", err=True)
+    if requested is not None and requested not in LANGUAGES:
+        typer.echo(f"saccade: --lang must be {' or '.join(LANGUAGES)}; got {visible(requested)}.", err=True)
         raise typer.Exit(2)
-    context.with_resource(in_language("zh" if asked == "zh" else "en" if asked else language_of(os.environ)))
+    context.with_resource(in_language("zh" if requested == "zh" else "en" if requested else language_of(os.environ)))
     translate_help(context.command)
 
 
@@ -85,8 +85,8 @@ def _options(
         typer.Option(
             "--lang",
             metavar="en|zh",
-            help="The language: en or zh; that of LC_ALL, LC_MESSAGES or LANG when left out.",
-            callback=_speak,
+            help="The language: en or zh; by default that of LC_ALL, LC_MESSAGES or LANG.",
+            callback=_set_language,
             is_eager=True,
         ),
     ] = None,

@@ -15,9 +15,9 @@ from saccade.auditing.float64 import describe_error
 from saccade.auditing.loading import model_of
 from saccade.auditing.report import DRAWN
 from saccade.auditing.training_setup import SETUP_CLAIMS
-from saccade.cli.exit_status import fail, loaded, refuse, refuse_beside
+from saccade.cli.exit_status import fail, loaded, refuse, refuse_combination
 from saccade.cli.loading import NAMED, load
-from saccade.cli.output_files import put
+from saccade.cli.output_files import save_figure
 from saccade.cli.setup_file import made_by, model_made_by, names_a_function
 from saccade.masks import Mask, parse
 
@@ -31,22 +31,34 @@ _Model = Annotated[
 _Rule = Annotated[
     str | None,
     typer.Option(
-        metavar="RULE", help='The mask, as in "causal & window(127, 0)"; else the one that the model declares.'
+        metavar="RULE", help='The mask, as in "causal & window(127, 0)"; by default the one that the model declares.'
     ),
 ]
 _Packed = Annotated[
     str | None,
-    typer.Option(metavar="N,N,...", help="Lengths of texts, in tokens; packed, each must give what it gives alone."),
+    typer.Option(
+        metavar="N,N,...",
+        help="Lengths of texts, in tokens; packed together, each must give the same outputs as alone.",
+    ),
 ]
-_Padded = Annotated[bool, typer.Option("--padded", help="Padding, left and right, must change nothing.")]
-_Cache = Annotated[bool, typer.Option("--cache", help="A prompt and steps must give what the whole text gives.")]
+_Padded = Annotated[
+    bool, typer.Option("--padded", help="Check that padding on the left or on the right changes nothing.")
+]
+_Cache = Annotated[
+    bool,
+    typer.Option(
+        "--cache", help="Check that a prompt and steps through a cache give the same outputs as the whole text."
+    ),
+]
 _Against = Annotated[
     list[str] | None,
-    typer.Option("--against", metavar="NAME", help="An implementation that must give the same: eager, sdpa."),
+    typer.Option(
+        "--against", metavar="NAME", help="An attention implementation that must give the same outputs: eager, sdpa."
+    ),
 ]
 _Claim = Annotated[
     list[str] | None,
-    typer.Option("--claim", metavar="NAME", help=f"A further claim to check: {', '.join(CLAIMS)}, all."),
+    typer.Option("--claim", metavar="NAME", help=f"An additional claim to check: {', '.join(CLAIMS)}, all."),
 ]
 _Trainer = Annotated[
     str | None,
@@ -55,16 +67,18 @@ _Trainer = Annotated[
         help="A function that returns a model, a collator and a list of token ids; instead of MODEL.",
     ),
 ]
-_Length = Annotated[int, typer.Option(min=2, help="Tokens of the two random texts.")]
-_Tests = Annotated[int, typer.Option(min=1, help="Sets of rows to test.")]
+_Length = Annotated[int, typer.Option(min=2, help="Number of tokens of the two random texts.")]
+_Tests = Annotated[int, typer.Option(min=1, help="Number of sets of rows to test.")]
 _Seed = Annotated[int, typer.Option(min=0, help="Seed of random weights, texts and changes.")]
-_Picture = Annotated[bool, typer.Option("--picture", help="Draw the declared rule beside the measured one.")]
-_Out = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="The file for a figure of the two: .png, .svg or .pdf.")
+_Picture = Annotated[bool, typer.Option("--picture", help="Draw the declared and the measured rule side by side.")]
+_Out = Annotated[Path | None, typer.Option(metavar="FILE", help="The file for a figure of both: .png, .svg or .pdf.")]
+_Strict = Annotated[bool, typer.Option("--strict", help="Exit with status 1 also if a claim could not be checked.")]
+_Script = Annotated[
+    bool, typer.Option("--script", help="Print a script that shows a broken claim without this library.")
 ]
-_Strict = Annotated[bool, typer.Option("--strict", help="End with status 1 also if a claim was not answered.")]
-_Script = Annotated[bool, typer.Option("--script", help="Print lines that show a broken claim without this library.")]
-_Budget = Annotated[bool, typer.Option("--budget", help="Print what such an audit costs and will miss; run nothing.")]
+_Budget = Annotated[
+    bool, typer.Option("--budget", help="Print what such an audit costs and what it can miss; run nothing.")
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 
@@ -97,18 +111,18 @@ def audit(
         typer.echo(Budget(tests, length))
         return
     if (model is None) == (trainer is None):
-        refuse("audit", "MODEL must be given, or else --trainer or --budget")
+        refuse("audit", "MODEL must be given, or --trainer or --budget")
     if as_json:
-        refuse_beside(context, "--json", ("--picture", "--out", "--script"), "prints all as one object")
+        refuse_combination(context, "--json", ("--picture", "--out", "--script"), "prints everything as one object")
     if packed is not None:
-        refuse_beside(context, "--packed", ("--length",), "sets the number of tokens")
+        refuse_combination(context, "--packed", ("--length",), "sets the number of tokens")
     declared, lengths = _declared(rule), _lengths(packed)
     length = length if lengths is None else sum(lengths)
     if (picture or out) and length > DRAWN:
         refuse("audit", f"{'--picture' if picture else '--out'} must have at most {DRAWN} tokens; got {length}")
     if trainer is not None:
         others = ("--length", "--packed", "--padded", "--cache", "--against")
-        refuse_beside(context, "--trainer", others, "takes the texts that the function returns")
+        refuse_combination(context, "--trainer", others, "takes the texts that the function returns")
     subject = None if model is None else _loaded(model, seed)
     try:
         if subject is None:
@@ -134,7 +148,7 @@ def audit(
     typer.echo(json.dumps(report.to_json(), indent=2, allow_nan=False) if as_json else str(report))
     _draw(report, picture, out)
     if script:
-        typer.echo("\n" + (report.script or "no script: nothing is broken, or it cannot be written as one\n"), nl=False)
+        typer.echo("\n" + (report.script or "no script: nothing is broken, or a script cannot show it\n"), nl=False)
     if not report.ok or (strict and report.unanswered):
         raise typer.Exit(1)
 
@@ -145,7 +159,7 @@ def _draw(report: Report, picture: bool, out: Path | None) -> None:
     if picture:
         typer.echo("\n" + report.picture())
     if out is not None:
-        put("audit", report.figure(), out)
+        save_figure("audit", report.figure(), out)
 
 
 def _declared(rule: str | None) -> Mask | None:
@@ -160,7 +174,7 @@ def _lengths(packed: str | None) -> list[int] | None:
         return None
     parts = [part.strip() for part in packed.split(",")]
     if not all(part.isascii() and part.isdigit() and 0 < len(part) < 7 for part in parts):
-        refuse("audit", f"--packed must be lengths of texts, as in 20,28; got {packed}")
+        refuse("audit", f"--packed must be text lengths, as in 20,28; got {packed}")
     return [int(part) for part in parts]
 
 
@@ -176,7 +190,7 @@ def _loaded(model: str, seed: int) -> nn.Module:
     if not (path / "config.json").is_file() and not (path.is_file() and path.suffix == ".json"):
         refuse(
             "audit",
-            f"MODEL must be {', '.join(NAMED)}, a folder with config.json, such a file, or model.py:make; got {model}",
+            f"MODEL must be {', '.join(NAMED)}, a folder with config.json, that file, or model.py:make; got {model}",
         )
     try:
         return model_of(path, seed=seed)

@@ -9,10 +9,10 @@ import typer
 from torch import Tensor
 
 from saccade import viz
-from saccade.cli.exit_status import loaded, refuse, refuse_beside
+from saccade.cli.exit_status import loaded, refuse, refuse_combination
 from saccade.cli.learn import learn
 from saccade.cli.loading import FittingModel, fitting_name, load, shown_name
-from saccade.cli.output_files import put
+from saccade.cli.output_files import save_figure
 from saccade.learning import QUESTIONS, quality_on
 from saccade.learning.training import DEFAULT
 from saccade.masks import Mask, parse
@@ -35,8 +35,10 @@ def compare(
     ] = None,
     model_name: FittingModel = None,
     layer: Annotated[int, typer.Option(help="The layer whose queries and keys are used, counted from 0.")] = 0,
-    features: Annotated[int, typer.Option(min=1, help="Random features of the Performer.")] = 256,
-    landmarks: Annotated[int, typer.Option(min=1, help="Landmarks of Nystrom, and slots of Linformer.")] = 32,
+    features: Annotated[int, typer.Option(min=1, help="Number of random features of the Performer.")] = 256,
+    landmarks: Annotated[
+        int, typer.Option(min=1, help="Number of landmarks of Nystrom and of slots of Linformer.")
+    ] = 32,
     rules: Annotated[
         list[str] | None,
         typer.Option(
@@ -50,26 +52,30 @@ def compare(
         str | None,
         typer.Option(
             metavar="TASK",
-            help="Also train a small model with each row on this task, such as MQAR, and print its accuracy; half a "
-            "minute a row.",
+            help="Also train a small model for each row on this task, such as MQAR, and print its accuracy; takes half "
+            "a minute per row.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The file for a figure: error against time, or training results; else none is drawn."),
+        typer.Option(help="The file for a figure: error against time, or training results; by default none is drawn."),
     ] = None,
     train: Annotated[
         bool, typer.Option("--train", help="Train small models on recall instead, one for each token mixer.")
     ] = False,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Train this mixer, or for this task, else all; may be repeated."),
+        typer.Option(
+            metavar="NAME", help="Train only this mixer, or only on this task; may be repeated. By default all."
+        ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of trainings of each, with different seeds.")] = 3,
-    steps: Annotated[int, typer.Option(min=1, help="Maximum steps of a training, a batch each.")] = DEFAULT.steps,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of training runs of each model, with different seeds.")] = 3,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Maximum number of steps of a training run, one batch per step.")
+    ] = DEFAULT.steps,
     runs: Annotated[Path, typer.Option(help="The folder of trained runs; a later call continues them.")] = _RUNS,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Parallel trainings; by default one for each core.")
+        int | None, typer.Option(min=1, help="Number of parallel training runs; by default one per core.")
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the training results as Markdown.")] = False,
 ) -> None:
@@ -85,7 +91,7 @@ def compare(
     """
     if not train:
         others = ("--only", "--seeds", "--steps", "--runs", "--workers", "--markdown")
-        refuse_beside(context, "TEXT", others, "trains nothing; --train does")
+        refuse_combination(context, "TEXT", others, "trains nothing; --train does")
         words = text or []
         several = _parsed(rules or DEFAULT_MASKS)
         measure = None if quality is None else _quality(quality)
@@ -93,9 +99,11 @@ def compare(
         _compare(words, name, layer, features, landmarks, several, measure, out)
         return
     why = "reads no text"
-    refuse_beside(context, "--train", ("--model", "--layer", "--features", "--landmarks", "--mask", "--quality"), why)
+    refuse_combination(
+        context, "--train", ("--model", "--layer", "--features", "--landmarks", "--mask", "--quality"), why
+    )
     if text:
-        refuse("compare", f"TEXT must be left out where --train is given, which {why}")
+        refuse("compare", f"TEXT must be left out if --train is given, which {why}")
     learn(only or [], seeds, steps, runs, workers, out, as_markdown=markdown)
 
 
@@ -127,7 +135,7 @@ def _compare(
     """Compare masks and mechanisms on a text, and draw a figure if ``out`` is given."""
     joined = " ".join(text)
     if not joined.strip():
-        refuse("compare", "TEXT must have at least one word; got nothing to read")
+        refuse("compare", "TEXT must have at least one word; got an empty text")
     model = loaded("compare", load, model_name)
     if model.tokenizer is None:
         refuse("compare", f"--model must have a tokenizer.json; got {model_name}")
@@ -147,9 +155,9 @@ def _compare(
     comparison = compare_tensors(query, key, value, mechanisms, mask=mask, quality=quality)
     typer.echo(str(comparison))
     if out is not None:
-        told = {"layer": layer, "model": visible(shown_name(model_name)), "length": length}
-        title = translated("Layer {layer} of {model}, {length} tokens", **told)
-        put("compare", viz.tradeoff(comparison, title=title), out)
+        values = {"layer": layer, "model": visible(shown_name(model_name)), "length": length}
+        title = translated("Layer {layer} of {model}, {length} tokens", **values)
+        save_figure("compare", viz.tradeoff(comparison, title=title), out)
 
 
 def _read(model: Encoder | Decoder, text: str, layer: int) -> tuple[Tensor, Tensor, Tensor, Mask | None]:
@@ -157,7 +165,7 @@ def _read(model: Encoder | Decoder, text: str, layer: int) -> tuple[Tensor, Tens
     assert model.tokenizer is not None, "the caller checks it"
     tokens = torch.tensor([model.tokenizer.encode(text).ids[: model.config.max_len]])
     if not tokens.numel():
-        refuse("compare", "TEXT must have at least one token; got nothing that the model reads")
+        refuse("compare", "TEXT must have at least one token; got only characters that the model does not read")
     layers = model.layers if isinstance(model, Encoder) else model.stack.layers
     attention = cast("MultiHeadAttention", cast("EncoderLayer | DecoderLayer", layers[layer]).attention)
     inputs: list[Tensor] = []

@@ -9,9 +9,9 @@ import typer
 from torch import nn
 
 from saccade import costs
-from saccade.cli.exit_status import loaded, refuse, refuse_beside, refuse_without
+from saccade.cli.exit_status import loaded, refuse, refuse_combination, refuse_without
 from saccade.cli.loading import load
-from saccade.cli.output_files import put
+from saccade.cli.output_files import save_figure
 from saccade.costs import Cost, growth
 from saccade.distributed import exchange, figures
 from saccade.distributed.exchange_plan import Exchange
@@ -25,37 +25,38 @@ _Rule = Annotated[str | None, typer.Argument(metavar="RULE", help='The mask, as 
 _Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Length of the whole sequence, in tokens.")]
 _Ranks = Annotated[
     int | None,
-    typer.Option(min=1, max=65_536, help="Devices that the sequence is split over; one machine when left out."),
+    typer.Option(min=1, max=65_536, help="Number of devices that the sequence is split over; by default one machine."),
 ]
 _Model = Annotated[
-    str | None, typer.Option("--model", metavar="NAME|FOLDER", help="A model, instead of a rule; on one machine.")
+    str | None, typer.Option("--model", metavar="NAME|FOLDER", help="A model instead of a rule; on one machine only.")
 ]
 _Memory = Annotated[
     float | None,
     typer.Option(
-        min=0, metavar="GIB", help="Memory in GiB: report what fits in it; no report when left out; on one machine."
+        min=0, metavar="GIB", help="Memory in GiB: report what fits into it; by default no report; on one machine only."
     ),
 ]
-_Seconds = Annotated[bool, typer.Option("--seconds", help="Estimate the time; on one machine.")]
-_Heads = Annotated[int, typer.Option(min=1, help="Heads of queries.")]
+_Seconds = Annotated[bool, typer.Option("--seconds", help="Estimate the time; on one machine only.")]
+_Heads = Annotated[int, typer.Option(min=1, help="Number of query heads.")]
 _KVHeads = Annotated[
-    int | None, typer.Option(min=1, help="Heads of keys and values; the number of query heads when left out.")
+    int | None, typer.Option(min=1, help="Number of key and value heads; by default the number of query heads.")
 ]
-_HeadDim = Annotated[int, typer.Option(min=1, help="Width of a head, in numbers.")]
+_HeadDim = Annotated[int, typer.Option(min=1, help="Width of a head, in channels.")]
 _Dtype = Annotated[
     Literal["bfloat16", "float16", "float32", "float64"], typer.Option(help="Number format of keys and values.")
 ]
 _Layout = Annotated[
-    Literal["auto", "contiguous", "zigzag", "striped", "balanced"], typer.Option(help="Which rank holds which tokens.")
+    Literal["auto", "contiguous", "zigzag", "striped", "balanced"],
+    typer.Option(help="How the tokens are divided between ranks."),
 ]
 _Strategy = Annotated[Literal["auto", "fetch", "gather", "ulysses"], typer.Option(help="How ranks exchange keys.")]
-_Picture = Annotated[bool, typer.Option("--picture", help="Draw which rank gets keys from which.")]
+_Picture = Annotated[bool, typer.Option("--picture", help="Draw which rank receives keys from which.")]
 _Out = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
         help="The file for a figure, .png, .svg or .pdf: memory against length, or time with --seconds; with --ranks, "
-        "which rank gets keys from which.",
+        "which rank receives keys from which.",
     ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print the plan as JSON, rank by rank.")]
@@ -86,16 +87,18 @@ def cost(
     split across ranks. The plan that is estimated to be fastest on an assumed machine is chosen.
     """
     if (rule is None) == (model is None):
-        refuse("cost", "RULE must be given, or --model instead of it")
+        refuse("cost", "RULE must be given, or --model instead")
     if ranks is None:
         refuse_without(context, "--ranks", ("--layout", "--strategy", "--picture", "--json"))
         size = (heads, heads if kv_heads is None else kv_heads, head_dim)
-        here("cost", rule, model, tokens, size, _DTYPES[dtype], memory=memory, asks_seconds=seconds, out=out)
+        cost_on_one_machine(
+            "cost", rule, model, tokens, size, _DTYPES[dtype], memory=memory, asks_seconds=seconds, out=out
+        )
         return
-    refuse_beside(context, "--ranks", ("--model", "--memory", "--seconds"), "plans attention over many machines")
+    refuse_combination(context, "--ranks", ("--model", "--memory", "--seconds"), "plans attention over many machines")
     assert rule is not None
     if as_json:
-        refuse_beside(context, "--json", ("--picture", "--out"), "prints all as one object")
+        refuse_combination(context, "--json", ("--picture", "--out"), "prints everything as one object")
     if (picture or out) and ranks > _DRAWN:
         refuse("cost", f"{'--picture' if picture else '--out'} must have at most {_DRAWN:,} ranks; got {ranks:,}")
     try:
@@ -108,14 +111,14 @@ def cost(
         )
     except (TypeError, ValueError, NotImplementedError) as error:
         refuse("cost", str(error).removeprefix("exchange: "))
-    typer.echo(json.dumps(_told(plan), indent=2, allow_nan=False) if as_json else str(plan))
+    typer.echo(json.dumps(_plan_as_json(plan), indent=2, allow_nan=False) if as_json else str(plan))
     if picture:
         typer.echo("\n" + figures.picture(plan))
     if out is not None:
-        put("cost", figures.figure(plan), out)
+        save_figure("cost", figures.figure(plan), out)
 
 
-def _told(plan: Exchange) -> dict[str, object]:
+def _plan_as_json(plan: Exchange) -> dict[str, object]:
     names = ("bytes_sent", "bytes_received", "pairs", "peak_bytes")
     return {
         "mask": str(plan.mask),
@@ -133,7 +136,7 @@ def _told(plan: Exchange) -> dict[str, object]:
 _DOUBLINGS = 7  # a figure ranges from a 128th of the tokens to all of them
 
 
-def here(
+def cost_on_one_machine(
     command: str,
     rule: str | None,
     model: str | None,
@@ -158,23 +161,23 @@ def here(
         return costs.cost(subject, length, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
 
     try:
-        told = at(tokens)
+        estimate = at(tokens)
     except (TypeError, ValueError, NotImplementedError) as error:
         refuse(command, str(error).removeprefix("cost: "))
-    typer.echo(str(told))
+    typer.echo(str(estimate))
     if asks_seconds:
         try:
-            typer.echo(f"\n{told.seconds()}")
+            typer.echo(f"\n{estimate.seconds()}")
         except NotImplementedError as error:
             refuse(command, str(error).removeprefix("Cost.seconds: "))
     room = None if memory is None else memory * 2**30
     if room is not None:
         answers = {True: "fits", False: "does not fit"}
-        typer.echo(f"\nin {memory:g} GiB: a run {answers[told.fits(room)]}", nl=False)
-        typer.echo(f", a training step {answers[told.fits(room, training=True)]}")
+        typer.echo(f"\nin {memory:g} GiB: a run {answers[estimate.fits(room)]}", nl=False)
+        typer.echo(f", a training step {answers[estimate.fits(room, training=True)]}")
     if out is not None:
         lengths = sorted({max(1, tokens >> halvings) for halvings in range(_DOUBLINGS + 1)})
         if len(lengths) < 2:
-            refuse(command, f"--out must come with two tokens or more; got --tokens {tokens}")
-        curve = [*map(at, lengths[:-1]), told]
-        put(command, growth(curve, "seconds") if asks_seconds else growth(curve, memory=room), out)
+            refuse(command, f"--out must be used with at least two tokens; got --tokens {tokens}")
+        curve = [*map(at, lengths[:-1]), estimate]
+        save_figure(command, growth(curve, "seconds") if asks_seconds else growth(curve, memory=room), out)

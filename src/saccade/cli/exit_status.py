@@ -11,8 +11,8 @@ from saccade.cli.transformers_model import TransformersModel
 from saccade.text import visible
 
 STATUSES = (
-    "Exit status: 0 on success, 2 for wrong arguments, 1 for a failure on the way (a model that cannot be read, a full "
-    "disk, a claim that is contradicted), 130 for an interruption (Ctrl-C, SIGTERM)."
+    "Exit status: 0 on success, 2 for wrong arguments, 1 for a failure during the run (a model that cannot be read, a "
+    "full disk, a claim that is contradicted), 130 for an interruption (Ctrl-C, SIGTERM)."
 )
 """The meaning of the exit status of every command."""
 
@@ -34,7 +34,7 @@ def fail(command: str, sentence: str) -> NoReturn:
     _end(command, sentence, 1)
 
 
-def refuse_beside(context: typer.Context, chosen: str, others: Sequence[str], why: str) -> None:
+def refuse_combination(context: typer.Context, chosen: str, others: Sequence[str], why: str) -> None:
     """End the command if the user gave an option that has no effect together with ``chosen``.
 
     Args:
@@ -44,13 +44,13 @@ def refuse_beside(context: typer.Context, chosen: str, others: Sequence[str], wh
         why: a few words that explain the effect of ``chosen``.
     """
     for option in _typed(context, others):
-        refuse(context.info_name or "", f"{option} must be left out where {chosen} is given, which {why}")
+        refuse(context.info_name or "", f"{option} must be left out if {chosen} is given, which {why}")
 
 
 def refuse_without(context: typer.Context, needed: str, others: Sequence[str]) -> None:
     """End the command if the user gave an option that only has an effect together with ``needed``."""
     for option in _typed(context, others):
-        refuse(context.info_name or "", f"{option} must come with {needed}")
+        refuse(context.info_name or "", f"{option} must be used with {needed}")
 
 
 def _typed(context: typer.Context, options: Sequence[str]) -> list[str]:

@@ -61,18 +61,18 @@ def figures(
     labels: dict[str, Any] = {"x_labels": columns, "y_labels": rows}
     nonzero = weights.amax((0, 1)) > 0  # pairs with weight 0 in every head are hidden by the mask
     allowed = None if bool(nonzero.all()) else nonzero
-    told, annotate = (
-        translated("What each word (row) looks at (column): {where}", where=where),
+    caption, annotate = (
+        translated("Attention of each word (row) to each word (column): {where}", where=where),
         words <= _ANNOTATED_AT_MOST,
     )
     labels |= {"x_name": "looked at", "y_name": "word"}
-    heatmap = viz.heatmap(chosen, annotate=annotate, title=title or told, allowed=allowed, **labels)
+    heatmap = viz.heatmap(chosen, annotate=annotate, title=title or caption, allowed=allowed, **labels)
     yield "heatmap.png", heatmap, translated("what each word looks at in {where}", where=where)
-    told = translated(
+    caption = translated(
         "Every head (H) of every layer (L): what each word (row) looks at (column). "
         "Each map runs from white, nothing, to its own largest weight, sinks aside."
     )
-    mosaic = viz.mosaic(weights, highlight=(best.layer, best.head), title=title or told, allowed=allowed)
+    mosaic = viz.mosaic(weights, highlight=(best.layer, best.head), title=title or caption, allowed=allowed)
     yield "mosaic.png", mosaic, translated("every head of every layer")
     if subject.is_cross and words <= _LINES_AT_MOST:
         labels |= {"x_name": "read", "y_name": "written"}
@@ -111,7 +111,7 @@ def whole(
     name_columns(canvas.axes, None, "looked at (token of the text)", count, inches)
     name_rows(canvas.axes, None, "token of the text", count, inches)
     canvas.add_scale(image)
-    told = translated(
+    caption = translated(
         "Layer {layer}, head {head} in the whole text: {count} windows, of which the framed one, {shown}, is shown in "
         "the other pictures. Grey: never seen; the model reads one window at a time.",
         layer=best.layer,
@@ -119,7 +119,7 @@ def whole(
         count=len(subject.windows),
         shown=subject.shown,
     )
-    return canvas.finished(inches, inches, title or told)
+    return canvas.finished(inches, inches, title or caption)
 
 
 def _pooled(model: Model, subject: Subject, best: Head, count: int, advance: Callable[[], None]) -> np.ndarray:

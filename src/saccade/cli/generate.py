@@ -25,16 +25,22 @@ _Prompt = Annotated[
 ]
 _Count = Annotated[int, typer.Option(min=1, help="Maximum number of tokens to add.")]
 _Temperature = Annotated[
-    float | None, typer.Option(help="Draw tokens; below 1 likely tokens become likelier. By default the likeliest.")
+    float | None,
+    typer.Option(
+        help="Sample tokens; values below 1 favor likely tokens. By default, the most likely token is chosen."
+    ),
 ]
-_TopK = Annotated[int | None, typer.Option(help="Draw among this many likeliest tokens; by default among all.")]
+_TopK = Annotated[
+    int | None, typer.Option(help="Sample among this number of most likely tokens; by default among all.")
+]
 _TopP = Annotated[
     float | None,
-    typer.Option(help="Draw among the likeliest tokens whose probabilities sum to it; by default among all."),
+    typer.Option(help="Sample among the most likely tokens whose probabilities sum to this; by default among all."),
 ]
 _Beams = Annotated[int, typer.Option(min=1, help="Number of beams of a beam search.")]
 _Seed = Annotated[
-    int | None, typer.Option(min=0, help="Seed of the draws, for equal results. By default each run draws anew.")
+    int | None,
+    typer.Option(min=0, help="Seed of the sampling, for reproducible results. By default, each run has a new seed."),
 ]
 _Trace = Annotated[bool, typer.Option("--trace", help="Print the keys and values read and stored in every step.")]
 
@@ -68,7 +74,7 @@ def generate(
         refuse("generate", f"--model must have a tokenizer.json; got {model}")
     tokens = tokenizer.encode(text).ids
     if not tokens:
-        refuse("generate", "PROMPT must have at least one token; got nothing to go on from")
+        refuse("generate", "PROMPT must have at least one token; got none")
 
     console, stop = Console(stderr=True, highlight=False, markup=False, emoji=False), decoder.config.end_tokens
     printer = TextPrinter(tokenizer, tokens, at_once=not trace)
@@ -95,11 +101,13 @@ def generate(
 def _check_options(sampler: Sampler | None, max_new_tokens: int, beams: int, seed: int | None, *, trace: bool) -> None:
     """Refuse combinations of options of ``saccade generate`` that are not supported."""
     if beams > 1 and sampler is not None:
-        refuse("generate", "--beams must be 1 where tokens are drawn; take off --temperature, --top-k and --top-p")
+        refuse("generate", "--beams must be 1 if tokens are sampled; remove --temperature, --top-k and --top-p")
     if beams > 1 and trace:
-        refuse("generate", "--trace must be used with one beam; beams are searched for several texts at once")
+        refuse("generate", "--trace must be used with one beam; a beam search runs several texts at once")
     if seed is not None and sampler is None:
-        refuse("generate", "--seed must go with --temperature, --top-k or --top-p; without them nothing is drawn")
+        refuse(
+            "generate", "--seed must be used with --temperature, --top-k or --top-p; without them nothing is sampled"
+        )
     for option, number in (("--max-new-tokens", max_new_tokens), ("--beams", beams), ("--seed", seed)):
         if number is not None and number > sys.maxsize:
             refuse("generate", f"{option} must be at most {sys.maxsize}; got {number}")

@@ -10,7 +10,7 @@ import torch
 import typer
 from rich.console import Console
 
-from saccade.cli.exit_status import refuse, refuse_beside
+from saccade.cli.exit_status import refuse, refuse_combination
 from saccade.cli.output_files import all_or_none, folder_for, writing
 from saccade.cli.progress import progress
 from saccade.testing.judging import Declaration, Judgement, Source, check_interpreter
@@ -25,30 +25,40 @@ _Kernel = Annotated[
 ]
 _Claims = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="What it claims: a TOML file, or file.py::NAME of a dict; else anything."),
+    typer.Option(
+        metavar="FILE",
+        help="What the kernel claims: a TOML file, or file.py::NAME of a dict. By default, it claims everything.",
+    ),
 ]
 _Claim = Annotated[
     list[str] | None,
-    typer.Option("--claim", metavar="KEY=VALUE", help="One claim, as in TOML, else none; may be repeated."),
+    typer.Option("--claim", metavar="KEY=VALUE", help="One claim, written as in TOML; may be repeated."),
 ]
 _Laws = Annotated[
-    list[str] | None, typer.Option("--law", metavar="LAW", help="Try this law, else all; may be repeated.")
+    list[str] | None, typer.Option("--law", metavar="LAW", help="Check only this law; may be repeated. By default all.")
 ]
 _Cases = Annotated[
-    list[str] | None, typer.Option("--case", metavar="CASE", help="Try this case, else all; may be repeated.")
+    list[str] | None,
+    typer.Option("--case", metavar="CASE", help="Check only this case; may be repeated. By default all."),
 ]
 _Dtypes = Annotated[
     list[str] | None,
-    typer.Option("--dtype", metavar="DTYPE", help="Of the inputs, else those of the claims; may be repeated."),
+    typer.Option(
+        "--dtype", metavar="DTYPE", help="The dtype of the inputs; may be repeated. By default the claimed dtypes."
+    ),
 ]
-_Device = Annotated[str, typer.Option(help="Where the inputs are.")]
-_Minutes = Annotated[float, typer.Option(min=0.01, help="No trial begins after this time.")]
-_Seed = Annotated[int | None, typer.Option(min=0, help="Seed of all values; a new one if left out.")]
-_Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page, else none.")]
-_Junit = Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML, else none.")]
-_Scripts = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write a script for each broken law, else none.")]
+_Device = Annotated[str, typer.Option(help="The device of the inputs.")]
+_Minutes = Annotated[float, typer.Option(min=0.01, help="Time limit in minutes, after which no trial begins.")]
+_Seed = Annotated[int | None, typer.Option(min=0, help="Seed of all values; by default a new one.")]
+_Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page to this file.")]
+_Junit = Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML to this file.")]
+_Scripts = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Write a script for each broken law into this folder.")
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print the judgement as JSON.")]
-_Strict = Annotated[bool, typer.Option("--strict", help="End with status 1 also if an expected failure is kept.")]
+_Strict = Annotated[
+    bool, typer.Option("--strict", help="Exit with status 1 also if a law that is expected to fail is kept.")
+]
 
 
 def judge(
@@ -75,7 +85,7 @@ def judge(
     kernel does not claim.
     """
     if as_json:
-        refuse_beside(context, "--json", ("--scripts",), "holds the scripts")
+        refuse_combination(context, "--json", ("--scripts",), "contains the scripts")
     found = _judged(kernel, _declaration(claims, claim or ()), law, case, dtype, device, minutes, seed)
     typer.echo(json.dumps(found.to_json(), indent=2) if as_json else str(found))
     for option, path, text in (("--html", html, html_page), ("--junit", junit, junit_xml)):
@@ -140,10 +150,10 @@ def _declaration(claims: str | None, more: Sequence[str]) -> Declaration:
 
 
 def _write_scripts(found: Judgement, folder: Path) -> None:
-    with folder_for("judge", "--scripts", folder), all_or_none("judge", "--scripts", folder) as beside:
+    with folder_for("judge", "--scripts", folder), all_or_none("judge", "--scripts", folder) as staging:
         for example in found.counter_examples:
             if example.script:
-                (beside / f"{example.law}.py").write_text(example.script, encoding="utf-8")
+                (staging / f"{example.law}.py").write_text(example.script, encoding="utf-8")
     for example in found.counter_examples:
         written = f"wrote {visible(str(folder / f'{example.law}.py'))}"
         typer.echo(written if example.script else f"no script for {example.law}: {example.no_script}")

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from saccade import viz
 from saccade.cli.exit_status import refuse
-from saccade.cli.output_files import put, writing
+from saccade.cli.output_files import save_figure, writing
 from saccade.cli.progress import progress
 from saccade.learning import MIXERS, QUESTIONS, Outcome, Run, Settings, planned, run_all
 from saccade.learning.runs import legend, names, rows, shares
@@ -37,7 +37,7 @@ def learn(
             _refuse_name(name)
     plan = planned(mixers, questions, seeds)
     if not plan:
-        refuse("compare", f"--only must leave a mixer that the task can ask; got {', '.join(only)}")
+        refuse("compare", f"--only must leave a mixer that the task can train; got {', '.join(only)}")
     errors = Console(stderr=True, highlight=False, markup=False, emoji=False)
     with writing("compare", "--runs", runs), progress(errors, "runs", len(plan)) as advance:
         try:
@@ -62,7 +62,7 @@ def learn(
             annotate=True,
             limits=(0.0, 1.0),
         )
-        put("compare", figure, out)
+        save_figure("compare", figure, out)
 
 
 def _chosen(only: Sequence[str], names: Iterable[str]) -> list[str]:

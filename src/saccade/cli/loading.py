@@ -26,16 +26,14 @@ NAMED: dict[str, Callable[[], Encoder | Decoder]] = {
 """The models that come with the package."""
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
-ModelName = Annotated[
-    str, typer.Option("--model", metavar="NAME|FOLDER", help="A model by name, or the folder of one.")
-]
+ModelName = Annotated[str, typer.Option("--model", metavar="NAME|FOLDER", help="The name of a model, or its folder.")]
 """The command-line option that names a model."""
 FittingModel = Annotated[
     str | None,
     typer.Option(
         "--model",
         metavar="NAME|FOLDER",
-        help="A model by name, or the folder of one.",
+        help="The name of a model, or its folder.",
         show_default=f"{MINILM}, or {CHINESE_ENCODER} if most of TEXT is Chinese",
     ),
 ]
@@ -69,7 +67,7 @@ def check_name(model: str) -> None:
     if folder.exists():
         got = f"{model}, which has no config.json" if folder.is_dir() else f"{model}, a file"
     else:
-        got = f"{model}, and there is no such folder"
+        got = f"{model}, but there is no such folder"
         if here is not None:
             hint = f"it comes with the package: --model {here}"
         elif _HUB_NAME.fullmatch(model):

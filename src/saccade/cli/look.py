@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from saccade import viz
-from saccade.cli.exit_status import fail, loaded, refuse, refuse_beside
+from saccade.cli.exit_status import fail, loaded, refuse, refuse_combination
 from saccade.cli.figures import MOST_WINDOWS, figures, whole, without_special
 from saccade.cli.loading import FittingModel, fitting_name, shown_name
 from saccade.cli.look_tables import (
@@ -40,24 +40,28 @@ _MOST_WEIGHTS = 1 << 28  # 1 GB in float32
 _Text = Annotated[
     list[str] | None, typer.Argument(metavar="TEXT", help="The text; several arguments are joined by spaces.")
 ]
-_File = Annotated[Path | None, typer.Option(help="A file that holds the text, in UTF-8.")]
+_File = Annotated[Path | None, typer.Option(help="A file with the text, in UTF-8.")]
 _Other = Annotated[
     str | None, typer.Option(help="The output of an encoder-decoder that reads TEXT: shows its cross-attention.")
 ]
-_Tokens = Annotated[bool, typer.Option("--tokens", help="Take every argument as one word, exactly as typed.")]
-_Layer = Annotated[int | None, typer.Option(help="The layer to show, counted from 0; by default the most telling.")]
-_Head = Annotated[int | None, typer.Option(help="The head to show, counted from 0; by default the most telling.")]
+_Tokens = Annotated[bool, typer.Option("--tokens", help="Treat each argument as one word, exactly as typed.")]
+_Layer = Annotated[int | None, typer.Option(help="The layer to show, counted from 0; by default the most informative.")]
+_Head = Annotated[int | None, typer.Option(help="The head to show, counted from 0; by default the most informative.")]
 _By = Annotated[Statistic, typer.Option(help="The statistic that chooses the head.", case_sensitive=False)]
 _Stats = Annotated[
     Format | None,
-    typer.Option(help="Print statistics of every head, and nothing else; no pictures.", case_sensitive=False),
+    typer.Option(help="Print only statistics of every head, without pictures.", case_sensitive=False),
 ]
 _Window = Annotated[
     int | None,
-    typer.Option(min=0, help="The window to show if the text is longer than the model reads, from 0; else the first."),
+    typer.Option(
+        min=0,
+        help="The window to show if the text is longer than the model reads, counted from 0; by default the first.",
+    ),
 ]
 _AtOnce = Annotated[
-    int | None, typer.Option(min=1, help="Maximum tokens that are read at a time; else as many as the model reads.")
+    int | None,
+    typer.Option(min=1, help="Maximum number of tokens read at a time; by default as many as the model can read."),
 ]
 _HideSpecial = Annotated[
     bool, typer.Option("--hide-special", help="Leave special tokens such as [CLS] and [SEP] out of the figures.")
@@ -66,7 +70,7 @@ _Title = Annotated[str | None, typer.Option(help="The title of the figures, or o
 _Out = Annotated[Path, typer.Option(help="The folder for the figures.")]
 _Html = Annotated[
     Path | None,
-    typer.Option(help="Write a page that shows every head, at any length, and nothing else; it opens in a browser."),
+    typer.Option(help="Write only a page that shows every head, for a text of any length; it opens in a browser."),
 ]
 
 
@@ -98,12 +102,12 @@ def look(
     whole.png shows all of them along the diagonal.
     """
     if to is not None:
-        refuse_beside(context, "--to", ("--window", "--at-once"), "shows two texts at once")
+        refuse_combination(context, "--to", ("--window", "--at-once"), "shows two texts at once")
     if stats is not None:
         drawn = ("--layer", "--head", "--by", "--out", "--hide-special", "--title")
-        refuse_beside(context, "--stats", drawn, "prints every head and draws nothing")
+        refuse_combination(context, "--stats", drawn, "prints every head and draws nothing")
     if html is not None:
-        refuse_beside(
+        refuse_combination(
             context,
             "--html",
             ("--stats", "--layer", "--head", "--by", "--out", "--hide-special"),
@@ -166,7 +170,7 @@ def _text_of(text: Sequence[str] | None, file: Path | None) -> list[str]:
     if file is None:
         return list(text or [])
     if text:
-        refuse("look", "TEXT must be left out where --file is given; got both")
+        refuse("look", "TEXT must be left out if --file is given; got both")
     try:
         return [file.read_text(encoding="utf-8-sig")]  # some editors write a byte-order mark
     except OSError as error:
@@ -193,7 +197,9 @@ def _weights(subject: Subject) -> torch.Tensor:
         weights = [merge(matrix.to_dense()[0], subject.rows, subject.columns) for matrix in subject.matrices]
     broken = [str(layer) for layer, one in enumerate(weights) if not is_finite(one)]
     if broken:
-        fail("look", f"--model must make numbers of TEXT; got NaN in the attention of layer {', '.join(broken)}")
+        fail(
+            "look", f"--model must give finite numbers for TEXT; got NaN in the attention of layer {', '.join(broken)}"
+        )
     return torch.stack(weights)
 
 
@@ -211,21 +217,21 @@ def _draw(
 ) -> tuple[list[tuple[Path, str]], list[str]]:
     """Write the figures of ``saccade look``; return their paths, their descriptions and notes about them."""
     files, notes = [], []
-    with warnings.catch_warnings(record=True) as caught, all_or_none("look", "--out", out) as beside:
+    with warnings.catch_warnings(record=True) as caught, all_or_none("look", "--out", out) as staging:
         warnings.simplefilter("always", viz.MissingGlyphsWarning)
         for name, figure, what in figures(subject, weights, best, title):
-            viz.save(figure, beside / name)
+            viz.save(figure, staging / name)
             files.append((out / name, what))
         count = len(subject.windows)
         if 1 < count <= MOST_WINDOWS:
             errors = Console(stderr=True, highlight=False, markup=False, emoji=False)
             with progress(errors, "windows", count) as advance:
-                viz.save(whole(model, subject, best, advance, title), beside / "whole.png")
+                viz.save(whole(model, subject, best, advance, title), staging / "whole.png")
             where = translated("layer {layer}, head {head}", layer=best.layer, head=best.head)
             files.append((out / "whole.png", translated("{where} in all {count} windows", where=where, count=count)))
         elif count > MOST_WINDOWS:
-            said = "{count:,} windows are too many for a picture of all; {most} would be drawn"
-            notes.append(translated(said, count=count, most=MOST_WINDOWS))
+            message = "{count:,} windows are too many for one picture; at most {most} are drawn"
+            notes.append(translated(message, count=count, most=MOST_WINDOWS))
     return files, [*notes, *(str(one.message) for one in caught)]
 
 

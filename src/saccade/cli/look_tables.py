@@ -51,7 +51,7 @@ class Statistic(Enum):
     def meaning(self) -> str:
         """A short description of the statistic."""
         meanings = {
-            "position": "how much the place of a word says about where it looks",
+            "position": "how much the position of a word says about where it attends",
             "unexplained": "attention explained neither by distance nor by generally popular words",
         }
         return translated(meanings[self.value])
@@ -91,18 +91,18 @@ def print_choice(
         is_asked: whether the user specified the head.
     """
     best = ranking[0]
-    asked, ranked = (
-        "layer {layer}, head {head} of {model}, asked for",
-        "layer {layer}, head {head} of {model}, the most telling of {count}",
+    requested, ranked = (
+        "layer {layer}, head {head} of {model}, as requested",
+        "layer {layer}, head {head} of {model}, the most informative of {count}",
     )
-    told = {"layer": best.layer, "head": best.head, "model": visible(model), "count": len(ranking)}
-    console.print(Text(translated(asked if is_asked else ranked, **told), "bold"))
+    values = {"layer": best.layer, "head": best.head, "model": visible(model), "count": len(ranking)}
+    console.print(Text(translated(requested if is_asked else ranked, **values), "bold"))
     measured = {"statistic": statistic.label, "value": best.value, "meaning": statistic.meaning}
     console.print(translated("{statistic}: {value:.2f} nats ({meaning})", **measured))
     if len(ranking) > 1:
         second = ranking[1]
-        said = "runner-up: layer {layer}, head {head} with {value:.2f} nats"
-        console.print(translated(said, layer=second.layer, head=second.head, value=second.value))
+        message = "runner-up: layer {layer}, head {head} with {value:.2f} nats"
+        console.print(translated(message, layer=second.layer, head=second.head, value=second.value))
     if special:
         one = "{names} gets {lost:.0%} of the words' attention; the statistic leaves it out"
         several = "{names} get {lost:.0%} of the words' attention; the statistic leaves them out"
@@ -180,16 +180,16 @@ def print_unknown(console: Console, model: str, words: Sequence[Word], token: st
     if len(unknown) > _NAMED:
         named = translated("{words} and {more} more", words=named, more=len(unknown) - _NAMED)
     one = (
-        "{words} - {model} does not know it, or a part of it; it read {token} there, so what this word looks at says "
-        "little"
+        "{words} - {model} does not know it, or a part of it; it read {token} instead, so the attention of this word "
+        "means little"
     )
     several = (
-        "{words} - {model} does not know them, or a part of them; it read {token} there, so what these words look at "
-        "says little"
+        "{words} - {model} does not know them, or a part of them; it read {token} instead, so the attention of these "
+        "words means little"
     )
-    told = {"words": named, "model": visible(model), "token": visible(token)}
-    said = translated(several if len(unknown) > 1 else one, **told)
-    console.print(Text.assemble((translated("? unknown: "), "yellow"), said))
+    values = {"words": named, "model": visible(model), "token": visible(token)}
+    message = translated(several if len(unknown) > 1 else one, **values)
+    console.print(Text.assemble((translated("? unknown: "), "yellow"), message))
 
 
 def which_window(model: str, windows: Sequence[Window], shown: int, most: int) -> str:
@@ -197,13 +197,13 @@ def which_window(model: str, windows: Sequence[Window], shown: int, most: int) -
     if len(windows) == 1:
         return ""
     window, last = windows[shown], len(windows) - 1
-    told = {"tokens": windows[-1].stop, "model": visible(model), "most": most, "shown": shown, "count": len(windows)}
-    told |= {"first": window.start, "last": window.stop - 1, "end": last}
-    said = (
+    values = {"tokens": windows[-1].stop, "model": visible(model), "most": most, "shown": shown, "count": len(windows)}
+    values |= {"first": window.start, "last": window.stop - 1, "end": last}
+    message = (
         "the text has {tokens:,} tokens, {model} reads {most:,} at a time; window {shown} of {count:,} is shown "
         "(tokens {first:,} to {last:,}), --window 0 to {end:,} chooses"
     )
-    return translated(said, **told)
+    return translated(message, **values)
 
 
 def _shown(word: Word) -> str:

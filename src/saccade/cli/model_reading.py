@@ -98,7 +98,7 @@ def subject_of(
         raise value_error("--model", "have a tokenizer.json", name)
     is_pair = isinstance(model, EncoderDecoder) or (isinstance(model, TransformersModel) and model.is_pair)
     if other is not None and not is_pair:
-        raise value_error("--to", "be left out where a model reads one text (no encoder-decoder)", name)
+        raise value_error("--to", "be left out if the model is not an encoder-decoder", name)
     most = model.max_len if isinstance(model, TransformersModel) else model.config.max_len
     most, unknown = min(most, at_once or most), _unknown(model)
     windows = _read(model.tokenizer, unknown, most, "TEXT", list(text) if given else " ".join(text))
@@ -117,7 +117,7 @@ def subject_of(
     for argument, own in (("TEXT", windows), ("--to", written)):
         if len(own) > 1:
             got = f"{own[-1].stop}, {name} reads no more"
-            raise value_error(argument, f"have at most {most} tokens beside another text", got)
+            raise value_error(argument, f"have at most {most} tokens together with another text", got)
     with torch.no_grad():
         matrices = model.cross_matrices(tokens, torch.tensor([written[0].tokens]))
     answer = _pieces(model.tokenizer, written[0])
@@ -140,7 +140,7 @@ def _read(tokenizer: Tokenizer, unknown: str, most: int, argument: str, text: st
     """Split a text into windows with their tokens and words."""
     joined = text if isinstance(text, str) else " ".join(text)
     if not joined.strip():
-        raise value_error(argument, "have at least one word", "nothing to look at")
+        raise value_error(argument, "have at least one word", "an empty text")
     if any("\ud800" <= character <= "\udfff" for character in joined):
         raise value_error(argument, "be valid UTF-8", "bytes that are not")
     encoding = tokenizer.encode(text, is_pretokenized=not isinstance(text, str))

@@ -30,7 +30,7 @@ def writing(command: str, option: str, path: Path, kind: str = "folder") -> Iter
         end(command, f"{option} must be a {kind} that can be written; got {path} ({error.strerror})")
 
 
-def put(command: str, figure: "Figure", out: Path) -> None:
+def save_figure(command: str, figure: "Figure", out: Path) -> None:
     """Write a figure to the ``--out`` file and print its path; end the command if it cannot be written."""
     try:
         with writing(command, "--out", out, "picture file"):
@@ -57,7 +57,7 @@ def folder_for(command: str, option: str, folder: Path) -> Iterator[None]:
 @contextmanager
 def all_or_none(command: str, option: str, folder: Path) -> Iterator[Path]:
     """Yield a temporary folder whose files are moved to ``folder`` when all of them are complete."""
-    with writing(command, option, folder), TemporaryDirectory(prefix=".", suffix=".part", dir=folder) as beside:
-        yield Path(beside)
-        for path in sorted(Path(beside).iterdir()):
+    with writing(command, option, folder), TemporaryDirectory(prefix=".", suffix=".part", dir=folder) as staging:
+        yield Path(staging)
+        for path in sorted(Path(staging).iterdir()):
             os.replace(path, folder / path.name)

@@ -50,7 +50,7 @@ def windows_of(tokens: Sequence[int], words: Sequence[Word], most: int) -> list[
     room = most - first - (len(tokens) - last)
     if room < 1:
         around = most - room
-        raise value_error("tokens read at a time", f"be more than the {around} around every text", most)
+        raise value_error("tokens read at a time", f"be more than the {around} special tokens around every text", most)
     found = []
     for group in _groups(words[text[0] : text[-1] + 1], room):
         start, stop = group[0].start, group[-1].stop

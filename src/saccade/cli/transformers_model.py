@@ -62,7 +62,7 @@ class TransformersModel:
         recorded = [recording[name].matrix for name in names]
         matrices: list[Matrix] = [one for one in recorded if isinstance(one, AttentionMatrix)]  # excludes recurrences
         if not matrices:
-            reason = "its layers are recurrences, whose weights have any sign"
+            reason = "its layers are recurrences, whose weights can be negative"
             raise unsupported(type(model).__name__, [reason], hint="saccade.record gives their matrices")
         return matrices
 
@@ -89,7 +89,7 @@ def load_transformers(folder: Path) -> TransformersModel:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
         except Exception as error:  # loading an arbitrary folder may raise any exception
             first = str(error).strip().partition("\n")[0] or type(error).__name__
-            rule = "hold a model in safetensors and a tokenizer that transformers reads"
+            rule = "contain a safetensors model and a tokenizer that transformers can read"
             raise value_error("--model", rule, f"{folder} ({first})") from None
     if not getattr(tokenizer, "is_fast", False):
         raise value_error("--model", "have a fast tokenizer (tokenizer.json)", f"{folder}")
@@ -104,5 +104,5 @@ def _check_layers(folder: Path) -> None:
     count = len(read_weights(folder))
     for name, number in config.items():
         if ("layers" in name or name == "n_layer") and isinstance(number, int) and number > count:
-            rule = "have the sizes of the weights"
+            rule = "match the sizes of the weights"
             raise value_error("config.json", rule, f"{name} {number}, and {count} tensors")

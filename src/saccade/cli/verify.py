@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from saccade import viz
-from saccade.cli.exit_status import refuse, refuse_beside
+from saccade.cli.exit_status import refuse, refuse_combination
 from saccade.cli.output_files import all_or_none, folder_for
 from saccade.cli.progress import progress
 from saccade.text import visible
@@ -30,24 +30,24 @@ _STYLES = {"holds": "green", "holds if": "yellow", "refuted": "red"}
 
 _Only = Annotated[
     list[str] | None,
-    typer.Option("--only", metavar="NAME|TOPIC", help="Check this claim or topic, else all; may be repeated."),
+    typer.Option(
+        "--only", metavar="NAME|TOPIC", help="Check only this claim or topic; may be repeated. By default all."
+    ),
 ]
 _Seed = Annotated[int, typer.Option(min=0, help="The first seed of the random numbers.")]
 _Seeds = Annotated[int, typer.Option(min=1, help="Number of seeds to run, one after the other.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print the run as JSON.")]
 _Pictures = Annotated[
-    Path | None, typer.Option(help="Draw the figures of the documents into this folder, and check nothing.")
+    Path | None, typer.Option(help="Draw the figures of the documents into this folder; check nothing.")
 ]
 _Language = Annotated[
     Literal["en", "zh"], typer.Option(help="The language of the figures, and of a list by document as Markdown.")
 ]
-_Markdown = Annotated[
-    bool, typer.Option("--markdown", help="Print claims and verdicts as Markdown, and check nothing.")
-]
-_List = Annotated[bool, typer.Option("--list", help="List claims and verdicts, and check nothing.")]
+_Markdown = Annotated[bool, typer.Option("--markdown", help="Print claims and verdicts as Markdown; check nothing.")]
+_List = Annotated[bool, typer.Option("--list", help="List claims and verdicts; check nothing.")]
 _By = Annotated[
     Literal["topic", "document"],
-    typer.Option(help="The order of --list; by document, every statement of five tutorials with its claim."),
+    typer.Option(help="The order of --list; document lists every statement of five tutorials with its claim."),
 ]
 
 
@@ -71,15 +71,15 @@ def verify(
     by_document = as_list and by == "document"
     if pictures is not None:
         others = ("--only", "--seed", "--seeds", "--json", "--markdown", "--list", "--by")
-        refuse_beside(context, "--pictures", others, "always draws the same figures and checks nothing")
+        refuse_combination(context, "--pictures", others, "always draws the same figures and checks nothing")
     elif language != "en" and not (by_document and as_markdown):
-        rule = "come with --pictures or with --list --by document --markdown"
+        rule = "be used with --pictures or with --list --by document --markdown"
         refuse("verify", f"--language must {rule}; got {language} alone")
     for name, is_given in (("--list", as_list), ("--markdown", as_markdown)):
         if is_given:
-            refuse_beside(context, name, ("--seed", "--seeds", "--json"), "checks nothing")
+            refuse_combination(context, name, ("--seed", "--seeds", "--json"), "checks nothing")
     if by != "topic" and not as_list:
-        refuse("verify", f"--by must come with --list; got --by {by} alone")
+        refuse("verify", f"--by must be used with --list; got --by {by} alone")
     claims = _chosen(only or [])
     if as_list or as_markdown:
         typer.echo(_listed(claims, by_document, as_markdown, language), nl=False)
@@ -103,9 +103,9 @@ def verify(
 
 
 def _draw(folder: Path, drawings: Mapping[str, Callable[[], "Figure"]]) -> None:
-    with folder_for("verify", "--pictures", folder), all_or_none("verify", "--pictures", folder) as beside:
+    with folder_for("verify", "--pictures", folder), all_or_none("verify", "--pictures", folder) as staging:
         for name, picture in drawings.items():
-            viz.save(picture(), beside / f"{name}.png")
+            viz.save(picture(), staging / f"{name}.png")
     for name in drawings:
         typer.echo(f"wrote {visible(str(folder / f'{name}.png'))}")
 
@@ -134,7 +134,9 @@ def _listed(claims: Sequence[Claim], by_document: bool, as_markdown: bool, langu
 def _documents(claims: Sequence[Claim]) -> list[Document]:
     """Return the documents with the statements that the claims check, plus unchecked ones if all claims are given."""
     names = {claim.name for claim in claims} | ({""} if len(claims) == len(CLAIMS) else set())
-    documents = (one._replace(says=tuple(said for said in one.says if said.claim in names)) for one in DOCUMENTS)
+    documents = (
+        one._replace(says=tuple(statement for statement in one.says if statement.claim in names)) for one in DOCUMENTS
+    )
     return [one for one in documents if one.says]
 
 
@@ -184,8 +186,12 @@ def _summary(verification: Verification, claims: Sequence[Claim], seeds: int) ->
     lines = [
         f"{_count(len(claims), 'claim')}: {verdicts}.",
         f"{_count(measured, 'measurement')}, {_count(seeds, 'seed')}{chance}.",
-        *([f"Not checked, since something is not installed: {left}."] if left else []),
-        f"Contradicted: {wrong}." if wrong else "Every verdict stands." if verification.ok else "Nothing was checked.",
+        *([f"Not checked, because a package is not installed: {left}."] if left else []),
+        f"Contradicted: {wrong}."
+        if wrong
+        else "Every verdict is confirmed."
+        if verification.ok
+        else "Nothing was checked.",
     ]
     return "\n".join(lines)
 

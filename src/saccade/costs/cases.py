@@ -151,7 +151,7 @@ def _checked(subject: Subject) -> Subject:
     """Return the subject of a cost forecast; raise if it specifies a kernel whose memory cannot be forecast."""
     for mechanism in _softmaxes(subject.module):
         if mechanism.impl not in custom_op.KERNELS:
-            reason = "what it runs inside of torch holds is not known before it is run"
+            reason = "the memory that it uses inside torch is not known before it runs"
             hint = f"impl can be one of {', '.join(custom_op.KERNELS)}"
             raise unsupported(f"impl={shown(mechanism.impl)}", [reason], hint=hint)
     return subject
@@ -172,7 +172,7 @@ def _with_any_kernel(module: nn.Module) -> nn.Module:
 def _of_product(subject: Mask | Score | Mechanism | None, mask: object, sizes: Sizes) -> Subject:
     if isinstance(subject, Mask):
         if mask is not None:
-            raise type_error("mask", "be left out where the subject is a mask", mask, hint="m1 & m2 is one mask")
+            raise type_error("mask", "be left out if the subject is a mask", mask, hint="m1 & m2 is one mask")
         subject, mask = None, subject
     mechanism = subject if isinstance(subject, Mechanism) else Softmax(score=subject)
     pattern: Mask = mask if isinstance(mask, Mask) else as_mask(mask, (sizes.batch, sizes.num_heads, 1, 1))
@@ -219,7 +219,7 @@ def _inputs_of(module: nn.Module, sizes: Sizes) -> Inputs:
     if isinstance(width, int):
         return lambda length: torch.zeros(sizes.batch, length, width, dtype=sizes.dtype, requires_grad=True)
     reason = "its inputs are unknown: it has neither config.vocab_size nor embed_dim"
-    hint = "inputs=lambda length: torch.zeros(1, 3, length, length) says what it is called with"
+    hint = "inputs=lambda length: torch.zeros(1, 3, length, length) gives its arguments"
     raise unsupported(type(module).__name__, [reason], hint=hint)
 
 

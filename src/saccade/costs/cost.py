@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._pytree import tree_leaves
 
 from saccade.costs.cases import Inputs, Sizes, Subject, all_tensors, subject_of
-from saccade.costs.dry_run import DryRun, Operation, dry, refuse_dry
+from saccade.costs.dry_run import DryRun, Operation, dry, unsupported_dry_run
 from saccade.costs.machine import Machine, Seconds, this_machine
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import type_error, value_error
@@ -135,13 +135,11 @@ class Cost:
 
 
 _HINTS = {
-    **dict.fromkeys(("length", "tokens", "n", "max_len", "context"), "seq_len=, how many tokens"),
+    **dict.fromkeys(("length", "tokens", "n", "max_len", "context"), "seq_len=, the number of tokens"),
     **dict.fromkeys(("heads", "n_heads"), "num_heads="),
     **dict.fromkeys(("kv_heads", "n_kv_heads"), "num_kv_heads="),
     **dict.fromkeys(("batch_size", "bs"), "batch="),
-    **dict.fromkeys(
-        ("causal", "is_causal"), "cost(masks.Causal(), seq_len), or mask=masks.Causal() beside a mechanism"
-    ),
+    **dict.fromkeys(("causal", "is_causal"), "cost(masks.Causal(), seq_len), or mask=masks.Causal() with a mechanism"),
 }
 
 
@@ -219,7 +217,7 @@ def cost(
     except RuntimeError as error:
         reads_values = isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
         if reads_values or "meta tensors" in str(error):
-            raise refuse_dry(error) from error
+            raise unsupported_dry_run(error) from error
         raise
     kinds = {x.dtype for x in case.module.parameters() if x.is_floating_point()}
     return Cost(case.name, length, batch, next(iter(kinds), sizes.dtype), weights, *runs, decode, cache_bytes)
@@ -289,14 +287,14 @@ def _cache_bytes(subject: Subject, length: int) -> int | None:
 
 def _float_dtype(dtype: object) -> torch.dtype:
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise type_error("dtype", "be a dtype of floats", dtype, hint="torch.bfloat16")
+        raise type_error("dtype", "be a float dtype", dtype, hint="torch.bfloat16")
     return dtype
 
 
 def _memory() -> int:
     names = getattr(os, "sysconf_names", {})
     if "SC_PHYS_PAGES" not in names:
-        raise value_error("memory", "be given, since this system does not say how much it has", None)
+        raise value_error("memory", "be given, since this system does not report its memory", None)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

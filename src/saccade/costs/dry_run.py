@@ -20,11 +20,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from saccade.engine import custom_op
+from saccade.engine.bias.decay_sums import DecayTerm
 from saccade.engine.dispatch import choose_kernel
 from saccade.engine.explanation import Explanation
 from saccade.engine.kernels.kernel import KernelWithBackward
 from saccade.engine.memory_accounting import Watch
-from saccade.mechanisms.fake_tensors import taken_as_clean
+from saccade.mechanisms.fake_tensors import assuming_finite
 from saccade.support.errors import unsupported
 
 _FREE = {"empty", "new_empty", "empty_like", "empty_strided", "device", "detach", "lift_fresh", "_local_scalar_dense"}
@@ -108,9 +109,10 @@ class DryRun(Watch):
     def _attend(self, arguments: Any, results: Any, *, is_backward: bool) -> None:
         """Record an attention product or its gradients, with the cost forecast by its kernel."""
         with _real_tensors():
-            inputs, value_dim, request = custom_op.operator_inputs([stand_in(x) for x in arguments])
+            inputs, value_dim, request = custom_op.operator_inputs([without_values(x) for x in arguments])
             if self._past and inputs.shape[2] == inputs.shape[3]:
                 inputs = _with_past_keys(inputs, self._past)
+            inputs = _with_sums(inputs)
             request = request._replace(needs_backward=is_backward)
             kernel = choose_kernel(inputs, request)
             explained = Explanation.of(inputs, kernel, value_dim, request, mask=inputs.rule)
@@ -138,7 +140,7 @@ class DryRun(Watch):
 @contextmanager
 def dry(run: DryRun, mode: FakeTensorMode) -> Iterator[DryRun]:
     """Run the body of a ``with`` statement as a dry run: nothing is computed, and ``run`` records the costs."""
-    with mode, _program(True), taken_as_clean(), _layers_of_torch(), run:
+    with mode, _program(True), assuming_finite(), _layers_of_torch(), run:
         yield run
 
 
@@ -179,13 +181,13 @@ def _real_tensors() -> Iterator[None]:
         yield
 
 
-def stand_in(x: Any) -> Any:
+def without_values(x: Any) -> Any:
     """Replace a fake tensor, or a list of them, by real expanded tensors.
 
     Masks allow every pair, because their values are unknown.
     """
     if isinstance(x, list | tuple):
-        return [stand_in(each) for each in x]
+        return [without_values(each) for each in x]
     if not isinstance(x, FakeTensor):
         return x
     if x.is_floating_point() and x.dim() == 4:
@@ -199,6 +201,15 @@ def _with_past_keys(inputs: Any, past: int) -> Any:
     key = torch.empty(1, 1, past + q_len, inputs.key.shape[3], dtype=inputs.key.dtype)
     key = key.expand(*inputs.key.shape[:2], -1, -1)
     return inputs.replaced(shape=(batch, heads, q_len, past + q_len), key=key, origin=(inputs.origin[0] + past, 0))
+
+
+def _with_sums(inputs: Any) -> Any:
+    """Return attention inputs whose decay bias, if they have one, has a sum for each key, cached ones included."""
+    bias, (_, _, q_len, kv_len) = inputs.bias, inputs.shape
+    if not isinstance(bias, DecayTerm):
+        return inputs
+    sums = torch.zeros((), dtype=bias.source.dtype).expand(*bias.source.shape[:3], kv_len)
+    return inputs.replaced(bias=DecayTerm(sums, torch.zeros(1, q_len, dtype=torch.int64), bias.dtype))
 
 
 def _to_meta(x: Any) -> Any:
@@ -271,7 +282,7 @@ def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def refuse_dry(error: Exception) -> Exception:
+def unsupported_dry_run(error: Exception) -> Exception:
     """Return the error to raise for a program that does not support a dry run."""
-    reason = f"what it runs depends on what its tensors hold: {str(error).splitlines()[0]}"
-    return unsupported("subject", [reason], hint="time and measure it with benchmarks of its own")
+    reason = f"its operations depend on the values of its tensors: {str(error).splitlines()[0]}"
+    return unsupported("subject", [reason], hint="run it, and measure its time and memory")

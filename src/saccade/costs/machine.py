@@ -76,7 +76,7 @@ class Machine:
 
     def __init__(self, file: MachineFile | None = None) -> None:
         self._file = file
-        self._known: dict[str, list[list[float]]] = {} if file is None else file.read()
+        self._measurements: dict[str, list[list[float]]] = {} if file is None else file.read()
 
     def seconds(self, steps: Iterable[Operation]) -> float:
         """Return the estimated time of a sequence of operations on the machine."""
@@ -125,8 +125,8 @@ class Machine:
         way = "backward" if step.is_backward else "forward"
         name = f"attention/{kernel}/{way}/{step.dtype}"
         if "/" in kernel:
-            reason = f"it is measured how long products of a dot product take, not those of {kernel.partition('/')[2]}"
-            raise unsupported("subject", [reason], hint="its operations and its memory are told all the same")
+            reason = f"only attention with dot products is timed, not with {kernel.partition('/')[2]}"
+            raise unsupported("subject", [reason], hint="its operations and its memory are still reported")
         samples = self._measured(name, partial(attention_samples, kernel, step.dtype, is_backward=step.is_backward))
         start, narrow, wide, tile = (row[0] for row in samples[:4])
         share = (step.shape[1] - 2 * SIZES[0]) / (2 * SIZES[1] - 2 * SIZES[0])
@@ -136,12 +136,12 @@ class Machine:
 
     def _measured(self, name: str, measure: Callable[[], list[list[float]]]) -> list[list[float]]:
         key = f"{name}/{torch.get_num_threads()} threads"
-        if key not in self._known:
+        if key not in self._measurements:
             with torch.random.fork_rng(devices=[]):
-                self._known[key] = measure()
+                self._measurements[key] = measure()
             if self._file is not None:
-                self._file.write(self._known)
-        return self._known[key]
+                self._file.write(self._measurements)
+        return self._measurements[key]
 
 
 def this_machine() -> Machine:

@@ -25,7 +25,7 @@ _UNITS = {  # largest first
 }
 
 
-@argument_hints({}, costs="results of cost(...) at two lengths or more")
+@argument_hints({}, costs="results of cost(...) at two or more lengths")
 def growth(
     costs: Iterable[Cost], what: What = "memory", *, memory: float | None = None, title: str | None = None
 ) -> Figure:
@@ -55,15 +55,15 @@ def growth(
     """
     if what not in get_args(What):
         raise value_error("what", f"be one of {', '.join(get_args(What))}", what)
-    checked = (check_type("costs", x, Cost, "hold what saccade.cost says") for x in costs)
+    checked = (check_type("costs", x, Cost, "contain results of saccade.cost") for x in costs)
     ordered = sorted(checked, key=attrgetter("seq_len"))
     lengths = [x.seq_len for x in ordered]
     if len(set(lengths)) < max(2, len(lengths)):
-        raise value_error("costs", "hold two lengths or more, each once", lengths)
+        raise value_error("costs", "contain at least two lengths, each once", lengths)
     if len(kinds := {(x.subject, x.batch, x.dtype) for x in ordered}) > 1:
-        raise value_error("costs", "be of one subject, batch and dtype", sorted(x[0] for x in kinds))
+        raise value_error("costs", "have the same subject, batch and dtype", sorted(x[0] for x in kinds))
     if memory is not None and (what != "memory" or not is_number(memory) or memory <= 0):
-        raise value_error("memory", 'be a positive number of bytes, beside what="memory"', memory)
+        raise value_error("memory", 'be a positive number of bytes, used with what="memory"', memory)
     lines = _lines(ordered, what)
     if memory is not None:
         lines["room"] = [memory] * len(ordered)

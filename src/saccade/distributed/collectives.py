@@ -19,7 +19,7 @@ from saccade.support.called_function import called_function
 _MANY = 8
 
 
-def moved(x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+def exchanged(x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
     """Apply ``there``, a linear exchange between ranks, and use its transpose ``back`` in the backward pass."""
     result: Tensor = _Moved.apply(x, there, back)
     return result
@@ -33,7 +33,7 @@ class _Moved(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return moved(grad.contiguous(), ctx.back, ctx.there), None, None
+        return exchanged(grad.contiguous(), ctx.back, ctx.there), None, None
 
 
 class Fetch(NamedTuple):
@@ -42,16 +42,16 @@ class Fetch(NamedTuple):
     Attributes:
         group: the process group of the ranks.
         columns: positions of the local and fetched keys, int64 ``[columns]``.
-        own: indices in ``columns`` of the local rows, int64 ``[rows]``.
-        gives: for each rank, the indices of the local rows sent to it, int64.
-        gets: for each rank, the indices in ``columns`` of the keys received from it, int64.
+        local_columns: indices in ``columns`` of the local rows, int64 ``[rows]``.
+        send_rows: for each rank, the indices of the local rows sent to it, int64.
+        receive_columns: for each rank, the indices in ``columns`` of the keys received from it, int64.
     """
 
     group: dist.ProcessGroup | None
     columns: Tensor
-    own: Tensor
-    gives: tuple[Tensor, ...]
-    gets: tuple[Tensor, ...]
+    local_columns: Tensor
+    send_rows: tuple[Tensor, ...]
+    receive_columns: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, plan: Exchange, rank: int, group: dist.ProcessGroup | None, device: torch.device) -> Fetch:
@@ -65,31 +65,31 @@ class Fetch(NamedTuple):
                 lists[peer].append(keys)
             return tuple(torch.from_numpy(np.searchsorted(among, numbers(keys))).to(device) for keys in lists)
 
-        places = torch.from_numpy(np.searchsorted(columns, rows)).to(device)
-        gives, gets = by_peer(part.sends, rows), by_peer(part.receives, columns)
-        return cls(group, torch.from_numpy(columns).to(device), places, gives, gets)
+        positions = torch.from_numpy(np.searchsorted(columns, rows)).to(device)
+        send_rows, receive_columns = by_peer(part.sends, rows), by_peer(part.receives, columns)
+        return cls(group, torch.from_numpy(columns).to(device), positions, send_rows, receive_columns)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Fetch rows from other ranks: return ``[B, G, columns, D]`` for local ``[B, G, rows, D]``."""
-        return moved(x, self._there, self._back)
+        return exchanged(x, self._there, self._back)
 
     def _there(self, x: Tensor) -> Tensor:
         batch, groups, _, width = x.shape
         out = x.new_empty(batch, groups, len(self.columns), width)
-        out[:, :, self.own] = x
-        shapes = [(batch, groups, len(part), width) for part in self.gets]
-        received = _all_to_all([x[:, :, part] for part in self.gives], shapes, self.group)
-        for part, rows in zip(self.gets, received, strict=True):
+        out[:, :, self.local_columns] = x
+        shapes = [(batch, groups, len(part), width) for part in self.receive_columns]
+        received = _all_to_all([x[:, :, part] for part in self.send_rows], shapes, self.group)
+        for part, rows in zip(self.receive_columns, received, strict=True):
             out[:, :, part] = rows
         return out
 
     def _back(self, grad: Tensor) -> Tensor:
         batch, groups, _, width = grad.shape
         wide = torch.promote_types(grad.dtype, torch.float32)  # several ranks add to the same key: round only once
-        total = grad[:, :, self.own].to(wide)
-        shapes = [(batch, groups, len(part), width) for part in self.gives]
-        received = _all_to_all([grad[:, :, part] for part in self.gets], shapes, self.group)
-        for part, rows in zip(self.gives, received, strict=True):
+        total = grad[:, :, self.local_columns].to(wide)
+        shapes = [(batch, groups, len(part), width) for part in self.send_rows]
+        received = _all_to_all([grad[:, :, part] for part in self.receive_columns], shapes, self.group)
+        for part, rows in zip(self.send_rows, received, strict=True):
             total.index_add_(2, part, rows.to(wide))
         return total.to(grad.dtype)
 
@@ -113,11 +113,11 @@ class Swap(NamedTuple):
 
     def to_heads(self, x: Tensor) -> Tensor:
         """Exchange rows for heads: return ``[B, H / ranks, all rows, D]`` for ``[B, H, rows, D]``."""
-        return moved(x, self._to_heads, self._to_rows)
+        return exchanged(x, self._to_heads, self._to_rows)
 
     def to_rows(self, x: Tensor) -> Tensor:
         """Exchange heads for rows: return ``[B, H, rows, D]`` for ``[B, H / ranks, all rows, D]``."""
-        return moved(x, self._to_rows, self._to_heads)
+        return exchanged(x, self._to_rows, self._to_heads)
 
     def _to_heads(self, x: Tensor) -> Tensor:
         batch, heads, _, width = x.shape
@@ -136,7 +136,7 @@ class Swap(NamedTuple):
         return torch.cat(_all_to_all([x[:, :, rows] for rows in self.rows], shapes, self.group), 1)
 
 
-def agree(plan: str, group: dist.ProcessGroup | None, device: torch.device) -> None:
+def check_agreement(plan: str, group: dist.ProcessGroup | None, device: torch.device) -> None:
     """Raise an error on every rank, before anything is sent, unless all ranks have the same exchange plan.
 
     With different plans, a rank could receive a message of the wrong size without an error, or wait forever.
@@ -148,12 +148,12 @@ def agree(plan: str, group: dist.ProcessGroup | None, device: torch.device) -> N
     digest = int.from_bytes(hashlib.sha256(plan.encode()).digest()[:7], "little")
     sent = torch.tensor([digest], device=device)
     every = [torch.empty_like(sent) for _ in range(ranks)]
-    guarded(lambda: dist.all_gather(every, sent, group=group))
-    marks = [int(mark) for mark in every]
-    others = [rank for rank, mark in enumerate(marks) if mark != marks[0]]
+    with_hint(lambda: dist.all_gather(every, sent, group=group))
+    digests = [int(digest) for digest in every]
+    others = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
     if others:
         listed = ", ".join(map(str, others[:8])) + (", ..." if len(others) > 8 else "")
-        sentence = f"{called_function()}: all ranks must plan the same; ranks {listed} differ from rank 0"
+        sentence = f"{called_function()}: all ranks must make the same plan; ranks {listed} differ from rank 0"
         raise RuntimeError(
             f"{sentence} (here: {plan}).\nHint: give every rank the same mask, lengths, layout and dtype"
         )
@@ -175,21 +175,21 @@ def _all_to_all(
             if received[peer].numel():
                 operations.append(dist.P2POp(dist.irecv, received[peer], number, group))
         if operations:
-            guarded(lambda: [work.wait() for work in dist.batch_isend_irecv(operations)])
+            with_hint(lambda: [work.wait() for work in dist.batch_isend_irecv(operations)])
         return received
     sizes = [torch.Size(shape).numel() for shape in shapes]
     flat = like.new_empty(sum(sizes))
     sent = torch.cat([part.reshape(-1) for part in parts])
-    guarded(lambda: dist.all_to_all_single(flat, sent, sizes, [part.numel() for part in parts], group=group))
+    with_hint(lambda: dist.all_to_all_single(flat, sent, sizes, [part.numel() for part in parts], group=group))
     return [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
 
 
-def guarded(call: Callable[[], object]) -> None:
+def with_hint(call: Callable[[], object]) -> None:
     """Run a collective; if it fails, raise an error that explains the likely cause."""
     try:
         call()
     except RuntimeError as error:
         sentence = (
-            "saccade.distributed: an exchange did not end: a rank is gone, late, or has ended in an error of its own"
+            "saccade.distributed: an exchange did not finish: another rank has exited, is late, or has raised an error"
         )
         raise RuntimeError(f"{sentence}.\nHint: look at the other ranks' errors first ({error})") from error

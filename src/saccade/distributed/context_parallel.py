@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from saccade.distributed.collectives import Fetch, Swap, agree, guarded
+from saccade.distributed.collectives import Fetch, Swap, check_agreement, with_hint
 from saccade.distributed.exchange_plan import STRATEGIES, Exchange, Machine, exchange
 from saccade.distributed.layouts import NAMES, Layout, layout_of
-from saccade.distributed.parallel_mechanism import SpreadMechanism
-from saccade.distributed.state_passing import Post
+from saccade.distributed.parallel_mechanism import ParallelMechanism
+from saccade.distributed.state_passing import StateChannel
 from saccade.engine import dropout
 from saccade.engine.positions.positioned_mask import check_domain
 from saccade.masks import Mask
@@ -60,21 +60,21 @@ class ContextParallel:
         checks: bool = True,
     ):
         if not dist.is_initialized():
-            hint = "torch.distributed.init_process_group(...) first; torchrun sets the variables that it reads"
+            hint = "call torch.distributed.init_process_group(...) first; torchrun sets the variables that it needs"
             raise RuntimeError(f"ContextParallel: a process group must be set up; got none.\nHint: {hint}")
         if isinstance(group, DeviceMesh):
             if group.ndim != 1:
-                raise value_error("group", "be a mesh of one dimension", f"{group.ndim}", hint='mesh["cp"]')
+                raise value_error("group", "be a one-dimensional mesh", f"{group.ndim}", hint='mesh["cp"]')
             group = group.get_group()
         if not isinstance(layout, Layout):
-            check_choice("layout", layout, NAMES[:3], hint="exchange(...).layout is a balanced one")
+            check_choice("layout", layout, NAMES[:3], hint="exchange(...).layout can be a balanced one")
         check_choice("strategy", strategy, ("auto", *STRATEGIES))
         self.group, self.strategy, self.checks = group, strategy, check_type("checks", checks, bool, "be a bool")
         self.machine = machine if machine is None else check_type("machine", machine, Machine, "be a Machine")
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         if isinstance(layout, Layout) and layout.ranks != self.ranks:
-            raise value_error("layout", f"be of {self.ranks} ranks", layout.ranks)
-        self._layout, self.post = layout, Post(group)
+            raise value_error("layout", f"be for {self.ranks} ranks", layout.ranks)
+        self._layout, self.channel = layout, StateChannel(group)
         self._cache: dict[tuple[Any, ...], Any] = {}
 
     def layout(self, seq_len: int) -> Layout:
@@ -82,7 +82,7 @@ class ContextParallel:
         if isinstance(self._layout, str):
             return layout_of(self._layout, seq_len, self.ranks)
         if self._layout.seq_len != seq_len:
-            raise value_error("seq_len", f"be {self._layout.seq_len}, that of the layout", seq_len)
+            raise value_error("seq_len", f"be {self._layout.seq_len}, as in the layout", seq_len)
         return self._layout
 
     def positions(self, seq_len: int, device: torch.device | str = "cpu") -> Tensor:
@@ -98,7 +98,7 @@ class ContextParallel:
         seq_len = self.seq_len(x.shape[dim], seq_len)
         others = [size for axis, size in enumerate(x.shape) if axis != dim % x.dim()]
         if self.checks:
-            agree(f"unshard_sequence {dim} {others} {x.dtype} {seq_len}", self.group, x.device)
+            check_agreement(f"unshard_sequence {dim} {others} {x.dtype} {seq_len}", self.group, x.device)
         swap = self._swap(seq_len, x.device)
         lines = x.movedim(dim, 0).reshape(1, 1, x.shape[dim], math.prod(others))
         whole = swap.to_heads(lines.expand(-1, self.ranks, -1, -1))
@@ -144,13 +144,13 @@ class ContextParallel:
             check_domain(mask, None, None, seq_len, seq_len)
         options: dict[str, Any] = {"score": score, "bias": bias, "scale": scale, "softcap": softcap, "impl": impl}
         options = {name: x for name, x in options.items() if x is not None}
-        reasons = [f"{name} is of each head" for name in ("score", "bias") if name in options]
-        reasons += ["sink_logit is of each head"] if sink_logit is not None else []
-        reasons += ["dropout is a function of the head's number"] if dropout_p else []
+        reasons = [f"{name} can differ between heads" for name in ("score", "bias") if name in options]
+        reasons += ["sink_logit differs between heads"] if sink_logit is not None else []
+        reasons += ["dropout depends on the index of the head"] if dropout_p else []
         plan = self._plan(query, key, mask, seq_len, reasons)
         if self.checks:
             facts = (len(query), key.shape[3], value.shape[3], value.dtype, dropout_p, seed, scale, softcap)
-            agree(f"{plan.fingerprint} {facts}", self.group, query.device)
+            check_agreement(f"{plan.fingerprint} {facts}", self.group, query.device)
         if plan.strategy == "ulysses":
             swap = self._swap(seq_len, query.device)
             q, k, v = (swap.to_heads(x) for x in (query, key, value))
@@ -164,9 +164,9 @@ class ContextParallel:
         )
         return matrix.matmul(v, dropout_p=dropout_p, seed=seed)
 
-    def __call__(self, mechanism: Mechanism) -> SpreadMechanism:
+    def __call__(self, mechanism: Mechanism) -> ParallelMechanism:
         """Wrap a layer's mechanism to run across ranks, with this rank's rows as its queries and keys."""
-        return SpreadMechanism(mechanism, self)
+        return ParallelMechanism(mechanism, self)
 
     def plan(self, query: Tensor, key: Tensor, mask: Mask | None, seq_len: int) -> Exchange:
         """Return the exchange plan for this rank's tensors and a mask of the full sequence."""
@@ -178,7 +178,7 @@ class ContextParallel:
         """Return the exchange plan; if ``not_ulysses`` contains reasons, the plan does not use "ulysses"."""
         strategy = self.strategy
         if not_ulysses and strategy == "ulysses":
-            raise unsupported('strategy="ulysses"', not_ulysses, hint='strategy="fetch" runs it')
+            raise unsupported('strategy="ulysses"', not_ulysses, hint='strategy="fetch" supports it')
         if not_ulysses and strategy == "auto":
             strategy = "fetch"  # never sends more than "gather"
         sizes = (seq_len, query.shape[1], key.shape[1], key.shape[3], key.dtype, self.ranks)
@@ -190,7 +190,7 @@ class ContextParallel:
         Every rank advances its generator, so that equal generators remain equal.
         """
         seed = torch.tensor(dropout.draw_seed(), device=device)
-        guarded(lambda: dist.broadcast(seed, group=self.group, group_src=0))
+        with_hint(lambda: dist.broadcast(seed, group=self.group, group_src=0))
         return int(seed)
 
     def seq_len(self, rows: int, seq_len: int | None = None) -> int:
@@ -203,8 +203,8 @@ class ContextParallel:
             seq_len = rows * self.ranks if isinstance(self._layout, str) else self._layout.seq_len
         count = int(self.layout(seq_len).counts[self.rank])
         if count != rows:
-            hint = "where ranks do not divide it, seq_len= says how long it is, or ContextParallel(layout=cp.layout(n))"
-            raise value_error("rows", f"be {count}, those of rank {self.rank} of {seq_len}", rows, hint=hint)
+            hint = "if the ranks do not divide the length, pass seq_len= or ContextParallel(layout=cp.layout(n))"
+            raise value_error("rows", f"be {count}, the rows of rank {self.rank} at length {seq_len}", rows, hint=hint)
         return seq_len
 
     def __deepcopy__(self, memo: object) -> ContextParallel:

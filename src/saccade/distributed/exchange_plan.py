@@ -185,8 +185,8 @@ class Exchange:
             f"strategy   {self.strategy}, {self.rounds} round{'' if self.rounds == 1 else 's'}",
             f"sent       {self.bytes_sent.max() * mib:,.1f} MiB at most, {mean:,.1f} on average",
             f"received   {self.bytes_received.max() * mib:,.1f} MiB at most",
-            f"work       the busiest rank has {self.imbalance:.2f} of the mean: {self.pairs.max():,} pairs",
-            f"held       {self.peak_bytes.max() * mib:,.1f} MiB of keys and values at most",
+            f"work       the busiest rank has {self.imbalance:.2f} times the mean: {self.pairs.max():,} pairs",
+            f"memory     {self.peak_bytes.max() * mib:,.1f} MiB of keys and values at most",
         ]
         lines += [f"not {name}: {why}" for name, reasons in self.refused.items() for why in reasons]
         return "\n".join(lines)
@@ -267,7 +267,7 @@ def exchange(
         check_choice("layout", layout, ("auto", *LAYOUTS))
     check_choice("strategy", strategy, ("auto", *STRATEGIES))
     check_type("dtype", dtype, torch.dtype, "be a torch.dtype")
-    check_type("mask", mask, (Mask, NoneType), "be a mask or None", hint="masks.Dense(tensor) makes one of a tensor")
+    check_type("mask", mask, (Mask, NoneType), "be a mask or None", hint="masks.Dense(tensor) makes a mask of a tensor")
     mask = Full() if mask is None else mask
     reasons = {name: _reasons(name, mask, heads, kv_heads, ranks) for name in STRATEGIES}
     if strategy != "auto" and reasons[strategy]:
@@ -284,7 +284,7 @@ def exchange(
     best = min(range(len(plans)), key=times.__getitem__)
     for plan, time in zip(plans, times, strict=True):
         if plan is not plans[best]:
-            reason = f"{1e3 * time:.3g} ms forward, as reckoned, and not {1e3 * times[best]:.3g}"
+            reason = f"{1e3 * time:.3g} ms forward (estimate) instead of {1e3 * times[best]:.3g} ms"
             refused[f"{plan.strategy}, {plan.layout.name}"] = (reason,)
     return dataclasses.replace(plans[best], refused=refused)
 
@@ -297,7 +297,7 @@ def _reasons(strategy: str, mask: Mask, heads: int, kv_heads: int, ranks: int) -
     if heads % ranks or kv_heads % ranks:
         why.append(f"{ranks} ranks do not divide {heads} heads and {kv_heads} key heads")
     if mask.shape[1] > 1:
-        why.append("its mask tells heads apart, of which each rank would have others")
+        why.append("its mask differs between heads, and each rank would have different heads")
     return tuple(why)
 
 

@@ -46,7 +46,7 @@ def picture(plan: Exchange) -> str:
     sent = np.maximum.reduceat(np.maximum.reduceat(sent, starts, 0), starts, 1)
     work = np.maximum.reduceat(work, starts)
     shades = np.ceil(sent * (len(_SHADES) - 1) / max(1, sent.max())).astype(int)
-    lines = [f"gets from 0 to {plan.ranks - 1}, and its work in parts of the mean:"]
+    lines = [f"receives from ranks 0 to {plan.ranks - 1}; work relative to the mean:"]
     for start, row, share in zip(starts.tolist(), shades.tolist(), work.tolist(), strict=True):
         cells = "".join(
             2 * ("·" if start == column else _SHADES[shade]) for column, shade in zip(starts, row, strict=True)
@@ -66,7 +66,9 @@ def figure(plan: Exchange, title: str | None = None) -> Figure:
         A figure that is not registered with pyplot and not shown. `viz.save` writes it to a file.
     """
     default = (
-        f"{plan.mask_text} over {plan.seq_len:,} tokens, {plan.layout.name}, {plan.strategy}: MiB that a rank gets; "
-        f"the busiest has {plan.imbalance:.2f} of the mean work"
+        f"{plan.mask_text} over {plan.seq_len:,} tokens, {plan.layout.name}, {plan.strategy}: MiB received by "
+        f"each rank; the busiest rank has {plan.imbalance:.2f} times the mean work"
     )
-    return viz.heatmap(traffic(plan) / 2**20, title=default if title is None else title, x_name="gives", y_name="gets")
+    return viz.heatmap(
+        traffic(plan) / 2**20, title=default if title is None else title, x_name="sender", y_name="receiver"
+    )

@@ -17,7 +17,7 @@ _STRIPE = 128  # tokens in a stripe
 _PARTS = 16  # chunks per rank in a balanced layout
 
 
-class Turn(NamedTuple):
+class ContiguousRun(NamedTuple):
     """A run of consecutive tokens on this rank, and the ranks that store the tokens before and after it.
 
     Attributes:
@@ -29,7 +29,7 @@ class Turn(NamedTuple):
     rows: slice
     tokens: range
     before: int | None
-    behind: int | None
+    after: int | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,16 +70,16 @@ class Layout:
                 ranges.append(range(start, stop))
         return tuple(ranges)
 
-    def turns_of(self, rank: int) -> tuple[Turn, ...]:
+    def runs_of(self, rank: int) -> tuple[ContiguousRun, ...]:
         """Return the runs of consecutive tokens on a rank, in order."""
         owners = [None, *(owner for owner, _ in self._runs), None]
-        turns, start = [], 0
+        runs, start = [], 0
         for number, (owner, tokens) in enumerate(self._runs):
             if owner == rank:
                 stop = start + len(tokens)
-                turns.append(Turn(slice(start, stop), tokens, owners[number], owners[number + 2]))
+                runs.append(ContiguousRun(slice(start, stop), tokens, owners[number], owners[number + 2]))
                 start = stop
-        return tuple(turns)
+        return tuple(runs)
 
     @cached_property
     def _runs(self) -> list[tuple[int, range]]:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from saccade.caches import LayerCache
-from saccade.distributed.collectives import Fetch, agree
+from saccade.distributed.collectives import Fetch, check_agreement
 from saccade.distributed.state_passing import CarriedMatrix
 from saccade.engine.positions.positioned_mask import check_domain
 from saccade.masks import Mask, as_mask
 from saccade.matrix import DerivedMatrix, Matrix
-from saccade.mechanisms import S4D, Differential, Linear, Mechanism, Performer, Softmax, TopK
+from saccade.mechanisms import RWKV7, S4D, DeltaProduct, Differential, Linear, Mechanism, Performer, Softmax, TopK
 from saccade.mechanisms.recurrences.mechanism import Recurrence
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions, Positions
@@ -31,7 +31,7 @@ _OF_SEEN_KEYS = (Softmax, TopK, Differential, *_FEATURES)  # their rows depend o
 _CARRIED = (Recurrence, S4D)  # their past is summarized in one memory state
 
 
-class SpreadMechanism(Mechanism):
+class ParallelMechanism(Mechanism):
     """A mechanism that runs in parallel on many ranks, each of which computes the rows of its queries.
 
     Visible keys are fetched from other ranks. Recurrences, and linear attention with a causal mask, instead receive a
@@ -77,11 +77,11 @@ class SpreadMechanism(Mechanism):
 
     def new_cache(self, max_len: int | None = None) -> LayerCache:
         """Raise, because mechanisms that run across ranks only process full sequences."""
-        reason = "rows of a whole sequence run over ranks, and a cache hands over new ones"
-        hint = "sharded_cache(model, cp) decodes over ranks, with a model that parallelize did not change"
+        reason = "only whole sequences run over ranks, and a cache adds new rows"
+        hint = "sharded_cache(model, cp) decodes over ranks with a model that was not parallelized"
         raise unsupported("a cache", [reason], hint=hint)
 
-    def train(self, mode: bool = True) -> SpreadMechanism:
+    def train(self, mode: bool = True) -> ParallelMechanism:
         """Set the training mode of this module and of the wrapped mechanism."""
         self.mechanism.train(mode)
         super().train(mode)
@@ -95,7 +95,7 @@ class SpreadMechanism(Mechanism):
         return self.mechanism.reasons(mask)
 
     def with_bias(self, bias: Tensor | Bias) -> Mechanism:
-        return SpreadMechanism(self.mechanism.with_bias(bias), self.context)
+        return ParallelMechanism(self.mechanism.with_bias(bias), self.context)
 
     def forward(
         self,
@@ -110,7 +110,7 @@ class SpreadMechanism(Mechanism):
         """Return this rank's rows of the attention matrix; gates are ``[batch, heads, rows, ...]`` for these rows."""
         context = self.context
         if query.shape[2] != key.shape[2]:
-            reason = f"there are {query.shape[2]} queries and {key.shape[2]} keys: self-attention runs over ranks"
+            reason = f"there are {query.shape[2]} queries and {key.shape[2]} keys: only self-attention runs over ranks"
             raise unsupported("cross-attention", [reason])
         seq_len = context.seq_len(query.shape[2])
         positions = context.positions(seq_len, query.device)
@@ -120,33 +120,35 @@ class SpreadMechanism(Mechanism):
         check_domain(pattern, None, None, seq_len, seq_len)
         if isinstance(self.mechanism, _CARRIED) or (isinstance(self.mechanism, _FEATURES) and pattern.is_causal):
             return self._carried(query, key, pattern, seq_len, gates)
-        plan = context._plan(query, key, pattern, seq_len, ["a matrix has the own rows of all heads"])
+        plan = context._plan(query, key, pattern, seq_len, ["a matrix has this rank's rows of all heads"])
         if context.checks:
-            agree(f"{plan.fingerprint} {_shapes(query, key)}", context.group, query.device)
+            check_agreement(f"{plan.fingerprint} {_shapes(query, key)}", context.group, query.device)
         fetch = context._fetch(plan, query.device)
-        places = {"q_positions": positions, "kv_positions": fetch.columns}
-        matrix = self.mechanism(query, fetch(key), mask=pattern, **places, **gates)
-        return SpreadMatrix(matrix, fetch, context)
+        positions_of_both = {"q_positions": positions, "kv_positions": fetch.columns}
+        matrix = self.mechanism(query, fetch(key), mask=pattern, **positions_of_both, **gates)
+        return ParallelMatrix(matrix, fetch, context)
 
     def _carried(self, query: Tensor, key: Tensor, mask: Mask, seq_len: int, gates: dict[str, Tensor]) -> CarriedMatrix:
         context, layout = self.context, self.context.layout(seq_len)
 
         def make(rows: slice, positions: Positions) -> Matrix:
             tensors = {name: x[:, :, rows] for name, x in gates.items()}
-            places = {"q_positions": positions, "kv_positions": positions}
-            matrix: Matrix = self.mechanism(query[:, :, rows], key[:, :, rows], mask=mask, **places, **tensors)
+            positions_of_both = {"q_positions": positions, "kv_positions": positions}
+            matrix: Matrix = self.mechanism(
+                query[:, :, rows], key[:, :, rows], mask=mask, **positions_of_both, **tensors
+            )
             return matrix
 
         sources = [query, key, *gates.values(), *self.mechanism.parameters()]
         like: Any = make(slice(0, 0), Positions(range(0)))
         if context.checks:
             plan = f"{type(self.mechanism).__name__} {like.source} {mask} {_shapes(query, key)} {layout.fingerprint}"
-            agree(plan, context.group, query.device)
+            check_agreement(plan, context.group, query.device)
         shape = (len(query), like.shape[1], query.shape[2], seq_len)
-        return CarriedMatrix(make, layout.turns_of(context.rank), shape, context.post, like, sources)
+        return CarriedMatrix(make, layout.runs_of(context.rank), shape, context.channel, like, sources)
 
 
-class SpreadMatrix(DerivedMatrix):
+class ParallelMatrix(DerivedMatrix):
     """This rank's rows of an attention matrix, with their visible keys as columns.
 
     Args:
@@ -180,11 +182,13 @@ def _reasons_against(mechanism: Mechanism) -> list[str]:
     """Return the reasons why a mechanism cannot run in parallel across ranks; the list is empty if it can."""
     name = type(mechanism).__name__
     if not isinstance(mechanism, _OF_SEEN_KEYS + _CARRIED):
-        return [f"{name} makes its rows of all keys at once, which no rank has"]
+        return [f"{name} needs all keys at once, which no rank has"]
+    if isinstance(mechanism, DeltaProduct | RWKV7):
+        return [f"a token takes several steps in {name}, and states go from rank to rank between tokens of one step"]
     if isinstance(mechanism, TopK) and not (mechanism.block_size == 1 and type(mechanism.scorer) is DotProducts):
-        return ["it chooses by the columns of keys, of which each rank has others; DotProducts of single keys does not"]
+        return ["it selects by columns of keys, which differ between ranks; DotProducts of single keys does not"]
     if isinstance(mechanism, Performer) and mechanism.redraw is not None:
-        return ["it draws new features after so many calls, and ranks make several of one"]
+        return ["it draws new features after a number of calls, and a rank makes several calls for one"]
     return []
 
 
@@ -196,9 +200,9 @@ def _shapes(query: Tensor, key: Tensor) -> str:
 def _check_positions(name: str, given: GivenPositions, expected: Tensor, batch: int) -> None:
     """Raise unless the positions passed by the caller are those of this rank's rows, in all batch items."""
     if given is None:
-        rule, hint = "be given: those of the own rows", "positions=cp.positions(seq_len)"
+        rule, hint = "be given, for this rank's rows", "positions=cp.positions(seq_len)"
         raise value_error(name, rule, None, hint=hint)
     positions = Positions.of(given, name, length=len(expected), batch=batch)
     if not bool((positions.on(expected.device) == expected).all()):
-        rule, hint = "be those of the own rows, in order", "positions=cp.positions(seq_len)"
-        raise value_error(name, rule, "others", hint=hint)
+        rule, hint = "be the positions of this rank's rows, in order", "positions=cp.positions(seq_len)"
+        raise value_error(name, rule, "other positions", hint=hint)

@@ -8,7 +8,7 @@ from torch import nn
 
 from saccade.distributed import transformers_ranks as theirs
 from saccade.distributed.context_parallel import ContextParallel
-from saccade.distributed.parallel_mechanism import SpreadMechanism
+from saccade.distributed.parallel_mechanism import ParallelMechanism
 from saccade.integrations.replace_attention import is_pretrained
 from saccade.masks import Mask
 from saccade.nn import AttentionPool, DecoderLayer
@@ -62,11 +62,13 @@ def parallelize(model: M, cp: ContextParallel, *, mask: Mask | None = None) -> M
         f"{name or 'the model'} is a {why}" for name, part in model.named_modules() if (why := _kind_that_mixes(part))
     ]
     if mask is not None:
-        reasons.append("mask= is for models of transformers; ours take it with the call")
+        reasons.append("mask= is only for transformers models; saccade's models take it in the call")
     if not layers:
         reasons.append("it has no attention layer of saccade.nn")
     if reasons:
-        raise unsupported(type(model).__name__, reasons, hint="cp.attention(...) and cp(mechanism) are its parts")
+        raise unsupported(
+            type(model).__name__, reasons, hint="cp.attention(...) and cp(mechanism) are the building blocks"
+        )
     mechanisms = [cp(layer.mechanism) for _, layer in layers]  # raises before the first layer is changed
     for (_, layer), mechanism in zip(layers, mechanisms, strict=True):
         layer.mechanism = mechanism
@@ -75,10 +77,10 @@ def parallelize(model: M, cp: ContextParallel, *, mask: Mask | None = None) -> M
 
 def _kind_that_mixes(part: nn.Module) -> str:
     """Return a description of a module that cannot run on part of the sequence, or "" if the module can."""
-    if isinstance(part, AttentionLayer) and isinstance(part.mechanism, SpreadMechanism):
-        return f"{type(part).__name__} over ranks already"
+    if isinstance(part, AttentionLayer) and isinstance(part.mechanism, ParallelMechanism):
+        return f"{type(part).__name__} that already runs over ranks"
     if isinstance(part, _ALL_ROWS):
         return f"{type(part).__name__}, which mixes tokens of all rows"
     if isinstance(part, DecoderLayer) and part.cross_attention is not None:
-        return "DecoderLayer with cross-attention, and over ranks there is self-attention alone"
+        return "DecoderLayer with cross-attention, but only self-attention runs over ranks"
     return theirs.why_it_mixes(part)

@@ -51,7 +51,7 @@ def block_mask(
     from saccade.engine.kernels.block_mask import blocks_of  # noqa: PLC0415  imports a compiler
 
     if plan.strategy == "ulysses":
-        reason = "each rank then has all rows of its heads: saccade.integrations.flex.block_mask makes that one"
+        reason = "each rank then has all rows of its heads: use saccade.integrations.flex.block_mask"
         raise unsupported('strategy="ulysses"', [reason])
     rows, columns = plan.layout.tokens(rank), plan.rank(rank).columns
     where = torch.device(device)
@@ -78,7 +78,7 @@ def _comm_type(mask: Mask, number: int) -> CommType:
         return "p2p"
     if right == 0:
         return "a2a"
-    reason = f"TransformerEngine has full and causal masks and causal windows, and layer {number} has {mask}"
+    reason = f"TransformerEngine supports full masks, causal masks and causal windows, but layer {number} has {mask}"
     raise unsupported("a mask", [reason], hint="saccade.distributed runs every mask")
 
 
@@ -119,7 +119,7 @@ def qk_ranges(mask: Mask, seq_len: int) -> QKRanges:
     check_type("mask", mask, Mask, "be a saccade mask")
     seq_len = check_int("seq_len", seq_len)
     if mask.shape != (1, 1):
-        reason = "its ranges are those of all batch items and heads"
+        reason = "its ranges apply to all batch items and heads"
         raise unsupported(f"mask={mask}", [reason], hint="pack the items: masks.Documents(lengths)")
     ranges = QKRanges([], [], [])
     for q, k, kind in sorted(_pieces(mask, seq_len)):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from saccade.caches import Cache, KVCache
 from saccade.caches.call_arguments import Call, Traffic
-from saccade.distributed.collectives import agree, guarded
+from saccade.distributed.collectives import check_agreement, with_hint
 from saccade.distributed.context_parallel import ContextParallel
 from saccade.matrix import AttentionMatrix
 from saccade.matrix.attention_matrix import matrix_from_inputs
@@ -68,14 +68,16 @@ class ShardedCache(KVCache):
         cp, start = self.cp, self.length
         stop = start + call.key.shape[2]
         if call.dropout_p or (torch.is_grad_enabled() and call.needs_graph):
-            reason = "over ranks a cache is for decoding: without dropout, and under torch.no_grad()"
+            reason = "a cache over ranks supports only decoding: without dropout, and under torch.no_grad()"
             raise unsupported("training", [reason])
         if not isinstance(call.mechanism, Softmax):
-            reason = f"a {type(call.mechanism).__name__} chooses, or sums, over all keys, of which each rank has others"
+            reason = (
+                f"a {type(call.mechanism).__name__} selects from all keys or sums them, but each rank has only a part"
+            )
             raise unsupported(type(call.mechanism).__name__, [reason], hint="Softmax() runs over ranks")
         if cp.checks:
             plan = f"{call.mask} {start} {tuple(call.query.shape)} {tuple(call.value.shape)} {call.key.dtype}"
-            agree(plan, cp.group, call.key.device)
+            check_agreement(plan, cp.group, call.key.device)
         columns = self._columns(stop)
         held = len(self._columns(start))
         new = (columns[held:] - start).to(call.key.device)
@@ -93,11 +95,11 @@ class ShardedCache(KVCache):
 
     def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> Never:
         """Raise, because a prefix must be passed to `attend`, like all other tokens."""
-        raise unsupported("a prefix", ["each rank holds a part"], hint="attend(...) takes it")
+        raise unsupported("a prefix", ["each rank has only a part"], hint="attend(...) accepts a prefix")
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Raise, because a saved file would contain only one rank's part of the cache."""
-        reason = "each rank holds a part, and a file would hold one of them"
+        reason = "each rank has only a part, so a file would be incomplete"
         raise unsupported("saving", [reason], hint="KVCache() on one process can be saved")
 
     def _merge_ranks(self, matrix: AttentionMatrix, values: Tensor) -> Tensor:
@@ -106,13 +108,13 @@ class ShardedCache(KVCache):
         part = matrix_from_inputs(dataclasses.replace(given, sink_logit=None), matrix.impl)
         out, lse = part.matmul(values), part.lse
         most = lse.clone(memory_format=torch.contiguous_format)  # the memory layout may differ between ranks
-        guarded(lambda: dist.all_reduce(most, dist.ReduceOp.MAX, group=group))
+        with_hint(lambda: dist.all_reduce(most, dist.ReduceOp.MAX, group=group))
         sink = None if given.sink_logit is None else given.sink_logit.to(most.dtype)[None, :, None]
         most = most if sink is None else torch.maximum(most, sink)
         most = most.masked_fill(most == -torch.inf, 0.0)  # rows without visible keys
         weight = (lse - most).exp()[..., None]
         sums = torch.cat([weight * out.to(weight.dtype), weight], 3)
-        guarded(lambda: dist.all_reduce(sums, group=group))
+        with_hint(lambda: dist.all_reduce(sums, group=group))
         out, total = sums[..., :-1], sums[..., -1:]
         total = total if sink is None else total + (sink - most).exp()[..., None]
         return out / total.masked_fill(total == 0, 1.0)
@@ -146,10 +148,10 @@ def sharded_cache(model: nn.Module, cp: ContextParallel, *, stripe_size: int = 1
     """
     make = getattr(model, "new_cache", None)
     if make is None:
-        raise unsupported(type(model).__name__, ["it has no new_cache()"], hint="Decoder and DecoderStack do")
+        raise unsupported(type(model).__name__, ["it has no new_cache()"], hint="Decoder and DecoderStack have one")
     layers = make().flat
     reasons = [
-        f"layer {number} keeps a {type(layer).__name__}, and keys and values alone are held over ranks"
+        f"layer {number} has a {type(layer).__name__}, but only keys and values can be spread over ranks"
         for number, layer in enumerate(layers)
         if type(layer) is not KVCache
     ]

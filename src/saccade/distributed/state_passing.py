@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from saccade.caches.recurrent import Memory
-from saccade.distributed.collectives import guarded
-from saccade.distributed.layouts import Turn
+from saccade.distributed.collectives import with_hint
+from saccade.distributed.layouts import ContiguousRun
 from saccade.matrix import Matrix
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.positions.token_positions import Positions
@@ -44,7 +44,7 @@ class _Header(NamedTuple):
     needs_gradient: int
 
 
-class Post:
+class StateChannel:
     """The transfer of recurrent states between ranks.
 
     A rank waits for its sends only at the end of a pass, because the receiver may be sending at the same time.
@@ -109,18 +109,18 @@ class Post:
 
     def send(self, x: Tensor, peer: int) -> None:
         """Start sending a tensor to another rank, without waiting for its arrival."""
-        guarded(lambda: self._under_way.append((dist.isend(x, group=self.group, group_dst=peer), x)))
+        with_hint(lambda: self._under_way.append((dist.isend(x, group=self.group, group_dst=peer), x)))
 
     def receive(self, x: Tensor, peer: int) -> Tensor:
         """Wait for a tensor from another rank, and write it into ``x``."""
-        guarded(lambda: dist.recv(x, group=self.group, group_src=peer))
+        with_hint(lambda: dist.recv(x, group=self.group, group_src=peer))
         return x
 
     def wait(self) -> None:
         """Wait until every tensor that this rank sent has been received."""
         under_way, self._under_way = self._under_way, []
         for work, _ in under_way:
-            guarded(work.wait)
+            with_hint(work.wait)
 
 
 def tied(out: Tensor, memory: Memory) -> Tensor:
@@ -131,19 +131,19 @@ def tied(out: Tensor, memory: Memory) -> Tensor:
 
 class _Sent(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, out: Tensor, floats: Tensor, post: Post, peer: int) -> Tensor:
-        ctx.post, ctx.peer, ctx.length = post, peer, len(floats)
+    def forward(ctx: Any, out: Tensor, floats: Tensor, channel: StateChannel, peer: int) -> Tensor:
+        ctx.channel, ctx.peer, ctx.length = channel, peer, len(floats)
         # The backward pass reads this first. Under checkpointing, that repeats the forward pass, and the peer may be
         # waiting for the tensors that the forward pass sends.
         ctx.save_for_backward(floats.detach().new_empty(0))
-        post.send(floats.detach().contiguous(), peer)
+        channel.send(floats.detach().contiguous(), peer)
         return out.view_as(out)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (like,) = ctx.saved_tensors
-        return grad, ctx.post.receive(like.new_empty(ctx.length), ctx.peer), None, None
+        return grad, ctx.channel.receive(like.new_empty(ctx.length), ctx.peer), None, None
 
 
 class _Tied(torch.autograd.Function):
@@ -159,16 +159,18 @@ class _Tied(torch.autograd.Function):
 
 class _Received(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, post: Post, peer: int, is_first: bool, length: int, leaf: Tensor, *sources: Tensor) -> Tensor:
-        ctx.post, ctx.peer, ctx.is_first, ctx.count = post, peer, is_first, 5 + len(sources)
-        return post.receive(leaf.new_empty(length), peer)
+    def forward(
+        ctx: Any, channel: StateChannel, peer: int, is_first: bool, length: int, leaf: Tensor, *sources: Tensor
+    ) -> Tensor:
+        ctx.channel, ctx.peer, ctx.is_first, ctx.count = channel, peer, is_first, 5 + len(sources)
+        return channel.receive(leaf.new_empty(length), peer)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
-        ctx.post.send(grad.contiguous(), ctx.peer)
+        ctx.channel.send(grad.contiguous(), ctx.peer)
         if ctx.is_first:  # no peer waits for anything else
-            ctx.post.wait()
+            ctx.channel.wait()
         return (None,) * ctx.count
 
 
@@ -177,9 +179,9 @@ class CarriedMatrix(Matrix):
 
     Args:
         make: returns the matrix of the given local rows at the given positions.
-        turns: runs of consecutive local rows, in order.
+        runs: runs of consecutive local rows, in order.
         shape: (batch, heads, local rows, tokens of the full sequence).
-        post: the transfer between the ranks.
+        channel: the transfer between the ranks.
         like: a matrix without rows, as a template.
         sources: tensors from which the matrix is computed.
 
@@ -193,13 +195,13 @@ class CarriedMatrix(Matrix):
     def __init__(
         self,
         make: Callable[[slice, Positions], Matrix],
-        turns: tuple[Turn, ...],
+        runs: tuple[ContiguousRun, ...],
         shape: tuple[int, int, int, int],
-        post: Post,
+        channel: StateChannel,
         like: Matrix,
         sources: Sequence[Tensor],
     ):
-        self._make, self._turns, self._post = make, turns, post
+        self._make, self._runs, self._channel = make, runs, channel
         self._shape, self._like, self._sources = shape, like, sources
 
     @property
@@ -220,34 +222,34 @@ class CarriedMatrix(Matrix):
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         """Raise, because the weights of keys on other ranks are not computed on this rank."""
-        reason = "over ranks a state stands for all earlier keys, and single weights are not to be had of it"
-        raise unsupported("weights", [reason], hint="one process gives them: mechanism(query, key)")
+        reason = "over ranks, a state summarizes all earlier keys, so individual weights are not available"
+        raise unsupported("weights", [reason], hint="use one process: mechanism(query, key)")
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
         """Return the output of this rank's rows, computed from their values and the state received for earlier rows."""
         if dropout_p:
-            reason = "dropout_p is not 0, and single weights of earlier tokens cannot be dropped from a sum"
+            reason = "dropout_p is not 0, and individual weights of earlier tokens cannot be dropped from a sum"
             raise unsupported(type(self._like).__name__, [reason])
-        rows = [self._rows_of_turn(turn, value[:, :, turn.rows]) for turn in self._turns]
-        self._post.wait()
+        rows = [self._rows_of_run(run, value[:, :, run.rows]) for run in self._runs]
+        self._channel.wait()
         if not rows:  # no rows, but part of the graph, as on other ranks
             return value.new_zeros(*self.shape[:3], value.shape[3]) + value.sum()
         return torch.cat(rows, 2)
 
-    def _rows_of_turn(self, turn: Turn, value: Tensor) -> Tensor:
+    def _rows_of_run(self, run: ContiguousRun, value: Tensor) -> Tensor:
         """Receive the state before a run of consecutive tokens, and return the output of the run."""
-        post, matrix = self._post, cast("Any", self._make(turn.rows, Positions(turn.tokens)))
-        is_alone, is_first = turn.before is turn.behind is None, turn.rows.start == 0
+        channel, matrix = self._channel, cast("Any", self._make(run.rows, Positions(run.tokens)))
+        is_alone, is_first = run.before is run.after is None, run.rows.start == 0
         out: list[Tensor] = []
         for part, part_value in [(matrix, value)] if is_alone else _by_heads(matrix, value):
             memory = None
-            if turn.before is not None:
+            if run.before is not None:
                 sources = (*self._sources, value)
-                memory = post.received(turn.before, value.device, sources, is_first=is_first and not out)
+                memory = channel.received(run.before, value.device, sources, is_first=is_first and not out)
                 memory = memory._replace(source=part.source)
             read, after = part.advance(part_value, memory)
             read = read if memory is None else tied(read, memory)
-            out.append(read if turn.behind is None else post.sent(read, after, turn.behind))
+            out.append(read if run.after is None else channel.sent(read, after, run.after))
         return torch.cat(out, 1)
 
 

@@ -109,16 +109,16 @@ class SharedHead(ParallelStyle):
 def _reasons_against(layer: AttentionLayer, degree: int) -> list[str]:
     """Return the reasons why the heads of a layer cannot be split across ranks; the list is empty if they can."""
     if type(layer) is not MultiHeadAttention:
-        return [f"{type(layer).__name__} is not split by heads; MultiHeadAttention is"]
+        return [f"{type(layer).__name__} cannot be split by heads; only MultiHeadAttention can"]
     why, kv_heads = [], layer.num_kv_heads
     if layer.num_heads % degree:
         why.append(f"{degree} ranks do not divide {layer.num_heads} heads")
     if kv_heads % degree and degree % kv_heads:
-        why.append(f"neither do {degree} ranks divide {kv_heads} key heads, nor these the ranks")
+        why.append(f"{degree} ranks do not divide {kv_heads} key heads, and {kv_heads} does not divide {degree}")
     if not layer.mechanism.treats_heads_alike:
-        why.append(f"its {layer.mechanism} tells heads apart, of which each rank would have others")
+        why.append(f"its {layer.mechanism} differs between heads, and each rank would have different heads")
     if layer.qk_norm is not None and (layer.qk_norm.learned or layer.qk_norm.across == "all_heads"):
-        why.append("its norm of queries and keys joins heads, by its weights or its mean")
+        why.append("its norm of queries and keys combines heads, in its weights or its mean")
     if layer.mask is not None and layer.mask.shape[1] > 1:
-        why.append("its mask tells heads apart, of which each rank would have others")
+        why.append("its mask differs between heads, and each rank would have different heads")
     return why

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _AvgPoolNd, _MaxPoolNd
 
-from saccade.distributed.collectives import agree
+from saccade.distributed.collectives import check_agreement
 from saccade.integrations.attention_arguments import check_no_weights
 from saccade.integrations.capture_context import uses_attention_interface
 from saccade.integrations.lazy_mask import LazyMask, Placed
@@ -43,7 +43,7 @@ def parallelize(model: Any, cp: ContextParallel, mask: Mask | None) -> None:
     reasons = _reasons_against(model)
     reasons += [f"{name} is a {why}" for name, part in model.named_modules() if (why := why_it_mixes(part))]
     if reasons:
-        hint = "add_pooling_layer=False leaves a pooler out; cp.attention(...) runs in a model of your own"
+        hint = "add_pooling_layer=False removes a pooler; cp.attention(...) can be used in your own model"
         raise unsupported(type(model).__name__, reasons, hint=hint)
     name = registered(next(_names), attention := _Attention(cp, mask), attention.mask)
     model.set_attn_implementation(name)
@@ -62,28 +62,28 @@ def why_it_mixes(part: nn.Module) -> str:
 def _reasons_against(model: Any) -> list[str]:
     """Return the reasons why a transformers model cannot run on part of a sequence; the list is empty if it can."""
     name, config, parts = type(model).__name__, model.config.to_dict(), dict(model.named_modules())
-    reasons = [f"{part} makes one vector of all tokens" for part in parts if part.rpartition(".")[2] == "pooler"]
+    reasons = [f"{part} combines all tokens into one vector" for part in parts if part.rpartition(".")[2] == "pooler"]
     if str(model.config._attn_implementation).startswith(_NAME):
-        reasons.append("it runs over ranks already")
+        reasons.append("it already runs over ranks")
     if not any(uses_attention_interface(part) for part in parts.values()):
         reasons.append("it computes its attention itself, without transformers' attention interface")
     if not name.endswith(_KINDS):
-        reasons.append(f"what {name} makes of all tokens is not known here")
+        reasons.append(f"{name} is not a known kind of model and may combine tokens")
     if model.config.is_encoder_decoder:
-        reasons.append("over ranks there is no cross-attention")
+        reasons.append("cross-attention is not supported over ranks")
     if "position_ids" not in inspect.signature(model.forward).parameters:
-        reasons.append("it takes no position_ids, and a part of a sequence does not begin at 0")
+        reasons.append("it takes no position_ids, but a part of a sequence does not begin at 0")
     others = sorted({str(kind) for kinds in _values_of(config, "layer_types") for kind in kinds} - _LAYERS)
-    reasons += [f"its layers of {kind} see the own rows alone" for kind in others]
+    reasons += [f"its {kind} layers see only this rank's rows" for kind in others]
     ropes = {str(kind) for key in ("rope_type", "type") for kind in _values_of(config, key)} & {"dynamic", "longrope"}
-    reasons += [f"its {kind} positions follow the length of what it is called with" for kind in sorted(ropes)]
+    reasons += [f"its {kind} positions depend on the length of the input" for kind in sorted(ropes)]
     if any(_values_of(config, "attn_temperature_tuning")):
-        reasons.append("its attention is scaled by where tokens stand in what it is called with")
+        reasons.append("its attention is scaled by the index of each token in the input")
     if any(hasattr(part, "create_position_ids_from_input_ids") for part in parts.values()):
-        reasons.append("it counts positions of its own, from the padding token on")
+        reasons.append("it computes its own positions from the padding token")
     tables = [part for part in parts.values() if isinstance(part, nn.Embedding)]
     if any("attention_mask" in inspect.signature(part.forward).parameters for part in tables):
-        reasons.append("it reads positions off attention_mask")
+        reasons.append("it computes positions from attention_mask")
     return reasons
 
 
@@ -136,7 +136,7 @@ class _Attention:
         ids, padding = arguments.get("position_ids"), arguments.get("attention_mask")
         if cp.checks:
             call = f"{type(model).__name__} {len(rows)} {seq_len} {ids is None} {padding is None} {self.pattern}"
-            agree(call, cp.group, rows.device)
+            check_agreement(call, cp.group, rows.device)
         positions = cp.positions(seq_len, rows.device).expand(len(rows), -1)
         whole = None if ids is None else self._whole(ids.expand(len(rows), -1), seq_len)
         is_token = None if padding is None else self._whole(padding, seq_len).bool()
@@ -151,7 +151,7 @@ class _Attention:
         """Raise if the model returns a pooled vector, which would cover only this rank's rows."""
         pooled = [name for name in _POOLED if getattr(out, name, None) is not None]
         if pooled:
-            reason = f"{pooled[0]} is made of all tokens, of which each rank has a part"
+            reason = f"{pooled[0]} combines all tokens, but each rank has only a part"
             raise unsupported(type(model).__name__, [reason])
 
     def end(self, *_: object) -> None:
@@ -165,16 +165,20 @@ class _Attention:
     def _check(self, model: Any, arguments: dict[str, Any]) -> None:
         reasons = []
         if arguments.get("labels") is not None:
-            reasons.append("labels are shifted in the model, where the next token may be another rank's")
+            reasons.append("the model shifts labels, but the next token may be on another rank")
         if arguments.get("past_key_values") is not None or arguments.get("use_cache"):
             reasons.append("it runs whole sequences over ranks, without a cache")
         if isinstance(chosen := arguments.get("logits_to_keep"), Tensor) or chosen:
-            reasons.append("logits_to_keep counts the own rows, not those of the whole")
+            reasons.append("logits_to_keep would count this rank's rows, not those of the whole sequence")
         mask = arguments.get("attention_mask")
         if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):
-            reasons.append("attention_mask is not [batch, rows]; mask= of parallelize is one of the whole sequence")
+            reasons.append(
+                "attention_mask is not [batch, rows]; pass a mask of the whole sequence as mask= of parallelize"
+            )
         if reasons:
-            hint = "losses of the logits: labels shifted, then sharded; their sum over the count of all ranks"
+            hint = (
+                "compute the loss from the logits: shift and shard the labels; divide the sum by the count of all ranks"
+            )
             raise unsupported(type(model).__name__, reasons, hint=hint)
 
     def mask(
@@ -190,11 +194,11 @@ class _Attention:
         del kwargs  # positions of this rank's rows as if they were the full sequence
         facts = self.facts
         if facts is None:
-            hint = "call the model that was handed to parallelize, not a part of it, nor its forward"
-            raise unsupported("a call", ["what all ranks know of it was not asked for"], hint=hint)
+            hint = "call the model that was passed to parallelize, not a part of it or its forward"
+            raise unsupported("a call", ["its arguments were not collected from all ranks"], hint=hint)
         mask = as_rule(mask_function)
         if not mask.is_value:
-            reason = "the model's mask is a function, which may hold tensors of this rank's rows"
+            reason = "the model's mask is a function, which may contain tensors of this rank's rows"
             raise unsupported(f"{mask}", [reason])
         lengths = None if facts.lengths is None else tuple(map(tuple, facts.lengths))
         if lengths is not None:
@@ -205,7 +209,7 @@ class _Attention:
             placed = with_padding(placed, facts.padding)
         joined = placed.rule if self.pattern is None else with_pattern(placed, self.pattern)
         placed = Placed(joined, range(q_length), range(kv_length))
-        reason = "the model reads its mask itself, and each rank has a part of its rows"
+        reason = "the model reads its mask itself, but each rank has only a part of its rows"
         return LazyMask(placed, batch_size, torch.device(device), not_readable=reason)
 
     def __call__(
@@ -221,14 +225,14 @@ class _Attention:
         """Compute the attention of this rank's rows; transformers calls this as its attention function."""
         check_no_weights(module, facts)
         if not isinstance(attention_mask, LazyMask) or attention_mask.is_in_memory:
-            reason = "its mask is a tensor of this rank's rows, and says nothing of others"
+            reason = "its mask is a tensor of this rank's rows and does not cover other rows"
             raise unsupported(type(module).__name__, [reason])
         call = AttentionCall.of(module, query, key, attention_mask, facts)
         if not isinstance(call.placed, Placed):
-            reason = "the ranks exchange keys as the mask allows, and a traced program does not know its mask"
+            reason = "the ranks exchange keys according to the mask, but a traced program does not know its mask"
             raise unsupported("a compiled model", [reason], hint="compile the model's other modules")
         if call.bias is not None:
-            reason = "its position bias is a tensor of this rank's rows, and says nothing of others"
+            reason = "its position bias is a tensor of this rank's rows and does not cover other rows"
             raise unsupported(type(module).__name__, [reason])
         out = self.cp.attention(
             query,

@@ -51,7 +51,7 @@ def differentiable(
         if isinstance(error, NotImplementedError) or not inputs.rule.asks_functions:
             raise
         # By now the mapped axis is part of the batch, but not in tensors that the function captured.
-        reason = "the function that is the mask could not be called; it may read a tensor that is mapped"
+        reason = "the mask function could not be called; it may read a mapped tensor"
         hint = "pass what it reads as part of the mask, e.g. masks.Dense for each batch item, outside of vmap"
         raise unsupported("vmap", [reason], hint=hint) from error
 
@@ -263,7 +263,7 @@ class _SecondDerivatives(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        reason = "inside transforms of torch.func its kernels have first and second derivatives, no third ones"
+        reason = "inside transforms of torch.func its kernels have first and second derivatives, but no third ones"
         raise unsupported('impl="auto"', [reason], hint='impl="reference" has all of them')
 
     @staticmethod
@@ -295,9 +295,9 @@ def folded_into_batch(
     """Fold the axis mapped by `vmap` into the batch, and return the new inputs and their source tensors."""
     reasons = []
     if inputs.rule.shape[0] > 1:
-        reasons.append("vmap cannot repeat a mask that tells batch items apart")
+        reasons.append("vmap cannot repeat a mask that differs between batch items")
     if inputs.modification is not None:
-        reasons.append("vmap cannot tell a function of scores which batch item it is asked about")
+        reasons.append("vmap cannot pass the batch item to a function of scores")
     elif len(tensors) > 4:
         reasons.append("vmap cannot map parameters of a score's own function")
     if reasons:

@@ -21,8 +21,8 @@ _CAST = (torch.float32, torch.bfloat16, torch.float16)
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # How to add dimensions to a tensor with fewer than four.
 _FOR_FEWER = {
-    2: "[len, head_dim] becomes one by x[None, None]",
-    3: "[batch, len, head_dim] becomes one by x[:, None], [heads, len, head_dim] by x[None]",
+    2: "for [len, head_dim], pass x[None, None]",
+    3: "for [batch, len, head_dim], pass x[:, None]; for [heads, len, head_dim], pass x[None]",
 }
 
 
@@ -72,7 +72,7 @@ def as_score(score: Score | ScoreMod) -> Score:
         return score
     if callable(score) and not isinstance(score, type | Mask | Bias):
         return Modified(score)
-    hint = "saccade.scores has some; a mask goes to mask=, a tensor or a term by distance to bias="
+    hint = "see saccade.scores; pass a mask as mask=, and a tensor or a term by distance as bias="
     got = score.__name__ if isinstance(score, type) else kind(score)
     rule = "be a saccade Score, a function (score, b, h, q, kv) -> score, or None"
     raise type_error("score", rule, got, hint=hint)
@@ -164,7 +164,7 @@ def _dense(bias: Tensor, query: Tensor, shape: tuple[int, int, int, int]) -> Den
     check_type("bias", bias, Tensor, "be a tensor, a saccade positions.Bias or None")
     check_holds_values("bias", bias)
     if not bias.is_floating_point():
-        hint = "True = may attend is a mask: pass it as mask=" if bias.dtype == torch.bool else None
+        hint = "a bool tensor is a mask: pass it as mask=" if bias.dtype == torch.bool else None
         raise type_error("bias", "be a float tensor", str(bias.dtype).removeprefix("torch."), hint=hint)
     if query.dtype == torch.float64:
         bias = bias.to(torch.float64)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from saccade.engine import autograd, nonfinite, onnx_form, second_order
 from saccade.engine import dispatch as eager
+from saccade.engine.bias.decay_sums import DecayTerm
 from saccade.engine.bias.relative import DistanceTerm
 from saccade.engine.bias.term import DenseTerm, Term
 from saccade.engine.check_inputs import autocast, check_value
@@ -23,7 +24,7 @@ from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Kernel, KernelWithBackward, Request
 from saccade.engine.positions.positioned_mask import at_origin
-from saccade.masks.convert.as_mask import check_told_apart
+from saccade.masks.convert.as_mask import check_batch_and_heads
 from saccade.masks.convert.deferred_masks import AtOrigin
 from saccade.masks.convert.recognise_tensor import recognise_tensors
 from saccade.masks.convert.serialize import decode, encode
@@ -38,7 +39,7 @@ _HEAD = 7  # number of integers in a program that precede those of the mask and 
 KERNELS = ("auto", *(kernel.name for kernel in eager.KERNELS if kernel.has_backward))
 """Kernels that can run inside the operator, where autograd is off, because they compute their own gradients. "auto" may
 choose a different kernel for the forward pass. One of the listed kernels then computes the gradients."""
-_NO_TERM, _DENSE, _DISTANCES = range(3)
+_NO_TERM, _DENSE, _DISTANCES, _DECAYS = range(4)
 _ARGUMENTS = (
     "Tensor query, Tensor key, Tensor value, Tensor[] tensors, int num_sources, SymInt[] program, float[] numbers, "
     "str impl"
@@ -77,7 +78,7 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request = eager.DEFA
         call = _OperatorArguments.of(inputs, value, request, *encoded)
         return eager.finished(inputs, *_product(*call))
     if not torch.compiler.is_dynamo_compiling():  # torch.export: an error may be raised
-        hint = "masks and scores of saccade, bool tensors, and frozen dataclasses of your own go into a program"
+        hint = "a program can contain saccade's masks and scores, bool tensors, and your own frozen dataclasses"
         raise unsupported("torch.export", why, hint=hint)
     # Arguments that an operator cannot take cause a graph break, or an error with fullgraph=True. Torch's decorator
     # would have the same effect, but `import saccade` would then import the compiler.
@@ -96,14 +97,14 @@ def reasons(inputs: AttentionInputs, impl: str | Kernel) -> tuple[str, ...]:
     if encode(inputs.rule) is None:
         instead = "a frozen dataclass of numbers, texts, tensors and masks can be"
         what = "a function, which" if inputs.rule.asks_functions else f"a {type(inputs.rule).__name__}, which"
-        why.append(f"its mask is {what} cannot be written down: {instead}")
+        why.append(f"its mask is {what} cannot be serialized: {instead}")
     if impl not in KERNELS:
-        why.append(f'impl="{impl if isinstance(impl, str) else impl.name}" is no operation of its own')
+        why.append(f'impl="{impl if isinstance(impl, str) else impl.name}" is not an operation of its own')
     if encode(inputs.tile_function) is None:
-        instead = "one at the top of a module can be, or a frozen dataclass with __call__"
-        why.append(f"its score compares by a function that cannot be written down: {instead}")
+        instead = "a function at the top level of a module can be, or a frozen dataclass with __call__"
+        why.append(f"its score uses a function that cannot be serialized: {instead}")
     if inputs.modification is not None:
-        why.append("its scores are changed by a function, which cannot be written down")
+        why.append("its scores are changed by a function, which cannot be serialized")
     return tuple(why)
 
 
@@ -146,6 +147,8 @@ class _OperatorArguments(NamedTuple):
         if isinstance(bias, DistanceTerm):
             lowest, first = bias.lowest, bias.first
             addresses = [x for x in (bias.q_addresses, bias.kv_addresses) if x is not None]
+        elif isinstance(bias, DecayTerm):
+            kind, addresses = _DECAYS, [bias.last]
         wants_bias = bias is not None and wants_gradient(bias.source)
         head = [kind, lowest, first, len(addresses), int(wants_bias), *inputs.origin]
         numbers = [inputs.scale, inputs.softcap or 0.0, float(request.dropout_p)]
@@ -190,6 +193,8 @@ class _OperatorArguments(NamedTuple):
             bias = DenseTerm(sources[0])
         elif kind == _DISTANCES:
             bias = DistanceTerm(sources[0], lowest, first, *(constants[-1 - count : -1] if count else (None, None)))
+        elif kind == _DECAYS:
+            bias = DecayTerm(sources[0], constants[-2], wide_dtype(self.query.dtype))
         return AttentionInputs(
             shape=shape,
             dtype=self.value.dtype,
@@ -246,7 +251,7 @@ def _product(*arguments: Any) -> tuple[Tensor, Tensor]:
     seed = None if call.dropped is None else call.dropped.seed
     inputs = _without_zeros(call)
     # While sizes are symbolic, the numbers of batch items and heads that a mask distinguishes cannot be checked.
-    check_told_apart(inputs.rule, inputs.shape)
+    check_batch_and_heads(inputs.rule, inputs.shape)
     out, lse = eager.attend(inputs, call.value, Request(call.numbers[2], call.kernel_name, seed, True))
     assert lse is not None
     # Compilers rely on this memory layout: [batch, len, heads, width].

@@ -218,7 +218,7 @@ def _run_by_autograd(
     if not are_mapped(inputs, value):
         return nonfinite.forward(kernel, inputs, value, dropped)
     if dropped is not None:
-        reason = "it is run once for all samples, and its dropout does not tell them apart"
+        reason = "it runs once for all samples, so they would share one dropout mask"
         raise unsupported("vmap", [reason], hint='impl="auto" has dropout under vmap')
     out, lse = of_all_samples(inputs, partial(nonfinite.forward, kernel), value)
     return out, lse

@@ -91,10 +91,11 @@ class Explanation:
             f"mask     {self.mask}",
             *([f"window   {self.window}"] if self.window else []),
             f"tiles    {self.tiles:,}, holding {self.pairs:,} of {total:,} pairs ({share:.3g} %)",
-            f"cost     {self.flops / 1e9:.3g} GFLOP forward, {self.extra_bytes / 2**20:.3g} MiB besides tensors",
+            f"cost     {self.flops / 1e9:.3g} GFLOP forward, {self.extra_bytes / 2**20:.3g} "
+            "MiB beyond inputs and outputs",
             f"steps    QKᵀ {scores:.3g} GFLOP, softmax {exponentials:.3g} G exponentials, AV {sums:.3g} GFLOP",
         ]
-        lines += [f"seen     {self.seen}"] if self.seen else []
+        lines += [f"checked  {self.seen}"] if self.seen else []
         names: dict[str, list[str]] = {}
         for name, reasons in self.passed_over.items():
             for reason in reasons:

@@ -23,7 +23,7 @@ from saccade.engine.check_inputs import (
 from saccade.engine.positions.positioned_mask import PositionedMask, at_origin, checked_positions, resolve_positions
 from saccade.engine.to_device import moved
 from saccade.masks import Full, Mask, as_mask
-from saccade.masks.convert.as_mask import check_told_apart, from_causal_bias
+from saccade.masks.convert.as_mask import check_batch_and_heads, from_causal_bias
 from saccade.masks.convert.deferred_masks import AtOrigin, read_mask
 from saccade.masks.convert.recognise_tensor import recognise_tensors
 from saccade.masks.convert.serialize import decode, encode
@@ -178,7 +178,7 @@ class AttentionInputs:
         else:
             rule = decode(*encoded, shape)
         rule, origin = rule if isinstance(rule, AtOrigin) else at_origin(rule, self.origin, shape)
-        check_told_apart(rule, shape)
+        check_batch_and_heads(rule, shape)
         return self.replaced(rule=rule, origin=origin)
 
     @property
@@ -224,7 +224,7 @@ class AttentionInputs:
         """Return the inputs with the given fields replaced. The plan is reused unless mask, shape or origin change."""
         other = object.__new__(AttentionInputs)
         other.__dict__.update(self.__dict__, **changes)
-        if not changes.keys().isdisjoint(("rule", "shape", "origin")):
+        if "rule" in changes or "shape" in changes or "origin" in changes:  # in words that a compiler can trace
             other.__dict__.pop("plan", None)
         return other
 
@@ -273,7 +273,7 @@ def _with_causal(mask: object, bias: object, shape: tuple[int, int, int, int], h
 
 def _refused_at_positions(x: Tensor, name: str) -> Exception:
     is_causal = is_causal_bias(x)
-    hint = "wrap it as masks.Dense(tensor) if its rows and columns are to be read at positions"
+    hint = "wrap it as masks.Dense(tensor) if its rows and columns are indexed by positions"
     hint = "masks.Causal() is the rule on positions" if is_causal else hint
     what = "be a rule on positions (not a tensor) when positions are given"
     return value_error(name, what, "a CausalBias" if is_causal else "a bool tensor", hint=hint)

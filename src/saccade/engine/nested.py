@@ -33,7 +33,7 @@ def check_dense(**tensors: object) -> None:
     """
     for name, x in tensors.items():
         if is_nested(x):
-            reason = f"{name} is a nested tensor, and this takes dense ones"
+            reason = f"{name} is a nested tensor, but only dense tensors are supported here"
             hint = "saccade.attention and MultiHeadAttention take nested tensors; saccade.pack(x.unbind()) packs one"
             raise unsupported("a nested tensor", [reason], hint=hint)
 
@@ -44,11 +44,11 @@ def check_nested(mask: object, bias: object, score: object, **others: object) ->
     Raises:
         UnsupportedError: the mask or the bias is a tensor, the score is a function, or one of ``others`` is not None.
     """
-    reasons = [f"{name}= does not go with nested tensors" for name, x in others.items() if x is not None]
+    reasons = [f"{name}= cannot be combined with nested tensors" for name, x in others.items() if x is not None]
     if isinstance(mask, Tensor):
-        reasons.append("mask= is a tensor, and each item has a matrix of its own; a rule on positions goes with all")
+        reasons.append("mask= is a tensor, but each item has its own matrix; use a rule on positions")
     if bias is not None and not isinstance(bias, Bias):
-        reasons.append("bias= is a tensor, and each item has a matrix of its own; a positions.Bias goes with all")
+        reasons.append("bias= is a tensor, but each item has its own matrix; use a positions.Bias")
     if isinstance(score, Modified) or (callable(score) and not isinstance(score, Score)):
         reasons.append("score= is a function of items and positions, which packing changes")
     if reasons:
@@ -89,13 +89,13 @@ class Nested(NamedTuple):
         lengths: dict[str, tuple[int, ...]] = {}
         for name, x in given.items():
             if not is_nested(x):
-                raise value_error(name, "be nested where another input is", "a dense tensor")
+                raise value_error(name, "be nested, because another input is", "a dense tensor")
             packed[name], lengths[name] = (
                 (packed["key"], lengths["key"]) if name == "value" and value is key else _packed(name, x, axis)
             )
         if len(lengths["query"]) != len(lengths["key"]) or lengths["key"] != lengths["value"]:
             got = f"{len(lengths['query'])}, {len(lengths['key'])} and {len(lengths['value'])} items"
-            rule = "hold the same number of items, with key and value of one length in each"
+            rule = "contain the same number of items, with equal lengths of key and value in each"
             raise value_error("query, key and value", rule, got)
         return cls(packed["query"], packed["key"], packed["value"], lengths["query"], lengths["key"], query, axis)
 
@@ -186,7 +186,7 @@ def _packed(name: str, x: Tensor, axis: int) -> tuple[Tensor, tuple[int, ...]]:
     items = x.unbind()
     words = "[len, width]" if axis == 0 else "[heads, len, head_dim]"
     if not items:
-        raise value_error(name, "hold at least one item", "none")
+        raise value_error(name, "contain at least one item", "none")
     shapes = [tuple(item.shape) for item in items]
     if any(len(shape) != axis + 2 for shape in shapes) or len({s[:axis] + s[axis + 1 :] for s in shapes}) > 1:
         rule = f"be a nested tensor of items {words} that differ in length only"

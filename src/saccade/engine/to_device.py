@@ -28,7 +28,7 @@ def target_of(target: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[torch.
             device = torch.device(own)
         else:
             got = str(own) if isinstance(own, torch.dtype) else kind(own)
-            raise type_error("what a matrix is moved to", "be a device, a float dtype, or both", got)
+            raise type_error("the target of Matrix.to", "be a device, a float dtype, or both", got)
     return device, dtype
 
 

@@ -107,8 +107,8 @@ class _BackwardOfAllSamples(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        reason = "what vmap asks of a matrix has first derivatives only"
-        raise unsupported("vmap", [reason], hint="sc.attention has second ones under vmap, too")
+        reason = "methods of a matrix have only first derivatives under vmap"
+        raise unsupported("vmap", [reason], hint="sc.attention also has second derivatives under vmap")
 
     @staticmethod
     def vmap(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 Axis = tuple[int, ...]
-"""The factors of one axis, slowest first. An axis of size 1 has none, unless it is that of a single query or key."""
+"""The factors of one tensor axis, slowest first. An axis of size 1 has no factors, except for a single query or key."""
 
 _names = itertools.count()
 

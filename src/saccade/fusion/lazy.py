@@ -35,7 +35,7 @@ METADATA = frozenset(
         ),
     }
 )
-"""What a lazy tensor knows without its values."""
+"""Properties that a lazy tensor has without its values."""
 
 _LIKE = frozenset(
     {
@@ -80,12 +80,12 @@ class Operation:
                 results[self] = args[0] if out is None else out  # index assignment returns None
         return results[self]
 
-    def chain(self) -> Iterator[Operation]:
+    def with_dependencies(self) -> Iterator[Operation]:
         """Yield the deferred calls that this call depends on, then the call itself."""
         operations: list[Operation] = []
         mapped(lambda x: operations.append(x) if type(x) is Operation else None, self._call)
         for operation in operations:
-            yield from operation.chain()
+            yield from operation.with_dependencies()
         yield self
 
 
@@ -162,7 +162,7 @@ def _compute(members: list[Pending]) -> None:
     results: dict[Operation, Any] = {}
     for member in members:
         if member.scores.is_current:
-            member.settle(member.operation.run(results))
+            member.set_value(member.operation.run(results))
 
 
 @functools.cache
@@ -209,7 +209,7 @@ class Pending:
         assert self._value is not None
         return self._value
 
-    def settle(self, value: Tensor) -> None:
+    def set_value(self, value: Tensor) -> None:
         """Set the computed value of the lazy tensor."""
         self._value = value
 
@@ -217,22 +217,22 @@ class Pending:
     def is_changed_alone(self) -> bool:
         """Whether an in-place operation on this lazy tensor leaves all other uncomputed lazy tensors unchanged."""
         others = [x for x in self.family.waiting if x is not self]
-        return not any(operation.memory is self.memory for x in others for operation in x.operation.chain())
+        return not any(operation.memory is self.memory for x in others for operation in x.operation.with_dependencies())
 
     @property
     def differentiable(self) -> list[Tensor]:
         """The operands of the lazy tensor that require gradients."""
-        return [] if self.scores.is_detached else [x for one in self._chain for x in one.differentiable]
+        return [] if self.scores.is_detached else [x for one in self._dependencies for x in one.differentiable]
 
     @property
     def aliases(self) -> list[Tensor]:
         """The views of the differentiable operands from which the lazy tensor was computed."""
-        return [x for one in self._chain for x in one.aliases]
+        return [x for one in self._dependencies for x in one.aliases]
 
     @property
-    def _chain(self) -> dict[Operation, None]:
+    def _dependencies(self) -> dict[Operation, None]:
         """The deferred calls of the lazy tensor, without duplicates, since scores may be read twice."""
-        return dict.fromkeys(self.operation.chain())
+        return dict.fromkeys(self.operation.with_dependencies())
 
 
 class LazyTensor(Tensor):
@@ -289,16 +289,16 @@ def _detached(x: Any) -> Any:
     return x.detach() if isinstance(x, Tensor) else x
 
 
-def stand_ins(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+def with_placeholders(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Replace a lazy tensor among the arguments by a tensor without values, if the function only reads its metadata."""
-    place = 0 if func in _LIKE else 1
-    if len(args) <= place or type(args[place]) is not LazyTensor or args[place].pending.is_computed:
+    position = 0 if func in _LIKE else 1
+    if len(args) <= position or type(args[position]) is not LazyTensor or args[position].pending.is_computed:
         return args
-    if place == 1 and (func not in _AS or type(args[0]) is LazyTensor):
+    if position == 1 and (func not in _AS or type(args[0]) is LazyTensor):
         return args
-    scores = args[place].pending.scores
+    scores = args[position].pending.scores
     empty = torch.empty(1, dtype=scores.dtype, device=scores.left.device).expand(scores.axes.shape)
-    return (*args[:place], empty, *args[place + 1 :])
+    return (*args[:position], empty, *args[position + 1 :])
 
 
 def computed(tree: Any) -> Any:

@@ -26,7 +26,7 @@ from saccade.fusion.lazy import (
     Pending,
     computed,
     dispatch_keys,
-    stand_ins,
+    with_placeholders,
 )
 from saccade.fusion.operations import allocates, followed
 from saccade.fusion.product_spellings import PRODUCTS, product_of, scores_of
@@ -38,7 +38,10 @@ from saccade.fusion.softmax_tap import Arrange, SoftmaxTap
 from saccade.support.torch_modes import has_forward_derivatives, is_transformed
 
 Run = Callable[[AttentionCall], Tensor | None]
-"""Returns the output of an attention call, ``[batch, heads, q_len, value_dim]``; None leaves it to the model's code."""
+"""A function that returns the output of an attention call, ``[batch, heads, q_len, value_dim]``.
+
+None leaves the call to the model's own code.
+"""
 
 
 class FuseAttention(TorchFunctionMode):
@@ -81,7 +84,7 @@ class FuseAttention(TorchFunctionMode):
         super().__init__()
         self._run, self._on_attention = run, on_attention
         self._tap = None if on_weights is None else SoftmaxTap(_arranged(on_weights), on_unknown)
-        self._repeats, self._here = Repeats(), _Here()
+        self._repeats, self._thread = Repeats(), _ThreadState()
         self._is_any_number = False  # NaN and inf are left to the model's code
         self._families: weakref.WeakSet[Family] = weakref.WeakSet()
 
@@ -94,13 +97,13 @@ class FuseAttention(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.compiler.is_compiling() or (in_backward() and not self._here.recomputed):
+        if torch.compiler.is_compiling() or (in_backward() and not self._thread.recomputed):
             return func(*args, **kwargs)
         if len(self._families):
             if func in METADATA:
                 with torch._C.DisableTorchFunctionSubclass():
                     return func(*args, **kwargs)
-            args = stand_ins(func, args)
+            args = with_placeholders(func, args)
             self._compute_before(func, args, kwargs)
             if any(type(x) is LazyTensor for x in tensors_in((args, kwargs))):
                 return self._follow(func, args, kwargs)
@@ -116,12 +119,12 @@ class FuseAttention(TorchFunctionMode):
     def _recomputed(self) -> Iterator[None]:
         """Fuse attention within the block, in which the backward pass recomputes a checkpointed layer."""
         is_on = self in torch.overrides._get_current_function_mode_stack()
-        self._here.recomputed += 1
+        self._thread.recomputed += 1
         try:
             with nullcontext() if is_on else self:
                 yield
         finally:
-            self._here.recomputed -= 1
+            self._thread.recomputed -= 1
 
     def _plain(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a torch call normally, with the computed values of lazy tensors."""
@@ -132,7 +135,7 @@ class FuseAttention(TorchFunctionMode):
 
     def _product(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return a matrix product as a lazy tensor if it may be attention scores; if not, compute it."""
-        is_known = self._tap is not None and self._tap.knows((args, kwargs))
+        is_known = self._tap is not None and self._tap.is_tracking((args, kwargs))
         product = product_of(func, args, kwargs) if is_eager() and not is_known else None
         scores = None if product is None else scores_of(product, self._repeats)
         if scores is None or not enter_when_recomputed(self.recompute_context()):
@@ -151,26 +154,26 @@ class FuseAttention(TorchFunctionMode):
                     lazy.pending.family.compute()
         lazies = [x for x in lazies if not x.pending.is_computed]
         if lazies:
-            first = _whole(lazies)
+            first = _largest(lazies)
             for lazy in lazies:  # compute other products, such as a bias that depends on the query
                 if lazy.pending.family is not first.pending.family:
                     lazy.pending.family.compute()
-            noted_args, noted_kwargs = mapped(_state, (args, kwargs))
+            state_args, state_kwargs = mapped(_state, (args, kwargs))
             if func not in PRODUCTS:
-                scores = followed(func, noted_args, noted_kwargs)
-                is_noted, out = (False, None) if scores is None else _noted(first, scores, func, args, kwargs)
-                if is_noted:
+                scores = followed(func, state_args, state_kwargs)
+                is_lazy, out = (False, None) if scores is None else _apply_lazily(first, scores, func, args, kwargs)
+                if is_lazy:
                     return out
             else:
-                product = product_of(func, noted_args, noted_kwargs)
+                product = product_of(func, state_args, state_kwargs)
                 first.pending.scores.check_current()
-                found = (
+                recovered = (
                     None
                     if product is None
                     else attention_call(product, self._repeats, is_any_number=self._is_any_number)
                 )
-                if found is not None:
-                    result = self._attention(*found, first.pending.family)
+                if recovered is not None:
+                    result = self._attention(*recovered, first.pending.family)
                     if result is not None:
                         return result
                     args, kwargs = computed((args, kwargs))
@@ -227,7 +230,7 @@ def _arranged(on_weights: Callable[[Tensor], None]) -> Callable[[Tensor, Arrange
     return report
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     """The number of checkpoints that each thread is currently recomputing."""
 
     def __init__(self) -> None:
@@ -239,14 +242,14 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _whole(lazies: list[LazyTensor]) -> LazyTensor:
+def _largest(lazies: list[LazyTensor]) -> LazyTensor:
     """Return the lazy tensor with the most elements, the one to whose shape the others may broadcast."""
     sizes = [tuple(x.pending.scores.axes.shape) for x in lazies]
     most = max(math.prod(size) for size in sizes)
     return next(x for x, size in zip(lazies, sizes, strict=True) if math.prod(size) == most)
 
 
-def _noted(
+def _apply_lazily(
     lazy: LazyTensor, scores: Scores | RowMaximum, func: Any, args: Any, kwargs: Any
 ) -> tuple[bool, LazyTensor | None]:
     """Record a call on a lazy tensor; return whether it can be deferred, and its lazy result."""

@@ -17,12 +17,12 @@ from saccade.fusion.row_maximum import RowMaximum
 from saccade.fusion.scores import Scores, is_dense
 
 Follow = Callable[..., Scores | RowMaximum | None]
-"""Called as the torch function is, with `Scores` for a lazy tensor; returns those of the result, or None."""
+"""A function with the arguments of a torch function, `Scores` in place of lazy tensors. It returns `Scores` or None."""
 
 
 def _functions(*names: str) -> tuple[Callable[..., Any], ...]:
     """Return torch's functions and tensor methods with the given names."""
-    found = [getattr(place, name, None) for name in names for place in (torch, Tensor)]
+    found = [getattr(owner, name, None) for name in names for owner in (torch, Tensor)]
     return tuple(x for x in found if x is not None)
 
 
@@ -316,7 +316,7 @@ OPERATIONS: dict[Callable[..., Any], Follow] = {
     Tensor.mT.__get__: _matrix_transpose,  # type: ignore[attr-defined]
     Tensor.__getitem__: _get_item,
 }
-"""How scores follow each function; any other needs their values."""
+"""How `Scores` follow each torch function; other functions need computed values."""
 
 _ALLOCATING = frozenset(
     {
@@ -345,8 +345,8 @@ def followed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     if func in _DETACH and args and isinstance(args[0], RowMaximum):
         return args[0].detached()
     follow = OPERATIONS.get(func)
-    places = [place for place, x in enumerate(args) if isinstance(x, Scores)]
-    if follow is None or not places or (places[0] and (follow not in _ANYWHERE or writes(func))):
+    positions = [position for position, x in enumerate(args) if isinstance(x, Scores)]
+    if follow is None or not positions or (positions[0] and (follow not in _ANYWHERE or writes(func))):
         return None
     try:
         return follow(*args, **kwargs)

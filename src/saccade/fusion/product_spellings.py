@@ -161,7 +161,7 @@ _PARSERS: dict[Callable[..., Any], Callable[[tuple[Any, ...], dict[str, Any]], P
 }
 
 PRODUCTS = frozenset(_PARSERS)
-"""Functions that `product_of` reads."""
+"""The functions that `product_of` can read."""
 
 
 def product_of(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
@@ -246,9 +246,9 @@ def _lead(product: Product) -> list[str]:
     of_left = [x for x in letters if x not in product.right_letters]
     of_right = [x for x in letters if x not in product.left_letters]
     pairs = itertools.product(of_left or [""], of_right or [""])
-    places = {x: place for place, x in enumerate(letters)} | {"": len(letters)}
-    positions = min(pairs, key=lambda pair: abs(places[pair[0]] - places[pair[1]]))
-    return [x for x in letters if x not in positions]
+    index = {x: position for position, x in enumerate(letters)} | {"": len(letters)}
+    nearest = min(pairs, key=lambda pair: abs(index[pair[0]] - index[pair[1]]))
+    return [x for x in letters if x not in nearest]
 
 
 def _may_be_factor(x: Operand) -> TypeGuard[Tensor]:

@@ -219,8 +219,8 @@ def _rows(weights: Scores, columns: Axis, queries: Axis) -> Axis:
     tensors = [x.tensor for x in weights.terms] + [x.pairs for x in weights.fills] + [*weights.zeros]
     varying = [axis for axis in candidates if any(x.shape[every.index(one)] > 1 for x in tensors for one in axis)]
     candidates = varying if len(varying) == 1 else candidates
-    place = visible.index(columns) if columns in visible else len(visible)
-    rows = min(candidates, key=lambda axis: abs(visible.index(axis) - place), default=())
+    position = visible.index(columns) if columns in visible else len(visible)
+    rows = min(candidates, key=lambda axis: abs(visible.index(axis) - position), default=())
     # Heads may have been joined with the rows.
     return tuple(one for one in rows if any(x.shape[every.index(one)] > 1 for x in tensors)) or rows
 

@@ -78,4 +78,4 @@ _TRANSPOSING = frozenset(
 )
 
 NOTED = _REPEAT | _RESHAPE | _KEEPING | _TRANSPOSING
-"""Functions that repeat entries, or whose result repeats them if their argument does."""
+"""Functions that repeat entries, or that preserve the repetitions of their argument."""

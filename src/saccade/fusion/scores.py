@@ -178,16 +178,16 @@ class Scores:
         assert viewed is not None
         if not copies:
             return viewed
-        place = viewed.batch.index(copies[0])
+        position = viewed.batch.index(copies[0])
         batch = tuple(x for x in viewed.batch if x not in copies)
         heads = None if viewed.heads is None else tuple(x for x in viewed.heads if x not in copies)
         left, right = viewed.left, viewed.right
         if is_left:
-            left, right = left.select(place, 0), right.movedim(place, len(batch))
+            left, right = left.select(position, 0), right.movedim(position, len(batch))
             return replace(
                 viewed, left=left, right=right, batch=batch, heads=heads, right_only=(*copies, *viewed.right_only)
             )
-        left, right = left.movedim(place, len(batch)), right.select(place, 0)
+        left, right = left.movedim(position, len(batch)), right.select(position, 0)
         return replace(viewed, left=left, right=right, batch=batch, heads=heads, left_only=(*copies, *viewed.left_only))
 
     def permuted(self, order: Sequence[int]) -> Scores:

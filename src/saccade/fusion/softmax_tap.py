@@ -19,7 +19,7 @@ from saccade.fusion.recovered_call import roles_of
 from saccade.fusion.scores import FLOATS, Scores, is_dense, version_of
 
 Arrange = Callable[[Tensor], Tensor]
-"""Converts weights in the model's layout to ``[batch, heads, q_len, kv_len]``."""
+"""A function that converts weights in the model's layout to ``[batch, heads, q_len, kv_len]``."""
 
 _SOFTMAX = frozenset({F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax, F.gumbel_softmax})
 _ANY_PRODUCT = PRODUCTS | frozenset(
@@ -94,7 +94,7 @@ class SoftmaxTap:
         if isinstance(dim, int) and x.dtype in FLOATS and x.dim() and x.shape[dim] > 1:
             self._states[x] = _State(_as_scores(x, dim % x.dim()), version_of(x))
 
-    def knows(self, arguments: tuple[Any, Any]) -> bool:
+    def is_tracking(self, arguments: tuple[Any, Any]) -> bool:
         """Return whether an argument of a matrix product is a result of a softmax, or was computed from one."""
         return bool(self._states) and any(x in self._states for x in tensors_in(arguments))
 

@@ -53,7 +53,7 @@ WITHOUT_EFFECT = frozenset(
     }
 )
 _OTHER = "another attention implementation"
-_PAGED = "paged caches have kernels of their own"
+_PAGED = "paged caches use their own kernels"
 UNSUPPORTED = {
     "output_attentions": "saccade.record(model) gives the matrices of every layer without building them",
     "cache": _PAGED,
@@ -61,7 +61,7 @@ UNSUPPORTED = {
     "k_cache": _PAGED,
     "v_cache": _PAGED,
     "cache_seqlens": _PAGED,
-    "sinks": "eager; the logit of a sink that depends on the query is not supported",
+    "sinks": "eager; sink logits that depend on the query are not supported",
 }
 """Arguments that change the attention matrix in an unsupported way, each with a hint for the error message."""
 
@@ -84,7 +84,7 @@ def check_ends(module: nn.Module, ends: Mapping[str, Tensor], placed: Placed) ->
     texts = placed.texts or ((len(placed.kv_positions),),)
     wrong = [name for name, end in ends.items() if texts != (tuple(end.diff().tolist()),)]
     if wrong:
-        reasons = [f"the model passes {name}, and its mask does not keep these texts apart" for name in wrong]
+        reasons = [f"the model passes {name}, but its mask does not separate these texts" for name in wrong]
         hint = "pass position_ids that restart with each text, and use_cache=False"
         raise unsupported(type(module).__name__, reasons, hint=hint)
 

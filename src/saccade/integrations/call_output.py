@@ -13,7 +13,7 @@ from saccade.plan import Ranges
 from saccade.statistics.row_block import Block
 
 Receive = Callable[[Matrix], None]
-"""A function that receives the gradient by the weights of a call."""
+"""A function that receives the gradient with respect to the weights of a call."""
 
 Refuse = Callable[[str], None]
 """A function that receives the reason why there is no gradient."""
@@ -40,9 +40,9 @@ class CallOutput(NamedTuple):
         The backward pass calls ``receive`` with it. If it is unavailable, ``refuse`` is called at once with the reason.
         """
         if self.dropout_p:
-            return refuse("its weights were dropped out at random; model.eval() or dropout 0 is exact")
+            return refuse("dropout was applied to its weights; use model.eval() or a dropout of 0")
         if not self.out.requires_grad:
-            return refuse("its output needs no gradient")
+            return refuse("its output requires no gradient")
         value = self.value().detach().clone()  # a cache may write into it before the backward pass
 
         def on_gradient(grad: Tensor) -> None:
@@ -70,7 +70,7 @@ class BuiltWeights(NamedTuple):
         The backward pass calls ``receive`` with it. If it is unavailable, ``refuse`` is called at once with the reason.
         """
         if not self.weights.requires_grad:
-            return refuse("its weights need no gradient")
+            return refuse("its weights require no gradient")
 
         def on_gradient(grad: Tensor) -> None:
             with torch.no_grad():

@@ -147,7 +147,7 @@ class CaptureMode(ObserveAttention):
 
     def report_unknown(self) -> None:
         """Note that the module has multiplied weights whose layout is unknown."""
-        if not _is_ours(sys._getframe(1)):
+        if not _is_called_by_engine(sys._getframe(1)):
             for one in _innermost_callers():
                 one.listener.capture.note_not_recorded(one.listener.name, one.kind)
 
@@ -183,7 +183,7 @@ def _beneath_redirection(mode: CaptureMode) -> Iterator[None]:
 
 def _emit(make: Any, output: AnyOutput | None = None) -> None:
     """Emit an attention call to the listeners of the innermost running module, unless a saccade kernel made it."""
-    if not _is_ours(sys._getframe(1)):
+    if not _is_called_by_engine(sys._getframe(1)):
         emit_all([(listener, make) for listener in _listeners()], output)
 
 
@@ -217,7 +217,7 @@ def _is_engine(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).startswith("saccade.engine.")
 
 
-def _is_ours(frame: FrameType | None) -> bool:
+def _is_called_by_engine(frame: FrameType | None) -> bool:
     """Return whether a torch call comes from a saccade kernel, whose matrix is already captured."""
     while frame is not None:
         if _is_engine(frame):

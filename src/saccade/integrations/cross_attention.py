@@ -79,7 +79,7 @@ def _by_tensors(arguments: dict[str, Any], tensors: list[tuple[str, Tensor]], is
         is_sequence = _OTHER.fullmatch(name) or not _NO_SEQUENCE.search(name)
         if not (is_sequence and x.dim() == query.dim() > 1):
             continue
-        if x is query or hold_the_same(x, query):
+        if x is query or are_bitwise_equal(x, query):
             return Kind.SELF
         if _OTHER.fullmatch(name):
             return Kind.CROSS
@@ -94,7 +94,9 @@ def _by_tensors(arguments: dict[str, Any], tensors: list[tuple[str, Tensor]], is
 def _arguments(site: Site) -> dict[str, Any]:
     """Return a running module's arguments by parameter name, including defaults."""
     kinds = type(site.module).__mro__
-    forward = next(kind.__dict__["forward"] for kind in kinds if "forward" in kind.__dict__ and not _is_ours(kind))
+    forward = next(
+        kind.__dict__["forward"] for kind in kinds if "forward" in kind.__dict__ and not _is_from_saccade(kind)
+    )
     try:
         bound = inspect.signature(forward).bind(site.module, *site.args, **site.kwargs)
     except (TypeError, ValueError):  # a forward without a signature, or wrapped by a function with a different one
@@ -113,11 +115,11 @@ def _arguments(site: Site) -> dict[str, Any]:
     return named
 
 
-def _is_ours(kind: type) -> bool:
+def _is_from_saccade(kind: type) -> bool:
     return kind.__module__.startswith("saccade.") or "swapped_from" in vars(kind)
 
 
-def hold_the_same(first: Tensor, second: Tensor) -> bool:
+def are_bitwise_equal(first: Tensor, second: Tensor) -> bool:
     """Return whether two tensors are bitwise equal, including NaN."""
     if first.shape != second.shape or first.dtype != second.dtype or first.device != second.device:
         return False

@@ -50,9 +50,9 @@ def block_mask(
     kv_len = q_len if kv_len is None else kv_len
     sizes = block_size if isinstance(block_size, tuple) else (block_size, block_size)
     if len(sizes) != 2:
-        raise value_error("block_size", "be one int or two", block_size)
+        raise value_error("block_size", "be an int or a pair of ints", block_size)
     height, width = (check_int("block_size", size) for size in sizes)
     if batch is not None and mask.shape[0] not in (1, batch):
-        raise value_error("mask", f"tell apart 1 or {batch} batch items", mask.shape[0])
+        raise value_error("mask", f"be for 1 or {batch} batch items", mask.shape[0])
     shape = (mask.shape[0], 1, q_len, kv_len)
     return blocks_of(mask, shape, (kv_len - q_len, 0), torch.device(device), (height, width))

@@ -126,7 +126,7 @@ class LazyMask(Tensor):
         return self._content.memory is not None
 
     @property
-    def may_hold_terms(self) -> bool:
+    def may_contain_bias(self) -> bool:
         """Whether this is a float mask with allocated memory, which may contain a score bias besides masked pairs."""
         return self.is_in_memory and self.is_floating_point()
 
@@ -152,17 +152,19 @@ class LazyMask(Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         if str(func) in _SAME:
-            return args[0]._again()
+            return args[0]._alias()
         if torch.Tag.inplace_view in func.tags or str(func).startswith(_OTHER_FORM):
             raise _refused(str(func))
         _check_readable(str(func), [x for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)])
-        reached = [x for value in _reached(func, args, kwargs) for x in tree_iter(value) if isinstance(x, LazyMask)]
+        written_masks = [
+            x for value in _written_arguments(func, args, kwargs) for x in tree_iter(value) if isinstance(x, LazyMask)
+        ]
         with enable_reentrant_dispatch():  # a rule may be a user's function, called by vmap
-            owners = {id(mask._in_memory()): mask for mask in reached}
+            owners = {id(mask._in_memory()): mask for mask in written_masks}
             args, kwargs = tree_map(_written_out, (args, kwargs))
         out = func(*args, **kwargs)
-        if any(mask._in_memory().shape != mask.shape for mask in reached):
-            raise _refused(f"{func} of another shape")
+        if any(mask._in_memory().shape != mask.shape for mask in written_masks):
+            raise _refused(f"{func} with a different shape")
         return tree_map(lambda x: owners.get(id(x), x), out)
 
     def written_out(self) -> Tensor:
@@ -190,7 +192,7 @@ class LazyMask(Tensor):
                     content.memory = self._from_rule()
             return content.memory
 
-    def _again(self) -> LazyMask:
+    def _alias(self) -> LazyMask:
         """Return a new lazy mask that shares its rule and memory with this mask."""
         other = LazyMask(self._content.placed, self.shape[0], self.device, self.dtype)
         other._content = self._content
@@ -212,7 +214,7 @@ def _check_readable(operation: str, tensors: list[Tensor]) -> None:
         raise unsupported(operation, reasons, hint='set_attn_implementation("eager") for this model')
 
 
-def _reached(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+def _written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
     """Yield the arguments that an operation on a lazy mask writes into or returns views of."""
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None:
@@ -233,7 +235,7 @@ def dense_at(allowed: Tensor, q: range, kv: range) -> Mask:
 
 def _refused(what: str) -> Exception:
     hint = "mask.clone() is an ordinary tensor, which supports any operation"
-    return unsupported(what, ["a mask that is not written out keeps its form and its memory"], hint=hint)
+    return unsupported(what, ["a lazy mask cannot change its shape or its memory"], hint=hint)
 
 
 def mask_dtype(config: object, dtype: torch.dtype) -> torch.dtype:

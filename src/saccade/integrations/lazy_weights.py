@@ -44,9 +44,9 @@ class _Content:
         if self._weights is None:
             assert self._make is not None
             size = math.prod(self.kind[0])
-            reasons = [f"these are {size:,} weights, {list(self.kind[0])}"] if size > _LIMIT else []
+            reasons = [f"the weights have {size:,} elements, shape {list(self.kind[0])}"] if size > _LIMIT else []
             if any(x._version != version for x, version in self._sources):
-                reasons.append("a tensor that they depend on, such as a mask, was written into since the call")
+                reasons.append("a tensor that they depend on, such as a mask, was changed in place after the call")
             if reasons:
                 hint = "saccade.record(model) records matrices without building them; or need_weights=False"
                 raise unsupported("need_weights=True", reasons, hint=hint)
@@ -154,7 +154,7 @@ def weights_of(
     if math.prod(matrix.shape) <= DENSE_LIMIT:
         return make()
     if is_tracing():
-        reason = f"{math.prod(matrix.shape):,} weights are needed while a program is compiled"
+        reason = f"a compiled program would have to build {math.prod(matrix.shape):,} weights"
         raise unsupported("need_weights=True", [reason], hint="need_weights=False")
     batch, heads, q_len, kv_len = matrix.shape
     if items is not None:

@@ -18,11 +18,14 @@ from saccade.support.torch_modes import is_tracing
 CALLED_AS = "intervene"  # the name in error messages
 
 MakeMatrix = Callable[[Mask | None], Matrix]
-"""Returns the attention matrix of a call, with one more mask."""
+"""A function that returns the attention matrix of a call, restricted by an additional mask."""
 
 EDITORS: list[Callable[[nn.Module, MakeMatrix, Matrix], Matrix]] = []
-"""Once for each active `saccade.intervene`, the function that applies all edits: it receives a module, a function that
-makes its matrix with one more mask, and the matrix, and returns the matrix that is used instead."""
+"""One entry per active `saccade.intervene`: a function that applies all edits.
+
+It receives a module, a function that builds the module's matrix with an additional mask, and the matrix. It returns the
+matrix to use.
+"""
 
 
 class Product(NamedTuple):
@@ -50,7 +53,7 @@ def edited_matrix(module: nn.Module, make: MakeMatrix) -> Matrix:
         return make(None)
     if is_tracing():
         reason = "a compiled program would keep the edits"
-        raise unsupported(type(module).__name__, [reason], hint="intervene on the model that is not compiled")
+        raise unsupported(type(module).__name__, [reason], hint="intervene on the uncompiled model")
     return EDITORS[0](module, make, make(None))
 
 

@@ -23,7 +23,7 @@ from saccade.support.errors import unsupported
 CALLED_AS = "record"  # the name in error messages
 
 _FUNCTION = inspect.signature(F.multi_head_attention_forward)
-_PROJECTED = "static_k= are keys that have been projected before, perhaps for heads of another size"
+_PROJECTED = "static_k= contains keys that are already projected, possibly for a different head size"
 
 
 def function_matrix(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AttentionMatrix:
@@ -53,7 +53,7 @@ def unsupported_function(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> st
     """Return the reason why a call cannot be converted, or "" if it can."""
     call = _arguments(args, kwargs)
     if call.is_causal and call.attn_mask is None:
-        return "is_causal is a hint about attn_mask, which is not given"
+        return "is_causal only describes attn_mask, and attn_mask is missing"
     return _PROJECTED if call.static_k is not None or call.static_v is not None else ""
 
 

@@ -61,7 +61,7 @@ def rule_of(
     rule: Mask = Full()
     bias: Tensor | None = None
     if attn_mask is not None:
-        hint = "a bool tensor, True = ignore; after saccade.replace_attention(model) a CausalBias is taken as a mask"
+        hint = "a bool tensor, True = ignore; saccade.replace_attention(model) makes it accept a CausalBias"
         check_holds_values("attn_mask", attn_mask, causal_hint=hint)
         mask = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask
         mask = mask.unflatten(0, (batch, heads)) if mask.dim() == 3 else mask[None, None]

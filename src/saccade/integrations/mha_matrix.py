@@ -48,11 +48,11 @@ def layer_matrix(
     q, k, _ = projected(module, query, key)
     batch, heads, kv_len, _ = k.shape
     rule, bias = rule_of(attn_mask, key_padding_mask, (batch, heads, q.shape[2], kv_len))
-    places: dict[str, Any] = {}
+    positions: dict[str, Any] = {}
     if is_token is not None:  # position -1 marks padding
         position = torch.arange(kv_len, device=k.device).expand(batch, -1)
-        places = {"q_positions": torch.where(is_token, position, -1), "kv_positions": range(kv_len)}
-    return AttentionMatrix(q, k, rule, bias=bias, **places)
+        positions = {"q_positions": torch.where(is_token, position, -1), "kv_positions": range(kv_len)}
+    return AttentionMatrix(q, k, rule, bias=bias, **positions)
 
 
 def layer_output(

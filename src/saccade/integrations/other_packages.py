@@ -41,7 +41,7 @@ class OtherFunction:
 
     def call(self, arguments: Arguments) -> Call:
         """Convert a call to the function to an attention `Call`."""
-        query, key, value = (self._four(arguments[name]) for name in _names(arguments))
+        query, key, value = (self._with_heads_first(arguments[name]) for name in _names(arguments))
         dropout_p = float(arguments[self.dropout]) if self.dropout else 0.0
         return Call(lambda rule: self.matrix(arguments, query, key, rule), value, query.shape[2], dropout_p)
 
@@ -56,9 +56,9 @@ class OtherFunction:
     def output(self, arguments: Arguments, out: Tensor) -> CallOutput:
         """Wrap the output of a call to the function as a `CallOutput`."""
         call = self.call(arguments)
-        return CallOutput(out, self._four, lambda: call.value, call.dropout_p)
+        return CallOutput(out, self._with_heads_first, lambda: call.value, call.dropout_p)
 
-    def _four(self, x: Tensor) -> Tensor:
+    def _with_heads_first(self, x: Tensor) -> Tensor:
         x = x if x.dim() == 4 else x.unsqueeze(2)  # xformers without heads
         return x if self.heads_first else x.transpose(1, 2)
 
@@ -69,20 +69,20 @@ def _names(arguments: Arguments) -> tuple[str, str, str]:
 
 def _flex_unsupported(arguments: Arguments) -> str:
     returns_more = arguments.get("return_lse") or arguments.get("return_aux") is not None
-    return "it returns the lse too" if returns_more else ""
+    return "it also returns the lse" if returns_more else ""
 
 
 def _flex_matrix(arguments: Arguments, query: Tensor, key: Tensor, rule: Mask | None) -> AttentionMatrix:
     block_mask = arguments["block_mask"]
     own = None if block_mask is None else Predicate(block_mask.mask_mod)
-    places = _from_first(query, key)
+    positions = _from_first(query, key)
     mask, scale = joined(own, rule), arguments["scale"]
-    return AttentionMatrix(query, key, mask, score=arguments["score_mod"], scale=scale, **places)
+    return AttentionMatrix(query, key, mask, score=arguments["score_mod"], scale=scale, **positions)
 
 
 def _flash_unsupported(arguments: Arguments) -> str:
     if arguments.get("return_attn_probs"):
-        return "it returns its weights too"
+        return "it also returns its weights"
     return "its alibi_slopes are not converted" if arguments.get("alibi_slopes") is not None else ""
 
 
@@ -109,8 +109,8 @@ def _xformers_matrix(arguments: Arguments, query: Tensor, key: Tensor, rule: Mas
         return AttentionMatrix(query, key, joined(own, rule), bias=added, scale=scale)
     if bias is None:
         return AttentionMatrix(query, key, rule, scale=scale)
-    places = _from_first(query, key)
-    return AttentionMatrix(query, key, joined(Causal(), rule), scale=scale, **places)
+    positions = _from_first(query, key)
+    return AttentionMatrix(query, key, joined(Causal(), rule), scale=scale, **positions)
 
 
 def _from_first(query: Tensor, key: Tensor) -> dict[str, Any]:
@@ -143,22 +143,22 @@ class VisibleFunction:
 
     Args:
         function: the original function.
-        called: the callable in the model's code: the function, or a compiled form of it.
+        original: the callable in the model's code: the function, or a compiled form of it.
         other: the conversion of its calls.
 
     Attributes:
         users: number of recordings and models that use the wrapper.
     """
 
-    def __init__(self, function: Any, called: Any, other: OtherFunction):
+    def __init__(self, function: Any, original: Any, other: OtherFunction):
         functools.update_wrapper(self, function)
-        self.called, self.other, self.users = called, other, 1
+        self.original, self.other, self.users = original, other, 1
         self._signature = inspect.signature(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch._C._is_torch_function_mode_enabled() and not torch.compiler.is_compiling():
             return torch.overrides.handle_torch_function(self, (), *args, **kwargs)
-        return self.called(*args, **kwargs)
+        return self.original(*args, **kwargs)
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name, including defaults."""
@@ -180,8 +180,8 @@ def visible_functions(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         for names in _namespaces(model):
             for name in [*names]:
-                if _see(names, name):
-                    stack.callback(_forget, names, name)
+                if _make_visible(names, name):
+                    stack.callback(_restore_original, names, name)
         yield
 
 
@@ -189,7 +189,7 @@ def make_visible(model: nn.Module) -> None:
     """Make the same calls visible as `visible_functions` does, but permanently."""
     for names in _namespaces(model):
         for name in [*names]:
-            _see(names, name)
+            _make_visible(names, name)
 
 
 def _namespaces(model: nn.Module) -> list[dict[str, Any]]:
@@ -199,7 +199,7 @@ def _namespaces(model: nn.Module) -> list[dict[str, Any]]:
     return [vars(sys.modules[name]) for name in names if name in sys.modules]
 
 
-def _see(names: dict[str, Any], name: str) -> bool:
+def _make_visible(names: dict[str, Any], name: str) -> bool:
     """Make a global visible if it is another package's attention function, and return whether it is."""
     with _lock:
         value = names[name]
@@ -213,10 +213,10 @@ def _see(names: dict[str, Any], name: str) -> bool:
         return other is not None
 
 
-def _forget(names: dict[str, Any], name: str) -> None:
+def _restore_original(names: dict[str, Any], name: str) -> None:
     with _lock:
         visible = names.get(name)
         if isinstance(visible, VisibleFunction):
             visible.users -= 1
             if not visible.users:
-                names[name] = visible.called
+                names[name] = visible.original

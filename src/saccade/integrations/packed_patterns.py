@@ -13,7 +13,7 @@ from saccade.integrations.lazy_mask import Placed
 from saccade.integrations.tensor_masks import both
 from saccade.masks import Dense, Documents, Mask, Padding, PerItem
 from saccade.masks.algebra import And
-from saccade.masks.rules.documents import with_facts
+from saccade.masks.rules.documents import joined_with_batch_mask
 from saccade.support.errors import unsupported
 
 
@@ -42,7 +42,7 @@ def with_pattern(placed: Placed, pattern: Mask, position_ids: Tensor | None = No
     if texts is not None:
         parts = placed.rule.parts if isinstance(placed.rule, And) else (placed.rule,)
         if any(isinstance(part, Documents) for part in parts):
-            return with_facts(pattern, placed.rule)
+            return joined_with_batch_mask(pattern, placed.rule)
         return both(_inside(texts, pattern), placed.rule)
     if pattern.is_relative:
         return both(placed.rule, pattern)
@@ -88,9 +88,11 @@ def _check_start(placed: Placed, pattern: Mask, position_ids: Tensor | None) -> 
     if not placed.rule.is_causal or len(q) == len(kv) or not _are_of_row(position_ids, len(q)):
         return
     if bool((position_ids[:, 0] < q.start).any()):
-        reason = f"position_ids start before {q.start}, so the cache holds other texts than that of the queries"
-        reasons = [reason, f"{pattern} depends on where a text starts, which a cache does not say"]
-        raise unsupported("a continued batch", reasons, hint="give each text a cache of its own, in a batch")
+        reason = f"position_ids start before {q.start}, so the cache contains texts other than that of the queries"
+        reasons = [reason, f"{pattern} depends on where a text starts, which a cache does not store"]
+        raise unsupported(
+            "a continued batch", reasons, hint="put each text in its own batch item, so that it has its own cache"
+        )
 
 
 def _are_of_row(position_ids: Tensor | None, length: int) -> TypeGuard[Tensor]:

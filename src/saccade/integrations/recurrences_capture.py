@@ -86,8 +86,8 @@ class History:
                 return one.of(rows)
         if not before.any():
             return None
-        reason = f"{name} goes on from a state that no call recorded here has left, and its keys cannot be read from it"
-        raise unsupported("a recurrence", [reason], hint="begin to record before the prompt")
+        reason = f"{name} continues from a state that was not recorded, and earlier keys cannot be read from it"
+        raise unsupported("a recurrence", [reason], hint="start recording before the prompt")
 
 
 def _rows(known: Tensor, state: Tensor) -> list[int] | None:

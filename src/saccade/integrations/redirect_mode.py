@@ -80,7 +80,7 @@ class _Running(NamedTuple):
 
 _running = Running()
 _NOT_EAGER = "torch transforms or traces this run (torch.func, forward-mode derivatives, tracing, CUDA graphs)"
-_MULTIPLIES = "it multiplies the result of a softmax, which is not softmax attention of queries and keys"
+_MULTIPLIES = "it multiplies the result of a softmax in a way that is not softmax attention of queries and keys"
 
 
 class RedirectMode(FuseAttention):
@@ -107,7 +107,7 @@ class RedirectMode(FuseAttention):
                 if not any(type(x) is LazyTensor for x in tensors_in((args, kwargs))):
                     return func(*args, **kwargs)
             elif (type(func) is VisibleFunction or func in _FUNCTIONS) and not (
-                in_backward() and not self._here.recomputed
+                in_backward() and not self._thread.recomputed
             ):
                 args, kwargs = computed((args, kwargs))
                 out = self._run_function(func, args, kwargs)
@@ -152,7 +152,7 @@ class RedirectMode(FuseAttention):
             self.handler.leave(site, f"it calls {func.__name__}, and {reason}")
             return None
         if not enter_when_recomputed(self.recompute_context()):
-            reason = "hooks for saved tensors hide a checkpoint, which would run the attention again without them"
+            reason = "hooks for saved tensors hide a checkpoint, which would recompute the attention without saccade"
             raise unsupported(site.name, [reason], hint="run the checkpoint outside of the hooks")
 
         return run(functools.partial(self._attend, site))
@@ -161,8 +161,8 @@ class RedirectMode(FuseAttention):
         site = self._site()
         if site is None:
             return None
-        found = self._attend(site, Call(call.matrix, call.value, call.query.shape[2], call.dropout_p))
-        return None if found is None else found.out
+        redirected = self._attend(site, Call(call.matrix, call.value, call.query.shape[2], call.dropout_p))
+        return None if redirected is None else redirected.out
 
     def _attend(self, site: Site, call: Call) -> Redirected | None:
         _check_checkpoint(site)
@@ -231,6 +231,6 @@ def _check_checkpoint(site: Site) -> None:
     forward, frame = torch.utils.checkpoint.CheckpointFunction.forward.__code__, sys._getframe(1)
     while frame is not None and frame.f_code is not run_redirected.__code__:
         if frame.f_code is forward:
-            reason = "a reentrant checkpoint within this module would run its attention again without saccade"
+            reason = "a reentrant checkpoint inside this module would recompute its attention without saccade"
             raise unsupported(site.name, [reason], hint="checkpoint(..., use_reentrant=False)")
         frame = frame.f_back  # type: ignore[assignment]

@@ -40,4 +40,4 @@ class Redirected(NamedTuple):
 
 
 Attend = Callable[[Call], Redirected | None]
-"""Computes an attention call; None leaves it to the model's own code."""
+"""A function that computes an attention call, or returns None to leave it to the model's own code."""

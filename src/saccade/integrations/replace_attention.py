@@ -16,7 +16,7 @@ from saccade.integrations.capture_context import uses_attention_interface
 from saccade.integrations.forward_proxy import ForwardProxy
 from saccade.integrations.other_packages import make_visible
 from saccade.integrations.redirected_module import RedirectedModule, redirect
-from saccade.integrations.replacement_base import StandIn, put_in, tried
+from saccade.integrations.replacement_base import StandIn, swap_in, temporarily_swapped
 from saccade.integrations.replacement_modules import FusedAttention, TorchAttention, is_fused, keep_in_python
 from saccade.integrations.replacement_plan import (
     MODULE,
@@ -100,7 +100,9 @@ def replace_attention(
     """
     check_type("model", model, nn.Module, "be a module")
     if isinstance(mechanism, type):
-        raise type_error("mechanism", "be a saccade Mechanism or None", kind(mechanism), hint="make one: Linear()")
+        raise type_error(
+            "mechanism", "be a saccade Mechanism or None", kind(mechanism), hint="pass an instance: Linear()"
+        )
     check_type("mechanism", mechanism, (Mechanism, type(None)), "be a saccade Mechanism or None")
     check_type("partial", partial, bool, "be True or False")
     names = [name for name, _ in model.named_modules() if name]
@@ -112,14 +114,14 @@ def replace_attention(
         {name: number for number, (name, _) in enumerate(model.named_modules())},
     )
     parts = [*_parts(model, plan.left)]
-    reasons = [f"{one.name or 'the model'} is {type(one.module).__name__}: {one.why}" for one in parts if one.why]
+    reasons = [f"{one.name or 'the model'} is {type(one.module).__name__}: {one.reason}" for one in parts if one.reason]
     reasons += _against_mechanism(mechanism, parts)
     if all(one.name in plan.left for one in parts):
-        reasons.append("no part of it is an attention that is known here")
+        reasons.append("it contains no attention module that is known here")
     if reasons:
-        left = ", ".join(repr(one.name) for one in parts if one.why and one.name)
-        hint = f"leave=[{left}] leaves them as they are; `saccade.mechanisms` and `saccade.nn` build one's own"
-        hint = hint if left else "`saccade.mechanisms` and `saccade.nn` build attention of one's own"
+        left = ", ".join(repr(one.name) for one in parts if one.reason and one.name)
+        hint = f"leave=[{left}] keeps them unchanged; `saccade.mechanisms` and `saccade.nn` have parts for a new model"
+        hint = hint if left else "`saccade.mechanisms` and `saccade.nn` have parts for a new model"
         raise unsupported(type(model).__name__, reasons, hint=hint)
     for one in parts:
         one.replace(plan)
@@ -127,7 +129,7 @@ def replace_attention(
     for part in model.modules():
         if isinstance(part, nn.TransformerEncoder):
             part.use_nested_tensor = False  # its fast path makes nested tensors, which replaced layers do not accept
-    return Replacements(plan.found, plan.order)
+    return Replacements(plan.replaced, plan.order)
 
 
 class _Part(NamedTuple):
@@ -136,29 +138,29 @@ class _Part(NamedTuple):
     Attributes:
         name: the module's name in the model.
         module: the module.
-        way: "model" for a transformers model, "module" to swap in a saccade class, "calls" to redirect the attention
+        method: "model" for a transformers model, "module" to swap in a saccade class, "calls" to redirect the attention
             calls in the module's own code.
-        why: the reason why the part cannot be replaced; "" if it can.
+        reason: the reason why the part cannot be replaced; "" if it can.
     """
 
     name: str
     module: nn.Module
-    way: str
-    why: str = ""
+    method: str
+    reason: str = ""
 
     def replace(self, plan: ReplacementPlan) -> None:
         """Make the part run on saccade."""
         name, module = self.name, self.module
-        if self.way == "calls":
+        if self.method == "calls":
             if isinstance(module, nn.MultiheadAttention) and name not in plan.left:
                 module.register_forward_pre_hook(keep_in_python)  # torch's encoder layers then call its forward
             redirect(module, plan, name)
             return
-        if self.way == "model":
-            plan.found.update((one.name, one) for one in _installed(name, module, plan))
+        if self.method == "model":
+            plan.replaced.update((one.name, one) for one in _installed(name, module, plan))
             return
         before = type(module).__name__
-        put_in(
+        swap_in(
             module,
             TorchAttention if isinstance(module, nn.MultiheadAttention) else FusedAttention,
             plan.rules.of_module(name, module),
@@ -168,7 +170,7 @@ class _Part(NamedTuple):
         if isinstance(module, TorchAttention):
             module.is_cross, module.is_named = plan.rules.is_cross(name, module), plan.rules.is_by_name
         after = f"{type(module).__name__}, {type(module.mechanism).__name__}"
-        plan.found[name] = Replaced(name, before, after, MODULE)
+        plan.replaced[name] = Replaced(name, before, after, MODULE)
 
 
 def _parts(model: nn.Module, left: Collection[str]) -> Iterator[_Part]:
@@ -184,9 +186,9 @@ def _parts(model: nn.Module, left: Collection[str]) -> Iterator[_Part]:
             part = None if _against(module) else _Part(name, module, "calls")
         if part is not None:
             yield part
-            if part.why or part.way != "calls":
+            if part.reason or part.method != "calls":
                 inside.append(f"{name}." if name else "")
-            is_own = is_own or part.way == "calls"
+            is_own = is_own or part.method == "calls"
             is_root = is_root or not name
     if is_own and not is_root and _may_be_swapped(model):
         yield _Part("", model, "calls")  # a torch container: its first run shows which attention it contains
@@ -198,9 +200,9 @@ def _part(name: str, module: nn.Module, left: Collection[str]) -> _Part | None:
     A transformers model runs as calls if some of its attention is left alone, because its attention setting applies to
     the whole model.
     """
-    why = _against(module)
-    if why:
-        return _Part(name, module, MODULE, why)
+    reason = _against(module)
+    if reason:
+        return _Part(name, module, MODULE, reason)
     is_whole = not any(one.startswith(f"{name}." if name else "") for one in left)
     if is_pretrained(module) and is_whole and _runs_on_interface(module):
         return _Part(name, module, "model")
@@ -215,12 +217,12 @@ def _part(name: str, module: nn.Module, left: Collection[str]) -> _Part | None:
 def _against(module: nn.Module) -> str:
     """Return the reason why a module must not be replaced, or "" if there is none."""
     if isinstance(module, MultiHeadAttention | StandIn | RedirectedModule):
-        return "it runs on saccade already; its mask and mechanism can be set"
+        return "it already runs on saccade; set its mask and mechanism instead"
     forward = vars(module).get("forward")
     if isinstance(forward, ForwardProxy):
-        return "it is being recorded or changed; replace_attention comes before sc.record and sc.intervene"
+        return "it is being recorded or edited; call replace_attention before sc.record and sc.intervene"
     is_changed = forward is not None and isinstance(module, nn.MultiheadAttention)
-    return "its forward was changed on the object, by another library" if is_changed else ""
+    return "another library replaced its forward" if is_changed else ""
 
 
 def _has_own_code(module: nn.Module) -> bool:
@@ -263,8 +265,8 @@ def _against_mechanism(mechanism: Mechanism | None, parts: list[_Part]) -> Itera
     if mechanism is None:
         return
     for one in parts:
-        if one.way == "model":
-            yield f"{one.name or 'the model'} is a model of transformers, which runs exact softmax"
+        if one.method == "model":
+            yield f"{one.name or 'the model'} is a transformers model, which runs exact softmax"
 
 
 def _runs_on_interface(model: Any) -> bool:
@@ -294,7 +296,7 @@ def _runs_as_fused(module: Any) -> bool:
     try:
         with torch.no_grad():
             theirs = module.eval()(x)
-            with tried(module, FusedAttention):
+            with temporarily_swapped(module, FusedAttention):
                 ours = module.eval()(x)
     except (RuntimeError, TypeError, ValueError, AttributeError):
         return False

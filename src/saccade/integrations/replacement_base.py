@@ -19,7 +19,7 @@ CALLED_AS = "replace_attention"  # the name in error messages
 
 
 class StandIn(SwappedClass):
-    """Base class that computes a module's attention with saccade, from the module's own parameters; see `put_in`.
+    """Base class that computes a module's attention with saccade, from the module's own parameters; see `swap_in`.
 
     Attributes:
         mask: a pattern for self-attention, combined with the masks of each call by ``&``.
@@ -57,7 +57,7 @@ class StandIn(SwappedClass):
         return f"mask={self.mask}"
 
 
-def put_in(module: nn.Module, kind: type[StandIn], mask: Mask | None, mechanism: Mechanism | None) -> None:
+def swap_in(module: nn.Module, kind: type[StandIn], mask: Mask | None, mechanism: Mechanism | None) -> None:
     """Make a module run on saccade, using `swap_class`.
 
     Args:
@@ -76,9 +76,9 @@ def put_in(module: nn.Module, kind: type[StandIn], mask: Mask | None, mechanism:
 
 
 @contextmanager
-def tried(module: nn.Module, kind: type[StandIn]) -> Iterator[None]:
+def temporarily_swapped(module: nn.Module, kind: type[StandIn]) -> Iterator[None]:
     """Make a module run on saccade within the block only; ``kind`` must not register hooks."""
-    put_in(module, kind, None, None)
+    swap_in(module, kind, None, None)
     try:
         yield
     finally:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.engine.nested import Nested, check_dense, is_nested
-from saccade.integrations.cross_attention import hold_the_same
+from saccade.integrations.cross_attention import are_bitwise_equal
 from saccade.integrations.lazy_weights import weights_of
 from saccade.integrations.mha_inputs import projected, rule_of, with_added_keys
 from saccade.integrations.replacement_base import StandIn
@@ -47,7 +47,7 @@ class TorchAttention(StandIn):
 
     def merge_masks(self, *_: Any) -> Any:
         """Raise, because torch's encoder layer only calls this if its fused code will bypass the replacement."""
-        reason = "its fused code leaves out what replace_attention put in, and the hook that prevents it was removed"
+        reason = "its fused code bypasses the replaced attention, and the hook that prevents this was removed"
         hint = "torch.backends.mha.set_fastpath_enabled(False)"
         raise unsupported("nn.TransformerEncoderLayer", [reason], hint=hint)
 
@@ -64,8 +64,8 @@ class TorchAttention(StandIn):
     ) -> tuple[Tensor, Tensor | None]:
         """Run like ``nn.MultiheadAttention``, with the same layouts and masks (True means *ignore*)."""
         if is_causal and attn_mask is None:
-            reason = "is_causal is a hint about attn_mask, which is not given"
-            raise unsupported("is_causal=True", [reason], hint="mask=masks.Causal() is a pattern")
+            reason = "is_causal only describes attn_mask, and attn_mask is missing"
+            raise unsupported("is_causal=True", [reason], hint="mask=masks.Causal() masks by a pattern")
         if is_nested(query, key, value):
             _check_nested(self, attn_mask, key_padding_mask)
             return self._of_nested(query, key, value, need_weights, average_attn_weights)
@@ -131,13 +131,13 @@ class TorchAttention(StandIn):
             return False
         if query is key or self.is_cross is False:
             return True
-        if hold_the_same(query, key):
+        if are_bitwise_equal(query, key):
             # Constant inputs, as in a dry run on zeros, do not reveal the kind of the module.
             is_constant = query.numel() == 0 or bool((query == query.flatten()[0]).all())
             self.is_cross = None if is_constant else False
             return True
-        reason = "query and key are equally long and differ, so that this may be self-attention or cross-attention"
-        hint = "replace_attention(..., cross_attention=[names of modules]); with [] there is none"
+        reason = "query and key have the same length but differ, so this may be self-attention or cross-attention"
+        hint = "replace_attention(..., cross_attention=[names of modules]); [] means that there is none"
         raise unsupported(f"mask={self.mask}", [reason], hint=hint)
 
 
@@ -172,7 +172,7 @@ class FusedAttention(StandIn):
         if is_causal_bias(attn_mask):
             return from_causal_bias(attn_mask, length, length, "attn_mask"), None
         check_holds_values("attn_mask", attn_mask)
-        return rule_of_tensor(_four(attn_mask), length)
+        return rule_of_tensor(_with_four_axes(attn_mask), length)
 
     def _part(self, name: str, x: Tensor) -> Tensor:
         part = getattr(self, name, None)
@@ -184,14 +184,14 @@ def _check_nested(module: Any, attn_mask: Tensor | None, key_padding_mask: Tenso
     """Raise if a call on nested tensors uses options that require one matrix for all items."""
     masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
     reasons = [
-        f"{name}= does not go with nested tensors, whose items have a matrix each"
+        f"{name}= cannot be combined with nested tensors, whose items have a matrix each"
         for name, x in masks.items()
         if x is not None
     ]
     if module.bias_k is not None or module.add_zero_attn:
-        reasons.append("the layer adds keys of its own (add_bias_kv, add_zero_attn)")
+        reasons.append("the layer adds its own keys (add_bias_kv, add_zero_attn)")
     if reasons:
-        raise unsupported("a nested tensor", reasons, hint="x.to_padded_tensor(0.0) is dense")
+        raise unsupported("a nested tensor", reasons, hint="x.to_padded_tensor(0.0) makes it dense")
 
 
 def keep_in_python(module: nn.Module, args: Any) -> None:
@@ -207,5 +207,5 @@ def is_fused(module: nn.Module) -> bool:
     return len(needed) == 2 and isinstance(module.qkv, nn.Linear) and isinstance(module.proj, nn.Linear)
 
 
-def _four(mask: Tensor) -> Tensor:
+def _with_four_axes(mask: Tensor) -> Tensor:
     return mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))

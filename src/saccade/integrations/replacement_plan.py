@@ -46,14 +46,14 @@ class Replacements(Sequence[Replaced]):
     Attention in a module's own code is detected when it runs, so it is listed only after the model's first run.
     """
 
-    def __init__(self, found: Mapping[str, Replaced], order: Mapping[str, int]):
-        self._found, self._order = found, order
+    def __init__(self, replaced: Mapping[str, Replaced], order: Mapping[str, int]):
+        self._replaced, self._order = replaced, order
 
     def _list(self) -> list[Replaced]:
-        return sorted(self._found.values(), key=lambda one: self._order.get(one.name, len(self._order)))
+        return sorted(self._replaced.values(), key=lambda one: self._order.get(one.name, len(self._order)))
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._replaced)
 
     @overload
     def __getitem__(self, index: int) -> Replaced: ...
@@ -121,7 +121,7 @@ class ReplacementPlan:
         left: names of the modules whose attention is left alone.
         partial: whether attention that cannot be redirected may stay in the model's own code.
         order: index of each module in the model, by name.
-        found: the attention modules found so far, by name.
+        replaced: the attention modules found so far, by name.
     """
 
     rules: Rules
@@ -129,7 +129,7 @@ class ReplacementPlan:
     left: frozenset[str]
     partial: bool
     order: dict[str, int]
-    found: dict[str, Replaced] = field(default_factory=dict)
+    replaced: dict[str, Replaced] = field(default_factory=dict)
     _self_attention: set[str] = field(default_factory=set)
     _has_run: bool = False
 
@@ -159,7 +159,7 @@ class ReplacementPlan:
             return
         if not self.partial:
             name = site.name or "the model"
-            hint = f"partial=True, or leave=[{site.name!r}], leaves it as it is" if site.name else "partial=True"
+            hint = f"partial=True, or leave=[{site.name!r}], keeps it unchanged" if site.name else "partial=True"
             raise unsupported(f"{name} ({type(site.module).__name__})", [reason], hint=hint)
         self._note(site, "its own code", f"{LEFT}: {reason}")
 
@@ -172,20 +172,20 @@ class ReplacementPlan:
         if site.name or self._has_run:
             return
         self._has_run = True
-        reasons = [] if self.found else ["no attention ran in it"]
+        reasons = [] if self.replaced else ["no attention ran in it"]
         patterns = self.rules.mask if isinstance(self.rules.mask, Mapping) else {}
-        idle = [pattern for pattern in patterns if not any(is_within(name, pattern) for name in self.found)]
-        if self.found and idle:
-            attentions = ", ".join(self.found)
+        idle = [pattern for pattern in patterns if not any(is_within(name, pattern) for name in self.replaced)]
+        if self.replaced and idle:
+            attentions = ", ".join(self.replaced)
             reasons.append(f"no attention ran in modules named {', '.join(map(repr, idle))}; it ran in {attentions}")
         if reasons:
             raise unsupported(type(site.module).__name__, reasons)
 
     def _note(self, site: Site, after: str, how: str) -> None:
-        known = self.found.get(site.name)
+        known = self.replaced.get(site.name)
         if known is not None and known.how != how:
             how = "; ".join(dict.fromkeys([*known.how.split("; "), how]))
-        self.found[site.name] = Replaced(site.name, type(site.module).__name__, after, how)
+        self.replaced[site.name] = Replaced(site.name, type(site.module).__name__, after, how)
 
     def _mask_of(self, site: Site, call: Call) -> Mask | None:
         """Return the mask to combine with a call's own mask, or None.
@@ -212,7 +212,7 @@ class ReplacementPlan:
             reason = (
                 f"{site.name or 'the model'} may be self-attention or cross-attention: {q_len} queries, {kv_len} keys"
             )
-            hint = f'mask={{"{site.name}": rule}} names the attentions that get one, cross_attention=[names] the others'
+            hint = f'mask={{"{site.name}": rule}} names the modules to mask; cross_attention=[names] names the others'
             raise unsupported(f"mask={rules.mask}", [reason], hint=hint)
         return rules.mask if kind is Kind.SELF else None
 
@@ -227,11 +227,11 @@ def _by_mechanism(mechanism: Mechanism, site: Site, matrix: AttentionMatrix) -> 
     _, _, q_len, kv_len = inputs.shape
     reasons = [*mechanism.reasons(inputs.rule)]
     if [*mechanism.parameters()]:
-        reasons.append(f"it has parameters, which the calls of {site.name or 'the model'} cannot hold")
+        reasons.append(f"it has parameters, which the calls of {site.name or 'the model'} cannot own")
     if inputs.bias is not None or inputs.softcap is not None:
         reasons.append(f"{site.name or 'the model'} adds a bias to its scores or caps them")
     if q_len != kv_len and inputs.origin != (kv_len - q_len, 0):
-        reasons.append(f"{site.name or 'the model'} has {q_len} queries that stand at the first of {kv_len} keys")
+        reasons.append(f"{site.name or 'the model'} has {q_len} queries at the positions of the first of {kv_len} keys")
     if reasons:
         raise unsupported(type(mechanism).__name__, reasons, hint="mechanism=None is exact attention")
     usual = inputs.query.shape[3] ** -0.5
@@ -263,7 +263,7 @@ def checked_rules(mask: object, cross_attention: object, names: Sequence[str]) -
             raise value_error("cross_attention", "be None if mask is a mapping", shown(cross_attention), hint=hint)
         return Rules(dict(mask))
     if not isinstance(mask, Mask | None):
-        hint = "a tensor goes to each call"
+        hint = "pass a tensor mask to each call instead"
         raise type_error("mask", "be a saccade mask, a mapping from names to masks, or None", shown(mask), hint=hint)
     if cross_attention is None:
         return Rules(mask)
@@ -284,7 +284,7 @@ def check_names(argument: str, patterns: Sequence[object], names: Sequence[str])
     """Raise unless each pattern is a str that matches at least one module name."""
     for pattern in patterns:
         if not isinstance(pattern, str):
-            raise type_error(argument, "hold names of modules", shown(pattern))
+            raise type_error(argument, "contain module names", shown(pattern))
         if not any(fnmatchcase(name, pattern) for name in names):
             hint = "names are those of model.named_modules(), which lists a shared module once"
-            raise value_error(argument, "hold names of modules of the model", repr(pattern), hint=hint)
+            raise value_error(argument, "contain names of modules of the model", repr(pattern), hint=hint)

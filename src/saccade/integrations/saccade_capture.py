@@ -66,12 +66,12 @@ def _note_holder(call: CapturedCall) -> Any:
 
 def _check_cache(module: nn.Module, name: str, cache: object) -> None:
     if isinstance(cache, RecurrentCache) and cache.length:
-        reason = f"the cache of {name} holds a sum, in which the keys of earlier tokens cannot be distinguished"
-        hint = "caches.KVCache() keeps the tokens, and fits every mechanism"
+        reason = f"the cache of {name} stores a sum, in which the keys of earlier tokens cannot be distinguished"
+        hint = "caches.KVCache() keeps all tokens and works with every mechanism"
         raise unsupported(type(module).__name__, [reason], hint=hint)
     if isinstance(cache, LayerCache) and not isinstance(cache, RecurrentCache) and not cache.exposes_all_keys:
-        reason = f"the {type(cache).__name__} of {name} passes on some of the keys, in another order"
-        hint = "caches.KVCache() passes on all keys, and its matrix shows the weights of any"
+        reason = f"the {type(cache).__name__} of {name} returns only some of the keys, in a different order"
+        hint = "caches.KVCache() returns all keys, so its matrix has all weights"
         raise unsupported(type(module).__name__, [reason], hint=hint)
 
 
@@ -79,10 +79,10 @@ class _Hook:
     """A forward hook that emits each matrix that a mechanism returns, and watches it if its gradient is wanted."""
 
     def __init__(self, listener: Listener, holders: list[nn.Module]):
-        self._ear, self._holders = listener, holders
+        self._listener, self._holders = listener, holders
 
     def __call__(self, mechanism: nn.Module, args: Any, matrix: Matrix) -> Matrix | None:
-        default, capture = self._ear
+        default, capture = self._listener
         running = (one for one in reversed(_running.stack) if one.listener.capture is capture)
         layer = next((one for one in running if one.holder in self._holders), None)
         if layer is not None or not _runs_above(sys._getframe(), self._holders):

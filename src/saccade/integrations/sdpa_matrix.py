@@ -109,8 +109,8 @@ def _nested_matrix(query: Tensor, key: Tensor, arguments: Mapping[str, Any]) -> 
             hint="dense tensors, or saccade.attention(..., masks.Causal())",
         )
     rule = items.mask(Causal() if is_causal else None, items.query.shape[1])
-    places: dict[str, Any] = {**items.positions}
-    return AttentionMatrix(items.query, items.key, rule, scale=arguments.get("scale"), **places)
+    positions: dict[str, Any] = {**items.positions}
+    return AttentionMatrix(items.query, items.key, rule, scale=arguments.get("scale"), **positions)
 
 
 def four(x: Tensor, shape: torch.Size) -> Tensor:

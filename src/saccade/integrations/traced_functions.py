@@ -33,7 +33,7 @@ _FACTORIES = (
 )
 _FUNCTIONS = ("causal_mask_function", "bidirectional_mask_function")
 _JOINED = ("and_masks", "or_masks")
-_QUESTION = "made of"  # a traced mask function that gets this argument returns its description as data
+_DESCRIBE = "made of"  # a traced mask function that gets this argument returns its description as data
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class TheirFunction:
     def of(cls, function: Any) -> TheirFunction | None:
         """Return a mask function as data, or None for a user's function, whose code a program cannot contain."""
         if is_polyfill(function):
-            made_of: TheirFunction | None = function(_QUESTION)
+            made_of: TheirFunction | None = function(_DESCRIBE)
             return made_of
         name, _, inner = name_of(function).partition(".")
         if not inner:

@@ -78,7 +78,7 @@ class CallMask(Unread):
             placed = placed._replace(rule=both(placed.rule, dense))
         texts = placed.texts or ((len(kv),),)
         if any(texts != (tuple(end.diff().tolist()),) for end in self.ends):
-            reason = "the model passes cu_seq_lens, and its mask does not keep these texts apart"
+            reason = "the model passes cu_seq_lens, but its mask does not separate these texts"
             raise unsupported("a packed batch", [reason], hint="pass position_ids that restart with each text")
         rule = placed.rule
         if self.pattern is not None:
@@ -87,7 +87,7 @@ class CallMask(Unread):
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         if self.pattern is not None and not self.pattern.is_relative:
-            reason = f"{self.pattern} counts from the start of each text, which is known when the program runs"
+            reason = f"{self.pattern} counts from the start of each text, which is known only at run time"
             raise unsupported("a written-out mask", [reason])
         allowed = self.function.function()(b, h, q, kv)
         if self.is_token is not None:
@@ -117,7 +117,7 @@ class CallMask(Unread):
         if lengths == (q_len, kv_len):
             return placed
         if not isinstance(placed.rule, Full):
-            reason = f"the mask was made for {list(lengths)}, and there are {[q_len, kv_len]}"
+            reason = f"the mask was made for {list(lengths)}, but the call has {[q_len, kv_len]}"
             raise unsupported("a mask", [reason])
         # The mask of an encoder, whose lengths differ from those of this call.
         return Placed(Full(), range(last, last + q_len), range(kv_len))

@@ -122,14 +122,14 @@ def lazy_mask(
     dtype, refused, lengths = mask_dtype(config, dtype), "", (q_length, kv_length)
     traced = call_mask(mask_function, attention_mask, lengths, (q_offset, kv_offset))
     if has_pattern and dtype != torch.bool:
-        refused = f"models of {kind(config)} read their mask themselves, and would miss the pattern of install()"
+        refused = f"models of {kind(config)} read their mask themselves, so they would ignore the pattern of install()"
     if torch.compiler.is_compiling():
         if refused:
             raise unsupported("a compiled model", [refused], hint='set_attn_implementation("eager") for this model')
         if traced is not None and dtype == torch.bool:
             return TracedMask(traced, batch_size, device)
         if has_pattern:
-            reason = "its mask is a user's function, which hides where texts start from the pattern of install()"
+            reason = "its mask is a user function, so the pattern of install() cannot know where texts start"
             raise unsupported("a compiled model", [reason])
         offsets = (q_offset, kv_offset)
         allowed = dense_mask(mask_function, attention_mask, lengths, offsets, batch_size, device, one_by_one=use_vmap)
@@ -178,7 +178,7 @@ class Attention:
         if self._mask is None or isinstance(self._mask, Mask):
             config = getattr(module, "config", None)
             if self._mask is not None and getattr(config, "is_encoder_decoder", False):
-                reason = "the model has cross-attention, for which one mask for all layers is not meant"
+                reason = "the model has cross-attention, which one mask for all layers cannot describe"
                 hint = "install(mask=function), a function from the attention module to its mask or None"
                 raise unsupported(f"{self._mask}", [reason], hint=hint)
             return self._mask
@@ -190,8 +190,8 @@ def check(name: str, mask: object) -> None:
     check_type("name", name, str, "be a str")
     taken = [part for part in _TAKEN if part in name]
     if taken or name in _OWN_NAMES or not name:
-        rule = f"be new, and without {', '.join(_TAKEN)}"
-        hint = "transformers treats such names as its own functions"
+        rule = f"be a new name without {', '.join(_TAKEN)}"
+        hint = "transformers reserves such names for its own functions"
         raise value_error("name", rule, repr(name), hint=hint)
     if mask is not None and not isinstance(mask, Mask) and (isinstance(mask, type | Tensor) or not callable(mask)):
         rule = "be a saccade mask, a function of the attention module, or None"

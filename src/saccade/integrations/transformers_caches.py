@@ -77,7 +77,7 @@ def transformers_cache(cache: Cache) -> TransformersCache:
     """
     hint = "Cache(KVCache() for _ in range(model.config.num_hidden_layers))"
     check_type("cache", cache, Cache, "be a saccade.caches.Cache", hint=hint)
-    layers = [check_type("cache", layer, LayerCache, "hold one cache for each layer") for layer in cache]
+    layers = [check_type("cache", layer, LayerCache, "contain one cache for each layer") for layer in cache]
     whole, layer_class = _classes()
     return whole([layer_class(layer) for layer in layers])
 
@@ -99,7 +99,7 @@ def _attend(
     call = AttentionCall.of(module, query, key, None, kwargs)
     reasons = []
     if not isinstance(attention_mask, LazyMask):
-        reasons.append("it got a mask that is written out, and caches read rules at positions")
+        reasons.append("it received a materialized mask, but caches need a mask rule")
     if call.bias is not None or call.sink_logit is not None:
         reasons.append(f"{type(module).__name__} adds a bias or a sink to its scores, which caches do not support here")
     rule = Full() if not isinstance(attention_mask, LazyMask) else attention_mask.placed.rule

@@ -18,7 +18,7 @@ from saccade.masks import Causal, Full, Mask, Predicate, Window, from_key_paddin
 from saccade.matrix import AttentionMatrix
 from saccade.support.errors import unsupported
 
-_PAGED = "paged caches have kernels of their own"
+_PAGED = "paged caches use their own kernels"
 
 
 class AttentionCall(NamedTuple):
@@ -138,7 +138,7 @@ def _placed(query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool) ->
             return placed, None
         if isinstance(placed.rule, Full):  # the mask of an encoder, whose lengths differ from those of this call
             return Placed(Full(), q, kv), None
-        reason = f"the mask was made for {list(attention_mask.shape[2:])}, and there are {[q_len, kv_len]}"
+        reason = f"the mask was made for {list(attention_mask.shape[2:])}, but the call has {[q_len, kv_len]}"
         raise unsupported("a mask", [reason])
     if attention_mask is None:
         if not (is_causal and q_len > 1):

@@ -88,12 +88,12 @@ class _ModelCapture:
         known = self._known.get(id(mask))
         if known is not None and known.mask() is mask:
             lazy = LazyMask(known.placed, batch, device)
-            if known.version == _version(mask) and (known.version is not None or _says_the_same(lazy, mask)):
+            if known.version == _version(mask) and (known.version is not None or _is_equal_mask(lazy, mask)):
                 return lazy
         elif type(mask) is Tensor and mask.dim() == 4 and mask.numel() <= _SMALL:
             for placed in self._latest:
                 lazy = LazyMask(placed, mask.shape[0], mask.device)
-                if _says_the_same(lazy, mask):
+                if _is_equal_mask(lazy, mask):
                     return lazy
         return mask
 
@@ -111,7 +111,7 @@ def _version(mask: Any) -> int | None:
     return None if mask.is_inference() else mask._version
 
 
-def _says_the_same(lazy: LazyMask, mask: Any) -> bool:
+def _is_equal_mask(lazy: LazyMask, mask: Any) -> bool:
     """Return whether a mask tensor masks the same pairs as a lazy mask, comparing a few rows at a time."""
     placed, q_len = lazy.placed, mask.shape[2]
     if (len(placed.q_positions), len(placed.kv_positions)) != mask.shape[2:]:
@@ -192,11 +192,11 @@ def _capturing(function: Callable[..., Any], *, is_flash: bool, is_foreign: bool
         if [listener.capture.num_captured for listener in listeners] != before:  # a third-party function called SDPA
             return out
         if args:
-            reason = f"{type(module).__name__} passes {len(args)} further arguments by position"
+            reason = f"{type(module).__name__} passes {len(args)} additional positional arguments"
             raise unsupported("a transformers model", [reason])
         facts = {name: fact for name, fact in kwargs.items() if name not in ("dropout", "output_attentions")}
         if getattr(key, "saccade_cache", None) is not None:
-            reason = "its cache is one of saccade's, which passes on the new keys alone"
+            reason = "it uses a saccade cache, which returns only the new keys"
             raise unsupported("a transformers model", [reason], hint="use transformers' own caches")
 
         def making(model_capture: _ModelCapture) -> Make:

@@ -13,7 +13,7 @@ from saccade.matrix.algebra import ByRows
 from saccade.recording.derived_matrices import chosen_heads
 
 ChangeOutput = Callable[[Tensor], Tensor]
-"""Changes the output of a call, ``[batch, heads, q_len, value_dim]``."""
+"""A function that changes the output of a call, ``[batch, heads, q_len, value_dim]``."""
 
 
 class HeadsOf(NamedTuple):

@@ -20,7 +20,7 @@ from saccade.support.errors import unsupported, value_error
 CALLED_AS = "intervene"  # the name in error messages
 
 How = Literal["zero", "mean", "resample"]
-"""How the output of a head is removed: it becomes 0, its mean over the batch, or that of another item of the batch."""
+"""How the output of a head is removed: it becomes 0, its mean over the batch, or the output for another batch item."""
 
 
 @dataclass(eq=False)
@@ -46,7 +46,7 @@ class Edit:
         if self.heads is None:
             return tuple(range(count))
         if not all(0 <= head < count for head in self.heads):
-            raise value_error("head", f"be 0 to {count - 1} in layer {self.layer}", list(self.heads))
+            raise value_error("head", f"be from 0 to {count - 1} in layer {self.layer}", list(self.heads))
         return self.heads
 
 
@@ -168,5 +168,5 @@ def _rows_for(pattern: Matrix, matrix: Matrix) -> Matrix:
             return pattern
         if own_q == own_kv and q_len <= kv_len <= own_kv:  # a decoding step within the text of the pattern
             return _Rows(pattern, matrix)
-    rule = f"have the shape of the call, {list(matrix.shape)}, or be that of a longer text"
+    rule = f"have the shape of the call, {list(matrix.shape)}, or come from a longer text"
     raise value_error("pattern", rule, list(pattern.shape), hint="record the pattern on a text of the same length")

@@ -147,7 +147,7 @@ class intervene:  # noqa: N801  called like a function, as torch.no_grad is
 
     def __enter__(self) -> Self:
         if self._stack is not None:
-            raise unsupported("intervene", ["this context is in use"], hint="make another one")
+            raise unsupported("intervene", ["this context is already in use"], hint="create a new one")
         self._names = names_of(self._model)
         with ExitStack() as stack:
             listener: Any = Listener("", self)  # type: ignore[arg-type]  # the proxy only passes it on

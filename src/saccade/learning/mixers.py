@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from saccade import masks, mechanisms
 from saccade.masks import Mask
 from saccade.mechanisms import Mechanism
-from saccade.nn import MultiHeadAttention, Recurrence, StateSpace
+from saccade.nn import ForgettingAttention, MultiHeadAttention, Recurrence, StateSpace
 
 
 class Mixer(NamedTuple):
@@ -152,10 +152,13 @@ MIXERS: Mapping[str, Mixer] = MappingProxyType(
         "linear, 1 head": attention_mixer(_causal, mechanisms.Linear, heads=1),
         "Performer": attention_mixer(_causal, lambda: mechanisms.Performer(32)),
         "Linformer": Mixer(_linformer, sees_later=True),
+        "forgetting": Mixer(lambda width, length, layer: ForgettingAttention(width, 8)),
         "delta": _recurrence(mechanisms.Delta),
         "delta, 1 head": _recurrence(mechanisms.Delta, heads=1),
         "gated delta": _recurrence(mechanisms.Delta, decay="token"),
         "gated delta, 1 head": _recurrence(mechanisms.Delta, heads=1, decay="token"),
+        "delta product": _recurrence(mechanisms.DeltaProduct),
+        "RWKV-7": _recurrence(mechanisms.RWKV7),
         "SSD": _recurrence(lambda: mechanisms.SSD(8)),
         "SSD, 1 head": _recurrence(lambda: mechanisms.SSD(1), heads=1),
         "S4D": Mixer(lambda width, length, layer: StateSpace(width, 16, projection_bias=False)),

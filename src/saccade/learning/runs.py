@@ -132,11 +132,11 @@ def _load(path: Path, settings: Settings) -> Outcome | None:
         contents = json.loads(path.read_text(encoding="utf-8"))
         outcome, others, checksum = Outcome(**contents["outcome"]), contents["settings"], contents["checksum"]
     except (ValueError, KeyError, TypeError) as error:
-        raise value_error("folder", "hold outcomes of runs", f"{path}: {error}", hint=hint) from None
+        raise value_error("folder", "contain outcomes of runs", f"{path}: {error}", hint=hint) from None
     if checksum != _checksum(outcome._asdict(), others):
-        raise value_error("folder", "hold outcomes of runs", f"{path}, which was changed", hint=hint)
+        raise value_error("folder", "contain outcomes of runs", f"{path}, which was changed", hint=hint)
     if others != settings._asdict():
-        raise value_error("folder", f"hold runs of {settings}", f"{path} of others", hint=hint)
+        raise value_error("folder", f"contain runs with {settings}", f"{path} with other settings", hint=hint)
     return outcome
 
 
@@ -166,7 +166,7 @@ def rows(outcomes: Mapping[Run, Outcome]) -> list[list[str]]:
     mixers, questions = names(outcomes)
     lines = [["", *questions]]
     lines += [[mixer, *(_cell(_select(outcomes, mixer, question)) for question in questions)] for mixer in mixers]
-    return [*lines, ["the commonest answer", *(f"{_commonest_share(question):.2f}" for question in questions)]]
+    return [*lines, ["the most common answer", *(f"{_commonest_share(question):.2f}" for question in questions)]]
 
 
 def names(outcomes: Mapping[Run, Outcome]) -> tuple[list[str], list[str]]:
@@ -186,8 +186,10 @@ def legend(outcomes: Mapping[Run, Outcome]) -> str:
     """Return the legend of the outcome table: the meaning of its cells, and the cost of the runs."""
     seeds, minutes = len({run.seed for run in outcomes}), sum(outcome.seconds for outcome in outcomes.values()) / 60
     return (
-        f"Share of right answers to fresh texts, mean over {seeds} seed{'' if seeds == 1 else 's'} (least to most), or "
-        f"in how many steps all learned ({SOLVED:.0%} right). {len(outcomes)} runs, {minutes:.0f} minutes of one core."
+        f"Share of correct answers to new texts, mean over {seeds} "
+        f"seed{'' if seeds == 1 else 's'} (lowest to highest), or "
+        f"the number of steps in which all learned ({SOLVED:.0%} correct). "
+        f"{len(outcomes)} runs, {minutes:.0f} minutes of one core."
     )
 
 

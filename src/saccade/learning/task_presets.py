@@ -36,4 +36,4 @@ QUESTIONS: Mapping[str, Question] = MappingProxyType(
         "passkey": Question(lambda n, seed: passkey(n, 64, key_len=2, vocab_size=64, seed=seed), 64, 64, False),
     }
 )
-"""The presets by name, in sizes up to Zoology's smallest recall (64 tokens, 8 pairs)."""
+"""The presets by name, no larger than Zoology's smallest recall task (64 tokens, 8 pairs)."""

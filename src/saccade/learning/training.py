@@ -18,7 +18,7 @@ from saccade.support.validation import check_int, check_number
 from saccade.tasks import IGNORED, Recall
 
 SOLVED = 0.99
-"""The share of correct answers from which a task counts as learned."""
+"""The share of correct answers at which a task counts as learned."""
 
 
 class Settings(NamedTuple):
@@ -83,8 +83,10 @@ def train(mixer: Mixer, question: Question, seed: int, settings: Settings = DEFA
         else:
             check_int(f"settings.{name}", value)
     if mixer.sees_later and not question.hides_answers:
-        hint = "it would read them"
-        raise value_error("mixer", "see no later tokens where answers stand among them", "one", hint=hint)
+        hint = "it would read the answers"
+        raise value_error(
+            "mixer", "not attend to later tokens in a task whose texts contain the answers", "one that does", hint=hint
+        )
     began = time.process_time()
     training, fresh = question.make(settings.texts, 2 * seed), question.make(settings.fresh, 2 * seed + 1)
     with torch.random.fork_rng(devices=[]):

@@ -59,8 +59,8 @@ class _Joined(_Formula):
         for axis, name in enumerate(("batch items", "heads")) if len(shapes) > 1 else ():
             sizes = [shape[axis] for shape in shapes if shape[axis] != 1]
             if any(size != sizes[0] for size in sizes):
-                rule = f"tell apart the same number of {name} (or none)"
-                raise value_error("masks that are joined", rule, sorted(set(sizes)))
+                rule = f"have the same number of {name} (or 1)"
+                raise value_error("joined masks", rule, sorted(set(sizes)))
         batch, heads = zip(*shapes, strict=True) if shapes else ((1,), (1,))
         return max(batch), max(heads)
 

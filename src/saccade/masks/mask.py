@@ -56,22 +56,27 @@ class _NoArithmetic:
     """Mixin of masks that raises errors with hints for arithmetic, ``and``, ``or``, ``not`` and ``len``."""
 
     def _refuse(self, other: object) -> NoReturn:
-        hint = "masks join by & (both), | (either) and ~ (not); what is added to scores goes to bias="
-        raise type_error("a mask", "not be counted with", self, hint=hint)
+        hint = "combine masks with & (both), | (either) and ~ (not); pass terms that are added to scores as bias="
+        raise type_error("a mask", "not be used in arithmetic", self, hint=hint)
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __matmul__ = __rmatmul__ = _refuse
     __rpow__ = _refuse
 
     def __bool__(self) -> NoReturn:
-        hint = "masks join by & (both), | (either) and ~ (not); with `and`, `or` and `not` one of them would be lost"
+        hint = "combine masks with & (both), | (either) and ~ (not); `and`, `or` and `not` would ignore one of them"
         raise type_error("a mask", "not be used as true or false", self, hint=hint)
 
     def __len__(self) -> NoReturn:
-        hint = "mask.picture(n) draws it for n tokens, mask.density(n) counts, mask.to_dense(n) writes it out"
-        raise type_error("a mask", "not be asked for a length: it is a rule on positions", self, hint=hint)
+        hint = (
+            "mask.picture(n) draws it for n tokens, mask.density(n) is its share "
+            "of visible pairs, mask.to_dense(n) is a tensor"
+        )
+        raise type_error(
+            "a mask", "not be passed to len(): it is a rule on positions and has no length", self, hint=hint
+        )
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
-        hint = "mask.to_dense(n)[0, 0].numpy() writes it out for n tokens"
+        hint = "mask.to_dense(n)[0, 0].numpy() is an array for n tokens"
         raise type_error("a mask", "not be an array: it is a rule on positions", self, hint=hint)
 
 
@@ -274,7 +279,7 @@ class Mask(_NoArithmetic, ABC):
         batch, head = size_of("batch", batch), size_of("head", head)
         for name, index, most in zip(("batch", "head"), (batch, head), self.shape, strict=True):
             if most > 1 and index >= most:
-                raise value_error(name, f"be below {most}, since the mask tells {most} apart", index)
+                raise value_error(name, f"be below {most}, the number that the mask distinguishes", index)
         items, heads = max(self.shape[0], batch + 1), max(self.shape[1], head + 1)
         shape = self._sizes(q_len, kv_len, items, heads)
         if max(shape[2:]) > _LARGEST_PICTURE:
@@ -343,7 +348,7 @@ class Mask(_NoArithmetic, ABC):
         for name, size, most in (("batch", batch, self.shape[0]), ("heads", heads, self.shape[1])):
             sizes.append(most if size is None else size_of(name, size))
             if most > 1 and sizes[-1] > most:
-                raise value_error(name, f"be at most {most}, since the mask tells {most} apart", size)
+                raise value_error(name, f"be at most {most}, the number that the mask distinguishes", size)
         rows = size_of("q_len", q_len)
         return sizes[0], sizes[1], rows, rows if kv_len is None else size_of("kv_len", kv_len)
 

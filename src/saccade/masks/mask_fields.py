@@ -12,7 +12,7 @@ from torch import Tensor
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import hidden_by_vmap, shown, type_error, value_error
 from saccade.support.torch_modes import is_mapped, is_tracing
-from saccade.support.validation import check_holds_values, check_int, is_integer
+from saccade.support.validation import are_integers, check_holds_values, check_int
 
 POSITION_BITS = 62
 """Positions, and lengths added to them, stay below two to this power, so that sums fit int64."""
@@ -63,7 +63,7 @@ def ints_of(name: str, given: object, *, is_ordered: bool = True, hint: str | No
     """
     rule = "be ints of at least 0"
     items = items_of(name, given, rule, is_ordered=is_ordered, hint=hint)
-    if not all(is_integer(item) and item >= 0 for item in items):
+    if items and not (are_integers(items) and min(items) >= 0):
         raise value_error(name, rule, shown(given))
     if items and max(items) >> POSITION_BITS:
         raise value_error(name, f"be below 2**{POSITION_BITS}", shown(given))
@@ -79,7 +79,7 @@ def check_readable(name: str, tensor: Tensor) -> None:
     """
     check_holds_values(name, tensor)
     if tensor.is_meta:
-        raise value_error(name, "hold values", "a tensor on device meta")
+        raise value_error(name, "have values", "a tensor on device meta")
     if tensor.layout != torch.strided or tensor.is_nested:
         got = "a nested tensor" if tensor.is_nested else f"layout {str(tensor.layout).removeprefix('torch.')}"
         raise value_error(name, "be a dense tensor", got, hint=f"{name}.to_dense()")

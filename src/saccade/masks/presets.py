@@ -206,7 +206,7 @@ def shared_prefix(lengths: Sequence[int] | Sequence[Sequence[int]]) -> Mask:
     """
     groups = lengths_per_item(lengths)
     if not all(groups):
-        raise value_error("lengths", "hold the length of a prompt in each list", shown(lengths))
+        raise value_error("lengths", "contain the length of a prompt in each list", shown(lengths))
     prompts = PrefixPerDocument([sum(group) for group in groups], [group[0] for group in groups])
     return Causal() & (prompts | Documents([length for group in groups for length in group]))
 

@@ -66,7 +66,7 @@ def through_layers(mask: Mask, layers: int) -> Mask:
             return Full()
         case And() if _steps_anywhere(mask):
             return Causal()
-    reason = f"{mask} has no power that is exact and one rule again"
+    reason = f"the receptive field of {mask} is not exactly one rule"
     hint = "saccade.auditing.Reach moves sets of tokens through the layers of any rule"
     raise unsupported(f"layers={layers}", [reason], hint=hint)
 

@@ -182,7 +182,7 @@ def _each_head(matrix: Matrix, value: Tensor) -> Tensor:
 def check_weights(matrix: Matrix) -> None:
     """Raise an error for score matrices. Their sums and multiples are meaningless because masked pairs are -inf."""
     if matrix.hidden:
-        reason = f"what is hidden is {matrix.hidden} there, and not 0"
+        reason = f"hidden pairs are {matrix.hidden} there, not 0"
         raise unsupported("a sum or a product", [reason], hint="A.scores.to_dense() is a tensor")
 
 
@@ -190,7 +190,7 @@ def check_alike(first: Matrix, other: Matrix, shape: tuple[int, ...], sign: str)
     """Raise an error unless two lazy matrices have matching shapes, dtypes and devices."""
     facts = [f"{matrix!r}" for matrix in (first, other)]
     if tuple(other.shape) != tuple(shape):
-        rule = f"have shape {list(shape)} to stand behind {sign}"
+        rule = f"have shape {list(shape)} to be the right operand of {sign}"
         raise value_error("the other matrix", rule, list(other.shape), facts=facts)
     if (first.dtype, first.device) != (other.dtype, other.device):
         rule = f"be {first.dtype} on {first.device}, like the first"
@@ -217,6 +217,6 @@ def _factor(factor: object, matrix: Matrix) -> float | Tensor:
     if isinstance(factor, Tensor) and factor.shape == (batch, heads, q_len, 1):
         return factor
     got = f"a tensor {list(factor.shape)}" if isinstance(factor, Tensor) else kind(factor)
-    hint = "weights that are changed one by one are a tensor: A.to_dense() * x; A @ (x * value) scales keys"
+    hint = "to change individual weights, use A.to_dense() * x; to scale keys, A @ (x * value)"
     shapes = f"[{heads}, 1, 1] or [{batch}, {heads}, {q_len}, 1], one for each head or row"
     raise type_error("a factor", f"be a number, or a tensor {shapes}", got, hint=hint)

@@ -88,7 +88,7 @@ class OfInputs(Matrix):
             tensors, spec = tree_flatten(self._of(inputs).compute(*statistics))
             for x in tensors:
                 if not isinstance(x, Tensor) or x.shape[:1] != (inputs.shape[0],):
-                    reason = "an answer is no tensor with the batch as its first axis"
+                    reason = "a result is not a tensor whose first axis is the batch"
                     raise unsupported("vmap", [reason], hint="put the mapped axis into the batch")
             made.append(spec)
             return tuple(tensors)
@@ -188,7 +188,7 @@ def _shifted_slice(own: slice, by: int) -> slice:
 
 
 def _no_product() -> Exception:
-    return unsupported("a product", ["values are multiplied with weights"], hint="A @ value")
+    return unsupported("a product", ["values are multiplied by weights, not by scores"], hint="A @ value")
 
 
 Impl = Literal["auto", "native", "fused", "sdpa", "varlen", "flex", "tiled", "reference"] | Kernel
@@ -241,7 +241,7 @@ class AttentionMatrix(OfInputs):
     Reference: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1.
     """
 
-    @argument_hints(value="A @ value takes the values")
+    @argument_hints(value="pass the values to A @ value")
     def __init__(
         self,
         query: Tensor,

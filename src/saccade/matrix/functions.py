@@ -25,7 +25,7 @@ from saccade.support.argument_hints import unexpected_argument
 from saccade.support.torch_modes import is_tracing
 
 OBSERVERS: list[Callable[[AttentionInputs, Impl], None]] = []
-"""Functions called with the inputs after each `attention` and `attention_with_lse`. A recording adds itself here."""
+"""Functions called with the inputs after each `attention` or `attention_with_lse`. A recording adds its own."""
 
 
 def attention(

@@ -24,9 +24,9 @@ def outside_graphs(method: F) -> F:
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
             return method(self, *args, **kwargs)
-        reason = f"{method.__name__}() of a matrix runs block by block, which is no operation of a graph"
+        reason = f"{method.__name__}() of a matrix runs block by block, which cannot be one operation of a graph"
         if not torch.compiler.is_dynamo_compiling():
-            hint = "export the products A @ value, and ask the matrix outside of the exported program"
+            hint = "export the products A @ value, and call other methods of the matrix outside the exported program"
             raise unsupported("torch.export", [reason], hint=hint)
         torch._dynamo.graph_break(msg=f"saccade: {reason}")
         return torch.compiler.disable(_run_eagerly)(method, self, args, kwargs)

@@ -33,7 +33,7 @@ def sparse_of(matrix: MatrixLike, limit: int) -> Tensor:
             found = block.weights.nonzero(as_tuple=True)
             count += len(found[0])
             if count > limit:
-                hint = "A[b, h, i] gives a row, A.topk(k) the strongest keys; to_sparse(limit=...) insists"
+                hint = "A[b, h, i] gives a row, A.topk(k) the strongest keys; to_sparse(limit=...) raises the limit"
                 raise value_error("size", f"be at most {limit:,} weights", "more", hint=hint)
             item, head, row, column = found
             own = torch.tensor([block.batch.start, block.heads.start], device=matrix.device)
@@ -66,7 +66,7 @@ def part_of(matrix: Matrix, index: object) -> Tensor:
     spans = [_span(own, axis, matrix.shape[axis]) for axis, own in enumerate(asked)]
     size = math.prod(map(len, spans))
     if size > DENSE_LIMIT:
-        hint = "A[b, h, i] gives a row, A[b, h, i:j] some; A.pooled(bins) a map of all"
+        hint = "A[b, h, i] gives a row, A[b, h, i:j] several, A.pooled(bins) a map of all"
         raise value_error("a part by index", f"be at most {DENSE_LIMIT:,} weights", f"{size:,}", hint=hint)
     batch, heads, rows, columns = spans
     out = torch.full([len(span) for span in spans], matrix.hidden, dtype=wide_dtype(matrix.dtype), device=matrix.device)
@@ -101,7 +101,7 @@ def _four_indices(index: object) -> tuple[int | slice, int | slice, int | slice,
         if not (is_integer(own) or isinstance(own, slice) or own is ...):
             hint = "A[b, h], A[b, h, i], A[b, h, i:j], A[..., i, j]; A.to_dense() gives a tensor, which takes any index"
             got = f"{own}" if isinstance(own, bool) or own is None else kind(own)
-            raise type_error("index", "be made of whole numbers, slices and ...", got, hint=hint)
+            raise type_error("index", "consist of whole numbers, slices and ...", got, hint=hint)
     dots = sum(own is ... for own in given)
     if len(given) - dots > len(_AXES) or dots > 1:
         raise IndexError(f"Matrix: index must name at most {', '.join(_AXES)}, with one ...; got {len(given)} parts.")

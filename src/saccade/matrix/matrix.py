@@ -300,7 +300,7 @@ class Matrix(Operators, ABC):
         """
         if math.prod(self.shape) > limit:
             got = f"{math.prod(self.shape):,} weights, {list(self.shape)}"
-            hint = "A[b, h, i] gives a row, A @ value and A.mT @ x products; to_dense(limit=...) insists"
+            hint = "A[b, h, i] gives a row, A @ value and A.mT @ x products; to_dense(limit=...) raises the limit"
             raise value_error("size", f"be at most {limit:,} weights", got, hint=hint)
         dense = torch.full(self.shape, self.hidden, dtype=wide_dtype(self.dtype), device=self.device)
         for block in self.blocks():

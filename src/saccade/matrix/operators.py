@@ -18,17 +18,19 @@ if TYPE_CHECKING:
 
 _BUILT = "A.to_dense() builds it, up to a limit"
 _PARTS = "A[b, h] is one head, A[b, h, i] a row, A[..., i, j] one weight of each head"
-_ASKED = "A.summary(), A.entropy(), A.topk(k), A.received() and A.pooled(bins) answer without building it"
+_ASKED = "A.summary(), A.entropy(), A.topk(k), A.received() and A.pooled(bins) work without building it"
 _HINTS: Mapping[str, str] = {
     **dict.fromkeys(("T", "t", "transpose", "swapaxes", "permute"), "A.mT is its transpose, for A.mT @ x"),
     **dict.fromkeys(("numpy", "tolist", "detach", "clone", "view", "reshape", "flatten", "squeeze", "item"), _BUILT),
     **dict.fromkeys(("sum", "mean", "std", "var", "max", "min", "amax", "argmax", "sort", "norm", "log"), _ASKED),
     **dict.fromkeys(("cpu", "cuda", "float", "double", "half", "bfloat16", "type"), "A.to(device, dtype)"),
-    **dict.fromkeys(("softmax", "masked_fill", "weights", "attn"), f"its weights are softmaxed and masked; {_BUILT}"),
+    **dict.fromkeys(
+        ("softmax", "masked_fill", "weights", "attn"), f"its weights are already softmaxed and masked; {_BUILT}"
+    ),
     **dict.fromkeys(("plot", "show", "imshow", "heatmap"), "saccade.viz.heatmap(A, head=0) draws it"),
     **dict.fromkeys(("size", "dim", "ndim"), "A.shape is (batch, heads, q_len, kv_len)"),
     **dict.fromkeys(("backward", "grad", "requires_grad", "requires_grad_"), "A @ value is differentiable"),
-    "values": "a matrix knows queries and keys; A @ value takes the values",
+    "values": "a matrix contains only queries and keys; pass the values to A @ value",
     "logits": "A.scores",
 }
 _PRODUCTS = (torch.matmul, torch.bmm, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__)
@@ -96,8 +98,8 @@ class Operators:
 
         def __getattr__(self, name: str) -> NoReturn:
             hint = _HINTS.get(name)
-            told = f"{type(self).__name__}: attribute must be one of a lazy matrix; got {name}."
-            raise AttributeError(told if hint is None else f"{told}\nHint: {hint}", name=name, obj=self)
+            message = f"{type(self).__name__}: attribute must be one of a lazy matrix; got {name}."
+            raise AttributeError(message if hint is None else f"{message}\nHint: {hint}", name=name, obj=self)
 
     @classmethod
     def __torch_function__(
@@ -124,11 +126,11 @@ def _combined(name: str, *parts: Any, module: str = "algebra") -> Matrix:
 
 def _checked_matrix(other: object, sign: str) -> Any:
     if not isinstance(other, Operators):
-        hint = "a term of the scores is bias=; what is added to weights is added to a tensor, A.to_dense()"
-        raise type_error(f"what stands behind {sign}", "be a matrix", kind(other), hint=hint)
+        hint = "to add to the scores, pass bias=; to add to the weights, use the tensor A.to_dense()"
+        raise type_error(f"an operand of {sign}", "be a matrix", kind(other), hint=hint)
     return other
 
 
 def _refuse_term(other: object) -> NoReturn:
-    _checked_matrix(other, "or before a sign")
+    _checked_matrix(other, "+ or -")
     raise AssertionError  # unreachable

@@ -4,13 +4,16 @@ from typing import TYPE_CHECKING
 
 from saccade.mechanisms.base import Mechanism
 from saccade.mechanisms.compressive import CompressiveMemory
+from saccade.mechanisms.delta_product import DeltaProduct
 from saccade.mechanisms.differential import Differential
+from saccade.mechanisms.forgetting import Forgetting
 from saccade.mechanisms.gated_linear import SSD, Delta, GatedLinear
 from saccade.mechanisms.linear import Linear
 from saccade.mechanisms.linformer import Linformer
 from saccade.mechanisms.native_sparse import NativeSparse
 from saccade.mechanisms.nystrom import Nystrom
 from saccade.mechanisms.performer import Performer
+from saccade.mechanisms.rwkv7 import RWKV7
 from saccade.mechanisms.s4d import S4D
 from saccade.mechanisms.short_convolution import ShortConvolution
 from saccade.mechanisms.softmax import Softmax
@@ -26,12 +29,15 @@ __all__ = [
     "TopK",
     "NativeSparse",
     "Differential",
+    "Forgetting",
     "Linear",
     "Performer",
     "Linformer",
     "Nystrom",
     "GatedLinear",
     "Delta",
+    "DeltaProduct",
+    "RWKV7",
     "SSD",
     "S4D",
     "ShortConvolution",

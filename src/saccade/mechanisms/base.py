@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from torch import Tensor, nn
 
@@ -22,7 +22,14 @@ _HOOKS += ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
 
 
 class Mechanism(ArgumentHints, nn.Module):
-    """A module that computes an attention matrix from queries and keys. Caches and recordings use this interface."""
+    """A module that computes an attention matrix from queries and keys. Caches and recordings use this interface.
+
+    Attributes:
+        needs_all_keys: whether a weight depends on the keys between its query and its key, so that a cache must pass
+            the keys of all tokens, in order.
+    """
+
+    needs_all_keys: ClassVar[bool] = False
 
     @property
     def treats_heads_alike(self) -> bool:
@@ -51,9 +58,7 @@ class Mechanism(ArgumentHints, nn.Module):
             UnsupportedError: the mechanism has no scores, or already has a bias.
         """
         name = type(self).__name__
-        raise unsupported(
-            "bias", [f"{name} has no scores to which it could be added"], hint="mechanism=Softmax() adds it"
-        )
+        raise unsupported("bias", [f"{name} has no scores to add it to"], hint="mechanism=Softmax() adds it")
 
     def _with_hooks(self, other: M) -> M:
         """Copy the hooks of this mechanism to ``other``, which replaces it for one call, and return ``other``."""

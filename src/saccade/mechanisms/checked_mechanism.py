@@ -102,7 +102,7 @@ class Approximate(Mechanism):
         check_domain(rule, q, kv, shape[2], shape[3])
         reasons = self.reasons(rule)
         if reasons:
-            hint = "saccade.mechanisms.Softmax() takes every mask"
+            hint = "saccade.mechanisms.Softmax() supports every mask"
             raise unsupported(f"mask={type(rule).__name__}", reasons, hint=hint)
         return Inputs(query, key, rule, shape, q, kv)
 

@@ -35,7 +35,7 @@ _LONGEST_NAME = 48
 _PATIENCE = 1.0  # if one exact product takes more seconds than this, longer inputs are not timed
 
 
-@argument_hints({}, mechanisms="a list, as [mechanisms.Performer(64), masks.sliding_window(256)]")
+@argument_hints({}, mechanisms="pass a list such as [mechanisms.Performer(64), masks.sliding_window(256)]")
 def compare(
     query: Tensor,
     key: Tensor,
@@ -98,7 +98,7 @@ def compare(
     check_value(value, query, key, exact.dtype)
     if 0 in exact.shape:
         facts = [describe("query", query), describe("key", key)]
-        raise value_error("tensors", "hold at least one query and one key", list(exact.shape), facts=facts)
+        raise value_error("tensors", "contain at least one query and one key", list(exact.shape), facts=facts)
     case = _Case(query.detach(), key.detach(), value.detach(), mask)
     rule = as_mask(mask, exact.shape)
     with torch.no_grad():

@@ -51,8 +51,8 @@ class Compared(NamedTuple):
         if self.error_median <= CLOSE:
             return "close to exact attention"
         if self.error_median <= ROUGH:
-            return "rough: another model than with exact attention, unless it is trained with this"
-        return "too far off to be of use in the place of exact attention on these tensors"
+            return "rough: expect different model outputs, unless the model is trained with it"
+        return "too far off to replace exact attention on these tensors"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -14,7 +14,7 @@ from saccade.matrix.algebra import Sum
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs, parts_of
 from saccade.mechanisms.fake_tensors import is_readable
 from saccade.mechanisms.features.mask_support import Visible
-from saccade.mechanisms.segments import EarlierSegments, Tokens
+from saccade.mechanisms.segments import EarlierSegments, SegmentLayout
 from saccade.positions import Rotary
 from saccade.support.errors import unsupported, value_error
 from saccade.support.numerics import wide_dtype
@@ -102,7 +102,7 @@ class CompressiveMemory(Approximate):
         rotary: Rotary | None = None,
     ):
         super().__init__()
-        hint = "MultiHeadAttention(rotary=...) turns what the memory sees too"
+        hint = "MultiHeadAttention(rotary=...) also rotates what the memory stores"
         self.gate = nn.Parameter(torch.zeros(check_int("num_heads", num_heads)))
         self.segment = Segments(check_int("segment", segment), 0).segment
         self.update: Update = check_choice("update", update, ("linear", "delta"))
@@ -114,7 +114,7 @@ class CompressiveMemory(Approximate):
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         parts = parts_of(mask)
         reasons = [
-            f"{type(part).__name__} is neither Causal nor Padding: a memory holds whole segments of one text"
+            f"{type(part).__name__} is neither Causal nor Padding: a memory stores whole segments of one text"
             for part in parts
             if not (isinstance(part, Causal | Full) or part.hides_keys_only)
         ]
@@ -131,8 +131,8 @@ class CompressiveMemory(Approximate):
             raise value_error("heads of query", f"be num_heads {len(self.gate)}", inputs.shape[1])
         q, kv = inputs.position_tables()
         if None in inputs.starts and not is_readable(q, kv):
-            reason = "which segments there are is read off the positions, which may not be read here"
-            raise unsupported("a table of positions", [reason], hint="a range can be read")
+            reason = "the segments follow from the positions, whose values cannot be read here"
+            raise unsupported("a table of positions", [reason], hint="pass a range")
         query, key = inputs.query, inputs.key
         if self.rotary is not None:
             query, key = self.rotary(query, q), self.rotary(key, kv)
@@ -145,7 +145,7 @@ class CompressiveMemory(Approximate):
             kv_positions=inputs.kv_positions,
         )
         visible = Visible.of(inputs)
-        rows, columns = Tokens.pair(inputs, q, kv, self.segment)
+        rows, columns = SegmentLayout.pair(inputs, q, kv, self.segment)
         earlier = EarlierSegments(
             inputs.query, inputs.key, rows, columns, hidden=visible.hidden_keys, is_delta=self.update == "delta"
         )

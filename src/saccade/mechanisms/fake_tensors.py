@@ -16,7 +16,7 @@ _is_clean = ContextVar("saccade_taken_as_clean", default=False)
 
 
 @contextmanager
-def taken_as_clean() -> Iterator[None]:
+def assuming_finite() -> Iterator[None]:
     """Within a ``with`` block, assume that unreadable tensors are finite and that unreadable marks are all False."""
     token = _is_clean.set(True)
     try:

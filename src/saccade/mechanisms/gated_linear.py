@@ -61,7 +61,7 @@ class GatedLinear(GatedRecurrence):
             check_type("decay", decay, Tensor, "be a tensor [heads]")
             if decay.dim() != 1 or not decay.is_floating_point() or (not decay.is_meta and bool((decay > 0).any())):
                 got = f"{list(decay.shape)}, at most {float(decay.max()):.3g}" if decay.numel() else "nothing"
-                raise value_error("decay", "be floats [heads] of at most 0", got)
+                raise value_error("decay", "be a float tensor [heads] with values of at most 0", got)
         register_tensor(self, "decay", decay)
 
     @classmethod

@@ -71,7 +71,7 @@ class Linear(FeatureMechanism):
         counts = [of.values.shape[3] for of in mapped]
         if counts[0] != counts[1]:
             got = f"{counts[0]} and {counts[1]}"
-            raise value_error("features", "be as many for queries as for keys", got)
+            raise value_error("features", "be equally many for queries and keys", got)
         return *mapped, None
 
     def _features(self, x: Tensor) -> Features:
@@ -89,7 +89,7 @@ class Linear(FeatureMechanism):
 def _map_of(feature_map: FeatureMapName | FeatureMap) -> FeatureMap:
     """Return the feature map for a name. If a function is passed, return it unchanged."""
     if isinstance(feature_map, str):
-        hint = "a function of your own will do, too"
+        hint = "or pass your own function"
         return _MAPS[check_choice("feature_map", feature_map, _MAPS, hint=hint)]
     if not callable(feature_map):
         raise type_error("feature_map", f"be one of {', '.join(map(repr, _MAPS))}, or a function", kind(feature_map))

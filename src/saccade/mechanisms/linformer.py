@@ -11,7 +11,7 @@ from saccade.engine.tiles.grouped_heads import groups_of
 from saccade.masks import Mask
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs, scale_of
 from saccade.mechanisms.fake_tensors import unless_none
-from saccade.mechanisms.low_rank import LowRankMatrix, NarrowSoftmax, Tokens, why_not_keys_only
+from saccade.mechanisms.low_rank import LowRankMatrix, MaskedTokens, NarrowSoftmax, why_not_keys_only
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import value_error
 from saccade.support.torch_modes import without_autocast
@@ -74,7 +74,7 @@ class Linformer(Approximate):
         if rank > kv_len:
             raise value_error("rank", f"be at most kv_len {kv_len}", rank)
         if (num_kv_heads is not None) != (share == "none"):
-            rule = "be given with share='none', and only then"
+            rule = "be given if and only if share is 'none'"
             raise value_error("num_kv_heads", rule, f"{num_kv_heads} with share={share!r}")
         self.share: Share = check_choice("share", share, ("none", "heads", "key_value"))
         self.num_kv_heads = 1 if num_kv_heads is None else check_int("num_kv_heads", num_kv_heads)
@@ -94,13 +94,15 @@ class Linformer(Approximate):
                 projection.copy_(means)
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
-        return why_not_keys_only(mask, "a slot mixes keys of the whole sequence, some of which a query would not see")
+        return why_not_keys_only(
+            mask, "a slot mixes keys of the whole sequence, some of which would be hidden from a query"
+        )
 
     def _matrix_of(self, inputs: Inputs) -> LinformerMatrix:
         kv_heads = inputs.key.shape[1]
         if self.share == "none" and kv_heads != self.num_kv_heads:
-            raise value_error("key heads", f"be {self.num_kv_heads}, as num_kv_heads says", kv_heads)
-        tokens = Tokens.of(inputs)
+            raise value_error("key heads", f"be {self.num_kv_heads} (num_kv_heads)", kv_heads)
+        tokens = MaskedTokens.of(inputs)
         self._check_last(inputs.kv_positions, inputs.shape[3])
         scale = scale_of(self.scale, inputs.query.shape[3])
         with without_autocast(inputs.query.device):
@@ -117,14 +119,14 @@ class Linformer(Approximate):
         ends = (0, kv_len - 1) if positions is None else positions.ends
         last = -1 if ends is None else ends[1]
         if last >= self.kv_len:
-            rule = f"stand before position {self.kv_len}, the kv_len of this Linformer"
-            raise value_error("keys", rule, f"one at {last}", hint="Performer and Nystrom take any length")
+            rule = f"be at positions below {self.kv_len}, the kv_len of this Linformer"
+            raise value_error("keys", rule, f"a key at position {last}", hint="Performer and Nystrom accept any length")
 
     def extra_repr(self) -> str:
         text = f"{self.kv_len}, {self.rank}, share={self.share!r}"
         return text if self.scale is None else f"{text}, scale={self.scale}"
 
-    def _columns(self, projection: Tensor, tokens: Tokens) -> Tensor:
+    def _columns(self, projection: Tensor, tokens: MaskedTokens) -> Tensor:
         """Return the weight of each key position in each slot, ``[batch | 1, kv_heads | 1, rank, kv_len]``."""
         columns = projection[:, :, tokens.keys.clamp(min=0)].movedim(2, 0)
         hidden = unless_none(tokens.hidden)
@@ -143,7 +145,7 @@ class LinformerMatrix(LowRankMatrix):
     Cost: products take O((q_len + kv_len) * rank * width) time, and memory that is linear in the lengths.
     """
 
-    def __init__(self, left: NarrowSoftmax, projection: Tensor, tokens: Tokens, *, dtype: torch.dtype):
+    def __init__(self, left: NarrowSoftmax, projection: Tensor, tokens: MaskedTokens, *, dtype: torch.dtype):
         super().__init__(left, left.key.shape[1], projection.shape[3], dtype=dtype, lost=tokens.lost)
         self.projection, self._hidden = projection, tokens.hidden
 

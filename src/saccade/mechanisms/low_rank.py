@@ -77,7 +77,7 @@ class LowRankMatrix(LinearTimeMatrix):
         return rows if self._lost is None else rows.masked_fill(self._lost[:, None, :, None], 0.0)
 
 
-class Tokens(NamedTuple):
+class MaskedTokens(NamedTuple):
     """The queries and keys of a low-rank matrix, with masked tokens and padding set to 0.
 
     A non-finite token affects all rows, since every row attends to every slot.
@@ -98,7 +98,7 @@ class Tokens(NamedTuple):
     hidden: Tensor
 
     @classmethod
-    def of(cls, inputs: Inputs) -> Tokens:
+    def of(cls, inputs: Inputs) -> MaskedTokens:
         """Return the queries and keys of checked inputs, with masked tokens and padding set to 0."""
         rows, keys = inputs.position_tables()
         lost, hidden = _is_padding(inputs, rows), hidden_at(inputs, keys)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from saccade.masks import Mask
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs, scale_of
-from saccade.mechanisms.low_rank import LowRankMatrix, NarrowSoftmax, Tokens, hidden_at, why_not_keys_only
+from saccade.mechanisms.low_rank import LowRankMatrix, MaskedTokens, NarrowSoftmax, hidden_at, why_not_keys_only
 from saccade.support.torch_modes import without_autocast
 from saccade.support.validation import check_int, check_number
 
@@ -63,11 +63,11 @@ class Nystrom(Approximate):
         self.scale = None if scale is None else check_number("scale", scale)
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
-        return why_not_keys_only(mask, "landmarks are means of tokens, some of which a query would not see")
+        return why_not_keys_only(mask, "landmarks are means of tokens, some of which would be hidden from a query")
 
     def _matrix_of(self, inputs: Inputs) -> NystromMatrix:
         batch, heads, q_len, kv_len = inputs.shape
-        tokens = Tokens.of(inputs)
+        tokens = MaskedTokens.of(inputs)
         q, k, hidden = tokens.query, tokens.key, tokens.hidden
         left_out = hidden_at(inputs, tokens.rows) if q_len == kv_len else tokens.lost
         scale = scale_of(self.scale, inputs.query.shape[3])

@@ -112,7 +112,7 @@ class Performer(FeatureMechanism):
             UnsupportedError: the directions were passed by the caller.
         """
         if self.directions is not None:
-            raise unsupported("directions", ["they were given, and are not drawn"])
+            raise unsupported("directions", ["they were passed by the caller and are not random"])
         self.draws += 1
         self.calls.zero_()
 
@@ -172,11 +172,11 @@ def _checked_directions(directions: object, num_features: int | None, redraw: in
     """Return the directions that the caller passed. Raise if they are invalid or conflict with other arguments."""
     given = check_type("directions", directions, Tensor, "be a float tensor [num_features, head_dim] or None")
     if given.dim() != 2 or not given.is_floating_point() or not len(given):
-        rule = "be floats of shape [num_features, head_dim]"
+        rule = "be a float tensor of shape [num_features, head_dim]"
         got = f"{str(given.dtype).removeprefix('torch.')} {list(given.shape)}"
         raise value_error("directions", rule, got)
     if num_features not in (None, len(given)):
-        raise value_error("num_features", f"be {len(given)}, as many as directions, or None", num_features)
+        raise value_error("num_features", f"be {len(given)}, the number of directions, or None", num_features)
     if redraw is not None:
-        raise value_error("redraw", "be None where directions are given", redraw)
+        raise value_error("redraw", "be None when directions are given", redraw)
     return given

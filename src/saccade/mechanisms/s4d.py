@@ -88,7 +88,7 @@ class S4D(Approximate):
         if mask.is_causal:
             return why_no_sum(mask)
         name = type(mask).__name__
-        return (*why_no_sum(mask), f"{name} is not causal: a state knows what came before")
+        return (*why_no_sum(mask), f"{name} is not causal: a state contains only earlier tokens")
 
     def new_cache(self, max_len: int | None = None) -> RecurrentCache:
         """Return an empty `saccade.caches.RecurrentCache`, which stores the state in constant memory."""
@@ -105,10 +105,13 @@ class S4D(Approximate):
     def _matrix_of(self, inputs: Inputs) -> StateSpaceMatrix:
         if inputs.shape[1] != self.channels or inputs.key.shape[1] != self.channels:
             got = f"{inputs.shape[1]} and {inputs.key.shape[1]}"
-            raise value_error("heads", f"be the {self.channels} channels, of queries and keys", got)
+            raise value_error("heads", f"be equal to the {self.channels} channels for queries and keys", got)
         visible = Visible.of(inputs)
         if Order.of(visible, inputs.shape[2], inputs.shape[3]).is_sorted:
-            reason = "a state is read in the order in which it was written: keys stand in order, and queries last"
+            reason = (
+                "a state is read in the order in which it was written, so keys must be "
+                "in order and queries must be the last of them"
+            )
             raise unsupported("positions", [reason], hint="sort the tokens")
         query = inputs.query
         return StateSpaceMatrix(

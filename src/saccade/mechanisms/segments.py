@@ -49,8 +49,8 @@ class EarlierSegments(LinearTimeMatrix):
         self,
         query: Tensor,
         key: Tensor,
-        rows: Tokens,
-        columns: Tokens,
+        rows: SegmentLayout,
+        columns: SegmentLayout,
         *,
         hidden: Tensor | None = None,
         is_delta: bool = False,
@@ -237,7 +237,7 @@ def _normalise(sums: Tensor) -> Tensor:
     return divide_rows(sums[..., :-1], sums[..., -1:])
 
 
-class Tokens(NamedTuple):
+class SegmentLayout(NamedTuple):
     """The layout of queries or keys in a sequence that is sorted by segments.
 
     If positions are consecutive, tokens stay in order. If not, each segment has the same slots in all items, enough for
@@ -259,7 +259,7 @@ class Tokens(NamedTuple):
     places: Tensor | None = None
 
     @classmethod
-    def pair(cls, inputs: Inputs, q: Tensor, kv: Tensor, segment: int) -> tuple[Tokens, Tokens]:
+    def pair(cls, inputs: Inputs, q: Tensor, kv: Tensor, segment: int) -> tuple[SegmentLayout, SegmentLayout]:
         """Return the segment layouts of queries and keys at positions ``q`` and ``kv``, int64 ``[batch | 1, len]``."""
         tables = [x.div(segment, rounding_mode="floor").clamp(min=-1) for x in (q, kv)]
         starts = [start for start in inputs.starts if start is not None]
@@ -272,13 +272,13 @@ class Tokens(NamedTuple):
         return tuple(cls._of_table(x, segments[segments >= 0]) for x in tables)  # type: ignore[return-value]  # two
 
     @classmethod
-    def _of_run(cls, table: Tensor, run: range, segments: range, segment: int) -> Tokens:
+    def _of_run(cls, table: Tensor, run: range, segments: range, segment: int) -> SegmentLayout:
         first = min(max(0, -run.start), len(run))
         edges = [min(max(run.start + first, n * segment), run.stop) for n in (*segments, segments.stop)]
         return cls(table, tuple(segments), _between([edge - run.start - first for edge in edges]), first)
 
     @classmethod
-    def _of_table(cls, table: Tensor, segments: Tensor) -> Tokens:
+    def _of_table(cls, table: Tensor, segments: Tensor) -> SegmentLayout:
         (batch, length), count = table.shape, len(segments)
         which = torch.where(table < 0, count, torch.searchsorted(segments, table.clamp(min=0)))
         counts = torch.zeros(batch, count + 1, dtype=torch.int64, device=table.device)
@@ -296,7 +296,7 @@ class Tokens(NamedTuple):
         """Number of slots for the tokens of all segments."""
         return self.spans[-1].stop if self.spans else 0
 
-    def of(self, items: slice) -> Tokens:
+    def of(self, items: slice) -> SegmentLayout:
         """Return the layout of some batch items."""
         is_one = self.places is None or len(self.places) == 1
         return self if is_one else self._replace(places=self.places[items])  # type: ignore[index]  # not None here

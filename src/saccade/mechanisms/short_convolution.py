@@ -79,7 +79,7 @@ class ShortConvolution(Approximate):
     def _matrix_of(self, inputs: Inputs) -> ConvolutionMatrix:
         if inputs.shape[1] != self.channels or inputs.key.shape[1] != self.channels:
             got = f"{inputs.shape[1]} and {inputs.key.shape[1]}"
-            raise value_error("heads", f"be the {self.channels} channels, of queries and keys", got)
+            raise value_error("heads", f"be equal to the {self.channels} channels for queries and keys", got)
         return ConvolutionMatrix(self.weight, inputs)
 
     def extra_repr(self) -> str:

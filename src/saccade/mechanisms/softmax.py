@@ -90,8 +90,8 @@ class Softmax(Mechanism):
 
     def with_bias(self, bias: Tensor | Bias) -> Softmax:
         if self.bias is not None:
-            reason = "it has a bias of its own, and a call brings another"
-            raise unsupported("bias", [reason], hint="Softmax() without one takes that of each call")
+            reason = "it already has a bias, and the call passes another"
+            raise unsupported("bias", [reason], hint="Softmax() without a bias uses the bias of each call")
         biased = Softmax(score=self.score, scale=self.scale, softcap=self.softcap, impl=self.impl)
         biased.bias = bias
         if self.sink_logit is not None:  # a compiler cannot trace the assignment of a buffer

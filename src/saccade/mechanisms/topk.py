@@ -160,7 +160,7 @@ class _Function(NamedTuple):
     def scores(self, rows: range, stop: int) -> Tensor:
         """Return the scores for a range of rows, computed by the user's function."""
         scores = self.function(self.query, self.key, rows)
-        check_type("scorer", scores, Tensor, "answer with a tensor of scores")
+        check_type("scorer", scores, Tensor, "return a tensor of scores")
         kv_len = self.key.shape[2]
         width = stop if scores.shape[-1:] == (kv_len,) else -(-stop // self.size)
         is_whole = scores.shape[-1:] in ((kv_len,), (-(-kv_len // self.size),))

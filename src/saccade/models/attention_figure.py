@@ -39,11 +39,11 @@ def figure_of(matrices: Sequence[Matrix], words: Sequence[Word], *, layer: int |
         if index is not None and not 0 <= index < count:
             raise value_error(name, f"be from 0 to {count - 1}", index)
     if all(word.special for word in words):
-        raise value_error("text", "have at least one word", "nothing to look at")
+        raise value_error("text", "have at least one word", "no words")
     with torch.no_grad():
         best = _most_informative(matrices, words, layer, head)
         where = translated("layer {layer}, head {head}", layer=best.layer, head=best.head)
-        title = translated("What each word (row) looks at (column): {where}", where=where)
+        title = translated("Attention of each word (row) to each word (column): {where}", where=where)
         shown: Matrix | Tensor = matrices[best.layer]
         if shown.shape[3] > _LONGEST:
             labels = [word.text for word in words for _ in range(word.start, word.stop)]

@@ -184,7 +184,7 @@ def read_tokenizer(folder: Path) -> "Tokenizer | None":
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises no narrower type
-        raise value_error(path.name, "be a tokenizer that the package tokenizers reads", f"{error}") from None
+        raise value_error(path.name, "be a tokenizer file that the package tokenizers can read", f"{error}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -209,9 +209,9 @@ def _weight_files(folder: Path) -> list[Path]:
     for name in names:
         # Read only files in this folder, because the index is not trusted.
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise value_error(_INDEX, "name safetensors files of its own folder", repr(name))
+            raise value_error(_INDEX, "name only safetensors files in its own folder", repr(name))
         if not (folder / name).is_file():
-            raise value_error("path", f"have the file {name} that its index names", "none")
+            raise value_error("path", f"contain the file {name} that its index names", "none")
     return [folder / name for name in names]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from saccade.masks import Causal
 from saccade.masks.convert.patterns import window_size
 from saccade.models.decoder_config import DecoderConfig
-from saccade.models.rope_config import rope_words
+from saccade.models.rope_config import rope_parameters_of
 from saccade.nn.feed_forward import Activation
 from saccade.support.errors import value_error
 
@@ -26,7 +26,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
 }
-"""Our activations by their names in published configurations."""
+"""Saccade's names of activations, by the names in published configurations."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,8 +175,10 @@ class DecoderFormat(FileFormat):
         """Remove an output head that duplicates the embeddings. Raise if the two tensors differ."""
         head, embedding = "lm_head.weight", f"{self.names['embedding']}.weight"
         if head in weights and embedding in weights and not torch.equal(weights[head], weights[embedding]):
-            hint = "set tie_word_embeddings to false if the model has a head of its own"
-            raise value_error(head, f"be {embedding}, as tie_word_embeddings says", "another tensor", hint=hint)
+            hint = "set tie_word_embeddings to false if the model has a separate output head"
+            raise value_error(
+                head, f"be equal to {embedding}, because tie_word_embeddings is true", "another tensor", hint=hint
+            )
         return {name: weight for name, weight in weights.items() if name != head}
 
 
@@ -190,7 +192,7 @@ PLAIN: Mapping[str, object] = {
         *("embedding_scale", "logit_scale", "logit_softcap"),
     )
 }
-"""The options of decoders that GPT-2's and Llama's formats cannot express, with the values that both have."""
+"""Decoder options that GPT-2's and Llama's formats cannot express, with the value that both formats imply."""
 
 
 def differences(config: DecoderConfig, expected: Mapping[str, object]) -> list[str]:
@@ -207,9 +209,9 @@ def reasons_no_format_can_express(config: DecoderConfig) -> list[str]:
     reasons = []
     for pattern in dict.fromkeys(config.own_patterns):
         if pattern.mask is not None and window_size(Causal() & pattern.mask) is None:
-            reasons.append(f"its mask is {pattern.mask}: a file has words for a sliding window only")
-        if rope_words(pattern.rotary_base, pattern.rotary_scaling) is None:
-            reasons.append(f"its rotary_scaling is {pattern.rotary_scaling}, which a file has no words for")
+            reasons.append(f"its mask is {pattern.mask}: config.json can only express a sliding window")
+        if rope_parameters_of(pattern.rotary_base, pattern.rotary_scaling) is None:
+            reasons.append(f"its rotary_scaling is {pattern.rotary_scaling}, which config.json cannot express")
     return reasons
 
 

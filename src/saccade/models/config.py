@@ -205,10 +205,10 @@ class VisionTransformerConfig(Config):
             rule = f"be a height and a width, multiples of patch_size {side}"
             raise value_error("image_size", rule, self.image_size)
         if self.position_encoding == "sinusoidal" and self.embed_dim % 4:
-            hint = "rows and columns have a sine and a cosine for each wave"
+            hint = "rows and columns each need a sine and a cosine per frequency"
             raise value_error("embed_dim", "be a multiple of 4 for sinusoidal positions", self.embed_dim, hint=hint)
         if self.pooling == "class_token" and not self.class_token:
-            raise value_error("pooling", "be 'mean' where there is no class token", self.pooling)
+            raise value_error("pooling", "be 'mean' without a class token", self.pooling)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -268,7 +268,7 @@ class SetDecoderConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.embed_dim % 4:
-            hint = "rows and columns have a sine and a cosine for each wave"
+            hint = "rows and columns each need a sine and a cosine per frequency"
             raise value_error("embed_dim", "be a multiple of 4", self.embed_dim, hint=hint)
 
 

@@ -238,7 +238,7 @@ class Decoder(SavedText):
             place = cache.positions(length) if checked is None and cache is not None else checked
             place = positions_in_documents(range(length) if place is None else place, mask)
             if isinstance(place, range) and place and place[-1] >= self.config.max_len:
-                hint = "its position vectors are learned, and there are no more"
+                hint = "there are only that many learned position vectors"
                 rule = f"be at most {self.config.max_len} long"
                 raise value_error("text", rule, place[-1] + 1, hint=hint)
             x = x + self.position(place)

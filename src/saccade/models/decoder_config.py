@@ -141,19 +141,19 @@ class DecoderConfig(TextConfig):
             rule = "be even for rotary positions"
             raise value_error("embed_dim / num_heads", rule, f"{self.embed_dim} / {heads}")
         if self.layers == ():
-            raise value_error("layers", "hold at least one LayerPattern, or be None", self.layers)
+            raise value_error("layers", "contain at least one LayerPattern, or be None", self.layers)
         if self.layers is not None and (self.mask, self.rotary_scaling, self.position_encoding) != (
             None,
             None,
             "rotary",
         ):
-            hint = "each LayerPattern has a mask and a rotary_scaling of its own"
-            rule = "be None with mask, with rotary_scaling, and unless positions are rotary"
+            hint = "each LayerPattern has its own mask and rotary_scaling"
+            rule = "be None if mask or rotary_scaling is set, or if positions are not rotary"
             raise value_error("layers", rule, shown(self.layers), hint=hint)
         if self.kv_layers is not None:
             self._check_kv_layers(self.kv_layers)
         if self.parallel and (self.part_norm or not self.norm_first):
-            raise value_error("parallel", "be False unless a layer has only the norm that comes first", True)
+            raise value_error("parallel", "be False unless norm_first is True and part_norm is False", True)
 
     def _check_kv_layers(self, kv_layers: tuple[int, ...]) -> None:
         """Raise unless each layer reads its own keys and values, or those of an earlier layer that reads its own."""

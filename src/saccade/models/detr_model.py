@@ -199,7 +199,7 @@ class SetDecoder(Pretrained):
             features = images
         else:
             features = self.backbone(check_type("images", images, Tensor, "be a tensor"))
-        name = "images" if self.backbone is None else "what the backbone returns"
+        name = "images" if self.backbone is None else "output of the backbone"
         check_map(name, features, self.config.channels, weight_of(self.input_projection))
         size = features.shape[2:]
         x = self.input_projection(features).flatten(2).mT

@@ -152,7 +152,7 @@ class DualEncoder(PretrainedText):
         """
         logits = self.similarity(images, tokens, mask=mask, positions=positions)
         if logits.shape[0] != logits.shape[1]:
-            raise value_error("tokens", f"be {logits.shape[0]} texts, as images", logits.shape[1])
+            raise value_error("tokens", f"be {logits.shape[0]} texts, one for each image", logits.shape[1])
         targets = torch.arange(len(logits), device=logits.device)
         return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.mT, targets)) / 2
 

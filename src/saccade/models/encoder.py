@@ -142,9 +142,9 @@ class Encoder(SavedText):
             hint = "[sentence] is a batch of one."
             raise type_error("sentences", "be a list of strings", "one string", hint=hint)
         if self.tokenizer is None:
-            raise value_error("tokenizer", "be there", None, hint="the model's folder had no tokenizer.json.")
+            raise value_error("tokenizer", "be present", None, hint="the model's folder had no tokenizer.json.")
         if not sentences:
-            raise value_error("sentences", "have at least one", "none")
+            raise value_error("sentences", "contain at least one sentence", "none")
         sequences = [torch.tensor(one.ids) for one in self.tokenizer.encode_batch(list(sentences))]
         lengths = tuple(map(len, sequences))
         if max(lengths) > self.config.max_len:

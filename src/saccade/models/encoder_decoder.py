@@ -147,7 +147,7 @@ class EncoderDecoder(SavedText):
         """
         x = self._embedded("tokens", tokens, mask, positions, cache)
         if context is not None and len(context) != len(tokens):
-            rule = f"have {len(context)} texts, as the source"
+            rule = f"have {len(context)} texts, as many as the source"
             raise value_error("tokens", rule, len(tokens))
         return self.decoder(
             x, context, mask=mask, positions=positions, context_positions=context_positions, cache=cache

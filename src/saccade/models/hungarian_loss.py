@@ -141,7 +141,7 @@ def match_sets(
         cost = box_weight * distance - overlap_weight * generalized_iou(boxes[:, None].float(), targets.boxes.float())
         cost = cost - class_weight * logits.softmax(-1)[:, targets.classes].float()
         if not bool(cost.isfinite().all()):
-            raise value_error("found", "be finite, as objects", "NaN or infinity")
+            raise value_error("found", "be finite, like objects", "NaN or inf")
         queries, order = linear_sum_assignment(cost.cpu().numpy())
         pairs.append((torch.from_numpy(queries), torch.from_numpy(order)))
     return pairs
@@ -205,18 +205,18 @@ def _check(found: Detections, objects: Sequence[Targets]) -> None:
 
     Every image needs targets, with known classes and at most as many objects as there are queries.
     """
-    check_type("found", found, Detections, "be what a SetDecoder returns")
+    check_type("found", found, Detections, "be Detections, as a SetDecoder returns them")
     sizes = _DETECTIONS.check(*found)
-    check_type("objects", objects, Sequence, "be a list, with Targets for each picture")
+    check_type("objects", objects, Sequence, "be a list with Targets for each image")
     if len(objects) != sizes["batch"]:
-        raise value_error("objects", f"be one for each of {sizes['batch']} pictures", len(objects))
+        raise value_error("objects", f"contain Targets for each of the {sizes['batch']} images", len(objects))
     for targets in objects:
-        check_type("objects", targets, Targets, "be Targets(classes, boxes), one for each picture")
+        check_type("objects", targets, Targets, "be Targets(classes, boxes), one for each image")
         count = _TARGETS.check(*targets)["objects"]
         if targets.classes.dtype != torch.int64:
             raise type_error("classes", "be int64", targets.classes.dtype)
         if count > sizes["num_queries"]:
-            raise value_error("objects", f"be at most {sizes['num_queries']} in a picture, as queries", count)
+            raise value_error("objects", f"be at most {sizes['num_queries']} per image, the number of queries", count)
         if count and not 0 <= int(targets.classes.min()) <= int(targets.classes.max()) < sizes["classes"] - 1:
-            hint = "the last logit says that nothing is there"
-            raise value_error("classes", f"be from 0 to {sizes['classes'] - 2}", "others", hint=hint)
+            hint = "the last logit stands for 'no object'"
+            raise value_error("classes", f"be from 0 to {sizes['classes'] - 2}", "other classes", hint=hint)

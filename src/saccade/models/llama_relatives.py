@@ -41,7 +41,7 @@ class LlamaRelative(Llama):
         if config.get("use_bidirectional_attention"):
             reasons.append("use_bidirectional_attention is true: this is not a decoder")
         if "sliding_attention" in kinds and not config.get("sliding_window"):
-            reasons.append("layer_types names sliding_attention, and there is no sliding_window")
+            reasons.append("layer_types names sliding_attention, but sliding_window is missing")
         return reasons
 
     def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> DecoderConfig:

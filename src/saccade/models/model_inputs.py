@@ -21,13 +21,13 @@ def check_tokens(argument: str, tokens: object, vocab_size: int | None = None) -
     if tokens.dtype not in (torch.int64, torch.int32):
         raise type_error(argument, "be int64 or int32", tokens.dtype)
     if tokens.ndim != 2:
-        raise value_error(argument, "be [batch, len]", list(tokens.shape))
+        raise value_error(argument, "have shape [batch, len]", list(tokens.shape))
     is_unread = tokens.device.type != "cpu" or not has_values(tokens) or is_tracing()
     if vocab_size is None or is_unread or not tokens.numel():
         return
     least, most = map(int, tokens.aminmax())
     if least < 0 or most >= vocab_size:
-        hint = "padding is any token, at position -1"
+        hint = "padding may be any token of the vocabulary, with position -1"
         rule = f"be from 0 to {vocab_size - 1}, the vocabulary"
         raise value_error(argument, rule, least if least < 0 else most, hint=hint)
 
@@ -37,7 +37,7 @@ def check_map(name: str, x: Tensor, channels: int, weight: Tensor | None) -> Non
 
     They must be ``[batch, channels, H, W]``, with at least one row and column, and have the dtype of ``weight``.
     """
-    hint = f"{name}[None] adds the batch" if isinstance(x, Tensor) and x.dim() == 3 else None
+    hint = f"{name}[None] adds the batch axis" if isinstance(x, Tensor) and x.dim() == 3 else None
     sizes = ShapeSpec(f"{name} [batch, channels, H, W]").check(x, hint=hint, channels=channels)
     if not sizes["H"] * sizes["W"]:
         raise value_error(name, "have at least one row and column", list(x.shape))

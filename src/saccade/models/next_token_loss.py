@@ -49,17 +49,17 @@ def next_tokens(tokens: Tensor, mask: object = None, positions: GivenPositions =
 
 def _facts(mask: object) -> list[Documents | Padding]:
     """Return the `Documents` and `Padding` in a mask. Raise if the mask depends on the batch in any other way."""
-    hint = "pass targets=, the next token of each token, or -100"
+    hint = "pass targets=, with the next token of each token, or -100"
     if mask is None:
         return []
     if not isinstance(mask, Mask):
-        raise type_error("mask", "be a Mask, which says where texts end", type(mask).__name__, hint=hint)
+        raise type_error("mask", "be a Mask that separates texts", type(mask).__name__, hint=hint)
     facts: list[Documents | Padding] = []
     for part in mask.parts if isinstance(mask, And) else (mask,):
         if isinstance(part, Documents | Padding):
             facts.append(part)
         elif part.is_fact_of_batch or isinstance(part, BlockDiffusion):  # the halves of BlockDiffusion are two texts
-            raise value_error("mask", "say where texts end, as Documents and Padding do", repr(part), hint=hint)
+            raise value_error("mask", "separate texts, as Documents and Padding do", repr(part), hint=hint)
     return facts
 
 

@@ -211,7 +211,7 @@ def build(
     tensors = weights()
     check_tensors(tensors)
     if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise type_error("dtype", "be a dtype of floats", dtype)
+        raise type_error("dtype", "be a float dtype", dtype)
     ours = file_format.read_config(config, tensors)
     _check_sizes(ours, file_format, tensors)
     shapes = _shapes(model_class, ours, file_format)
@@ -239,12 +239,12 @@ def check_fit(weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -
     facts += [f"unexpected  {name}" for name in weights if name not in shapes]
     for name, shape in shapes.items():
         if name in weights and weights[name].shape != shape:
-            facts.append(f"misfit      {name} {list(weights[name].shape)}, not {list(shape)}")
-    facts += [f"no floats   {name} {w.dtype}" for name, w in weights.items() if not w.is_floating_point()]
+            facts.append(f"mismatched  {name} {list(weights[name].shape)}, not {list(shape)}")
+    facts += [f"not float   {name} {w.dtype}" for name, w in weights.items() if not w.is_floating_point()]
     if facts:
         shown = facts if len(facts) <= 12 else [*facts[:12], f"and {len(facts) - 12} more"]
-        got = f"{len(facts)} that do not"
-        raise value_error("model.safetensors", "have the weights that config.json tells of", got, facts=shown)
+        got = f"{len(facts)} difference{'s' * (len(facts) > 1)}"
+        raise value_error("model.safetensors", "have the weights that config.json describes", got, facts=shown)
 
 
 def _config_dict(config: object) -> Mapping[str, Any]:
@@ -254,7 +254,7 @@ def _config_dict(config: object) -> Mapping[str, Any]:
     """
     contents = config.to_dict() if hasattr(config, "to_dict") else config
     hint = "json.load(open('config.json')), or a config of transformers"
-    return check_type("config", contents, Mapping, "be a dict as config.json holds it", hint=hint)
+    return check_type("config", contents, Mapping, "be a dict with the contents of config.json", hint=hint)
 
 
 def _check_sizes(config: Any, file_format: FileFormat, weights: Mapping[str, Tensor]) -> None:
@@ -264,14 +264,14 @@ def _check_sizes(config: Any, file_format: FileFormat, weights: Mapping[str, Ten
     least one tensor, and each of the format's ``sides`` equals a dimension of some tensor. Smaller mismatches are
     reported later, with the tensor's name.
     """
-    rule = "tell of sizes that the weights have"
+    rule = "state sizes that match the weights"
     for layers in (getattr(config, count) for count in file_format.stacks):
         if layers > len(weights):
-            raise value_error("config.json", rule, f"{layers} layers, and {len(weights)} tensors")
+            raise value_error("config.json", rule, f"{layers} layers, but {len(weights)} tensors")
     longest = max((max(x.shape) for x in weights.values() if x.numel() and x.dim()), default=0)
     for name in file_format.sides(config):
         if getattr(config, name) > max(longest, _SAFE_SIDE):
-            got = f"{name} {getattr(config, name)}, and tensors of at most {longest}"
+            got = f"{name} {getattr(config, name)}, but no tensor with a dimension above {longest}"
             raise value_error("config.json", rule, got)
 
 

@@ -20,10 +20,13 @@ def rope_reasons(config: Mapping[str, Any]) -> list[str]:
     """
     settings = _settings(config)
     if not isinstance(settings, Mapping):
-        return [f"rope_parameters is no JSON object but {settings!r}"]
+        return [f"rope_parameters is not a JSON object but {settings!r}"]
     kind = _kind(settings)
     if kind == "dynamic":
-        reason = "rope_type 'dynamic' turns by angles that change with the length, so that no cache equals the full run"
+        reason = (
+            "rope_type 'dynamic' has angles that change with the length, so a "
+            "run with a cache cannot equal the full run"
+        )
         return [reason]
     if kind not in ("default", *_KINDS):
         return [f"rope_type is {kind!r}, not one of default, {', '.join(_KINDS)}"]
@@ -38,7 +41,7 @@ def rope_reasons(config: Mapping[str, Any]) -> list[str]:
     known |= {"mscale", "mscale_all_dim"} if kind == "yarn" else set()
     unknown = [key for key, x in settings.items() if key not in known and x is not None and kind != "default"]
     if unknown:
-        reasons.append(f"rope_type {kind!r} has {', '.join(unknown)}, which we do not know")
+        reasons.append(f"rope_type {kind!r} has {', '.join(unknown)}, which saccade does not support")
     return reasons
 
 
@@ -63,7 +66,7 @@ def rope_scaling(config: Mapping[str, Any]) -> Scaling | None:
     return _KINDS[kind](**options)
 
 
-def rope_words(base: float, scaling: Scaling | None) -> dict[str, Any] | None:
+def rope_parameters_of(base: float, scaling: Scaling | None) -> dict[str, Any] | None:
     """Return the ``rope_parameters`` to write to config.json, or None if they cannot express the scaling."""
     if scaling is None:
         return {"rope_type": "default", "rope_theta": base}

@@ -13,7 +13,7 @@ from saccade.masks.convert.patterns import window_size
 from saccade.models.checkpoint_format import DecoderFormat, FileFormat, reasons_no_format_can_express
 from saccade.models.config import EncoderDecoderConfig
 from saccade.models.decoder_config import DecoderConfig, LayerPattern
-from saccade.models.rope_config import rope_base, rope_reasons, rope_scaling, rope_words
+from saccade.models.rope_config import rope_base, rope_parameters_of, rope_reasons, rope_scaling
 from saccade.nn.qk_norm import QKNorm
 from saccade.positions import QueryTemperature
 
@@ -38,18 +38,18 @@ class SaccadeFormat(DecoderFormat):
         reasons = _unknown_keys(config, _KEYS) + rope_reasons(config)
         norm = config.get("qk_norm")
         if norm is not None and not (isinstance(norm, Mapping) and {*norm} <= _NORM_KEYS):
-            reasons.append(f"qk_norm is {norm!r}, no JSON object of {', '.join(sorted(_NORM_KEYS))}")
+            reasons.append(f"qk_norm is {norm!r}, not a JSON object of {', '.join(sorted(_NORM_KEYS))}")
         layers = config.get("layers")
         if layers is None:
             return reasons
         if not isinstance(layers, list) or not all(isinstance(x, Mapping) and {*x} <= _LAYER_KEYS for x in layers):
-            return [*reasons, f"layers is no list of JSON objects of {', '.join(sorted(_LAYER_KEYS))}"]
+            return [*reasons, f"layers is not a list of JSON objects of {', '.join(sorted(_LAYER_KEYS))}"]
         for temperature in (layer.get("temperature") for layer in layers):
             if temperature is not None and not (
                 isinstance(temperature, Mapping) and {*temperature} <= _TEMPERATURE_KEYS
             ):
                 keys = ", ".join(sorted(_TEMPERATURE_KEYS))
-                reasons.append(f"temperature is {temperature!r}, no JSON object of {keys}")
+                reasons.append(f"temperature is {temperature!r}, not a JSON object of {keys}")
         return reasons + [reason for layer in layers for reason in rope_reasons(layer)]
 
     def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> DecoderConfig:
@@ -78,9 +78,9 @@ class SaccadeFormat(DecoderFormat):
             "model_type": "saccade-decoder",
             **{name: getattr(config, name) for name in _FIELDS},
             "window": window_size(config.causal_mask),
-            "rope_parameters": rope_words(config.rotary_base, config.rotary_scaling),
+            "rope_parameters": rope_parameters_of(config.rotary_base, config.rotary_scaling),
             "qk_norm": None if config.qk_norm is None else dataclasses.asdict(config.qk_norm),
-            "layers": None if config.layers is None else [_layer_words(pattern) for pattern in config.layers],
+            "layers": None if config.layers is None else [_layer_json(pattern) for pattern in config.layers],
             "end_tokens": list(config.end_tokens),
         }
 
@@ -121,16 +121,16 @@ class EncoderDecoderFormat(FileFormat):
         return our_name
 
 
-def _layer_words(pattern: LayerPattern) -> dict[str, Any]:
+def _layer_json(pattern: LayerPattern) -> dict[str, Any]:
     """Return a layer's mask and positions as a JSON object."""
     window = None if pattern.mask is None else window_size(pattern.mask)
-    rope = rope_words(pattern.rotary_base, pattern.rotary_scaling)
+    rope = rope_parameters_of(pattern.rotary_base, pattern.rotary_scaling)
     temperature = None if pattern.temperature is None else dataclasses.asdict(pattern.temperature)
     return {"window": window, "rotary": pattern.rotary, "rope_parameters": rope, "temperature": temperature}
 
 
 def _read_layer(words: Mapping[str, Any]) -> LayerPattern:
-    """Return a layer's mask and positions from the JSON object of `_layer_words`."""
+    """Return a layer's mask and positions from the JSON object of `_layer_json`."""
     window, temperature = words.get("window"), words.get("temperature")
     return LayerPattern(
         mask=None if window is None else sliding_window(window),
@@ -143,4 +143,4 @@ def _read_layer(words: Mapping[str, Any]) -> LayerPattern:
 
 def _unknown_keys(config: Mapping[str, Any], known: set[str]) -> list[str]:
     unknown = [key for key in config if key not in known]
-    return [f"it has {', '.join(unknown)}, which this version does not know"] if unknown else []
+    return [f"it has {', '.join(unknown)}, which this version does not support"] if unknown else []

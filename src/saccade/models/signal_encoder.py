@@ -83,7 +83,9 @@ class SignalEncoder(ArgumentHints, nn.Module):
         check_int("num_layers", num_layers)
         widths = [self.channels, *[check_int("embed_dim", embed_dim)] * len(self.strides)]
         if not self.strides:
-            raise value_error("strides", "have at least one", shown(strides), hint="(1,) shortens nothing")
+            raise value_error(
+                "strides", "contain at least one stride", shown(strides), hint="(1,) does not shorten the signal"
+            )
         self.convolutions = nn.ModuleList(
             nn.Conv1d(*sizes, kernel_size, stride)
             for sizes, stride in zip(itertools.pairwise(widths), self.strides, strict=True)

@@ -21,7 +21,7 @@ from saccade.models.checkpoint_format import (
 )
 from saccade.models.config import EncoderConfig
 from saccade.models.decoder_config import DecoderConfig
-from saccade.models.rope_config import rope_base, rope_reasons, rope_scaling, rope_words
+from saccade.models.rope_config import rope_base, rope_parameters_of, rope_reasons, rope_scaling
 
 _OPTIONAL = {
     "type_vocab_size": "num_token_types",
@@ -126,15 +126,17 @@ class GPT2(DecoderFormat):
     def reasons_to_read(self, config: Mapping[str, Any]) -> list[str]:
         reasons = self._activation_reasons(config)
         if config.get("scale_attn_weights", True) is not True:
-            reasons.append("scale_attn_weights is not true: scores are always scaled here")
+            reasons.append("scale_attn_weights is not true: saccade always scales scores")
         reasons += [
-            f"{key} is true, which we do not compute"
+            f"{key} is true, which saccade does not support"
             for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention")
             if config.get(key)
         ]
         dropouts = {key: config.get(key, 0.1) for key in ("resid_pdrop", "embd_pdrop")}
         if len(set(dropouts.values())) > 1:
-            reasons.append(f"{dropouts} differ: embeddings and what is added to them are dropped alike here")
+            reasons.append(
+                f"{dropouts} differ: saccade has one dropout probability for embeddings and sublayer outputs"
+            )
         return reasons
 
     def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> DecoderConfig:
@@ -211,7 +213,9 @@ class Llama(DecoderFormat):
         reasons = rope_reasons(config) + self._activation_reasons(config)
         kinds = set(config.get("layer_types") or ())
         if not kinds <= {"sliding_attention" if _window(config) else "full_attention"}:
-            reasons.append(f"layer_types names {' and '.join(sorted(kinds))}: layers of different masks")
+            reasons.append(
+                f"layer_types names {' and '.join(sorted(kinds))}, but layers with different masks are not supported"
+            )
         return reasons
 
     def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> DecoderConfig:
@@ -237,7 +241,10 @@ class Llama(DecoderFormat):
         ours = {"position_encoding": "rotary", "norm": "rms", "gated": True, "dropout_p": 0.0}
         reasons = differences(config, {**PLAIN, **ours}) + reasons_no_format_can_express(config)
         if window_size(config.causal_mask) is not None and (config.attention_bias or config.feed_forward_bias):
-            reasons.append("it has a sliding window, which is Mistral's, and biases, which Mistral has not")
+            reasons.append(
+                "it has a sliding window, which only Mistral's format can express, "
+                "and biases, which that format cannot express"
+            )
         return reasons
 
     def write_config(self, config: DecoderConfig) -> dict[str, Any]:
@@ -253,7 +260,7 @@ class Llama(DecoderFormat):
             "head_dim": config.width_of_head,
             "hidden_act": "gelu_pytorch_tanh" if config.activation == "gelu_tanh" else config.activation,
             "rms_norm_eps": config.norm_eps,
-            "rope_parameters": rope_words(config.rotary_base, config.rotary_scaling),
+            "rope_parameters": rope_parameters_of(config.rotary_base, config.rotary_scaling),
             "tie_word_embeddings": config.tied,
             "attention_dropout": config.attention_dropout_p,
             **special,

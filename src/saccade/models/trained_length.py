@@ -28,10 +28,13 @@ def warn_beyond(trained: int, end: int, mask: Mask, cache: Cache | None) -> bool
     """
     if end <= trained or longest_reach(mask, end) <= trained or _counts_inside(cache):
         return False
-    hint = f"masks.sliding_window({trained}), or caches.SinkWindowCache(..., rotary=), keeps to trained distances"
+    hint = (
+        f"masks.sliding_window({trained}), or caches.SinkWindowCache(..., "
+        "rotary=), limits attention to trained distances"
+    )
     warnings.warn(
         f"Decoder: the text has {end} tokens, and the model was trained on {trained}: at longer distances its rotary "
-        f"positions are untrained, so its predictions and attention mean little, and full attention may look worse "
+        f"positions are untrained, so its predictions and attention are unreliable, and full attention may look worse "
         f"than a window.\nHint: {hint}",
         UntrainedLengthWarning,
         stacklevel=2,

@@ -43,10 +43,11 @@ class VisionFormat(FileFormat):
         reasons = self._activation_reasons(config)
         image, patch = (_pair(config.get(key)) for key in ("image_size", "patch_size"))
         if config.get("patch_size") is not None and len(set(patch)) != 1:
-            reasons.append(f"patch_size is {list(patch)}: patches are squares here")
+            reasons.append(f"patch_size is {list(patch)}: saccade needs square patches")
         elif patch and patch[0] > 0 and any(side % patch[0] for side in image):
             reasons.append(
-                f"image_size {list(image)} is no multiple of patch_size {patch[0]}: the rest would not be seen"
+                f"image_size {list(image)} is not a multiple of patch_size {patch[0]}: "
+                "the rest of the image would be ignored"
             )
         return reasons
 
@@ -90,7 +91,10 @@ class ViT(VisionFormat):
     def reasons_to_read(self, config: Mapping[str, Any]) -> list[str]:
         reasons = super().reasons_to_read(config)
         if config.get("qkv_bias") is False:
-            reasons.append("qkv_bias is false, and the output projection has a bias: all or none have one here")
+            reasons.append(
+                "qkv_bias is false, and the output projection has a bias: in "
+                "saccade, all projections have one or none has"
+            )
         return reasons
 
     def family_fields(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -279,12 +283,16 @@ class Detr(FileFormat):
         reasons += self._activation_reasons(config)
         for one, other in _SHARED.items():
             if config.get(one) != config.get(other):
-                reasons.append(f"{one} is {config.get(one)} and {other} {config.get(other)}: both are one number here")
+                reasons.append(
+                    f"{one} is {config.get(one)} and {other} {config.get(other)}, but saccade needs one number for both"
+                )
         if config.get("activation_dropout"):
-            reasons.append("activation_dropout is not 0: inner channels are not dropped here")
+            reasons.append(
+                "activation_dropout is not 0: saccade does not drop the inner channels of feed-forward layers"
+            )
         if config.get("auxiliary_loss"):
             reasons.append(
-                "auxiliary_loss is true: what goes from layer to layer would be normed, which we do not compute"
+                "auxiliary_loss is true: hidden states would be normed between layers, which saccade does not support"
             )
         return reasons
 

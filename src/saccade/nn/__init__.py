@@ -9,6 +9,7 @@ from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.differential_attention import DifferentialAttention
 from saccade.nn.encoder_layer import EncoderLayer
 from saccade.nn.feed_forward import FeedForward
+from saccade.nn.forgetting_attention import ForgettingAttention
 from saccade.nn.latent_attention import LatentAttention
 from saccade.nn.native_sparse_attention import NativeSparseAttention
 from saccade.nn.qk_norm import QKNorm
@@ -29,6 +30,7 @@ __all__ = [
     "DifferentialAttention",
     "NativeSparseAttention",
     "SharedKeyAttention",
+    "ForgettingAttention",
     "RowAttention",
     "ColumnAttention",
     "TriangleAttention",

@@ -18,7 +18,7 @@ from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism
 from saccade.mechanisms.fake_tensors import is_dry_run
 from saccade.nn import attention_checks as checks
-from saccade.nn.attention_heads import Heads, Places, turns_of, with_temperature
+from saccade.nn.attention_heads import Heads, Places, rotation_positions, with_temperature
 from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.convolved_projections import ConvolvedProjections, split_cache, undone_on_error
 from saccade.nn.projections import weight_of
@@ -268,7 +268,7 @@ class MultiHeadAttention(AttentionLayer):
                 cache, query, key, value, mask, kv_positions, self.context_dim, positions_unknown=positions_unknown
             )
         elif value is not None and key is None:
-            raise value_error("key", "be given where value is", None)
+            raise value_error("key", "be given together with value", None)
         is_cross, held = isinstance(cache, CrossCache), 0 if cache is None else cache.length
         context_cached = isinstance(cache, CrossCache) and cache.is_filled
         if context_cached:
@@ -296,7 +296,9 @@ class MultiHeadAttention(AttentionLayer):
         q_turns = k_turns = temperature_places = None  # every call below costs as much as a small operation
         if self.rotary is not None or self.temperature is not None or rotary_positions is not None:
             turns = checks.checked_turns(rotary_positions, self.rotary, key is query, cache)
-            q_turns, k_turns, temperature_places = turns_of(turns, (q_places, kv_places), (q_len, kv_len), joined)
+            q_turns, k_turns, temperature_places = rotation_positions(
+                turns, (q_places, kv_places), (q_len, kv_len), joined
+            )
         if context_cached:
             q = self._turned(self.query_projection(query), q_turns, self.query_norm)
             q = q if temperature_places is None else with_temperature(q, self.temperature, *temperature_places)
@@ -329,7 +331,7 @@ class MultiHeadAttention(AttentionLayer):
         if is_tracing():  # a compiled graph cannot read the lengths
             return torch.compiler.disable(self._attend_nested)(query, key, value, mask, bias)
         if value is not None and key is None:
-            raise value_error("key", "be given where value is", None)
+            raise value_error("key", "be given together with value", None)
         key = query if key is None else key
         items = Nested.of(query, key, key if value is None else value, axis=0)
         batch, q_len, kv_len = items.shape

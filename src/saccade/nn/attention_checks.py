@@ -27,7 +27,7 @@ def check_sizes(
     for name, size in sizes.items():
         check_int(name, size)
     if head_dim is None and embed_dim % num_heads:
-        hint = "head_dim= sets another width of a head"
+        hint = "head_dim= sets the width of a head independently"
         raise value_error("num_heads", f"divide embed_dim {embed_dim}", num_heads, hint=hint)
     if num_heads % num_kv_heads:
         raise value_error("num_kv_heads", f"divide num_heads {num_heads}", num_kv_heads)
@@ -99,7 +99,7 @@ def check_convolved(is_self: bool, cache: LayerCache | None) -> None:
     """Raise unless a call of a layer with a short convolution is self-attention."""
     if not is_self or isinstance(cache, CrossCache):
         hint = "short_convolution=None for cross-attention"
-        raise value_error("key", "be None in a layer with a short convolution", "another", hint=hint)
+        raise value_error("key", "be None in a layer with a short convolution", "another tensor", hint=hint)
 
 
 def check_nested_call(
@@ -131,7 +131,7 @@ def check_with_cache(
 ) -> None:
     """Raise unless an attention call with a cache passes exactly the inputs that the cache does not contain yet."""
     if not isinstance(cache, LayerCache):
-        hint = "for instance saccade.caches.KVCache(); a Cache of a whole model holds one for each layer"
+        hint = "for instance saccade.caches.KVCache(); a Cache of a whole model contains one for each layer"
         check_type("cache", cache, LayerCache, "be the cache of a layer, or None", hint=hint)
     if isinstance(mask, Tensor):
         hint = "masks.Dense(tensor) is read at positions; padding goes to positions, as -1"
@@ -139,11 +139,11 @@ def check_with_cache(
     if not isinstance(cache, CrossCache):
         if not (key is None and value is None and kv_positions is None):
             name = "kv_positions" if key is None and value is None else "key and value"
-            hint = "the cache holds the keys of earlier tokens; another context goes to a saccade.caches.CrossCache"
-            raise value_error(name, f"be None with a {type(cache).__name__}", "another", hint=hint)
+            hint = "the cache contains the keys of earlier tokens; another context needs a saccade.caches.CrossCache"
+            raise value_error(name, f"be None with a {type(cache).__name__}", "tensors", hint=hint)
         return
     if positions_unknown:
-        hint = "a CrossCache does not count the tokens that ask"
+        hint = "a CrossCache does not count queries"
         raise value_error("positions", "be given with rotary and a CrossCache", None, hint=hint)
     if not cache.is_filled:
         if key is None:
@@ -155,9 +155,9 @@ def check_with_cache(
         for name, x in (("key", key), ("value", value)):
             if x is not None and list(x.shape) != shape:
                 rule = f"have shape {shape}, as the context in the cache, or be None"
-                raise value_error(name, rule, list(x.shape), hint="a new context: a new CrossCache")
+                raise value_error(name, rule, list(x.shape), hint="make a new CrossCache for a new context")
         if kv_positions is not None:
-            raise value_error("kv_positions", "be given in the first call with a CrossCache only", "new ones")
+            raise value_error("kv_positions", "be given only in the first call with a CrossCache", "new positions")
 
 
 def check_document_positions(mask: Mask, positions: Positions) -> None:
@@ -168,8 +168,8 @@ def check_document_positions(mask: Mask, positions: Positions) -> None:
     ordered = torch.atleast_2d(table).sort(-1).values
     repeated = ordered[:, 1:][(ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)]
     if len(repeated):
-        hint = "leave positions out: patterns and tables of positions begin anew with each text of Documents"
-        rule = "be all different, counted on the whole line, where Documents tell texts apart"
+        hint = "omit positions: patterns and position tables restart with each text of Documents"
+        rule = "be distinct within each whole row when Documents separate texts"
         raise value_error("positions of keys", rule, f"{int(repeated[0])} twice", hint=hint)
 
 
@@ -184,7 +184,7 @@ def checked_bias(bias: object) -> Bias:
 
     It must be a function of positions. Raise for a tensor, because its shape fits only one call.
     """
-    hint = "for instance positions.ALiBi(num_heads), or a saccade.positions.Bias of your own"
+    hint = "for instance positions.ALiBi(num_heads), or your own saccade.positions.Bias"
     return check_type("bias", bias, Bias, "be a rule on positions with a cache", hint=hint)
 
 
@@ -198,7 +198,8 @@ def check_causal(mask: Mask | None, positions: range | Tensor | None, cache: Lay
     if (mask is not None and mask.is_causal) or not sees_later(mask, positions):
         return Positions(positions) if isinstance(positions, range) else Positions(None, positions)
     hint = (
-        "mask=masks.Causal(), or your_mask & masks.Causal(); keys that may be seen go in with the queries that see them"
+        "mask=masks.Causal(), or your_mask & masks.Causal(); pass keys together "
+        "with the queries that may attend to them"
     )
-    rule = f"let no query see keys that come later, with a {type(cache).__name__}"
+    rule = f"hide later keys from every query with a {type(cache).__name__}"
     raise value_error("mask", rule, mask, hint=hint)

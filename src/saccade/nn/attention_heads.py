@@ -34,7 +34,7 @@ class Places(NamedTuple):
     rotary_positions: GivenPositions = None
 
 
-def turns_of(
+def rotation_positions(
     given: range | Tensor | None,
     places: tuple[Positions | None, Positions | None],
     lengths: tuple[int, int],

@@ -75,14 +75,14 @@ class AttentionPool(ArgumentHints, Layer):
         super().__init__()
         if not check_bool("output_projection", output_projection) and num_heads is None:
             hint = "without heads there are no projections"
-            raise value_error("output_projection", "be True where num_heads is None", False, hint=hint)
+            raise value_error("output_projection", "be True when num_heads is None", False, hint=hint)
         self.embed_dim = check_int("embed_dim", embed_dim)
         self.num_queries = None if num_queries is None else check_int("num_queries", num_queries)
         self.query_dim = None if query_dim is None else check_int("query_dim", query_dim)
         if query_dim is not None and num_queries is not None:
-            hint = "num_queries counts learned queries, query_dim is the width of given ones"
-            raise value_error("num_queries", "be None where query_dim is given", num_queries, hint=hint)
-        hint, kinds = "a score goes into one: mechanisms.Softmax(score=...)", (Mechanism, NoneType)
+            hint = "num_queries is the number of learned queries; query_dim is the width of queries passed to the call"
+            raise value_error("num_queries", "be None when query_dim is given", num_queries, hint=hint)
+        hint, kinds = "pass a score as mechanisms.Softmax(score=...)", (Mechanism, NoneType)
         check_type("mechanism", mechanism, kinds, "be a saccade Mechanism or None", hint=hint)
         dropout.check(dropout_p)
         self.dropout_p = float(dropout_p)
@@ -149,11 +149,11 @@ class AttentionPool(ArgumentHints, Layer):
         _TOKENS.check(x, embed_dim=self.embed_dim)
         if self.query is not None:
             if query is not None:
-                hint = "query_dim= makes a pool whose queries are given"
-                raise value_error("query", "be None where queries are learned", "a tensor", hint=hint)
+                hint = "a pool with query_dim= takes queries in each call"
+                raise value_error("query", "be None when queries are learned", "a tensor", hint=hint)
             return self.query.to(x.dtype).expand(len(x), -1, -1)
         if query is None:
-            raise value_error("query", "be given, as query_dim was", None)
+            raise value_error("query", "be given, because the layer has a query_dim", None)
         has_axis = isinstance(query, Tensor) and query.dim() == 3
         (_QUERIES if has_axis else _ONE_QUERY).check(x, query, query_dim=self.query_dim or 0)
         return query if has_axis else query[:, None]

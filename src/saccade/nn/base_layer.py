@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from saccade.caches import LayerCache
 from saccade.masks import Mask, as_mask
-from saccade.masks.rules.documents import with_facts
+from saccade.masks.rules.documents import joined_with_batch_mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
 from saccade.positions import Bias
@@ -58,7 +58,7 @@ class AttentionLayer(ArgumentHints, Layer):
     ):
         super().__init__()
         if mask is not None:
-            hint = "a tensor or function is a fact of one batch: pass it with the call"
+            hint = "a tensor or function belongs to one batch: pass it to the call"
             check_type("mask", mask, Mask, "be a saccade mask", hint=hint)
         if mechanism is not None:
             hint = "for instance saccade.mechanisms.Softmax(softcap=30.0)"
@@ -100,7 +100,7 @@ class AttentionLayer(ArgumentHints, Layer):
         joined = self.mask
         if mask is not None:
             batch_mask = as_mask(mask, shape)
-            joined = batch_mask if self.mask is None else with_facts(self.mask, batch_mask)
+            joined = batch_mask if self.mask is None else joined_with_batch_mask(self.mask, batch_mask)
         if joined is not None:
             reasons = self.mechanism.reasons(joined)
             if reasons:

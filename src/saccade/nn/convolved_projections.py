@@ -81,7 +81,7 @@ def split_cache(cache: LayerCache | Cache | None) -> tuple[LayerCache | None, La
     parts = tuple(cache) if isinstance(cache, Cache) else ()
     if len(parts) == 2 and all(isinstance(part, LayerCache) for part in parts):
         return parts  # type: ignore[return-value]  # both were just checked
-    rule = "be a Cache of two layers' caches: attention, and short convolution"
+    rule = "be a Cache of two layer caches, for attention and the short convolution"
     raise type_error("cache", rule, type(cache).__name__, hint="new_cache() of the layer makes one")
 
 

@@ -81,7 +81,7 @@ class DecoderLayer(ResidualLayer):
             if chosen and cross_attention is not None:
                 raise value_error(name, "be False in a layer with cross_attention", True)
         if parallel and (part_norm or not norm_first):
-            raise value_error("parallel", "be False unless a layer has only the norm that comes first", True)
+            raise value_error("parallel", "be False unless norm_first is True and part_norm is False", True)
         is_around = part_norm and norm_first
         width = attention.embed_dim
         self.attention_part_norm = make_norm(norm, width, norm_eps) if is_around else None
@@ -210,11 +210,11 @@ class DecoderLayer(ResidualLayer):
     def _check_context(self, context: Tensor | None, context_cached: bool) -> None:
         """Raise if a layer without cross-attention gets a context, or if one with cross-attention gets none."""
         if self.cross_attention is None and context is not None:
-            hint = "DecoderLayer(..., cross_attention=MultiHeadAttention(...)) makes a layer that looks across"
+            hint = "DecoderLayer(..., cross_attention=MultiHeadAttention(...)) makes a layer with cross-attention"
             rule = "be None in a layer without cross_attention"
             raise value_error("context", rule, type(context).__name__, hint=hint)
         if self.cross_attention is not None and context is None and not context_cached:
-            hint = "with a cache it may be left out from the second call on"
+            hint = "with a cache it may be omitted from the second call on"
             rule = "be given to a layer with cross_attention"
             raise value_error("context", rule, None, hint=hint)
 

@@ -214,9 +214,10 @@ class LatentAttention(AttentionLayer):
         more = sizes.cached_expanded / sizes.cached
         return (
             f"{q_len:,} on {kv_len:,} tokens: {form}; multiplications: {counts}. "
-            f"Where keys are many, expanded is cheaper from {sizes.crossover:,.0f} queries on. "
-            f"A token is remembered by {sizes.cached:,} numbers, {sizes.cached * bytes_each:,} bytes in {name}; "
-            f"keys and values of all heads would be {sizes.cached_expanded * bytes_each:,}, {more:.0f} times as many."
+            f"With many keys, expanded is cheaper from {sizes.crossover:,.0f} queries on. "
+            f"The cache stores {sizes.cached:,} numbers per token, {sizes.cached * bytes_each:,} bytes in {name}; "
+            f"keys and values of all heads would take {sizes.cached_expanded * bytes_each:,} "
+            f"bytes, {more:.0f} times as many."
         )
 
     def extra_repr(self) -> str:
@@ -234,7 +235,7 @@ class LatentAttention(AttentionLayer):
         reasons = {"absorbed": reasons_against_plain(parts, "the absorbed form, which multiplies by its weight,")}
         # Other caches expose only some of the latents, or change them.
         exposes_all = cache is None or type(cache) in (KVCache, LatentCache)
-        reason = f"a {type(cache).__name__} does not hand on all latents; a LatentCache does"
+        reason = f"a {type(cache).__name__} does not return all latents; a LatentCache does"
         reasons["expanded"] = [] if exposes_all else [reason]
         if self.form != "auto":
             if reasons[self.form]:
@@ -251,7 +252,7 @@ class LatentAttention(AttentionLayer):
         Return the rotated queries, the latents ``[batch, 1, len, cached]``, the combined mask and the positions.
         """
         if isinstance(cache, CrossCache):
-            rule, hint = "be that of a self-attention", "new_cache() makes one"
+            rule, hint = "be a self-attention cache", "new_cache() makes one"
             raise value_error("cache", rule, type(cache).__name__, hint=hint)
         if cache is not None:
             checks.check_with_cache(cache, x, None, None, mask, None, self.embed_dim, positions_unknown=False)

@@ -46,7 +46,7 @@ class QKNorm:
         check_bool("learned", self.learned)
         check_bool("after_rotary", self.after_rotary)
         if self.after_rotary:
-            check_choice("across", self.across, ("head",), hint="after the rotation, heads are normed one by one")
+            check_choice("across", self.across, ("head",), hint="after the rotation, each head is normed separately")
 
     def make(self, num_heads: int, head_dim: int) -> nn.RMSNorm:
         """Return a norm for queries or keys with ``num_heads`` heads."""

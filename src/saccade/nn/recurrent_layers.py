@@ -1,7 +1,8 @@
-"""Layers with a recurrent state: Recurrence (gated linear attention, delta rule, SSD) and StateSpace (S4D)."""
+"""Layers with a recurrent state: Recurrence (gated linear attention, delta rules, SSD) and StateSpace (S4D)."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +16,8 @@ from saccade.caches import Cache, LayerCache
 from saccade.engine.nested import check_dense
 from saccade.masks import Causal, Mask
 from saccade.matrix import Matrix
-from saccade.mechanisms import S4D, SSD, Delta, GatedLinear, Mechanism
+from saccade.mechanisms import RWKV7, S4D, SSD, Delta, DeltaProduct, GatedLinear, Mechanism
+from saccade.mechanisms.recurrences.substeps import SubstepMatrix
 from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.convolved_projections import ConvolvedProjections, split_cache, undone_on_error
 from saccade.positions import Bias
@@ -29,8 +31,8 @@ class Read(NamedTuple):
 
     Args:
         make: the mechanism, to which the gates of the input tokens are already passed.
-        query, key, value: ``[batch, heads, len, width]``.
-        gate: the output gate, with the shape of the values, or None.
+        query, key, value: ``[batch, heads, len, width]``; keys and values of several steps side by side.
+        gate: the output gate, with the shape of the output, or None.
     """
 
     make: Callable[..., Matrix]
@@ -93,7 +95,8 @@ class RecurrentLayer(AttentionLayer):
             read = self._read(query, joined, positions, tail)
             make, heads, key, value, _ = read
             if own is None:
-                out = make(heads, key, mask=joined, q_positions=positions, kv_positions=positions).matmul(value)
+                matrix = make(heads, key, mask=joined, q_positions=positions, kv_positions=positions)
+                out = _output(matrix, value)
             else:
                 out = own.attend(make, heads, key, value, mask=joined, positions=positions)  # type: ignore[union-attr]
         return self._project_output(out, read)
@@ -125,7 +128,7 @@ class RecurrentLayer(AttentionLayer):
     ) -> tuple[Mask | None, Positions | None]:
         """Check the options of a call. Return the combined mask and the positions."""
         if bias is not None:
-            raise unsupported("bias", ["there are no scores to which it could be added"])
+            raise unsupported("bias", ["there are no scores to add it to"])
         check_dense(query=query)
         if query.dim() != 3 or query.shape[2] != self.embed_dim:
             raise value_error("query", f"have shape [batch, len, {self.embed_dim}]", list(query.shape))
@@ -136,6 +139,18 @@ class RecurrentLayer(AttentionLayer):
 
 
 _INITIAL_STEPS = -3, -1  # powers of ten, as in Mamba
+_INITIAL_FADE = -6.0, -1.0  # before the sigmoid, as in RWKV-7: slow decays and faster ones
+
+
+def _output(matrix: Matrix, value: Tensor) -> Tensor:
+    """Return the output of a recurrence, summed over its steps, from values with those of all steps side by side."""
+    if isinstance(matrix, SubstepMatrix):
+        return matrix.total(value)
+    steps = matrix.kv_heads // max(1, value.shape[1])
+    if steps == 1:
+        return matrix.matmul(value)
+    each = value.unflatten(3, (steps, -1)).transpose(2, 3).flatten(1, 2)  # a matrix that stands in for a recurrence
+    return matrix.matmul(each).unflatten(1, (-1, steps)).sum(2)
 
 
 class Recurrence(RecurrentLayer):
@@ -143,10 +158,13 @@ class Recurrence(RecurrentLayer):
 
     .. math:: \mathrm{out} = W \big( \mathrm{norm}(A V) \odot \mathrm{silu}(G x) \big)
 
-    The norm divides each head by its root mean square. Queries and keys pass through silu; with `Delta`, they are then
-    scaled to length 1. ``beta`` is a sigmoid. A decay, or the step size of `SSD`, is a softplus that starts between
-    0.001 and 0.1, and is multiplied by a learned rate for each head, initially 1 to ``num_heads``. With `SSD`, each
-    head also adds a learned multiple of its values, which is not part of the matrix.
+    The norm divides each head by its root mean square. Queries and keys pass through silu; with `Delta` and
+    `DeltaProduct`, they are then scaled to length 1. ``beta`` is a sigmoid, doubled for `DeltaProduct`. A decay, or the
+    step size of `SSD`, is a softplus that starts between 0.001 and 0.1, and is multiplied by a learned rate for each
+    head, initially 1 to ``num_heads``. With `SSD`, each head also adds a learned multiple of its values, which is not
+    part of the matrix. With `RWKV7`, removal keys are the keys times a learned vector, scaled to length 1, rates are
+    sigmoids, and log decays are sigmoids times -exp(-1/2). Its token shifts, and its mix of values with those of the
+    first layer, are not included.
 
     The layer is causal. It can replace self-attention in `EncoderLayer`, `DecoderLayer` and stacks, supports packed and
     padded sequences, and has a cache of constant size.
@@ -154,9 +172,9 @@ class Recurrence(RecurrentLayer):
     Args:
         embed_dim: width of the tokens.
         num_heads: divides ``embed_dim``.
-        mechanism: a `saccade.mechanisms.Delta`, `GatedLinear` or `SSD`; ``Delta()`` if None.
+        mechanism: a `saccade.mechanisms.Delta`, `DeltaProduct`, `RWKV7`, `GatedLinear` or `SSD`; ``Delta()`` if None.
         decay: "token" for one decay per token and head, "channel" for one per token and channel, or None for no decay
-            and for mechanisms that define one (`SSD`, ``GatedLinear.retnet``).
+            and for mechanisms that define one (`SSD`, `RWKV7`, ``GatedLinear.retnet``).
         short_convolution: number of positions that a convolution of queries, keys and values reads, followed by a silu;
             see `saccade.mechanisms.ShortConvolution`. None for no convolution.
         mask: combined with Causal and with the mask of each call by ``&``.
@@ -168,7 +186,8 @@ class Recurrence(RecurrentLayer):
             width.
         UnsupportedError: a mask that a recurrence cannot apply, or a bias.
 
-    Cost: O(n * head_dim ** 2) for each head, five projections, and the convolution.
+    Cost: O(n * head_dim ** 2) for each head and step, five projections (two more for each further step of
+    `DeltaProduct`), and the convolution.
 
     Example:
         >>> from saccade.mechanisms import Delta
@@ -177,7 +196,8 @@ class Recurrence(RecurrentLayer):
         >>> gated_delta(x).shape, gated_delta.matrix(x).shape
         (torch.Size([1, 5, 16]), (1, 2, 5, 5))
 
-    Reference: Yang et al. 2025, arXiv:2412.06464, section 3.4; Dao and Gu 2024, arXiv:2405.21060, section 7.
+    Reference: Yang et al. 2025, arXiv:2412.06464, section 3.4; Dao and Gu 2024, arXiv:2405.21060, section 7; Siems et
+    al. 2025, arXiv:2502.10297; Peng et al. 2025, arXiv:2503.14456.
     """
 
     def __init__(
@@ -194,21 +214,29 @@ class Recurrence(RecurrentLayer):
         if check_int("embed_dim", embed_dim) % check_int("num_heads", num_heads):
             raise value_error("num_heads", f"divide embed_dim {embed_dim}", num_heads)
         mechanism = Delta() if mechanism is None else mechanism
-        rule, hint = "be a Delta, GatedLinear or SSD", "MultiHeadAttention takes the others"
-        check_type("mechanism", mechanism, (Delta, GatedLinear, SSD), rule, hint=hint)
+        rule = "be a Delta, DeltaProduct, RWKV7, GatedLinear or SSD"
+        hint = "MultiHeadAttention supports the other mechanisms"
+        check_type("mechanism", mechanism, (Delta, DeltaProduct, RWKV7, GatedLinear, SSD), rule, hint=hint)
         if decay is not None:
             check_choice("decay", decay, ("token", "channel"))
-            if isinstance(mechanism, SSD) or getattr(mechanism, "decay", None) is not None:
+            if isinstance(mechanism, SSD | RWKV7) or getattr(mechanism, "decay", None) is not None:
                 rule = f"be None with {type(mechanism).__name__}, which has its own"
                 raise value_error("decay", rule, decay)
         super().__init__(embed_dim, num_heads, mask, mechanism)
         self.decay = decay
+        self.steps = mechanism.num_steps if isinstance(mechanism, DeltaProduct) else 1
+        self.convolved_dim = (1 + 2 * self.steps) * embed_dim  # queries, and the keys and values of each step
         if short_convolution is not None:
-            self.convolution = ConvolvedProjections(3 * embed_dim, short_convolution)
-        self.inputs = nn.Linear(embed_dim, 4 * embed_dim, bias=False)  # queries, keys, values and the output gate
-        self.write = nn.Linear(embed_dim, num_heads) if isinstance(mechanism, Delta) else None
+            self.convolution = ConvolvedProjections(self.convolved_dim, short_convolution)
+        self.inputs = nn.Linear(embed_dim, self.convolved_dim + embed_dim, bias=False)  # and the output gate
+        writes = isinstance(mechanism, Delta | DeltaProduct)
+        self.write = nn.Linear(embed_dim, num_heads * self.steps) if writes else None
+        is_rwkv = isinstance(mechanism, RWKV7)
+        self.rate = nn.Linear(embed_dim, embed_dim) if is_rwkv else None
+        self.removal = nn.Parameter(torch.ones(embed_dim)) if is_rwkv else None
         self.step = nn.Linear(embed_dim, num_heads) if isinstance(mechanism, SSD) else None
-        self.fade = nn.Linear(embed_dim, num_heads if decay == "token" else embed_dim) if decay else None
+        fades = num_heads if decay == "token" else embed_dim
+        self.fade = nn.Linear(embed_dim, fades) if decay or is_rwkv else None
         self.log_rate = nn.Parameter(torch.arange(1.0, num_heads + 1.0).log()) if decay else None
         self.skip = nn.Parameter(torch.ones(num_heads)) if isinstance(mechanism, SSD) else None
         self.output_projection = nn.Linear(embed_dim, embed_dim, bias=projection_bias)
@@ -217,6 +245,9 @@ class Recurrence(RecurrentLayer):
     def reset_parameters(self) -> None:
         """Initialize with Xavier-uniform weights, zero biases and log-spaced step sizes from 0.001 to 0.1."""
         super().reset_parameters()
+        if self.rate is not None and self.fade is not None:
+            self.fade.bias.data.copy_(torch.linspace(*_INITIAL_FADE, len(self.fade.bias)))
+            return
         for gate in (self.fade, self.step):
             if gate is not None:
                 steps = torch.logspace(*_INITIAL_STEPS, len(gate.bias))
@@ -225,15 +256,18 @@ class Recurrence(RecurrentLayer):
     def _read(self, x: Tensor, mask: Mask | None, positions: Positions | None, tail: LayerCache | None) -> Read:
         parts = self.inputs(x)
         if self.convolution is not None:
-            convolved, gate = parts.split([3 * self.embed_dim, self.embed_dim], 2)
+            convolved, gate = parts.split([self.convolved_dim, self.embed_dim], 2)
             convolved = self.convolution(convolved, mask=mask, positions=positions, cache=tail)
             parts = torch.cat([convolved, gate], 2)
-        query, key, value, gate = parts.unflatten(2, (4, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        several = self.steps * self.embed_dim
+        split = parts.split([self.embed_dim, several, several, self.embed_dim], 2)
+        query, key, value, gate = (one.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for one in split)
         if self.convolution is None:
             query, key = F.silu(query), F.silu(key)
         if self.write is not None:
-            query, key = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
-        return Read(partial(self.mechanism, **self._gates(x)), query, key, value, F.silu(gate))
+            query = F.normalize(query, dim=-1)
+            key = F.normalize(key.unflatten(3, (self.steps, -1)), dim=-1).flatten(3)
+        return Read(partial(self.mechanism, **self._gates(x, key)), query, key, value, F.silu(gate))
 
     def _project_output(self, out: Tensor, read: Read) -> Tensor:
         if self.skip is not None:
@@ -242,10 +276,18 @@ class Recurrence(RecurrentLayer):
         normed = F.rms_norm(out, out.shape[-1:]) * read.gate
         return self.output_projection(normed.transpose(1, 2).flatten(2))
 
-    def _gates(self, x: Tensor) -> dict[str, Tensor]:
-        """Compute the gates that the mechanism needs for each token: decay, beta or step size."""
+    def _gates(self, x: Tensor, key: Tensor) -> dict[str, Tensor]:
+        """Compute the gates that the mechanism needs for each token: decay, beta, rate, removal key or step size."""
         gates = {}
-        if self.write is not None:
+        if self.rate is not None and self.removal is not None and self.fade is not None:
+            of_channels = (self.rate(x), -math.exp(-0.5) * self.fade(x).sigmoid())
+            rate, decay = (one.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for one in of_channels)
+            removal = F.normalize(key * self.removal.unflatten(0, (self.num_heads, 1, -1)), dim=-1)
+            return {"rate": rate.sigmoid(), "decay": decay, "removal": removal}
+        if isinstance(self.mechanism, DeltaProduct) and self.write is not None:
+            write = self.write(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+            gates["beta"] = 2.0 * write.sigmoid()
+        elif self.write is not None:
             gates["beta"] = self.write(x).sigmoid().mT
         if self.step is not None:
             gates["step"] = F.softplus(self.step(x)).mT

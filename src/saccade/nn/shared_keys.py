@@ -12,7 +12,7 @@ from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism
 from saccade.nn import attention_checks as checks
-from saccade.nn.attention_heads import Heads, turns_of, with_temperature
+from saccade.nn.attention_heads import Heads, rotation_positions, with_temperature
 from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.projections import weight_of
 from saccade.nn.qk_norm import QKNorm, norm_and_rotate
@@ -198,7 +198,7 @@ class SharedKeyAttention(AttentionLayer):
                 places = Positions.of(stored[start:] if isinstance(stored, range) else stored[..., start:])
         joined = self._joined(mask, (batch, self.num_heads, length, key.shape[2]))
         turns = checks.checked_turns(rotary_positions, self.rotary, True, cache)
-        at, _, temperature_places = turns_of(turns, (places, kv_places), (length, key.shape[2]), joined)
+        at, _, temperature_places = rotation_positions(turns, (places, kv_places), (length, key.shape[2]), joined)
         query = self.query_projection(x)
         if self.query_norm is None or self.qk_norm is None:
             query = self._split(query)

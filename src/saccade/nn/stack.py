@@ -66,7 +66,7 @@ class EncoderStack(ArgumentHints, Layer):
         bias: Tensor | Bias | None = None,
     ) -> Tensor:
         """Return the stack's output, ``[batch, len, embed_dim]``. For the arguments, see `EncoderLayer.forward`."""
-        for layer, turns in zip(self.layers, turns_of(self.layers, rotary_positions), strict=True):
+        for layer, turns in zip(self.layers, rotary_arguments(self.layers, rotary_positions), strict=True):
             x = layer(x, mask=mask, positions=positions, bias=bias, **turns)
         return x if self.final_norm is None else self.final_norm(x)
 
@@ -82,7 +82,7 @@ class EncoderStack(ArgumentHints, Layer):
         """Return the lazy attention matrices of all layers. For the arguments, see `forward`."""
         options = {"mask": mask, "positions": positions, "bias": bias}
         inputs = with_inputs(self.layers, x, rotary_positions=rotary_positions, **options)
-        turns = turns_of(self.layers, rotary_positions)
+        turns = rotary_arguments(self.layers, rotary_positions)
         return [layer.matrix(x, **options, **own) for (layer, x), own in zip(inputs, turns, strict=True)]
 
 
@@ -111,8 +111,8 @@ class DecoderStack(ArgumentHints, Layer):
         super().__init__()
         self.layers = _checked(layers, DecoderLayer, final_norm)
         if len({layer.cross_attention is not None for layer in self.layers}) > 1:
-            rule = "all have cross_attention, or none"
-            raise value_error("layers", rule, "some with and some without")
+            rule = "all have cross_attention, or all have none"
+            raise value_error("layers", rule, "layers with and without cross_attention")
         check_sources(self.layers)
         self.final_norm = final_norm
 
@@ -174,14 +174,14 @@ class DecoderStack(ArgumentHints, Layer):
         check_type("cache", cache, Cache, "be a Cache or None", hint=hint)
         count = sum(not isinstance(layer.attention, SharedKeyAttention) for layer in self.layers)
         if len(cache) != count:
-            rule = f"hold the caches of {count} layers"
+            rule = f"contain the caches of {count} layers"
             raise value_error("cache", rule, len(cache), hint=hint)
         return cache if count == len(self.layers) else caches_of(self.layers, cache)
 
 
 def _options_of(layers: nn.ModuleList, rotary_positions: GivenPositions) -> list[dict[str, Any]]:
     """Return the keyword arguments that differ between the layers of a decoder stack in one call."""
-    turns, shared = turns_of(layers, rotary_positions), shared_options(layers)
+    turns, shared = rotary_arguments(layers, rotary_positions), shared_options(layers)
     return [{**own, **others} for own, others in zip(turns, shared, strict=True)]
 
 
@@ -192,7 +192,7 @@ def _matrix_of(layer: DecoderLayer, x: Tensor, options: dict[str, Any]) -> Matri
     return layer.matrix(x, **{name: own for name, own in options.items() if name != "shared"})
 
 
-def turns_of(layers: nn.ModuleList, rotary_positions: GivenPositions) -> list[dict[str, Any]]:
+def rotary_arguments(layers: nn.ModuleList, rotary_positions: GivenPositions) -> list[dict[str, Any]]:
     """Return keyword arguments for each layer, with ``rotary_positions`` only for layers that have a rotary.
 
     Raises:
@@ -210,15 +210,15 @@ def with_inputs(
     layers: nn.ModuleList, x: Tensor, *others: Any, rotary_positions: GivenPositions = None, **options: Any
 ) -> Iterator[tuple[Any, Tensor]]:
     """Yield each layer of a stack together with its input, beginning with the first layer and ``x``."""
-    for layer, turns in zip(layers, turns_of(layers, rotary_positions), strict=True):
+    for layer, turns in zip(layers, rotary_arguments(layers, rotary_positions), strict=True):
         yield layer, x
         x = layer(x, *others, **options, **turns)
 
 
 def _checked(layers: Iterable[nn.Module], kind: type[nn.Module], final_norm: nn.Module | None) -> nn.ModuleList:
     check_type("final_norm", final_norm, (nn.Module, NoneType), "be a module or None")
-    several = check_type("layers", layers, Iterable, f"be several {kind.__name__}")
-    listed = [check_type("layers", layer, kind, f"be of kind {kind.__name__}") for layer in several]
+    several = check_type("layers", layers, Iterable, f"be an iterable of {kind.__name__}")
+    listed = [check_type("layers", layer, kind, f"be instances of {kind.__name__}") for layer in several]
     if not listed:
-        raise value_error("layers", "hold at least one layer", "none")
+        raise value_error("layers", "contain at least one layer", "none")
     return nn.ModuleList(listed)

@@ -68,7 +68,7 @@ class TableAttention(ArgumentHints, Layer):
         batch, rows, columns = x.shape[:3]
         _VALID.check(valid, batch=batch, rows=rows, columns=columns)
         if valid.dtype != torch.bool:
-            hint = "True = a token stands here"
+            hint = "True marks a token, False padding"
             raise type_error("valid", "be a bool tensor", str(valid.dtype).removeprefix("torch."), hint=hint)
 
     def _attend(self, x: Tensor, bias: Tensor | None, valid: Tensor | None) -> Tensor:
@@ -175,7 +175,7 @@ class RowAttention(TableAttention):
                 raise value_error("pairs", "be None without a pair_dim", "a tensor", hint=hint)
             return None
         if pairs is None:
-            raise value_error("pairs", "be given, as pair_dim was", None)
+            raise value_error("pairs", "be given, because the layer has a pair_dim", None)
         _PAIRS.check(pairs, batch=len(x), columns=x.shape[2], pair_dim=self.pair_dim or 0)
         return self.bias_projection(self.pair_norm(pairs))
 

@@ -37,8 +37,8 @@ _FUNCTIONS: dict[Any, Activation] = {
     F.silu: "silu",
 }
 _MODULES: dict[type[nn.Module], Activation] = {nn.ReLU: "relu", nn.GELU: "gelu", nn.SiLU: "silu"}
-_THEIRS = (nn.MultiheadAttention, *get_args(TorchLayer), *get_args(TorchStack))
-_OURS = (MultiHeadAttention, EncoderLayer, DecoderLayer, EncoderStack, DecoderStack)
+_TORCH_MODULES = (nn.MultiheadAttention, *get_args(TorchLayer), *get_args(TorchStack))
+_SACCADE_MODULES = (MultiHeadAttention, EncoderLayer, DecoderLayer, EncoderStack, DecoderStack)
 _SOFTMAX_OPTIONS = ("score", "bias", "scale", "softcap", "sink_logit")  # options that torch's module lacks
 
 
@@ -87,9 +87,9 @@ def from_torch(module: nn.Module, *, batch_first: Literal[True] | None = None) -
         False
     """
     rule = "be an nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerDecoder or a layer of these"
-    check_type("module", module, _THEIRS, rule)
+    check_type("module", module, _TORCH_MODULES, rule)
     _check_layout(module, batch_first)
-    _check_forward(module, _THEIRS)
+    _check_forward(module, _TORCH_MODULES)
     if isinstance(module, nn.MultiheadAttention):
         return _attention_from_torch(module)
     if isinstance(module, TorchStack):
@@ -119,8 +119,8 @@ def to_torch(module: nn.Module) -> nn.Module:
             biases in only some parts, and a subclass that overrides ``forward``.
     """
     rule = "be a saccade.nn.MultiHeadAttention, EncoderStack, DecoderStack or a layer of these"
-    check_type("module", module, _OURS, rule)
-    _check_forward(module, _OURS)
+    check_type("module", module, _SACCADE_MODULES, rule)
+    _check_forward(module, _SACCADE_MODULES)
     if isinstance(module, MultiHeadAttention):
         return _attention_to_torch(module)
     if isinstance(module, EncoderStack | DecoderStack):
@@ -132,14 +132,14 @@ def _check_layout(module: nn.Module, batch_first: object) -> None:
     """Raise if a torch module expects the length before the batch, unless the user passed ``batch_first=True``."""
     what = type(module).__name__
     if batch_first is not None and batch_first is not True:
-        hint = "ours takes [batch, len, embed_dim] only; x.transpose(0, 1) turns the one into the other"
-        raise value_error("batch_first", "be True, or None for what the module says", batch_first, hint=hint)
+        hint = "saccade takes [batch, len, embed_dim] only; x.transpose(0, 1) swaps the two axes"
+        raise value_error("batch_first", "be True, or None for the module's own setting", batch_first, hint=hint)
     layouts = {part.batch_first for part in module.modules() if isinstance(part, nn.MultiheadAttention)}
     if len(layouts) > 1:
         raise unsupported(what, ["batch_first is True in some of its attentions and False in others"])
     if layouts == {False} and batch_first is None:
-        reason = "its batch_first is False: it takes [len, batch, embed_dim], and ours [batch, len, embed_dim]"
-        hint = "from_torch(module, batch_first=True) converts it, and x.transpose(0, 1) what it is called with"
+        reason = "its batch_first is False: it takes [len, batch, embed_dim], and saccade takes [batch, len, embed_dim]"
+        hint = "from_torch(module, batch_first=True) converts it, and x.transpose(0, 1) converts its inputs"
         raise unsupported(what, [reason], hint=hint)
 
 
@@ -161,9 +161,9 @@ def _check_forward(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Non
 def _attention_from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
     reasons = []
     if module.bias_k is not None or module.bias_v is not None:
-        reasons.append("add_bias_kv appends a learned key, which no mask can name")
+        reasons.append("add_bias_kv appends a learned key, which no mask can describe")
     if module.add_zero_attn:
-        reasons.append("add_zero_attn appends a key of zeros, which no mask can name")
+        reasons.append("add_zero_attn appends a key of zeros, which no mask can describe")
     if module.kdim != module.vdim:
         reasons.append(f"kdim {module.kdim} and vdim {module.vdim} differ; context_dim is one width for both")
     reasons += reasons_against_plain({"out_proj": module.out_proj}, "saccade's module")
@@ -193,7 +193,7 @@ def _reasons_against_torch(module: AttentionLayer) -> list[str]:
     if module.mask is not None:
         reasons.append(f"it owns the mask {module.mask}; torch's module takes masks with each call only")
     if module.rotary is not None:
-        reasons.append("it turns queries and keys by their positions; torch's module does not")
+        reasons.append("it rotates queries and keys by their positions; torch's module does not")
     if module.qk_norm is not None:
         reasons.append("it has a norm of queries and keys; torch's module has none")
     if module.head_dim * module.num_heads != module.embed_dim:
@@ -269,7 +269,7 @@ def _layer_from_torch(module: TorchLayer) -> EncoderLayer | DecoderLayer:
         known = "relu, gelu, silu, nn.GELU(approximate='tanh')"
         reasons.append(f"its activation {module.activation} is none of {known}")
     if len(dropouts) > 1:
-        reasons.append(f"what its parts add is dropped with different probabilities: {sorted(dropouts)}")
+        reasons.append(f"its sublayer outputs have different dropout probabilities: {sorted(dropouts)}")
     reasons += reasons_against_plain({"linear1": module.linear1, "linear2": module.linear2}, "saccade's layer")
     if reasons or activation is None:
         raise unsupported(f"a layer of {type(module).__name__}", reasons)
@@ -351,7 +351,7 @@ def _reasons_of_layer(module: EncoderLayer | DecoderLayer) -> list[str]:
     attentions, norms = _ENCODER if isinstance(module, EncoderLayer) or module.cross_attention is None else _DECODER
     reasons = []
     if isinstance(module, DecoderLayer) and (module.part_norm or module.parallel):
-        reasons.append("its parts have norms behind them or run side by side; those of torch's layer do not")
+        reasons.append("its sublayers have norms after them or run in parallel, unlike those of torch's layer")
     if isinstance(module, DecoderLayer) and module.cross_attention is None:
         reasons.append("it has no cross-attention; torch's decoder layer always has (its encoder layer never)")
     for name in attentions:

@@ -207,4 +207,4 @@ def _estimated(rule: Rule, sizes: Sizes, groups: Groups) -> tuple[float, float, 
     share = count / len(some.first)
     cost = layout.cost() * share if layout.is_feasible() else math.inf
     made = (lambda: layout) if some is groups else partial(Layout.of, rule, sizes, groups)
-    return cost, layout.cost_of_sure() * share, made
+    return cost, layout.cost_of_fully_visible() * share, made

@@ -87,7 +87,7 @@ class Layout:
         few = Layout(self.rule, self.sizes, self.groups.at(some), self.all_rows.at(some), self.unsure.at(some))
         return self._cost_by_bounds() * few.cost() / (few._cost_by_bounds() or 1.0)
 
-    def cost_of_sure(self) -> float:
+    def cost_of_fully_visible(self) -> float:
         """Return the cost of the keys visible to all rows, which is part of the cost of every grouping."""
         pairs = self.copies * self.groups.rows * self._count(self.all_rows)
         return float(pairs.sum()) * _cost_of_pair(self.sizes.shape[2])

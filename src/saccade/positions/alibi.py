@@ -10,7 +10,9 @@ from saccade.positions.token_positions import check_distances
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import check_int
 
-_TRAINED = "slopes follow from the number of heads; a trained bias is positions.T5(num_heads) or positions.Clipped"
+_TRAINED = (
+    "the slopes follow from the number of heads; for a trained bias, use positions.T5(num_heads) or positions.Clipped"
+)
 
 
 class ALiBi(

@@ -41,7 +41,7 @@ class Bias(ArgumentHints, nn.Module):
         Raises:
             UnsupportedError: the numbers depend on the query; use `values` instead.
         """
-        reasons = ["it defines no table: its numbers depend on the query"]
+        reasons = ["it defines no table: its values depend on the query"]
         hint = "values(distances, query, scale) gives them"
         raise unsupported(type(self).__name__, reasons, hint=hint)
 

@@ -21,7 +21,7 @@ from saccade.support.validation import check_bool, check_choice, check_int, chec
 _KEPT = 1 << 13  # maximum number of positions with cached angles: 8 MB for heads of width 128
 _Axes = tuple[int, ...]
 # All attributes that determine the angles.
-_Turning = tuple[float, int, str, Scaling | None, _Axes | None, torch.dtype, torch.device]
+_RotationSettings = tuple[float, int, str, Scaling | None, _Axes | None, torch.dtype, torch.device]
 _BLOCK = 64  # for a single position, angles are computed for an aligned block of this many positions
 
 
@@ -101,7 +101,7 @@ class Rotary(ArgumentHints, nn.Module):
         hint = "for instance saccade.positions.YaRN(4.0, trained_len=4096)"
         self.scaling = check_type("scaling", scaling, (Scaling, NoneType), "be a scaling, or None", hint=hint)
         if rotary_dim % 2:
-            raise value_error("rotary_dim", "be even", rotary_dim, hint="channels are turned in pairs")
+            raise value_error("rotary_dim", "be even", rotary_dim, hint="channels are rotated in pairs")
         if rotary_dim > head_dim:
             raise value_error("rotary_dim", f"be at most head_dim {head_dim}", rotary_dim)
         self.sections = None if sections is None else tuple(check_int("sections", size, 0) for size in sections)
@@ -172,7 +172,7 @@ class Rotary(ArgumentHints, nn.Module):
         """Return the rotary factors of each channel and of its partner, each ``[batch | 1, 1, len, rotary_dim]``."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
             got = str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
-            raise type_error("x", "be a tensor of floats", got)
+            raise type_error("x", "be a float tensor", got)
         if x.dim() != 4 or x.shape[3] != self.head_dim:
             raise value_error("x", f"have shape [batch, heads, len, {self.head_dim}]", list(x.shape))
         batch, _, length, _ = x.shape
@@ -220,7 +220,7 @@ class Rotary(ArgumentHints, nn.Module):
         return turned if part is x else torch.cat([turned, x[..., self.rotary_dim :]], -1)
 
 
-def _factors(positions: range | Tensor, turning: _Turning) -> tuple[Tensor, Tensor]:
+def _factors(positions: range | Tensor, turning: _RotationSettings) -> tuple[Tensor, Tensor]:
     """Compute the rotary factors of each channel and of its partner. The rotation adds the two products."""
     base, rotary_dim, layout, scaling, axes, dtype, device = turning
     make = plain_frequencies if scaling is None else scaling.frequencies
@@ -242,7 +242,7 @@ def _axis_of_pairs(sections: tuple[int, ...], interleaved: bool, rotary_dim: int
         return tuple(axis for axis, size in enumerate(sections) for _ in range(size))
     turns = [pair % axes if pair < sections[pair % axes] * axes else 0 for pair in range(pairs)]
     if [turns.count(axis) for axis in range(axes)] != list(sections):
-        hint = "the first axis takes the pairs that are left over, so its section must be the largest"
+        hint = "the first axis takes the remaining pairs, so its section must be the largest"
         raise value_error("sections", "leave room for the axes in turn", shown(sections), hint=hint)
     return tuple(turns)
 
@@ -255,7 +255,7 @@ def paired(cos: Tensor, sin: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 
 @lru_cache(maxsize=4)
-def _cached_factors(positions: range, turning: _Turning, inference: bool) -> tuple[Tensor, Tensor]:
+def _cached_factors(positions: range, turning: _RotationSettings, inference: bool) -> tuple[Tensor, Tensor]:
     """Compute rotary factors and cache them, since all layers, and many decoding steps, use the same positions."""
     del inference  # part of the cache key only
     return _factors(positions, turning)

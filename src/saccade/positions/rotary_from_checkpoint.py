@@ -64,7 +64,7 @@ class Frequencies(Scaling):
     def reasons(self, base: float, rotary_dim: int) -> tuple[str, ...]:
         if 2 * len(self.radians) == rotary_dim:
             return ()
-        return (f"there are {len(self.radians)} frequencies, and {rotary_dim} channels have {rotary_dim // 2} pairs",)
+        return (f"there are {len(self.radians)} frequencies, but {rotary_dim} channels have {rotary_dim // 2} pairs",)
 
     def __repr__(self) -> str:
         told = f", from {self.radians[0]:g} to {self.radians[-1]:g}" if len(self.radians) else ""
@@ -111,7 +111,7 @@ class RotaryTables(Rotary):
         for name, x in (("cos", cos), ("sin", sin)):
             if not x.is_floating_point():
                 got = str(x.dtype).removeprefix("torch.")
-                raise type_error(name, "be a tensor of floats", got)
+                raise type_error(name, "be a float tensor", got)
         super().__init__(2 * pairs if head_dim is None else head_dim, rotary_dim=2 * pairs, layout=layout)
         for name, x in (("cos", cos), ("sin", sin)):
             register_tensor(self, name, x, wide_dtype(x.dtype))
@@ -127,7 +127,7 @@ class RotaryTables(Rotary):
     def _read(self, positions: range | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         place = torch.atleast_2d(as_positions(positions, like.device)).clamp(min=0)
         if place.numel():
-            check_below(place, len(self.cos), "tables of more positions")
+            check_below(place, len(self.cos), "pass tables with more positions")
         dtype = wide_dtype(like.dtype)
         cos, sin = (x.to(like.device, dtype)[place][:, None] for x in (self.cos, self.sin))
         return paired(cos, sin, self.layout)

@@ -113,7 +113,7 @@ class NTK(Scaling):
         return plain_frequencies(larger, rotary_dim, dtype, device)
 
     def reasons(self, base: float, rotary_dim: int) -> tuple[str, ...]:
-        return ("NTK needs at least 4 turned channels",) if rotary_dim < 4 else ()
+        return ("NTK needs at least 4 rotated channels",) if rotary_dim < 4 else ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +207,7 @@ class YaRN(Scaling):
 
     def frequencies(self, base: float, rotary_dim: int, dtype: torch.dtype, device: Device = None) -> Tensor:
         plain = plain_frequencies(base, rotary_dim, dtype, device)
-        first, last = (self._pair_that_turns(turns, base, rotary_dim) for turns in (self.beta_fast, self.beta_slow))
+        first, last = (self._pair_with_turns(turns, base, rotary_dim) for turns in (self.beta_fast, self.beta_slow))
         if self.truncate:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, rotary_dim - 1)
@@ -216,6 +216,6 @@ class YaRN(Scaling):
         interpolated = ((pair - first) / (last - first)).clamp(0.0, 1.0)
         return plain / float(self.factor) * interpolated + plain * (1 - interpolated)
 
-    def _pair_that_turns(self, turns: float, base: float, rotary_dim: int) -> float:
+    def _pair_with_turns(self, turns: float, base: float, rotary_dim: int) -> float:
         """Return the fractional index of the channel pair that rotates ``turns`` times in the trained length."""
         return rotary_dim * math.log(self.trained_len / (turns * 2 * math.pi)) / (2 * math.log(base))

@@ -49,7 +49,7 @@ class Sinusoidal(ArgumentHints, nn.Module):
         self.embed_dim = check_int("embed_dim", embed_dim)
         self.base = check_number("base", base, above=1)
         if embed_dim % 2:
-            hint = "each wave has a sine and a cosine"
+            hint = "each frequency has a sine and a cosine"
             raise value_error("embed_dim", "be even", embed_dim, hint=hint)
         # An empty buffer, not in the state dict, that follows the module's dtype and so determines the output's dtype.
         self.register_buffer("_like", torch.empty(0), persistent=False)

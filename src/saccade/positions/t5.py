@@ -63,7 +63,7 @@ class T5(Bias):
         self.bidirectional = check_bool("bidirectional", bidirectional)
         self.num_buckets = check_int("num_buckets", num_buckets, 4 if bidirectional else 2)
         if bidirectional and num_buckets % 2:
-            raise value_error("num_buckets", "be even where bidirectional", num_buckets)
+            raise value_error("num_buckets", "be even if bidirectional", num_buckets)
         self._per_side = num_buckets // 2 if bidirectional else num_buckets
         self._single = self._per_side // 2
         self.max_distance = check_int("max_distance", max_distance, self._single + 1)

@@ -80,8 +80,8 @@ class Positions:
             raise hidden_by_vmap(name)
         # Reading values from another device would wait for it, so there all negative positions count as padding.
         if can_be_read(table) and int(table.min()) < -1:
-            facts, hint = [describe(name, table)], "-1 means that no token stands here"
-            raise value_error(name, "be at least -1", "a smaller one", facts=facts, hint=hint)
+            facts, hint = [describe(name, table)], "-1 marks padding"
+            raise value_error(name, "be at least -1", "a smaller position", facts=facts, hint=hint)
         return cls(None, table)
 
     @classmethod
@@ -263,7 +263,7 @@ def check_below(positions: Tensor, limit: int, hint: str) -> None:
     """Raise an error if a position is at least ``limit``; positions that cannot be read now are not checked."""
     if can_be_read(positions) and int(positions.max()) >= limit:
         facts = [describe("positions", positions)]
-        raise value_error("positions", f"be below {limit}", "a larger one", facts=facts, hint=hint)
+        raise value_error("positions", f"be below {limit}", "a larger position", facts=facts, hint=hint)
 
 
 def _consecutive(first: int | Tensor, count: int) -> Positions:
@@ -276,9 +276,9 @@ def _consecutive(first: int | Tensor, count: int) -> Positions:
 def _from_list(given: Sequence[Any], name: str) -> Tensor:
     rows = [row if isinstance(row, list | tuple) else [row] for row in given]
     if not all(is_integer(one) for row in rows for one in row):
-        raise type_error(name, "be a range, an int64 tensor or a list of ints", "a list of something else")
+        raise type_error(name, "be a range, an int64 tensor or a list of ints", "a list with other values")
     if len({len(row) for row in rows}) > 1 or len({isinstance(row, list | tuple) for row in given}) > 1:
-        raise value_error(name, "have rows of one length", "rows of several lengths")
+        raise value_error(name, "have rows of one length", "rows of different lengths")
     if any(abs(int(one)) >= _LARGEST for row in rows for one in row):
-        raise value_error(name, "be below 2**62", "a larger one")
+        raise value_error(name, "be below 2**62", "a larger position")
     return torch.tensor(given, dtype=torch.int64, device="cpu")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from saccade.recording.layer_record import Run
 
 
-class Mark(NamedTuple):
+class CallEnd(NamedTuple):
     """The last token and key of a recorded call, used to recognise the next call that continues it.
 
     Attributes:
@@ -36,14 +36,14 @@ class Mark(NamedTuple):
     position: int | None
 
     @classmethod
-    def of(cls, matrix: Matrix, first_column: int = 0) -> Mark:
+    def of(cls, matrix: Matrix, first_column: int = 0) -> CallEnd:
         """Return the mark of a call from its matrix, whose first key has index ``first_column`` in the full text."""
         kv_len, key = matrix.shape[3], _key_of(matrix)
         if key is None or not kv_len:
             return cls(None, None, kv_len, kv_len, None)
-        place = place_of_last(matrix)
-        newest, last = key[:, :, place].clone(), key[:, :, -1].clone()
-        return cls(newest, last, first_column + place + 1, kv_len, _position_of_last(matrix))
+        index = index_of_last_key(matrix)
+        newest, last = key[:, :, index].clone(), key[:, :, -1].clone()
+        return cls(newest, last, first_column + index + 1, kv_len, _position_of_last(matrix))
 
     def extended(self, matrix: Matrix) -> int | None:
         """Return the index of another call's first key if that call appends keys to this call's keys, or None.
@@ -53,13 +53,13 @@ class Mark(NamedTuple):
         q_len, key = matrix.shape[2], _key_of(matrix)
         if self.newest is None or key is None or q_len >= matrix.shape[3] or not self._is_alike(key):
             return None
-        place = place_of_last(matrix)
-        before = place - q_len
+        index = index_of_last_key(matrix)
+        before = index - q_len
         if before < 0 or not torch.equal(key[:, :, before], self.newest):
             return None
-        if torch.equal(key[:, :, place], self.newest) and not self._is_before(matrix):
+        if torch.equal(key[:, :, index], self.newest) and not self._is_before(matrix):
             return None  # all keys are equal, so it is unknown whether one is new
-        first = self.tokens + q_len - 1 - place
+        first = self.tokens + q_len - 1 - index
         return first if first >= 0 else None
 
     def repeated(self, matrix: Matrix) -> int | None:
@@ -72,7 +72,7 @@ class Mark(NamedTuple):
             return None
         if not (isinstance(matrix, AttentionMatrix) and torch.equal(key[:, :, -1], self.last)):
             return None
-        return max(self.tokens - 1 - place_of_last(matrix), 0)
+        return max(self.tokens - 1 - index_of_last_key(matrix), 0)
 
     def _is_alike(self, key: Tensor) -> bool:
         assert self.newest is not None
@@ -99,7 +99,7 @@ def _position_of_last(matrix: Matrix) -> int | None:
     return matrix.inputs.origin[0] + matrix.shape[2] - 1
 
 
-def place_of_last(matrix: Matrix) -> int:
+def index_of_last_key(matrix: Matrix) -> int:
     """Return the index of the key at the last query's position: the last key, unless the cache has free slots."""
     if not isinstance(matrix, AttentionMatrix):
         key = _key_of(matrix)
@@ -107,15 +107,15 @@ def place_of_last(matrix: Matrix) -> int:
     kv_len, (q_first, kv_first) = matrix.shape[3], matrix.inputs.origin
     if at_positions(matrix.inputs.rule) is not None:
         return kv_len - 1
-    place = q_first + matrix.shape[2] - 1 - kv_first
-    return place if 0 <= place < kv_len else kv_len - 1
+    index = q_first + matrix.shape[2] - 1 - kv_first
+    return index if 0 <= index < kv_len else kv_len - 1
 
 
 _REMEMBERED = 64  # maximum number of threads per layer; if there are more, the oldest is dropped
 
 
-class Ends:
-    """The `Mark` of the last call to each layer in each thread, to recognise the calls that continue it.
+class CallEnds:
+    """The `CallEnd` of the last call to each layer in each thread, to recognise the calls that continue it.
 
     A call continues a run if it adds keys to the keys of the run's last call. Cross-attention adds no keys, so a call
     with the same keys continues a run only during a generation, that is, if the preceding self-attention in the same
@@ -126,59 +126,59 @@ class Ends:
 
     def __init__(self) -> None:
         # For each layer, the mark of each thread's last call, newest last. Unselected layers have no runs.
-        self._ends: dict[str, dict[int, tuple[Run | None, Mark]]] = {}
+        self._ends: dict[str, dict[int, tuple[Run | None, CallEnd]]] = {}
         self._is_step: dict[int, bool] = {}
-        self._not_chosen: dict[int, tuple[str, Callable[[], Matrix]]] = {}
+        self._skipped: dict[int, tuple[str, Callable[[], Matrix]]] = {}
 
-    def pass_over(self, name: str, make: Callable[[], Matrix]) -> None:
+    def skip(self, name: str, make: Callable[[], Matrix]) -> None:
         """Store a call to an unselected layer, which may show that the thread's next call belongs to a generation."""
-        self._not_chosen[threading.get_ident()] = (name, make)
+        self._skipped[threading.get_ident()] = (name, make)
 
-    def forget_passed_over(self) -> None:
+    def forget_skipped(self) -> None:
         """Discard the stored calls to unselected layers."""
-        self._not_chosen.clear()
+        self._skipped.clear()
 
     def continued(self, name: str, matrix: Matrix) -> tuple[Run | None, int]:
         """Return the run that a call continues, preferably in the same thread, and the call's first column in it.
 
         If the call continues no run, the run is None.
         """
-        here = threading.get_ident()
-        passed_over = self._not_chosen.pop(here, None)
-        run, first_column = self._match(name, matrix, lambda mark: mark.extended(matrix))
-        if run is None and passed_over is not None and matrix.shape[2] != matrix.shape[3]:
-            self._follow(*passed_over)
-        if run is None and self._is_step.get(here):
-            run, first_column = self._match(name, matrix, lambda mark: mark.repeated(matrix))
-        self._is_step[here] = run is not None
+        thread_id = threading.get_ident()
+        skipped = self._skipped.pop(thread_id, None)
+        run, first_column = self._match(name, matrix, lambda call_end: call_end.extended(matrix))
+        if run is None and skipped is not None and matrix.shape[2] != matrix.shape[3]:
+            self._follow(*skipped)
+        if run is None and self._is_step.get(thread_id):
+            run, first_column = self._match(name, matrix, lambda call_end: call_end.repeated(matrix))
+        self._is_step[thread_id] = run is not None
         return run, first_column
 
     def end(self, name: str, run: Run | None, matrix: Matrix, first_column: int) -> None:
         """Store the mark of a layer's call, so that the layer's next call can be recognised as its continuation."""
         ends = self._ends.setdefault(name, {})
         ends.pop(threading.get_ident(), None)
-        ends[threading.get_ident()] = (run, Mark.of(matrix, first_column))
+        ends[threading.get_ident()] = (run, CallEnd.of(matrix, first_column))
         for oldest in [*ends][:-_REMEMBERED]:
             del ends[oldest]
 
     def _follow(self, name: str, make: Callable[[], Matrix]) -> None:
         """Record whether the call to an unselected layer is part of a generation."""
-        here = threading.get_ident()
+        thread_id = threading.get_ident()
         try:
             matrix = make()
         except UnsupportedError:  # unknown for a layer without a matrix
             return
-        first_columns = (mark.extended(matrix) for _, mark in self._ends.get(name, {}).values())
+        first_columns = (call_end.extended(matrix) for _, call_end in self._ends.get(name, {}).values())
         first_column = next((first for first in first_columns if first is not None), None)
-        self._is_step[here] = first_column is not None
+        self._is_step[thread_id] = first_column is not None
         self.end(name, None, matrix, first_column or 0)
 
-    def _match(self, name: str, matrix: Matrix, first_of: Callable[[Mark], int | None]) -> tuple[Run | None, int]:
+    def _match(self, name: str, matrix: Matrix, first_of: Callable[[CallEnd], int | None]) -> tuple[Run | None, int]:
         ends = self._ends.get(name, {})
         newest_first = [*reversed(ends)]
         for thread in sorted(newest_first, key=lambda thread: thread != threading.get_ident()):
-            run, mark = ends[thread]
-            first_column = first_of(mark) if run is not None and run._fits(matrix) else None
+            run, call_end = ends[thread]
+            first_column = first_of(call_end) if run is not None and run._can_continue(matrix) else None
             if first_column is not None:
                 del ends[thread]  # no other call continues from there
                 return run, first_column

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from saccade.integrations.call_output import AnyOutput
 from saccade.integrations.capture_context import CapturedMatrix
 from saccade.matrix import Matrix
-from saccade.recording.call_matching import Ends
+from saccade.recording.call_matching import CallEnds
 from saccade.recording.derived_matrices import chosen_heads
 from saccade.recording.gradients import GradientsOfCalls
 from saccade.recording.layer_record import Call, Run, statistics_of
@@ -41,7 +41,7 @@ class Selection:
         numbers = _listed(heads, "heads", (int,))
         self.heads = None if numbers is None else tuple(int(x) for x in numbers)  # type: ignore[call-overload]
         if self.heads is not None and len(set(self.heads)) < len(self.heads):
-            raise value_error("heads", "name each head once", list(self.heads))
+            raise value_error("heads", "contain each head once", list(self.heads))
         self._known: dict[str, int] = {}
         self._used: set[int | str] = set()
 
@@ -60,7 +60,7 @@ class Selection:
             self._used.add(number)
         return number in self._numbers or bool(patterns)
 
-    def may_mean(self, name: str) -> bool:
+    def may_select(self, name: str) -> bool:
         """Return whether a module without a recorded call may be one of the selected layers.
 
         If layers are selected by number, it may be, because such a module has no number.
@@ -79,15 +79,21 @@ class Selection:
         return [one for one in chosen if one not in self._used]
 
 
-def _listed(given: object, name: str, kinds: tuple[type, ...]) -> list[object] | None:
-    if given is None:
+def _listed(selection: object, name: str, kinds: tuple[type, ...]) -> list[object] | None:
+    if selection is None:
         return None
-    listed = [given] if isinstance(given, int | str) else list(given) if isinstance(given, Iterable) else None
+    listed = (
+        [selection]
+        if isinstance(selection, int | str)
+        else list(selection)
+        if isinstance(selection, Iterable)
+        else None
+    )
     words = " and ".join({int: "ints", str: "names"}[kind] for kind in kinds)
     if listed is None or not all(isinstance(x, kinds) and not isinstance(x, bool) for x in listed):
-        raise type_error(name, f"be {words}, or None for all", repr(given))
+        raise type_error(name, f"be {words}, or None for all", repr(selection))
     if not listed:
-        raise value_error(name, "name at least one", "none", hint="None means all")
+        raise value_error(name, "contain at least one", "none", hint="None means all")
     if any(isinstance(x, int) and x < 0 for x in listed):
         raise value_error(name, "be at least 0", listed)
     return listed
@@ -122,7 +128,7 @@ class Collector:
         self._options, self._selection, self._callback = options, selection, callback
         self.runs: dict[str, list[Run]] = {}
         self._baselines = UniformBaselines()
-        self._ends = Ends()
+        self._ends = CallEnds()
         self._lock = threading.Lock()
         self._is_over = False
 
@@ -130,7 +136,7 @@ class Collector:
         """Add one captured call to a layer to the recording, if the layer is selected."""
         with self._lock:
             if not self._selection.has_layer(name):
-                self._ends.pass_over(name, captured.make)
+                self._ends.skip(name, captured.make)
                 return
         matrix = captured() if self._selection.heads is None else chosen_heads(captured(), self._selection.heads)
         if self._callback is not None:
@@ -142,21 +148,21 @@ class Collector:
         """Stop recording; calls that are still running in other threads are not recorded."""
         with self._lock:
             self._is_over = True
-            self._ends.forget_passed_over()
+            self._ends.forget_skipped()
 
     def _take(self, name: str, matrix: Matrix, output: AnyOutput | None) -> None:
         # Compute before locking, so that a failure leaves no incomplete call and threads run in parallel.
         summary, statistics = statistics_of(matrix) if self._options.summaries else (None, None)
-        answers = matrix.compute(*self._options.statistics)
+        results = matrix.compute(*self._options.statistics)
         baselines = self._baselines.of(matrix, self._options.statistics)
-        call = Call(matrix.shape, 0, answers, summary, statistics, *baselines)
+        call = Call(matrix.shape, 0, results, summary, statistics, *baselines)
         with self._lock:
             if self._is_over:
                 return
             run, first_column = self._ends.continued(name, matrix)
             is_new = run is None
             run = run or self._new_run(name)
-            run._take(matrix, call._replace(first_column=first_column))
+            run._add_call(matrix, call._replace(first_column=first_column))
             if is_new:
                 self.runs[name] = [*self.runs.get(name, []), run]
             self._ends.end(name, run, matrix, first_column)

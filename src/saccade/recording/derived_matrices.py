@@ -147,7 +147,7 @@ def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
     """
     there = matrix.shape[1]
     if not all(0 <= head < there for head in heads):
-        raise value_error("heads", f"be 0 to {there - 1}", list(heads))
+        raise value_error("heads", f"be from 0 to {there - 1}", list(heads))
     if isinstance(matrix, RecurrenceMatrix):
         return matrix.of_heads(heads)
     if not isinstance(matrix, AttentionMatrix):

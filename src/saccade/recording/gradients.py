@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 CALLED_AS = "record"  # in errors
 
-_UNKNOWN = (
-    "it does not pass on its values, such as a recurrence, or attention of nested tensors or on torch's fast path"
-)
+_UNKNOWN = "its values are not available, as in recurrences, with nested tensors or on torch's fast path"
 
 
 class GradientsOfCalls:

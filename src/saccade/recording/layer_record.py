@@ -9,7 +9,7 @@ from torch import Tensor
 
 from saccade.matrix import AttentionMatrix, Matrix
 from saccade.recording.gradients import GradientsOfCalls
-from saccade.recording.merge_statistics import joined_answers, joined_summary, joined_sums
+from saccade.recording.merge_statistics import joined_results, joined_summary, joined_sums
 from saccade.recording.stored_matrices import StoredMatrices
 from saccade.statistics import Entropy, LargestWeight, LogitVariance, Received, SquaredNorm, Statistic, Summary
 from saccade.statistics.statistic import check_statistics
@@ -68,23 +68,23 @@ class Run:
         self,
         name: str,
         statistics: tuple[Statistic[Any, Any], ...],
-        held: StoredMatrices | None,
+        stored: StoredMatrices | None,
         gradients: GradientsOfCalls | None = None,
     ):
         self.name = name
         self.gradients = gradients
         self.calls: list[Call] = []
-        self._statistics, self._stored = statistics, held
-        self._like: tuple[object, ...] = ()
+        self._statistics, self._stored = statistics, stored
+        self._last_kind: tuple[object, ...] = ()
 
-    def _fits(self, matrix: Matrix) -> bool:
+    def _can_continue(self, matrix: Matrix) -> bool:
         """Return whether the rows of a call's matrix can be appended to the run."""
-        return _kind(matrix) == self._like
+        return _kind(matrix) == self._last_kind
 
-    def _take(self, matrix: Matrix, call: Call) -> None:
+    def _add_call(self, matrix: Matrix, call: Call) -> None:
         """Append a call to the run, and store its matrix if matrices are recorded."""
         self.calls.append(call)
-        self._like = _kind(matrix)
+        self._last_kind = _kind(matrix)
         if self._stored is not None:
             self._stored.add(matrix, call.first_column)
 
@@ -166,7 +166,7 @@ class Run:
         if self.calls[0].statistics is None:
             raise self._missing(f"statistics of {self.name} were not kept", 'keep="statistics"')
         reason = f"the rows of {self.name} do not sum to 1 (is_stochastic is False)"
-        hint = "Run.statistics has what can be said of them; record(model, layers=...) chooses other layers"
+        hint = "Run.statistics has the statistics that apply; record(model, layers=...) selects other layers"
         raise unsupported("a summary", [reason], hint=hint)
 
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
@@ -186,7 +186,7 @@ class Run:
             len(self.calls) == 1 and all(one in self._statistics for one in statistics)
         ):
             return self.matrix.compute(*statistics)
-        return tuple(self._answer(statistic) for statistic in statistics)
+        return tuple(self._result(statistic) for statistic in statistics)
 
     def uniform(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
         """Return the uniform baselines of statistics: their results if all visible keys of a query had equal weights.
@@ -207,11 +207,11 @@ class Run:
 
     def _baseline(self, statistic: Statistic[Any, Any]) -> Any:
         if statistic not in self._statistics:
-            raise self._missing(f"{statistic} was not asked while recording", "name it in keep=")
+            raise self._missing(f"{statistic} was not computed while recording", "add it to keep=")
         found = [call.uniform[self._statistics.index(statistic)] for call in self.calls]
         if any(one is None for one in found):
             raise self._missing(f"no uniform baseline of {statistic} was computed while recording")
-        return found[0] if len(found) == 1 else joined_answers(statistic, found, [x.first_column for x in self.calls])
+        return found[0] if len(found) == 1 else joined_results(statistic, found, [x.first_column for x in self.calls])
 
     @property
     def _has_statistics(self) -> bool:
@@ -231,25 +231,25 @@ class Run:
         """Call `compute`, under its former name."""
         return self.compute(*statistics)
 
-    def _answer(self, statistic: Statistic[Any, Any]) -> Any:
+    def _result(self, statistic: Statistic[Any, Any]) -> Any:
         if statistic in self._statistics:
             answers = [call.answers[self._statistics.index(statistic)] for call in self.calls]
             if len(answers) == 1:
                 return answers[0]
-            return joined_answers(statistic, answers, [call.first_column for call in self.calls])
+            return joined_results(statistic, answers, [call.first_column for call in self.calls])
         name = next((own for known, own in _IN_SUMMARY.items() if known == statistic), "")
         if self.calls[0].statistics is not None and name in self.statistics:
             return self.statistics[name]
-        raise self._missing(f"{statistic} was not asked while recording", "name it in keep=")
+        raise self._missing(f"{statistic} was not computed while recording", "add it to keep=")
 
     def _missing(self, reason: str, hint: str = "") -> UnsupportedError:
-        hint = " or ".join(filter(None, [hint, 'keep="qk", which answers every question later']))
+        hint = " or ".join(filter(None, [hint, 'keep="qk", which allows every statistic later']))
         return unsupported("the recording", [reason], hint=hint)
 
     def __copy__(self) -> Run:
         """Return a snapshot of the run, to which later calls are not added."""
         copied = Run(self.name, self._statistics, self._stored, self.gradients)
-        copied.calls, copied._like = [*self.calls], self._like
+        copied.calls, copied._last_kind = [*self.calls], self._last_kind
         return copied
 
     def __repr__(self) -> str:

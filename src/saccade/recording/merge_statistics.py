@@ -19,7 +19,7 @@ CALLED_AS = "record"  # in errors
 _PROBE = (2, 3, 5, 7)  # distinct sizes, which identify the axes of a result
 
 
-def joined_answers(statistic: Statistic[Any, Any], answers: Sequence[Any], first_columns: Sequence[int]) -> Any:
+def joined_results(statistic: Statistic[Any, Any], answers: Sequence[Any], first_columns: Sequence[int]) -> Any:
     """Merge the results of a statistic for several calls into one.
 
     Args:
@@ -40,8 +40,8 @@ def joined_answers(statistic: Statistic[Any, Any], answers: Sequence[Any], first
         return _stacked(moved, [2, 2])
     axes = _row_axes(statistic)
     if any(axis is None for axis in axes) or any(first_columns):
-        reason = f"the answers of {len(answers)} calls to {statistic} do not make one answer for all rows"
-        hint = 'keep="qk" joins the matrices instead; Run.calls holds the answer of each call'
+        reason = f"the results of {len(answers)} calls to {statistic} cannot be combined into one for all rows"
+        hint = 'keep="qk" joins the matrices instead; Run.calls has the result of each call'
         raise unsupported("the recording", [reason], hint=hint)
     return _stacked(answers, [axis for axis in axes if axis is not None])
 

@@ -21,9 +21,9 @@ from saccade.support.validation import check_type
 CALLED_AS = "record"  # in errors
 
 _SHOWN = 8
-_WAYS_OUT = {
-    "timm": "timm.layers.set_fused_attn(True, experimental=True) before the model is made",
-    "transformers": 'model.set_attn_implementation("sdpa") if the model has it',
+_LIBRARY_HINTS = {
+    "timm": "call timm.layers.set_fused_attn(True, experimental=True) before creating the model",
+    "transformers": 'model.set_attn_implementation("sdpa") if the model supports it',
 }
 
 Keep = Literal["statistics", "topk", "pooled", "qk", "gradients"] | Statistic[Any, Any]
@@ -117,7 +117,7 @@ def record(
         raise type_error("callback", "be a function (name, matrix), or None", type(callback).__name__)
     options = _keep_options(keep)
     if not (any(options) or callback):
-        raise value_error("keep", "name something where there is no callback", "nothing")
+        raise value_error("keep", "contain something if there is no callback", "nothing")
     selection = Selection(layers, heads)
     return _recording(model, Collector(options, selection, callback), selection)
 
@@ -129,7 +129,7 @@ def _recording(model: nn.Module, collector: Collector, selection: Selection) -> 
             yield Recording(collector.runs, capture.not_recorded, selection.heads)
         finally:
             collector.end()
-    not_recorded = {name: kind for name, kind in capture.not_recorded.items() if selection.may_mean(name)}
+    not_recorded = {name: kind for name, kind in capture.not_recorded.items() if selection.may_select(name)}
     _check_recorded(model, selection, not_recorded)
     if not_recorded:
         # The frames above this one are contextlib's and that of the `with` statement.
@@ -139,7 +139,7 @@ def _recording(model: nn.Module, collector: Collector, selection: Selection) -> 
 def _describe(not_recorded: dict[str, str]) -> str:
     shown = [f"{name} ({kind})" for name, kind in [*not_recorded.items()][:_SHOWN]]
     more = f" and {len(not_recorded) - _SHOWN} more" if len(not_recorded) > _SHOWN else ""
-    what = "ran and could not be recorded: such a layer computes its weights in operations of its own, or has none"
+    what = "ran but could not be recorded: such a layer computes its weights with its own operations, or has none"
     return f"{', '.join(shown)}{more} {what}"
 
 
@@ -147,26 +147,25 @@ def _check_recorded(model: nn.Module, selection: Selection, not_recorded: dict[s
     """Raise an error with the likely reason if a selected layer was not recorded, or if no layer was."""
     name = type(model).__name__
     if not selection.called:
-        reason = "no call of an attention layer was recorded: it did not run, or computes its weights in operations"
-        reason += " of its own"
+        reason = "no attention layer was recorded: none ran, or they compute their weights with their own operations"
         reason = _describe(not_recorded) if not_recorded else reason
         raise unsupported(name, [reason], hint=_hint(model))
     if selection.unused:
         reason = f"{', '.join(map(str, selection.unused))} was not recorded; {', '.join(selection.called)} were"
-        raise unsupported(name, [reason], hint="layers= takes numbers and names of these")
+        raise unsupported(name, [reason], hint="layers= takes numbers or names of recorded layers")
 
 
 def _hint(model: nn.Module) -> str:
     """Return a hint for an error message: how to make this model compute its attention so that it can be recorded."""
     libraries = {type(module).__module__.partition(".")[0] for module in model.modules()}
-    ways = [way for library, way in _WAYS_OUT.items() if library in libraries]
-    return "; ".join([*ways, "any module can call torch.nn.functional.scaled_dot_product_attention"])
+    hints = [hint for library, hint in _LIBRARY_HINTS.items() if library in libraries]
+    return "; ".join([*hints, "calls of torch.nn.functional.scaled_dot_product_attention can be recorded"])
 
 
 def _keep_options(keep: object) -> KeepOptions:
-    given = [keep] if isinstance(keep, str | Statistic) else list(keep) if isinstance(keep, Iterable) else [keep]
+    requested = [keep] if isinstance(keep, str | Statistic) else list(keep) if isinstance(keep, Iterable) else [keep]
     statistics: list[Statistic[Any, Any]] = []
-    for one in given:
+    for one in requested:
         if isinstance(one, str) and one in _STATISTICS:
             added = _STATISTICS[one]
         elif isinstance(one, Statistic):
@@ -174,7 +173,7 @@ def _keep_options(keep: object) -> KeepOptions:
         else:
             names = ", ".join(f'"{name}"' for name in _STATISTICS)
             got = one.__name__ if isinstance(one, type) else repr(one)
-            rule = f"be questions of saccade.statistics, or of {names}"
-            raise type_error("keep", rule, got, hint="give instances: keep=[Entropy()]")
+            rule = f"be statistics of saccade.statistics, or some of {names}"
+            raise type_error("keep", rule, got, hint="pass instances: keep=[Entropy()]")
         statistics += [statistic for statistic in added if statistic not in statistics]
-    return KeepOptions(tuple(statistics), "statistics" in given, "qk" in given, "gradients" in given)
+    return KeepOptions(tuple(statistics), "statistics" in requested, "qk" in requested, "gradients" in requested)

@@ -107,7 +107,7 @@ class Recording(Mapping[str, Run]):
         shapes = sorted({tuple(values.shape) for values in found})
         if len(shapes) != 1:
             got = ", ".join(map(str, shapes)) or "no layers"
-            hint = "record(model, layers=...) chooses layers that are alike"
+            hint = "record(model, layers=...) selects layers of equal shapes"
             raise value_error("layers", "have equal batches and heads", got, hint=hint)
         return torch.stack(found)
 
@@ -219,7 +219,7 @@ class Recording(Mapping[str, Run]):
             f"    {name}: {len(runs)} {'run' if len(runs) == 1 else 'runs'}, the last of shape {list(runs[-1].shape)}"
             for name, runs in tuple(self._runs.items())
         ]
-        lines += [f"    {name}: ran, and was not recorded ({kind})" for name, kind in tuple(self._not_recorded.items())]
+        lines += [f"    {name}: ran but was not recorded ({kind})" for name, kind in tuple(self._not_recorded.items())]
         return "\n".join([f"Recording of {len(self)} layers", *lines])
 
     def _name(self, layer: str | int) -> str:

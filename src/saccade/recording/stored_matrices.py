@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saccade.matrix import AttentionMatrix, Matrix, matrix_from_inputs
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
-from saccade.recording.call_matching import place_of_last
+from saccade.recording.call_matching import index_of_last_key
 from saccade.recording.derived_matrices import ChosenHeads, JoinedMatrices
 from saccade.support.errors import unsupported
 
@@ -51,9 +51,9 @@ class StoredMatrices:
             ]  # in one step, for readers in other threads
         else:
             key = matrix.inputs.key.detach()
-            is_shared = first_column == 0 and self._takes(key)
+            is_shared = first_column == 0 and self._share_keys(key)
             if is_shared:
-                self._tokens = place_of_last(matrix) + 1
+                self._tokens = index_of_last_key(matrix) + 1
             # A matrix that reads the shared keys gets them in `matrix`.
             copied = self._copied(matrix, key.new_zeros(()).expand(key.shape) if is_shared else key.clone())
             self._parts.append(_Part(copied, first_column, is_shared))
@@ -65,15 +65,15 @@ class StoredMatrices:
             UnsupportedError: a mask or bias of the model was modified after the call.
         """
         if any(tensor._version != version for tensor, version in self._versions):
-            reason = "a mask or bias that the model wrote out has been changed in place since the call"
-            hint = "name the statistics in keep=, which are computed during the call; or pass mask.clone() to the model"
+            reason = "a mask or bias tensor of the model was changed in place after the call"
+            hint = "list statistics in keep=, to compute them during the call; or pass mask.clone() to the model"
             raise unsupported("the recording", [reason], hint=hint)
         matrices = [self._with_keys(part) for part in self._parts]
         if len(matrices) == 1:
             return matrices[0]
         return JoinedMatrices(matrices, [part.first_column for part in self._parts])
 
-    def _takes(self, key: Tensor) -> bool:
+    def _share_keys(self, key: Tensor) -> bool:
         """Store the keys of a call if they continue the stored keys; return whether they do."""
         shared, length, tokens = self._keys, self._length, self._tokens
         if shared is None:

@@ -22,7 +22,7 @@ def checked_file(path: object) -> Path:
     check_type("path", path, (str, os.PathLike), "be a path")
     destination = Path(path)  # type: ignore[arg-type]
     if destination.is_dir() or not destination.parent.is_dir():
-        raise value_error("path", "name a file in a folder that is there", visible(str(path)))
+        raise value_error("path", "name a file in an existing folder", visible(str(path)))
     return destination
 
 

@@ -71,8 +71,10 @@ def rank_links(
         link for layer in _layers(runs, checked, tokens, batch) for link in _links_of(layer, len(checked), batch, heads)
     ]
     if all(link.uniform == 0 for link in found):
-        rule = "name a query and a key that its mask allows"
-        hint = "attention goes from the first word to the second; in a causal model the second comes first in the text"
+        rule = "be a query and a key that the mask allows"
+        hint = (
+            "attention goes from the first word to the second; in a causal model the second word is earlier in the text"
+        )
         raise value_error("each of pairs", rule, ", ".join(map(shown, checked)), hint=hint)
     return sorted(found, key=lambda link: -link.value)
 
@@ -81,8 +83,8 @@ def _layers(runs: Mapping[str, Run], pairs: list[tuple[Place, Place]], tokens: T
     patterns = [*map(str, tokens)] if isinstance(tokens, Mapping) else ["*"]
     chosen = {name: run for name, run in runs.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
     if not chosen:
-        rule = f"have a name that fits one of {', '.join(runs)}"
-        raise value_error("tokens", rule, ", ".join(patterns), hint="'*' fits all")
+        rule = f"have a pattern that matches one of {', '.join(runs)}"
+        raise value_error("tokens", rule, ", ".join(patterns), hint="'*' matches all layers")
     numbers = {name: index for index, name in enumerate(runs)}
     for name, run in chosen.items():
         items, _, q_len, kv_len = run.shape
@@ -109,7 +111,10 @@ def _between(matrix: Matrix, ranges: list[tuple[range, range]], batch: int) -> T
 
 
 def _checked_pairs(pairs: object) -> list[tuple[Place, Place]]:
-    rule, hint = "be pairs (query word, key word)", 'pairs=[("it", "camera")]; token indices and ranges of them also do'
+    rule, hint = (
+        "be pairs (query word, key word)",
+        'pairs=[("it", "camera")]; token indices and ranges are also accepted',
+    )
     if isinstance(pairs, str) or not isinstance(pairs, Iterable):
         raise type_error("pairs", rule, kind(pairs), hint=hint)
     checked: list[tuple[Place, Place]] = []
@@ -121,7 +126,7 @@ def _checked_pairs(pairs: object) -> list[tuple[Place, Place]]:
                 raise type_error("pairs", rule, shown(pair), hint=hint)
         checked.append((pair[0], pair[1]))
     if not checked:
-        raise value_error("pairs", "name at least one", "none")
+        raise value_error("pairs", "contain at least one pair", "none")
     return checked
 
 
@@ -133,7 +138,7 @@ def _ranges(pair: tuple[Place, Place], labels: Labels, has_tokens: bool) -> tupl
     rows = _tokens_of(query, text, has_tokens)
     if rows.start < offset:
         got = f"{shown(query)} at token {rows.start}"
-        raise value_error("each of pairs", f"have a query among the recorded ones, from token {offset} on", got)
+        raise value_error("each of pairs", f"have a recorded query, at token {offset} or later", got)
     return range(rows.start - offset, rows.stop - offset), _tokens_of(key, labels.keys, has_tokens)
 
 
@@ -141,8 +146,8 @@ def _tokens_of(place: Place, text: Sequence[str], has_tokens: bool) -> range:
     """Return the range of token indices that a word covers."""
     if isinstance(place, str):
         if not has_tokens:
-            hint = "tokens=tokenizer.convert_ids_to_tokens(ids[0]) lets pairs be words"
-            raise value_error("pairs", "be token indices where tokens are not given", repr(place), hint=hint)
+            hint = "with tokens=tokenizer.convert_ids_to_tokens(ids[0]), pairs can be words"
+            raise value_error("pairs", "be token indices if tokens= is not given", repr(place), hint=hint)
         return locate(place, text)
     tokens = place if isinstance(place, range) else range(place, place + 1)
     if tokens.step != 1 or not 0 <= tokens.start < tokens.stop <= len(text):

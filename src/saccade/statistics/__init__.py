@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from saccade.statistics.gradient_relevance import gradient_rollout, relevance
     from saccade.statistics.head_ranking import Head, rank_heads, unexplained_information
     from saccade.statistics.head_similarity import head_distances
-    from saccade.statistics.indexer_loss import IndexerLoss, ScoresRows
+    from saccade.statistics.indexer_loss import IndexerLoss, RowScorer
     from saccade.statistics.induction import InductionMass
     from saccade.statistics.logit_statistics import LargestLogit, LogitVariance
     from saccade.statistics.mass import LagMass, LocalMass, Parts, SinkMass
@@ -31,7 +31,7 @@ else:
         "row_block": "Block",
         "distance": "Distance LagProfile Lags",
         "statistic": "Statistic MatrixInfo",
-        "indexer_loss": "IndexerLoss ScoresRows",
+        "indexer_loss": "IndexerLoss RowScorer",
         "induction": "InductionMass",
         "logit_statistics": "LargestLogit LogitVariance",
         "mass": "LagMass LocalMass Parts SinkMass",
@@ -69,7 +69,7 @@ __all__ = [
     "LogitVariance",
     "LargestLogit",
     "IndexerLoss",
-    "ScoresRows",
+    "RowScorer",
     "singular_values",
     "Spectrum",
     "stable_rank",

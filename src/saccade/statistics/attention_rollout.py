@@ -45,7 +45,7 @@ def rollout(matrices: Sequence[MatrixLike], queries: Sequence[int], *, residual:
     """
     layers = list(matrices)
     if not layers:
-        raise value_error("matrices", "hold one for each layer", "none")
+        raise value_error("matrices", "contain one for each layer", "none")
     if not 0.0 <= check_number("residual", residual) <= 1.0:
         raise value_error("residual", "be from 0 to 1", residual)
     first = layers[0]

@@ -117,7 +117,7 @@ class Coverage(PerRow):
 
     def __post_init__(self) -> None:
         if not check_type("shares", self.shares, tuple, "be a tuple of numbers"):
-            raise value_error("shares", "hold one number at least", self.shares)
+            raise value_error("shares", "contain at least one number", self.shares)
         for share in self.shares:
             check_number("each of shares", share, above=0.0, below=1.0)
 

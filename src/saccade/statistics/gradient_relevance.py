@@ -119,7 +119,7 @@ def _checked(
     """
     pairs = [[*matrices], [*gradients]]
     if not pairs[0]:
-        raise value_error("matrices", "hold one for each layer", "none")
+        raise value_error("matrices", "contain one for each layer", "none")
     if len(pairs[0]) != len(pairs[1]):
         raise value_error("gradients", f"be one for each of {len(pairs[0])} matrices", len(pairs[1]))
     batch, _, length, _ = pairs[0][0].shape
@@ -131,7 +131,7 @@ def _checked(
             rule = f"be {list(matrix.shape)} at layer {place}, like the matrix"
             raise value_error("gradients", rule, list(gradient.shape))
         if matrix.hidden:
-            reason = f"layer {place} holds scores, where masked pairs are {matrix.hidden} and not 0"
+            reason = f"layer {place} contains scores, where masked pairs are {matrix.hidden} and not 0"
             raise unsupported("a product with gradients", [reason], hint="pass the attention matrix itself")
     chosen = [check_int("each of queries", query, -length, below=length) for query in queries]
     info = MatrixInfo.of(pairs[0][0])

@@ -47,7 +47,7 @@ def head_distances(matrix: MatrixLike, between: Between = "jensen_shannon") -> T
     check_choice("between", between, get_args(Between))
     if between != "frobenius" and not matrix.is_stochastic:
         reason = f"the rows of this {type(matrix).__name__} do not sum to 1 (is_stochastic is False)"
-        raise unsupported(between, [reason], hint='"frobenius" needs no distributions')
+        raise unsupported(between, [reason], hint='"frobenius" does not need distributions')
     batch, heads, q_len, kv_len = matrix.shape
     info = MatrixInfo.of(matrix)
     sums = torch.zeros(batch, heads, heads, dtype=info.sum_dtype, device=matrix.device)

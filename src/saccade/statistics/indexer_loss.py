@@ -15,7 +15,7 @@ from saccade.support.errors import type_error, value_error
 _HIDDEN = -1000.0  # upper limit of the log weights of masked keys
 
 
-class ScoresRows(Protocol):
+class RowScorer(Protocol):
     """Interface of scorers, such as `saccade.scorers.LightningIndexer`, that compute scores a few rows at a time."""
 
     @property
@@ -89,10 +89,10 @@ class IndexerLoss(Statistic[_State, Tensor]):
 
     needs_distributions = needs_all_heads = True
 
-    def __init__(self, scores: ScoresRows | Tensor):
+    def __init__(self, scores: RowScorer | Tensor):
         if not isinstance(scores, Tensor) and not (hasattr(scores, "leaves") and hasattr(scores, "scores")):
             hint = "scorers.LightningIndexer(index_query, index_key, weight), or a tensor"
-            raise type_error("scores", "be a tensor or what scores rows", type(scores).__name__, hint=hint)
+            raise type_error("scores", "be a tensor or a scorer of rows", type(scores).__name__, hint=hint)
         self.scores = scores
 
     def start(self, info: MatrixInfo) -> _State:
@@ -144,9 +144,9 @@ class IndexerLoss(Statistic[_State, Tensor]):
         if part.heads < state.info.shape[1]:
             state.pending[place] = part
         else:
-            self._sum_up(state, place[0], range(place[1], place[2]), part)
+            self._add_rows(state, place[0], range(place[1], place[2]), part)
 
-    def _sum_up(self, state: _State, item: int, rows: range, part: _Pending) -> None:
+    def _add_rows(self, state: _State, item: int, rows: range, part: _Pending) -> None:
         total = part.weights.sum(-1, keepdim=True)
         some = total > 0.0
         p = part.weights / total.masked_fill(~some, 1.0)

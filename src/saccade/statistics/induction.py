@@ -58,7 +58,7 @@ class InductionMass(PerRow):
         if len(self.tokens) != kv_len:
             raise value_error("tokens", f"be one for each of {kv_len} keys", len(self.tokens))
         if q_len > kv_len > 0:
-            raise value_error("queries", "be the last of the keys", f"{q_len} beside {kv_len} keys")
+            raise value_error("queries", "be the last of the keys", f"{q_len} queries and {kv_len} keys")
         return super().start(info)
 
     @cached_property

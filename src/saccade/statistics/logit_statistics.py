@@ -87,7 +87,7 @@ class LargestLogit(PerRow):
         if self.lse is not None:
             lse = self.lse.detach()[block.batch, block.heads, as_slice(block.rows)].to(block.weights.dtype)
         if lse is None:
-            reason = "its weights are no softmax of scores, so no denominators are known"
+            reason = "its weights are not a softmax of scores, so their denominators are unknown"
             raise unsupported("this matrix", [reason], hint="LargestLogit(lse) takes denominators")
         return block.logs.amax(-1) + lse
 

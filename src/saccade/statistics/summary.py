@@ -257,14 +257,16 @@ def _measures_of_rows(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor
         tokens = _effective_tokens(entropy, seen)
         yield mean("effective_tokens", "keys", "exp of the entropy", tokens, visible)
     else:
-        yield mean("given_mass", "share", "what the sink leaves", answers["given_mass"], torch.ones_like(visible))
+        yield mean(
+            "given_mass", "share", "given to keys other than the sink", answers["given_mass"], torch.ones_like(visible)
+        )
     yield mean("largest_weight", "share", "of a query's strongest key", answers["largest_weight"], 1.0 / visible)
     for near in NEAR:
         even = uniform.near[near.name].expand(seen.shape) / visible
         yield mean(near.name, "share", f"given to the {near.what}", answers[near.name], even)
     if "distance" in answers:
         even = uniform.distance.expand(seen.shape)
-        yield mean("distance", "tokens", "mean, of what is looked at", answers["distance"], even)
+        yield mean("distance", "tokens", "mean, weighted by attention", answers["distance"], even)
 
 
 def _measures_of_heads(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor) -> Iterator[Measure]:
@@ -282,11 +284,11 @@ def _measures_of_heads(answers: dict[str, Tensor], uniform: Uniform, seen: Tenso
     def known(name: str, unit: str, meaning: str, values: Tensor, even: Tensor) -> Measure:
         return Measure(name, unit, meaning, *(one.where(count > 0, torch.nan) for one in (values, even)))
 
-    yield known("most_received", "share of all", "got by the key that gets most", most / some, even / some)
+    yield known("most_received", "share of all", "received by the key that receives most", most / some, even / some)
     if "position_information" in answers:
         mean = torch.special.entr(expected / some[..., None]).sum(-1)
         even = (mean - (visible.log() * sees).sum(-1) / some).clamp_min(0.0)
-        meaning = "what a query's place says about where it looks"
+        meaning = "mutual information of query position and attended key"
         yield known("position_information", "nats", meaning, answers["position_information"], even)
     norm, even = answers["squared_norm"].sum(-1).sqrt(), (sees / visible).sum(-1).sqrt()
     yield known("frobenius_norm", "1", "square root of the sum of all squares", norm, even)

@@ -16,16 +16,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _CAUSAL = "mask=masks.Causal(), or masks.Causal() & another mask"
 _WINDOW = (
-    "mask=masks.Window(left, right), or masks.from_sliding_window(...) of what transformers or FlashAttention takes"
+    "mask=masks.Window(left, right), or masks.from_sliding_window(...) for the values of transformers or FlashAttention"
 )
-_WEIGHTS = "AttentionMatrix(query, key, ...) is the weights, lazily; saccade.record(model) keeps those of a model"
+_WEIGHTS = "AttentionMatrix(query, key, ...) gives the weights lazily; saccade.record(model) records those of a model"
 _PACKED = "saccade.pack(list of tensors), or mask=masks.from_cu_seqlens(cu_seqlens, masks.Causal())"
 _LAYOUT = "batch comes first: attention takes [batch, heads, len, head_dim], layers [batch, len, embed_dim]"
-_GROUPS = "leave it out: key and value may have fewer heads than the query, as long as the numbers divide"
+_GROUPS = "omit it: key and value may have fewer heads than the query if their number divides the query's"
 
 FOREIGN_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("is_causal", "causal"), _CAUSAL),
-    "attn_mask": "mask= takes a bool tensor, True = may attend; what is added to scores goes to bias=",
+    "attn_mask": "mask= takes a bool tensor, True = may attend; pass terms that are added to scores as bias=",
     "attention_mask": "mask=masks.from_attention_mask(attention_mask)",
     "key_padding_mask": "mask=masks.from_key_padding_mask(key_padding_mask); here True = may attend",
     "src_key_padding_mask": "mask=masks.from_key_padding_mask(...); here True = may attend",
@@ -45,15 +45,15 @@ FOREIGN_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("logits_soft_cap", "soft_cap", "softcapping"), "softcap="),
     **dict.fromkeys(("sinks", "s_aux", "attention_sink"), "sink_logit=, or masks.streaming(sinks, window) for tokens"),
     "alibi_slopes": "bias=positions.ALiBi(heads)",
-    "score_mod": "score= takes a function (score, b, h, q, kv) -> score as it is",
+    "score_mod": "score= takes a function (score, b, h, q, kv) -> score directly",
     "block_mask": "mask=masks.from_block_mask(block_mask)",
-    "mask_mod": "mask= takes a function (b, h, q, kv) -> bool as it is",
+    "mask_mod": "mask= takes a function (b, h, q, kv) -> bool directly",
     **dict.fromkeys(("return_lse", "return_softmax_lse", "return_aux"), "attention_with_lse(...)"),
     **dict.fromkeys(
         ("position_ids", "positions_q"), "positions= in layers, q_positions= and kv_positions= in attention"
     ),
     **dict.fromkeys(("past_key_value", "past_key_values", "use_cache", "layer_past"), "cache=, from saccade.caches"),
-    **dict.fromkeys(("device", "dtype"), "layers are moved like any module: layer.to(device, dtype)"),
+    **dict.fromkeys(("device", "dtype"), "move a layer like any module: layer.to(device, dtype)"),
     **dict.fromkeys(("hidden_size", "d_model", "embedding_dim", "dim"), "embed_dim="),
     **dict.fromkeys(("nhead", "num_attention_heads", "n_heads", "heads"), "num_heads="),
     **dict.fromkeys(("num_key_value_heads", "n_kv_heads"), "num_kv_heads="),
@@ -66,11 +66,11 @@ FOREIGN_NAMES: Mapping[str, str] = {
     "projection_matrix": "directions=",
     **dict.fromkeys(("dim_feedforward", "intermediate_size", "ffn_dim"), "hidden_dim="),
     **dict.fromkeys(("kdim", "vdim"), "context_dim=, one width for keys and values"),
-    "add_bias_kv": "there is none; saccade.replace_attention(model) keeps such a module's weights and outputs",
+    "add_bias_kv": "not supported; saccade.replace_attention(model) preserves such a module's weights and outputs",
     "add_zero_attn": "mechanism=mechanisms.Softmax(sink_logit=num_heads), which is the same with a trainable logit",
-    "bias_k": "there is none; saccade.replace_attention(model) keeps such a module's weights and outputs",
-    "bias": "projection_bias= in layers; what is added to scores is bias= of attention, and of a mechanism",
-    "training": "dropout_p=p if training else 0.0; layers know it by train() and eval()",
+    "bias_k": "not supported; saccade.replace_attention(model) preserves such a module's weights and outputs",
+    "bias": "projection_bias= in layers; a term added to the scores is bias= of attention or a mechanism",
+    "training": "dropout_p=p if training else 0.0; layers follow train() and eval()",
     **dict.fromkeys(("seq_len", "n", "length", "size"), "masks are rules on positions and have no length"),
 }
 
@@ -154,7 +154,7 @@ def _call_error(
         rule = f"be at most {len(positional)}" if positional else "be none"
         hint = hints.get("more") or f"by name: {', '.join(f'{name}=' for name in known[len(positional) :])}"
         return type_error(
-            "values without a name", rule, count, hint=hint if known or "more" in hints else None, where=function
+            "positional arguments", rule, count, hint=hint if known or "more" in hints else None, where=function
         )
     missing = [name for name in known[count:] if name not in kwargs and _is_required(signature.parameters[name])]
     if not missing:
@@ -173,5 +173,5 @@ def _error_of_name(function: str, name: str, known: Sequence[str], hints: Mappin
     hint = hints.get(name)
     is_name = hint is not None and hint.endswith("=") and hint[:-1].isidentifier()
     if hint is None or (is_name and hint[:-1] not in known):
-        hint = f"its arguments are {', '.join(known)}" if known else None
-    return type_error("an argument", "be one of its own", f"{name}=", hint=hint, where=function)
+        hint = f"its parameters are {', '.join(known)}" if known else None
+    return type_error("an argument", "be one of its parameters", f"{name}=", hint=hint, where=function)

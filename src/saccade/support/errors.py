@@ -104,7 +104,7 @@ def unsupported(what: str, reasons: Sequence[str], *, hint: str | None = None) -
 
 def hidden_by_vmap(name: str) -> UnsupportedError:
     """Return an `UnsupportedError` for tensors whose values must be read, which is impossible under `vmap`."""
-    reason = f"what {name} hold is read before anything is computed, and vmap hides it"
+    reason = f"the values of {name} are read before anything is computed, and vmap hides them"
     return unsupported("vmap", [reason], hint="put the mapped axis into the batch yourself")
 
 

@@ -33,7 +33,7 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
     "masks": {
         **dict.fromkeys(("SlidingWindow", "Sliding", "LocalAttention", "Local"), "sliding_window(n), the last n keys"),
         **dict.fromkeys(("CausalMask", "LowerTriangular", "LowerTriangularMask", "Triangular"), "Causal()"),
-        **dict.fromkeys(("Longformer", "BigBird", "Streaming"), "a function in lower case, as longformer(256)"),
+        **dict.fromkeys(("Longformer", "BigBird", "Streaming"), "a function in lower case, such as longformer(256)"),
         **dict.fromkeys(("StreamingLLM", "Sink", "Sinks"), "streaming(sink_tokens, window)"),
         "PrefixLM": "Prefix(length), or prefix_lm(length)",
         **dict.fromkeys(("Packed", "Packing", "DocumentMask", "BlockDiagonal"), "Documents(lengths)"),
@@ -51,6 +51,10 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
     "mechanisms": {
         **dict.fromkeys(("Mamba", "Mamba2"), "SSD, which runs in saccade.nn.Recurrence"),
         **dict.fromkeys(("DeltaNet", "GatedDeltaNet"), "Delta, which runs in saccade.nn.Recurrence"),
+        **dict.fromkeys(("KDA", "KimiDeltaAttention"), "Delta, with a decay for each channel"),
+        **dict.fromkeys(("RWKV", "Rwkv7"), "RWKV7, which runs in saccade.nn.Recurrence"),
+        "GatedDeltaProduct": "DeltaProduct, with a decay",
+        **dict.fromkeys(("FoX", "ForgettingTransformer"), "Forgetting, which runs in saccade.nn.ForgettingAttention"),
         **dict.fromkeys(("RetNet", "GLA", "Retention", "LightningAttention"), "GatedLinear"),
         **dict.fromkeys(("Nystromformer", "Nystroem"), "Nystrom(landmarks)"),
         **dict.fromkeys(("LinearAttention", "Hyena", "Based"), "Linear(), or another mechanism of this module"),
@@ -87,7 +91,7 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("heads", "grid"), "head_grid(matrices)"),
     },
 }
-"""Our names for those of other libraries and papers, by subpackage ("" is the package itself) and name."""
+"""Our names for those of other libraries and papers, by subpackage ("" is the package itself) and foreign name."""
 
 
 def no_attribute(package: str, name: str) -> AttributeError:

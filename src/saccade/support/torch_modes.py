@@ -12,13 +12,13 @@ from torch.overrides import _pop_mode_temporarily as _without_function_mode
 from torch.utils._python_dispatch import _pop_mode_temporarily as _without_dispatch_mode
 
 is_tracing = torch.compiler.is_compiling  # the same object, which Dynamo evaluates while it traces
-"""Return whether a compiler traces the program, so that nothing may be cached and no values may be read.
+"""Return whether a compiler traces the program, in which case nothing may be cached and no values may be read.
 
 Dynamo traces a frame only if it holds a tensor or names ``torch``. Functions that have neither, and must refuse to be
 compiled, call ``torch.compiler.is_compiling()`` by its full name.
 """
 any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
-"""Return whether autocast may be enabled on any device. This is a fast test, because autocast is usually off."""
+"""Return whether autocast may be enabled on any device. This quick check lets callers skip slower ones."""
 is_transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 """Return whether a transform of ``torch.func`` is active, for which attention must be a single autograd function."""
 

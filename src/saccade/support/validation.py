@@ -27,6 +27,11 @@ def is_integer(value: object) -> TypeGuard[int]:
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
+def are_integers(values: Collection[object]) -> bool:
+    """Return whether all values are whole numbers, see `is_integer`; fast for millions of ints."""
+    return set(map(type, values)) <= {int} or all(map(is_integer, values))
+
+
 def is_number(value: object) -> TypeGuard[float]:
     """Return whether a value is a number: an int, a float or a NumPy number, but not a bool."""
     return type(value) in (int, float) or (isinstance(value, Real) and not isinstance(value, bool))
@@ -140,14 +145,14 @@ def check_holds_values(name: str, tensor: Tensor, *, causal_hint: str | None = N
         TypeError: the tensor has no memory, or is torch's ``CausalBias``, whose memory was never written.
     """
     kind_of = type(tensor)
-    rule = "be a tensor that holds its values"
+    rule = "be a tensor with its values in memory"
     if is_causal_bias(tensor):
-        hint = causal_hint or "hand it over as mask= itself, or write mask=masks.Causal()"
+        hint = causal_hint or "pass it as mask= itself, or write mask=masks.Causal()"
         raise type_error(name, rule, kind(tensor), hint=hint)
     if kind_of is Tensor or kind_of.__module__.startswith(("torch.", "saccade.")) or is_tracing():
         return
     if tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() and not tensor.data_ptr():
-        hint = f"hand over an ordinary tensor with the values of the {kind_of.__name__}"
+        hint = f"pass an ordinary tensor with the values of the {kind_of.__name__}"
         raise type_error(name, rule, kind(tensor), hint=hint)
 
 

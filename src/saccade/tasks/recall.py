@@ -12,7 +12,7 @@ from saccade.support.errors import value_error
 from saccade.support.validation import check_int
 
 IGNORED = -100
-"""The target of tokens without a question; torch's cross entropy ignores it by default."""
+"""The target at positions without a question; torch's cross-entropy ignores it by default."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Recall:
         asked = self.targets != IGNORED
         answers = F.pad(asked[:, :-1], (1, 0))
         if bool((answers & asked & (self.tokens == F.pad(self.targets, (1, -1)))).any()):
-            raise value_error("targets", "not be asked for in other answers", "some that are")
+            raise value_error("targets", "not contain an answer that is also a question", "one that is")
         return dataclasses.replace(self, tokens=self.tokens.masked_fill(answers & ~asked, 0))
 
     def accuracy(self, logits: Tensor) -> float:
@@ -91,7 +91,7 @@ def passkey(examples: int, length: int, *, key_len: int, vocab_size: int, seed: 
     random = begin(seed, examples=examples, length=length, key_len=key_len, vocab_size=vocab_size)
     context = length - key_len - 1
     if context < key_len + 1:
-        raise value_error("length", f"hold a key of {key_len} and its sign twice", length)
+        raise value_error("length", f"be large enough for a key of {key_len} tokens and its marker, twice", length)
     if vocab_size < 9 + key_len:
         raise value_error("vocab_size", f"be at least {9 + key_len}", vocab_size)
     filler = 1 + torch.arange(context) % 8
@@ -134,7 +134,7 @@ def mqar(examples: int, length: int, num_pairs: int, *, vocab_size: int, seed: i
     """
     random = begin(seed, examples=examples, length=length, num_pairs=num_pairs, vocab_size=vocab_size)
     if length < 4 * num_pairs:
-        raise value_error("length", f"hold {num_pairs} pairs and as many questions, {4 * num_pairs}", length)
+        raise value_error("length", f"be at least {4 * num_pairs}, for {num_pairs} pairs and as many questions", length)
     keys = (vocab_size - 1) // 2
     if keys < num_pairs:
         raise value_error("vocab_size", f"have {num_pairs} keys, at least {2 * num_pairs + 1}", vocab_size)
@@ -217,7 +217,7 @@ def selective_copying(examples: int, length: int, *, copied: int, vocab_size: in
     if copied > context:
         raise value_error("copied", f"be at most half of length {length}", copied)
     if vocab_size < 3:
-        raise value_error("vocab_size", "hold a blank, a sign and a token to copy", vocab_size)
+        raise value_error("vocab_size", "contain a blank, a marker and a token to copy", vocab_size)
     places = torch.rand(examples, context, generator=random).argsort(1)[:, :copied].sort(1).values
     answers = torch.randint(2, vocab_size, (examples, copied), generator=random)
     tokens = torch.zeros(examples, length, dtype=torch.int64).scatter_(1, places, answers)

@@ -33,5 +33,5 @@ def assert_reach(model: Callable[..., Any], rule: Declared | str | None = None, 
     __tracebackhide__ = True  # make pytest show the line of the test
     report = audit(model, rule, **kwargs)
     if not report.ok:
-        raise AssertionError(f"assert_reach: the model does not keep the rule\n{report}")
+        raise AssertionError(f"assert_reach: the model does not follow the rule\n{report}")
     return report

@@ -15,13 +15,13 @@ from saccade.testing.stateful_wrong_kernels import (
     accumulating,
     by_address,
     by_some_entries,
+    cached_by,
     changes_a_setting,
-    for_the_kit,
     into_the_query,
-    kept_for,
     previous_result,
     reads_behind,
-    replaces_the_judge,
+    replaces_allclose,
+    right_only_under_test,
     switched,
     unwritten,
     unwritten_rows,
@@ -31,12 +31,12 @@ from saccade.testing.stateful_wrong_kernels import (
 from saccade.testing.wrong_kernels import (
     Kernel,
     attend,
-    changed,
-    given,
     gradient_times,
     is_large,
     mean,
-    where,
+    with_changed_inputs,
+    with_changed_output,
+    wrong_if,
 )
 
 _KNOWN_LENGTHS = {(case.q_len, case.kv_len) for case in (*CASES, *SIZE_CASES)}
@@ -126,110 +126,134 @@ CHEATS = (
     _cheat(
         "It returns noise of the right size at large inputs.",
         "sizes",
-        where(is_large, changed(lambda out, q, k, v, mask: torch.randn_like(out) * out.std())),
+        wrong_if(is_large, with_changed_output(lambda out, q, k, v, mask: torch.randn_like(out) * out.std())),
     ),
-    _cheat("It returns memory in which an earlier result may be.", "oracle unwritten", lambda: unwritten),
-    _cheat("It returns the result of the call before.", "oracle memory_of_calls", previous_result),
-    _cheat("It keeps results for addresses and torch's count of versions.", "repeats", kept_for(by_address)),
-    _cheat("It keeps results for the first and last entries of the inputs.", "twins", kept_for(by_some_entries)),
+    _cheat("It returns uninitialized memory, which may hold an earlier result.", "oracle unwritten", lambda: unwritten),
+    _cheat("It returns the result of the previous call.", "oracle memory_of_calls", previous_result),
+    _cheat("It caches results by address and torch's version counter.", "repeats", cached_by(by_address)),
+    _cheat("It caches results by the first and last entries of the inputs.", "twins", cached_by(by_some_entries)),
     _cheat("It writes the result to the memory of the query.", "pure memory_of_calls", lambda: into_the_query),
     # right only in the test
-    _cheat("It is right for at most 12 keys.", "sizes", where(is_large, lambda: mean)),
+    _cheat("It is right only for at most 12 keys.", "sizes", wrong_if(is_large, lambda: mean)),
     _cheat(
-        "It is right for the lengths of the cases that are public.",
+        "It is right only for the lengths of the public cases.",
         "drawn_sizes",
-        where(lambda q, k, v, mask: (q.shape[2], k.shape[2]) not in _KNOWN_LENGTHS, lambda: mean),
+        wrong_if(lambda q, k, v, mask: (q.shape[2], k.shape[2]) not in _KNOWN_LENGTHS, lambda: mean),
     ),
-    _cheat("It is right if a function of this kit is on the stack.", "callers", lambda: for_the_kit),
-    _cheat("It replaces the function that compares tensors.", "outside", lambda: replaces_the_judge),
-    _cheat("It leaves a coarser precision of torch's products behind.", "outside", lambda: changes_a_setting),
-    _cheat("It is right in the first call alone.", "determinism repeats", switched(mean, lambda call: call > 0)),
-    _cheat("It is right from the second call on.", "oracle", switched(mean, lambda call: call == 0)),
-    _cheat("It is right in the first ten calls.", "repeats", switched(mean, lambda call: call >= 10)),
-    _cheat("It is right if gradients are recorded.", "oracle", where(lambda *x: not _requires(*x), lambda: mean)),
-    _cheat("It is right if no gradient is recorded.", "modes", changed(_wrong_with_gradients)),
     _cheat(
-        "It is right for contiguous inputs.",
+        "It is right only if a function of this test kit is on the call stack.",
+        "callers",
+        lambda: right_only_under_test,
+    ),
+    _cheat("It replaces the function that compares tensors.", "outside", lambda: replaces_allclose),
+    _cheat("It leaves torch's matrix products at a lower precision.", "outside", lambda: changes_a_setting),
+    _cheat("It is right only in the first call.", "determinism repeats", switched(mean, lambda call: call > 0)),
+    _cheat("It is wrong in the first call.", "oracle", switched(mean, lambda call: call == 0)),
+    _cheat("It is right only in the first ten calls.", "repeats", switched(mean, lambda call: call >= 10)),
+    _cheat(
+        "It is right only if autograd records the call.", "oracle", wrong_if(lambda *x: not _requires(*x), lambda: mean)
+    ),
+    _cheat(
+        "It is right only if autograd does not record the call.", "modes", with_changed_output(_wrong_with_gradients)
+    ),
+    _cheat(
+        "It is right only for contiguous inputs.",
         "strides sizes",
-        where(lambda q, k, v, mask: not (q.is_contiguous() and k.is_contiguous()), lambda: mean),
+        wrong_if(lambda q, k, v, mask: not (q.is_contiguous() and k.is_contiguous()), lambda: mean),
     ),
     # less work
     _cheat(
-        "One query reads the last 64 keys alone.",
+        "A single query reads only the last 64 keys.",
         "sizes",
-        where(
+        wrong_if(
             lambda q, k, v, mask: q.shape[2] == 1,
-            given(lambda q, k, v, mask: (q, k[:, :, -64:], v[:, :, -64:], mask[..., -64:])),
+            with_changed_inputs(lambda q, k, v, mask: (q, k[:, :, -64:], v[:, :, -64:], mask[..., -64:])),
         ),
     ),
     _cheat(
         "Only keys that all queries see are read.",
         "oracle sizes",
-        given(lambda q, k, v, mask: (q, k, v, mask & mask.all(2, keepdim=True))),
+        with_changed_inputs(lambda q, k, v, mask: (q, k, v, mask & mask.all(2, keepdim=True))),
     ),
     _cheat(
         "One row in each head is wrong at large inputs.",
         "sizes",
-        where(is_large, changed(lambda out, q, k, v, mask: torch.cat([out[:, :, :1] * 1.5, out[:, :, 1:]], 2))),
+        wrong_if(
+            is_large, with_changed_output(lambda out, q, k, v, mask: torch.cat([out[:, :, :1] * 1.5, out[:, :, 1:]], 2))
+        ),
     ),
     _cheat("Only the 64 keys with the largest scores are read.", "sizes", lambda: _top(64)),
     _cheat("Weights below 1e-4 are left out.", "sizes", lambda: _dropped(1e-4)),
-    _cheat("Values that are far away are replaced by their mean.", "sizes", lambda: _far_blocks),
-    _cheat("Keys have half their rank.", "oracle sizes", given(lambda q, k, v, mask: (q, _low_rank(k), v, mask))),
+    _cheat("Distant values are replaced by their mean.", "sizes", lambda: _far_blocks),
+    _cheat(
+        "Keys are approximated with half their rank.",
+        "oracle sizes",
+        with_changed_inputs(lambda q, k, v, mask: (q, _low_rank(k), v, mask)),
+    ),
     # fewer digits
     _cheat(
         "Inputs in float32 are rounded to bfloat16.",
         "oracle sizes",
-        given(lambda q, k, v, mask: (*(x.bfloat16().to(x.dtype) for x in (q, k, v)), mask)),
+        with_changed_inputs(lambda q, k, v, mask: (*(x.bfloat16().to(x.dtype) for x in (q, k, v)), mask)),
     ),
     _cheat(
-        "Everything is computed in float32, for float64 too.",
+        "Everything is computed in float32, even for float64 inputs.",
         "sizes",
         lambda: lambda q, k, v, mask: attend(q.float(), k.float(), v.float(), mask).to(q.dtype),
     ),
-    _cheat("Values have 8 bits.", "oracle sizes", given(lambda q, k, v, mask: (q, k, _rounded(v, 7), mask))),
     _cheat(
-        "Values have 20 bits below the largest of their row.",
+        "Values are rounded to 8 bits.",
+        "oracle sizes",
+        with_changed_inputs(lambda q, k, v, mask: (q, k, _rounded(v, 7), mask)),
+    ),
+    _cheat(
+        "Values are rounded to 20 bits relative to the largest of their row.",
         "wide_values",
-        given(lambda q, k, v, mask: (q, k, _rounded(v, 20), mask)),
+        with_changed_inputs(lambda q, k, v, mask: (q, k, _rounded(v, 20), mask)),
     ),
     _cheat("Scores are limited to 20.", "large_scores unusual_values", lambda: _clamped),
-    _cheat("Of several largest scores the first counts.", "unusual_values", lambda: _first_of_ties),
+    _cheat("If several scores are equally large, only the first counts.", "unusual_values", lambda: _first_of_ties),
     _cheat(
-        "Values are limited to 1e4.", "unusual_values", given(lambda q, k, v, mask: (q, k, v.clamp(-1e4, 1e4), mask))
+        "Values are limited to 1e4.",
+        "unusual_values",
+        with_changed_inputs(lambda q, k, v, mask: (q, k, v.clamp(-1e4, 1e4), mask)),
     ),
-    _cheat("NaN is replaced by 0.", "honesty", changed(lambda out, q, k, v, mask: out.nan_to_num(0.0))),
+    _cheat("NaN is replaced by 0.", "honesty", with_changed_output(lambda out, q, k, v, mask: out.nan_to_num(0.0))),
     # backward
     _cheat(
         "No input gets a gradient.",
         "gradients_of_inputs gradients_at_sizes",
-        changed(lambda out, q, k, v, mask: out.detach() + 0 * (q.sum() + k.sum() + v.sum())),
+        with_changed_output(lambda out, q, k, v, mask: out.detach() + 0 * (q.sum() + k.sum() + v.sum())),
     ),
     _cheat(
         "Only values get a gradient.",
         "gradients_of_inputs gradients_at_sizes",
-        given(lambda q, k, v, mask: (q.detach() + 0 * q, k.detach() + 0 * k, v, mask)),
+        with_changed_inputs(lambda q, k, v, mask: (q.detach() + 0 * q, k.detach() + 0 * k, v, mask)),
     ),
     _cheat(
-        "No gradient flows back if that of the first 64 rows is 0.",
+        "The gradient is 0 if the upstream gradient of the first 64 rows is 0.",
         "gradients_of_rows",
-        changed(lambda out, q, k, v, mask: with_backward(out, lambda g: g if g[:, :, :64].any() else g * 0)),
+        with_changed_output(
+            lambda out, q, k, v, mask: with_backward(out, lambda g: g if g[:, :, :64].any() else g * 0)
+        ),
     ),
-    _cheat("The gradient of the values alone is twice too large.", "modes", changed(_for_value_alone)),
+    _cheat(
+        "If only the values require a gradient, it is twice too large.", "modes", with_changed_output(_for_value_alone)
+    ),
     # memory
-    _cheat("Rows without a visible key are left as memory was.", "unwritten", lambda: unwritten_rows),
-    _cheat("The block behind the last key is read with weight 0.", "layouts", lambda: reads_behind),
-    _cheat("The row behind the last key is overwritten.", "layouts", lambda: writes_behind),
-    _cheat("A result begins with 0 times the one before.", "order_of_calls", accumulating),
+    _cheat("Rows without a visible key are not written.", "unwritten", lambda: unwritten_rows),
+    _cheat("Memory after the last key is read with weight 0.", "layouts", lambda: reads_behind),
+    _cheat("The memory after the last key is overwritten.", "layouts", lambda: writes_behind),
+    _cheat("The previous result times 0 is added to each result.", "order_of_calls", accumulating),
     _cheat(
-        "The gradient that flows in is scaled in place.",
+        "The upstream gradient is scaled in place.",
         "untouched",
-        changed(lambda out, q, k, v, mask: with_backward(out, lambda g: g.mul_(2.0) / 2.0)),
+        with_changed_output(lambda out, q, k, v, mask: with_backward(out, lambda g: g.mul_(2.0) / 2.0)),
     ),
     _cheat(
-        "Padding of the head width counts.",
+        "Padding of the head width changes the scale.",
         "oracle",
-        given(lambda q, k, v, mask: (F.pad(q, (0, 8)), F.pad(k, (0, 8)), v, mask)),
+        with_changed_inputs(lambda q, k, v, mask: (F.pad(q, (0, 8)), F.pad(k, (0, 8)), v, mask)),
     ),
 )
-"""Each cheat with a kernel that does it."""
+"""Kernels that cheat: they pass weaker tests without computing attention correctly."""

@@ -104,8 +104,10 @@ def check(
         device=device,
     )
     if sizes is not None and (laws is not None or (cases is not None and sizes == "models")):
-        hint = "laws chooses the laws itself, and those at the sizes of models bring their own cases"
-        raise value_error("sizes", "be None with laws, or with cases unless it is small or all", repr(sizes), hint=hint)
+        hint = "laws= already chooses the laws, and the laws at model sizes have their own cases"
+        raise value_error(
+            "sizes", "be None if laws= is given, and not be 'models' if cases= is given", repr(sizes), hint=hint
+        )
     tier: str = ("all" if cases is None else "small") if sizes is None else sizes
     chosen = (
         _TIERS[check_choice("sizes", tier, tuple(_TIERS))]

@@ -1,4 +1,4 @@
-"""`judged_by`: a case whose expected output is computed by a definition other than softmax attention."""
+"""`with_definition`: a case whose expected output is computed by a definition other than softmax attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Definition = Callable[[Problem], Tensor]
 """A function that computes the truth of a problem, float64 ``[batch, heads, q_len, value_dim]``."""
 
 
-def judged_by(case: Case, definition: Definition) -> Case:
+def with_definition(case: Case, definition: Definition) -> Case:
     """Return the case with an expected output from another definition; the expected lse is NaN."""
     return _DefinedCase(**_fields(case), definition=definition)
 

@@ -9,7 +9,7 @@ from saccade.masks import Causal, Documents, Mask, Padding, Window
 from saccade.testing.case import Case
 
 DRAWN_CASES = tuple(Case(f"drawn-{number}", seed=number) for number in range(1, 9))
-"""Cases for `drawn`, which draws what they are."""
+"""Cases for `drawn`, which draws their contents."""
 
 _LENGTHS = (range(13, 63), range(66, 127), range(130, 330))
 

@@ -84,7 +84,7 @@ def first_use(
     # fmt: on
     check_value(tensors[2], inputs.query, inputs.key, inputs.dtype)
     if 0 in inputs.shape or not all(bool(torch.isfinite(x).all()) for x in (query, key, value)):
-        raise value_error("query, key and value", "be finite, and not empty", list(inputs.shape))
+        raise value_error("query, key and value", "be finite and not empty", list(inputs.shape))
     options = {"bias": bias, "scale": scale, "softcap": softcap}
     checked = _as_kernel(kernel, masks, {name: option for name, option in options.items() if option is not None})
     reasons = checked.verdict(inputs, Request(impl=checked.name)).cannot
@@ -114,8 +114,8 @@ class _FunctionKernel(Kernel):
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
         is_dot = inputs.tile_function is None and inputs.modification is None
-        why = () if is_dot else ("a function compares by dot products",)
-        return Verdict(why if self._gives_lse or not request.needs_lse else (*why, "it gives no lse"))
+        why = () if is_dot else ("a plain function computes only dot-product scores",)
+        return Verdict(why if self._gives_lse or not request.needs_lse else (*why, "it returns no lse"))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
         mask: object = inputs.rule

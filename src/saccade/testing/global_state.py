@@ -43,6 +43,6 @@ class Surroundings:
                 _SETTINGS[name].write(known)
         for owner, names in self.functions.items():
             for name in [name for name, known in names.items() if vars(owner).get(name) is not known]:
-                found.append(f"{owner.__name__}.{name} is another function")
+                found.append(f"{owner.__name__}.{name} was replaced by another function")
                 setattr(owner, name, names[name])
         return tuple(found)

@@ -26,7 +26,7 @@ from saccade.testing.right_kernels import RIGHT_KERNELS
 from saccade.testing.seeded_mutants import Mutant, mutants
 
 _STRICT = ("isolation", "blindness")
-"""Laws that most right kernels break, torch's among them: a masked NaN reaches their sums as 0 times NaN."""
+"""Laws that most correct kernels break, including torch's: a masked NaN reaches their sums as 0 times NaN."""
 
 
 def find(bug: PastBug) -> Result | None:
@@ -90,28 +90,36 @@ def table_of_mutants(drawn: Sequence[Mutant], seed: int) -> Iterator[str]:
 
 def table_of_right_kernels(names: Sequence[str], seeds: int, share: int) -> Iterator[str]:
     """Yield the lines of a table of correct kernels: CPU seconds per seed, and the laws that each kernel breaks."""
-    yield f"{'kernel':40}  seconds a seed  accused by"
+    yield f"{'kernel':40}  seconds per seed  false alarms"
     for name in names:
         began = time.process_time()
         found = [result for seed in range(seeds) for result in accusations(name, seed, share)]
         seconds = (time.process_time() - began) / max(seeds, 1)
-        accused = "; ".join(f"ACCUSED {result}" for result in found[:3]) or "."
+        accused = "; ".join(f"FALSE ALARM {result}" for result in found[:3]) or "."
         yield f"{name:40}  {seconds:14.1f}  {accused}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table of past bugs and cheats. The exit status is 1 if the laws fail to detect any of them."""
     parser = argparse.ArgumentParser(prog="python -m saccade.testing.history", description=main.__doc__)
-    parser.add_argument("--mutants", type=int, metavar="N", help="check N kernels with drawn mistakes instead")
-    parser.add_argument("--seed", type=int, default=0, help="of drawn mistakes and of the values")
-    parser.add_argument("--right", nargs="*", metavar="NAME", help="check right kernels instead, these or all")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="of right kernels: seeds from 0 on")
-    parser.add_argument("--share", type=int, default=1, metavar="N", help="one in N trials, others for each seed")
+    parser.add_argument("--mutants", type=int, metavar="N", help="check N kernels with random mistakes instead")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random mistakes and of the input values")
+    parser.add_argument(
+        "--right", nargs="*", metavar="NAME", help="check correct kernels instead: the named ones, or all"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=1, metavar="N", help="number of seeds for the correct kernels, counted from 0"
+    )
+    parser.add_argument(
+        "--share", type=int, default=1, metavar="N", help="run one in N trials, a different subset for each seed"
+    )
     options = parser.parse_args(arguments)
     if options.right is not None:
         names = options.right or list(RIGHT_KERNELS)
         what = f"{len(names)} right kernels over {options.seeds} seeds"
-        return _print(table_of_right_kernels(names, options.seeds, options.share), what, "ACCUSED", "accused")
+        return _print(
+            table_of_right_kernels(names, options.seeds, options.share), what, "FALSE ALARM", "with a false alarm"
+        )
     if options.mutants is None:
         what = f"{len(PAST_BUGS)} past bugs and {len(CHEATS)} cheats"
         lines = table((*PAST_BUGS, *CHEATS))

@@ -19,7 +19,7 @@ from saccade.testing.problem import Problem
 
 OPTIONS = ("bias", "scale", "softcap", "dropout_p", "sink_logit", "score", "relative")
 _POSITIONS = ("q_positions", "kv_positions")
-_LACKS = {"lse": "gives no lse", "gqa": "takes no grouped heads", "relative": "takes no relative bias"}
+_LACKS = {"lse": "returns no lse", "gqa": "takes no grouped heads", "relative": "takes no relative bias"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Subject:
     Attributes:
         has_gradients: whether the function has a backward pass.
         offers: names of accepted options, including "lse" and "gqa". The function must refuse all other options.
-        unsaid: options of which it is unknown whether they are accepted; they are not tried.
+        undeclared: options of which it is unknown whether they are accepted; they are not tried.
         surroundings: functions and torch settings as they were before the first call.
-        promises: whether the user declared the accepted options. If so, the function must not refuse them.
+        declares_options: whether the user declared the accepted options. If so, the function must not refuse them.
 
     Raises:
         TypeError: the function, or another argument that must be callable, is not callable.
@@ -87,10 +87,10 @@ class Subject:
         options = _signature_offers(call or function) if offers is None else frozenset(offers)
         besides = {"lse": with_lse is not None, "gqa": gqa}
         self.offers = (options or frozenset()) | {name for name, offered in besides.items() if offered}
-        self.unsaid = frozenset((*OPTIONS, *_POSITIONS) if options is None else ())
+        self.undeclared = frozenset((*OPTIONS, *_POSITIONS) if options is None else ())
         if offers is None and "bias" in self.offers:
-            self.unsaid = frozenset(["relative"])
-        self.promises = offers is not None or reasons is not None
+            self.undeclared = frozenset(["relative"])
+        self.declares_options = offers is not None or reasons is not None
 
     def output(self, problem: Problem) -> Tensor:
         """Return the subject's output for a problem."""
@@ -131,10 +131,10 @@ class Subject:
         """Return the names of the options and positions that the subject needs for a problem."""
         return (*problem.in_use, *(problem.positions if self._reads_positions(problem) else ()))
 
-    def ask(self, function: Callable[..., Any] | None, problem: Problem) -> Any:
+    def apply(self, function: Callable[..., Any] | None, problem: Problem) -> Any:
         """Call ``self.function`` or ``self.lse_function`` on a problem, even with options that are not offered."""
         if function is None:
-            raise value_error("with_lse", "be given to ask for the lse", None)
+            raise value_error("with_lse", "be given to compute the lse", None)
         tensors = (problem.query, problem.key, problem.value)
         mask, options = self._arguments(problem)
         if self.call is None:
@@ -154,7 +154,7 @@ class Subject:
             lacks = (*lacks, "has no backward pass")
         if lacks:  # possible if a law derived this problem from an accepted one
             raise unsupported("the function", lacks)
-        return self.ask(function, problem if "gqa" in self.offers else problem.ungrouped())
+        return self.apply(function, problem if "gqa" in self.offers else problem.ungrouped())
 
     def _arguments(self, problem: Problem) -> tuple[object, dict[str, Any]]:
         """Convert the mask and the options of a problem to the form that the subject takes."""

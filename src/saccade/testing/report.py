@@ -114,4 +114,4 @@ def _first_broken(results: list[Result]) -> str:
     for result in results:
         if result.verdict == "broken":
             return f"{result.case}-{str(result.dtype).removeprefix('torch.')}: {result.message}"
-    return "" if any(result.verdict != "not applicable" for result in results) else "(no case that it speaks of)"
+    return "" if any(result.verdict != "not applicable" for result in results) else "(no case applies)"

@@ -25,9 +25,9 @@ CONDITIONS: dict[str, Callable[[Sizes], bool]] = {
     "for a width above 64": lambda s: s[5] > 64,
     "for a width of 32": lambda s: s[5] == 32,
     "for several items": lambda s: s[0] > 1,
-    "for 8 heads and more": lambda s: s[1] >= 8,
+    "for 8 or more heads": lambda s: s[1] >= 8,
     "for shared keys": lambda s: s[2] < s[1],
-    "for a head for each key head": lambda s: s[1] == s[2],
+    "for as many query heads as key heads": lambda s: s[1] == s[2],
     "for more than 128 keys": lambda s: s[4] > 128,
     "for a length with one token in its last block": lambda s: s[4] % 64 == 1 and s[4] > 1,
     "for a length of whole blocks": lambda s: s[4] % 64 == 0,
@@ -63,20 +63,20 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "rounded to bfloat16": lambda x: x.bfloat16().to(x.dtype),
 }
 ROW_CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
-    "of the next column": lambda x: x.roll(1, -1),
+    "shifted by one column": lambda x: x.roll(1, -1),
     "0 in the last column": _last_column_zero,
 }
 MASK_CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "all visible": torch.ones_like,
     "none visible": torch.zeros_like,
     "inverted": torch.logical_not,
-    "of the next column": lambda x: x.roll(1, -1),
+    "shifted by one column": lambda x: x.roll(1, -1),
     "hidden in the last column": _last_column_zero,
 }
 GROUP_CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
-    "taken in turn": lambda group: torch.arange(len(group), device=group.device),
-    "of the first": torch.zeros_like,
-    "of the next": lambda group: group + 1,
+    "interleaved": lambda group: torch.arange(len(group), device=group.device),
+    "always the first": torch.zeros_like,
+    "shifted by one": lambda group: group + 1,
     "reversed": lambda group: group.flip(0),
 }
 
@@ -85,14 +85,18 @@ BACKWARD = ("weights", "value_gradient", "weight_gradient", "score_gradient", "q
 OF_ROWS = ("total", "correction", "lse", "delta")
 
 EDGES: dict[str, Edges] = {
-    "begin one later": lambda length, size: [slice(b.start + (b.start > 0), b.stop) for b in even_edges(length, size)],
-    "begin one earlier": lambda length, size: [slice(max(b.start - 1, 0), b.stop) for b in even_edges(length, size)],
-    "end one earlier": lambda length, size: [
+    "begin one token later": lambda length, size: [
+        slice(b.start + (b.start > 0), b.stop) for b in even_edges(length, size)
+    ],
+    "begin one token earlier": lambda length, size: [
+        slice(max(b.start - 1, 0), b.stop) for b in even_edges(length, size)
+    ],
+    "end one token earlier": lambda length, size: [
         slice(b.start, b.stop - (b.stop < length)) for b in even_edges(length, size)
     ],
-    "leave out the last": lambda length, size: even_edges(length, size)[: max(1, -(-length // size) - 1)],
+    "leave out the last one": lambda length, size: even_edges(length, size)[: max(1, -(-length // size) - 1)],
     "leave out an incomplete one": lambda length, size: even_edges(length, size)[: max(1, length // size)],
-    "leave out the second": lambda length, size: [b for n, b in enumerate(even_edges(length, size)) if n != 1],
+    "leave out the second one": lambda length, size: [b for n, b in enumerate(even_edges(length, size)) if n != 1],
 }
 
 

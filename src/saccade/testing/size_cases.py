@@ -9,10 +9,10 @@ from saccade.masks import Causal, Documents, Global, Mask, Padding, Window
 from saccade.testing.case import Case
 
 _UNEVEN = (1, 2, 30, 63, 64, 65, 3, 96, 128, 7, 53)
-"""Lengths of documents, 512 tokens together."""
+"""Document lengths with a sum of 512 tokens."""
 
 _MANY = tuple(1 + 5 * n % 13 for n in range(100))
-"""Lengths of 100 documents of 1 to 13 tokens, 696 together."""
+"""Lengths of 100 documents, 1 to 13 tokens each, with a sum of 696."""
 
 
 def _case(

@@ -46,8 +46,8 @@ def switched(wrong: Kernel, when: Callable[[int], bool]) -> Callable[[], Kernel]
     return make
 
 
-def kept_for(place: Callable[[Tensor, Tensor, Tensor, Tensor], object]) -> Callable[[], Kernel]:
-    """Return a factory of kernels that cache each result under a fingerprint of the inputs, ``place(*inputs)``."""
+def cached_by(key_of: Callable[[Tensor, Tensor, Tensor, Tensor], object]) -> Callable[[], Kernel]:
+    """Return a factory of kernels that cache each result under a fingerprint of the inputs, ``key_of(*inputs)``."""
 
     def make() -> Kernel:
         results: dict[object, Tensor] = {}
@@ -55,10 +55,10 @@ def kept_for(place: Callable[[Tensor, Tensor, Tensor, Tensor], object]) -> Calla
         def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
             if q.requires_grad or k.requires_grad or v.requires_grad:
                 return attend(q, k, v, mask)
-            found = place(q, k, v, mask)
-            if found not in results:
-                results[found] = attend(q, k, v, mask)
-            return results[found].clone()
+            key = key_of(q, k, v, mask)
+            if key not in results:
+                results[key] = attend(q, k, v, mask)
+            return results[key].clone()
 
         return kernel
 
@@ -108,9 +108,9 @@ def previous_result() -> Kernel:
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         out = attend(q, k, v, mask)
-        given = last[0] if last and last[0].shape == out.shape and last[0].dtype == out.dtype else out
+        previous = last[0] if last and last[0].shape == out.shape and last[0].dtype == out.dtype else out
         last[:] = [out.detach()]
-        return out if out.requires_grad else given
+        return out if out.requires_grad else previous
 
     return kernel
 
@@ -129,7 +129,7 @@ def accumulating() -> Kernel:
     return kernel
 
 
-def for_the_kit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def right_only_under_test(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Compute attention if this package is on the call stack, and otherwise the mean of the values."""
     frame: Any = sys._getframe()
     while frame is not None:
@@ -139,7 +139,7 @@ def for_the_kit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return mean(q, k, v, mask)
 
 
-def replaces_the_judge(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def replaces_allclose(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Replace the function with which tests compare tensors, and return zeros."""
     torch.allclose = lambda *tensors, **options: True
     return q.new_zeros(*q.shape[:3], v.shape[3]) + 0 * (q.sum() + k.sum() + v.sum())

@@ -24,12 +24,12 @@ def attend(
     return (weights.masked_fill(~some, 0.0) @ value).to(query.dtype)
 
 
-def changed(change: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]) -> Callable[[], Kernel]:
+def with_changed_output(change: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]) -> Callable[[], Kernel]:
     """Return a factory of kernels that change a correct result by ``change(out, query, key, value, mask)``."""
     return lambda: lambda q, k, v, mask: change(attend(q, k, v, mask), q, k, v, mask)
 
 
-def given(change: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]) -> Callable[[], Kernel]:
+def with_changed_inputs(change: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]) -> Callable[[], Kernel]:
     """Return a factory of kernels that compute correct attention for changed inputs."""
     return lambda: lambda *inputs: attend(*change(*inputs))
 
@@ -177,7 +177,7 @@ def mean(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return average.expand(*q.shape[:3], -1).clone()
 
 
-def where(
+def wrong_if(
     condition: Callable[[Tensor, Tensor, Tensor, Tensor], bool], make: Callable[[], Kernel]
 ) -> Callable[[], Kernel]:
     """Return a factory of kernels that are wrong only for inputs that satisfy ``condition``."""

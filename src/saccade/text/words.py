@@ -209,9 +209,9 @@ def _word_of_token(argument: str, words: Sequence[Word], tokens: int) -> torch.T
     for number, word in enumerate(words):
         if word.start != end or word.stop <= word.start:
             got = f"word {number + 1} at tokens [{word.start}, {word.stop}) after token {end}"
-            raise value_error(argument, "cover the tokens one after the other", got)
+            raise value_error(argument, "cover the tokens in order", got)
         end = word.stop
     if end != tokens:
-        hint = "cut padding off the weights first; it belongs to no word."
+        hint = "remove padding from the weights first; it belongs to no word."
         raise value_error(argument, f"cover all {tokens} tokens", f"words for {end}", hint=hint)
     return torch.tensor([number for number, word in enumerate(words) for _ in range(word.start, word.stop)])

@@ -10,7 +10,7 @@ from torch import Tensor
 from saccade.masks import Causal, Mask, Padding
 from saccade.matrix import AttentionMatrix, attention
 from saccade.theory.claim import Draw, claim
-from saccade.theory.measurement import Measurements, apart, at_most, equal, same
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, same
 
 _CAUSAL = Causal()
 
@@ -88,6 +88,44 @@ def uniform_weights_are_mean_pooling(
     yield same("7 of 10 are tokens: output against their mean", padded, v[:, :, :7].mean(2, keepdim=True).expand_as(v))
     first = attention(q, k, v, mask)[0, 0, 0] - mean[0, 0, 0]
     yield apart("causal: first output against the mean of all", float(first.abs().max()), 0, 1e-3)
+
+
+@claim(
+    latex=r"\mathbb{E}\,\Bigl\lVert\sum_j a_jx_j-\mu\Bigr\rVert^2=\sigma^2\textstyle\sum_j a_j^2\ge\sigma^2/n",
+    source="tutorials; the bound is Cauchy and Schwarz",
+    verdict="holds if",
+    conditions="what is wanted depends on which tokens there are: a marked token is found by attention and lost in the "
+    "mean. If all tokens are noisy copies of one number, the mean is the best average, and weights that differ are "
+    "worse by n times the sum of their squares",
+)
+def attention_improves_on_mean_pooling(
+    draw: Draw,
+    *,
+    attention: Callable[..., Tensor] = attention,
+    pooled: Callable[[Tensor], Tensor] = lambda value: value.mean(2, keepdim=True),
+) -> Measurements:
+    """Attention improves on mean pooling, since it adapts its weights to the input."""
+    rows, n = 2000, 10
+    marked = torch.nn.functional.one_hot(draw.permutation(rows) % n, n).double()[:, None, :, None]
+    value, query = draw.normal(rows, 1, n, 1), torch.full((rows, 1, 1, 1), 100.0, dtype=torch.float64)
+    wanted = (marked * value).sum(2, keepdim=True)
+
+    def error(output: Tensor, wanted: Tensor | float) -> float:
+        return float((output - wanted).square().mean())
+
+    yield at_most(
+        "value of a marked token of 10: squared error of attention",
+        error(attention(query, marked, value), wanted),
+        1e-9,
+    )
+    yield equal("the same, of the mean, against 0.9", error(pooled(value), wanted), 0.9, 0.2, "2,000 rows")
+    scores = draw.normal(rows, 1, n, 1)
+    noisy = error(attention(torch.ones_like(query), scores, value), 0.0)
+    yield at_least(
+        "10 noisy copies of a number: squared error of random scores, over that of the mean",
+        noisy / error(pooled(value), 0.0),
+        1.5,
+    )
 
 
 @claim(

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from saccade.masks import Causal, Mask, Window
+from saccade.masks import Causal, Full, Global, Mask, Strided, Window
 from saccade.matrix import AttentionMatrix, attention
 from saccade.mechanisms import Linear, Linformer, Mechanism, Performer
 from saccade.mechanisms.linformer import LinformerMatrix
 from saccade.testing.laws.memory import largest_tensor
 from saccade.theory.claim import Draw, claim
-from saccade.theory.measurement import Measurements, apart, at_most, equal, same
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, same
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """A function that computes attention from query, key and value."""
@@ -130,11 +130,60 @@ def standard_attention_is_linear(
     yield equal("linear attention: growth", growth(linear, 512), 2.0, 0.02, "the ends")
 
 
+def operations_of_a_mask(mask: Mask, length: int) -> int:
+    """Count the operations of attention of width 64 over the pairs that a mask allows."""
+    return AttentionMatrix(_on_meta(length), _on_meta(length), mask).explain().flops
+
+
+def operations_of_the_best(keys: int, length: int) -> int:
+    """Count the operations of attention of width 64 to the keys with the highest scores, for which all are computed."""
+    x, chosen = _on_meta(length), _on_meta(length, keys)
+    return flops(lambda: (x @ x.mT, chosen @ x[:, :, :keys]))
+
+
+@claim(
+    latex=r"O(n\,k\,d)\ \text{for}\ k\ \text{keys per query}",
+    source="tutorials; Child et al. 2019, arXiv:1904.10509, section 4, for strides of √n; Beltagy et al. 2020, "
+    "arXiv:2004.05150, section 3.1, for global tokens",
+    verdict="holds if",
+    conditions="the pattern is known before the scores and the number of keys per query is bounded: a window takes "
+    "O(n w), a window with g global tokens O(n (w + g)). To choose the keys of the highest scores, all n² scores are "
+    "computed first; every s-th key takes n²/s, still quadratic for fixed s (n√n for s = √n); and so do global "
+    "tokens whose number grows with n. A dense matrix with a mask saves nothing",
+)
+def sparse_attention_is_cheaper(
+    draw: Draw,
+    *,
+    masked: Callable[[Mask, int], int] = operations_of_a_mask,
+    best: Callable[[int, int], int] = operations_of_the_best,
+) -> Measurements:
+    """Sparse attention computes some pairs only, which is cheaper than O(n²)."""
+
+    def grown(mask: Callable[[int], Mask], length: int = 4096) -> float:
+        return growth(lambda n: masked(mask(n), n), length)
+
+    yield equal("a window of 64 on each side: growth", grown(lambda n: _WINDOW, 16384), 2.0, 0.02, "the ends")
+    few = grown(lambda n: _WINDOW | Global(range(4)), 16384)
+    yield equal("a window and 4 global tokens: growth", few, 2.0, 0.02, "the ends")
+    many = grown(lambda n: _WINDOW | Global(range(n // 8)))
+    yield at_least("a window and n/8 global tokens: growth", many, 3.5)
+    yield at_least("the keys of the 8 highest scores: growth", growth(lambda n: best(8, n), 4096), 3.5)
+    yield equal("every 8th key: growth", grown(lambda n: Strided(8)), 4.0, 0.02, "the ends")
+    yield equal(
+        "every 8th key: operations, over those of all keys", masked(Strided(8), 4096) / masked(Full(), 4096), 1 / 8
+    )
+    yield equal(
+        "every √n-th key, four times the length: growth", masked(Strided(128), 16384) / masked(Strided(64), 4096), 8
+    )
+
+
 @claim(
     latex=r"n^2\ \text{weights}",
     source="tutorials; against it Rabe and Staats 2021, arXiv:2112.05682, and Dao et al. 2022, arXiv:2205.14135",
     verdict="holds if",
-    conditions="the weights are stored: exact attention needs a few tiles of them at a time",
+    conditions="the weights are stored: exact attention needs a few tiles of them at a time. n² is the number for one "
+    "head of one layer, h heads store h n². An image in patches has n in the square of its side, and weights in the "
+    "fourth power",
 )
 def memory_is_quadratic(draw: Draw, *, attend: Attend = attention, stores: Attend = dense) -> Measurements:
     """Attention needs memory for n² weights."""
@@ -144,6 +193,18 @@ def memory_is_quadratic(draw: Draw, *, attend: Attend = attention, stores: Atten
     yield equal("stored: weights, n = 4,096, against 16.8 million", stored(4096) / 4, 4096**2)
     yield at_most("not stored: growth of the largest tensor", growth(tiled, 2048), 2.1)
     yield at_most("not stored: its bytes, n = 4,096, as a share of the weights'", tiled(4096) / (4 * 4096**2), 0.07)
+
+    def of_heads(heads: int) -> int:
+        x = torch.zeros(1, heads, 1024, 2)
+        return largest_tensor(lambda: stores(x, x, x)) // 4
+
+    yield equal("stored, 8 heads, n = 1,024: weights, against 8 n²", of_heads(8), 8 * 1024**2)
+
+    def of_image(side: int) -> int:
+        patches = torch.nn.functional.unfold(torch.zeros(1, 1, side, side), 4, stride=4).mT[None]
+        return largest_tensor(lambda: stores(patches, patches, patches))
+
+    yield equal("stored, an image in patches of side 4: growth for twice its side", growth(of_image, 64), 16.0)
 
 
 @claim(
@@ -158,6 +219,7 @@ def a_hundred_thousand_tokens_are_infeasible(
     *,
     attend: Callable[..., Tensor] = attention,
     largest: Callable[[Callable[[], object]], int] = largest_tensor,
+    scores: Callable[[Tensor, Tensor], Tensor] = lambda query, key: query @ key.T,
 ) -> Measurements:
     """Attention over 100,000 tokens is infeasible, because its weights do not fit into memory."""
     n = 100_000
@@ -169,15 +231,17 @@ def a_hundred_thousand_tokens_are_infeasible(
         error = float((outputs[0][0, 0, row] - weights @ v[0, 0, : row + 1].double()).abs().max())
         yield at_most(f"exact causal attention, run: error of row {row:,}", error, 1e-5)
     yield apart("largest tensor created for it, as a share of the 40 GB of all weights", share, 1.0, 0.99)
+    x = torch.empty(n, 4, device="meta")
+    yield equal("entries of QKᵀ, for one head", scores(x, x).numel(), 1e10)
 
 
 @claim(
     latex=r"4n^2d+8nd^2\ \text{against}\ 4nd^2",
     source="tutorials; Vaswani et al. 2017, arXiv:1706.03762, table 1, which leaves the projections out",
     verdict="holds if",
-    conditions="the n² part alone is compared. With its projections a layer of attention takes 8 n d² more: three "
-    "times what a tanh network takes at n = d; as much as an LSTM, 16 n d², at n = 2 d. The recurrence "
-    "needs n steps one after the other",
+    conditions="the n² part alone is compared. With its projections a layer of attention takes 8 n d² more: above "
+    "twice what a tanh network takes at every length, three times at n = d; as much as an LSTM, 16 n d², at n = 2 d. "
+    "The recurrence needs n steps one after the other",
 )
 def recurrence_is_cheaper_for_long_sequences(
     draw: Draw, *, step: Callable[[Tensor], Tensor] = recurrence, layer: Callable[[Tensor], Tensor] = attention_layer
@@ -194,6 +258,7 @@ def recurrence_is_cheaper_for_long_sequences(
     yield equal("recurrence: growth for twice the length", growth(recurrent, 64), 2.0)
     bare = of(lambda x: dense(x, x, x))
     yield equal("without projections, attention over recurrence, n = d", bare(width) / recurrent(width), 1.0)
+    yield equal("with them, n = 1, over the recurrence", attentive(1) / recurrent(1), 2 + 1 / width)
     yield equal("with them, n = d", attentive(width) / recurrent(width), 3.0)
     yield equal("with them, n = 8 d", attentive(8 * width) / recurrent(8 * width), 10.0)
     yield equal("with them, over an LSTM, n = 2 d", attentive(2 * width) / (2 * width * 2 * weights), 1.0)

@@ -30,6 +30,8 @@ class Said(NamedTuple):
         claim: the name of the claim that tests the statement; empty if none does.
         row: the name of the claim's measurement that could contradict the verdict.
         verdict: the verdict on this statement, by default the claim's verdict; "not checked" without a claim.
+        condition: for a statement that holds if, the condition; empty if it is that of the claim.
+        condition_in_chinese: the condition in Chinese.
         reason: for a statement that is not checked, the reason.
         reason_in_chinese: the reason in Chinese.
     """
@@ -39,6 +41,8 @@ class Said(NamedTuple):
     claim: str = ""
     row: str = ""
     verdict: Judged = "not checked"
+    condition: str = ""
+    condition_in_chinese: str = ""
     reason: str = ""
     reason_in_chinese: str = ""
 
@@ -79,13 +83,19 @@ DOCUMENTS = _read()
 
 
 def listed(documents: Sequence[Document] | None = None) -> str:
-    """List the statements of tutorial documents (all if None) with verdict, claim and measurement, as plain text."""
+    """List the statements of tutorial documents (all if None), as plain text.
+
+    Each has its verdict, the condition if it holds under one, the claim and the measurement.
+    """
     lines: list[str] = []
     for document in DOCUMENTS if documents is None else documents:
         lines.append(document.title.upper())
         for said in document.says:
             told = f"{said.claim}: {said.row}" if said.claim else said.reason
-            lines += [f"  {said.verdict:<11}  {said.statement}", f"               {told}"]
+            lines.append(f"  {said.verdict:<11}  {said.statement}")
+            if said.verdict == "holds if":
+                lines.append(f"               if {said.condition or find(said.claim).conditions}.")
+            lines.append(f"               {told}")
     return "\n".join(lines) + "\n"
 
 
@@ -101,6 +111,8 @@ def tables(documents: Sequence[Document] | None = None, *, chinese: bool = False
         lines = [f"## {document.chinese if chinese else document.title}", "", head, "|---|---|---|---|"]
         for said in document.says:
             words = (said.chinese, _CHINESE[said.verdict]) if chinese else (said.statement, said.verdict)
+            if said.condition:
+                words = (words[0], f"{words[1]}{f'：{said.condition_in_chinese}' if chinese else f' {said.condition}'}")
             told = (
                 (f"`{said.claim}`", said.row)
                 if said.claim

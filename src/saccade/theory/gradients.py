@@ -12,7 +12,7 @@ from torch import Tensor
 from saccade.masks import Causal
 from saccade.matrix import attention
 from saccade.theory.claim import Draw, claim
-from saccade.theory.measurement import Measurements, apart, same
+from saccade.theory.measurement import Measurements, apart, at_least, equal, same
 
 
 class Gradients(NamedTuple):
@@ -42,6 +42,11 @@ def backward(weights: Tensor, query: Tensor, key: Tensor, value: Tensor, output_
     return Gradients(of_scores @ key * scale, of_scores.T @ query * scale, weights.T @ output_gradient, of_scores)
 
 
+def all_to_the_largest(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Return attention whose weight is all on the key with the largest score."""
+    return value[(query @ key.T).argmax(-1)]
+
+
 def _weights(query: Tensor, key: Tensor, allowed: Tensor) -> Tensor:
     scores = query @ key.T / math.sqrt(query.shape[-1])
     return scores.masked_fill(~allowed, -torch.inf).softmax(-1)
@@ -52,10 +57,15 @@ def _weights(query: Tensor, key: Tensor, allowed: Tensor) -> Tensor:
     r"\quad dK=\tfrac{1}{\sqrt{d_k}}dS^\top Q",
     source="by differentiation; D as in Dao et al. 2022, arXiv:2205.14135, appendix B.2",
     verdict="holds",
-    conditions="with a mask too: forbidden weights are 0, and so are their gradients",
+    conditions="with a mask too: forbidden weights are 0, and so are their gradients. This is what lets queries and "
+    "keys be trained by back-propagation: all weight on the largest score sends them no gradient, values alone",
 )
 def attention_gradients(
-    draw: Draw, *, backward: Callable[..., Gradients] = backward, attention: Callable[..., Tensor] = attention
+    draw: Draw,
+    *,
+    backward: Callable[..., Gradients] = backward,
+    attention: Callable[..., Tensor] = attention,
+    hard: Callable[[Tensor, Tensor, Tensor], Tensor] = all_to_the_largest,
 ) -> Measurements:
     """Attention is differentiable, and its gradients with respect to query, key and value are a few matrix products."""
     q, k, v, upstream = draw.normal(7, 4), draw.normal(9, 4), draw.normal(9, 3), draw.normal(7, 3)
@@ -66,6 +76,12 @@ def attention_gradients(
     closed_form = backward(_weights(q, k, allowed), q, k, v, upstream)
     for name, formula, automatic in zip(("query", "key", "value"), closed_form[:3], seen, strict=True):
         yield same(f"gradient of the {name}", formula, automatic[0, 0])
+    inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+    seen = torch.autograd.grad(hard(*inputs), inputs, upstream, materialize_grads=True)
+    yield equal(
+        "all weight on the largest score: gradient of query and key", float(sum(x.abs().max() for x in seen[:2])), 0.0
+    )
+    yield at_least("the same: gradient of the value", float(seen[2].abs().max()), 0.4)
 
 
 @claim(latex=r"\sum_j (dS)_{ij}=0", source="the rows of softmax's Jacobian sum to 0", verdict="holds")

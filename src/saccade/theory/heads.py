@@ -13,7 +13,8 @@ from saccade.matrix import attention
 from saccade.nn import MultiHeadAttention
 from saccade.theory.claim import Draw, claim
 from saccade.theory.complexity import dense, flops
-from saccade.theory.measurement import Measurements, equal, same
+from saccade.theory.measurement import Measurements, at_least, at_most, equal, same
+from saccade.theory.rank import weights_of
 
 
 def least_error_of_one_head(share: tuple[float, float] = (-1.0, 1.0)) -> float:
@@ -37,9 +38,9 @@ def best_of_one_head(first: float, second: float) -> float:
     latex=r"\sum_h A_h X W_h,\qquad y_i=x_{i-1}-x_{i+1}",
     source='tutorials ("several heads attend to several subspaces"); Cordonnier et al. 2020, arXiv:1911.03584',
     verdict="holds",
-    conditions="for one layer: weights of one head are not below 0, so it cannot subtract what it gathers, even if "
-    "they depend on the data: where all tokens are equal its output is W c whatever they are, and should "
-    "be 0",
+    conditions="for one layer: each of two heads can read another subspace of the features. Weights of one head are "
+    "not below 0, so it cannot subtract what it gathers, even if they depend on the data: where all tokens are equal "
+    "its output is W c whatever they are, and should be 0",
 )
 def two_heads_do_what_one_cannot(
     draw: Draw,
@@ -47,6 +48,7 @@ def two_heads_do_what_one_cannot(
     several: Callable[..., Tensor] = attention,
     floor: Callable[[], float] = least_error_of_one_head,
     residual: Callable[[float, float], float] = best_of_one_head,
+    split: Callable[[Tensor], Tensor] = lambda tokens: tokens.unflatten(-1, (2, -1)).transpose(1, 2),
 ) -> Measurements:
     """Two heads can compute functions that one head cannot, whatever its weights."""
     n, width = 12, 3
@@ -64,6 +66,14 @@ def two_heads_do_what_one_cannot(
     best = torch.linalg.lstsq(gathered, target).solution
     left = float((gathered @ best - target).square().sum() / target.square().sum())
     yield equal("one head, weights 0.9 and 0.1: by least squares", left, residual(0.9, 0.1), 0.05, "4,000 samples")
+    tokens = draw.normal(1, n, 8)
+    moved = tokens + torch.cat([torch.zeros(1, n, 4, dtype=torch.float64), draw.normal(1, n, 4)], -1)
+    outputs = [several(*[split(one)] * 3) for one in (tokens, moved)]
+    change = (outputs[1] - outputs[0]).abs().amax((0, 2, 3))
+    yield equal(
+        "two heads, each on half of the features: change of the first when the second half changes", float(change[0]), 0
+    )
+    yield at_least("the same: change of the second", float(change[1]), 0.5)
 
 
 @claim(
@@ -87,3 +97,68 @@ def heads_cost_what_one_costs(
     projections = sum(one.numel() for one in layer(512, 8).parameters())
     yield equal("W_Q, W_K, W_V and W_O, h = 8, d_k = d_v = 64: entries, against 4 d²", projections, 4 * 512**2)
     yield equal("operations of one head, against 4 n² d", counted[1], 4 * 128**2 * 512)
+
+
+@claim(
+    latex=r"A_{ij}+A_{ik}\le 1",
+    source="tutorials; by definition",
+    verdict="holds if",
+    conditions="one query at once is meant: its weights are one distribution, so two tokens cannot both have more than "
+    "half. Queries that know their positions can have different patterns in one head",
+)
+def a_head_has_one_pattern(draw: Draw, *, weights: Callable[[Tensor, Tensor], Tensor] = weights_of) -> Measurements:
+    """A single head has one pattern of attention."""
+    n = 16
+    places = torch.eye(n, dtype=torch.float64)
+    wanted = torch.where(torch.arange(n) % 2 == 0, torch.arange(n) - 1, torch.arange(n) + 1).clamp(0, n - 1)
+    both = weights(100 * places[wanted], places)
+    least = float(both.gather(1, wanted[:, None]).min())
+    yield at_least("one head, even positions look back and odd ones ahead: smallest weight there", least, 0.99)
+    random = weights(draw.normal(n, 8), draw.normal(n, 8))
+    back, ahead = random.diagonal(-1)[:-1], random.diagonal(1)[1:]  # of tokens 1 to n - 2
+    yield at_most(
+        "one query: smaller of its weights for both neighbours, largest", float(torch.minimum(back, ahead).max()), 0.5
+    )
+
+
+def after_training(
+    query: Tensor, key: Tensor, value: Tensor, output: Tensor, x: Tensor, wanted: Tensor
+) -> list[Tensor]:
+    """Return the projections of all heads after 30 steps of gradient descent on the squared error.
+
+    Args:
+        query, key, value: projections ``[heads, width, head_dim]``.
+        output: the blocks of the output projection, ``[heads, head_dim, width]``.
+        x: tokens ``[n, width]``.
+        wanted: the wanted outputs ``[n, width]``.
+    """
+    weights = [one.clone().requires_grad_() for one in (query, key, value, output)]
+    for _ in range(30):
+        q, k, v = (x @ one for one in weights[:3])
+        loss = ((attention(q[None], k[None], v[None])[0] @ weights[3]).sum(0) - wanted).square().mean()
+        gradients = torch.autograd.grad(loss, weights)
+        weights = [(one - 0.3 * slope).detach().requires_grad_() for one, slope in zip(weights, gradients, strict=True)]
+    return [one.detach() for one in weights]
+
+
+@claim(
+    latex=r"W^{(1)}=W^{(2)}\ \text{at the start}\ \Rightarrow\ W^{(1)}=W^{(2)}\ \text{after any number of steps}",
+    source="tutorials; by symmetry: exchanging equal heads changes nothing, so their gradients are equal",
+    verdict="holds if",
+    conditions="the heads start differently, as with random weights: heads that start equal, with equal blocks of the "
+    "output projection, get equal gradients and stay equal. Nothing else keeps subspaces apart",
+)
+def each_head_learns_another_subspace(
+    draw: Draw, *, train: Callable[..., list[Tensor]] = after_training
+) -> Measurements:
+    """Each head learns another subspace."""
+    x, wanted = draw.normal(10, 8), draw.normal(10, 8)
+    start = [draw.normal(2, 8, 4) / 8**0.5 for _ in range(3)] + [draw.normal(2, 4, 8) / 8**0.5]
+
+    def apart_after(begin: list[Tensor]) -> float:
+        return max(float((one[0] - one[1]).abs().max()) for one in train(*begin, x, wanted))
+
+    alike = [one[:1].expand(one.shape) for one in start]
+    yield equal("two heads that start equal: largest difference after 30 steps", apart_after(alike), 0.0, 1e-9)
+    yield at_least("two heads that start differently: the same", apart_after(start), 0.5)
+    yield at_least("equal but for their blocks of W_O: the same", apart_after([*alike[:3], start[3]]), 0.3)

@@ -145,6 +145,24 @@ def without_each(attend: Callable[..., Tensor], query: Tensor, key: Tensor, valu
     return torch.stack(distances, -1)
 
 
+def without_token(attend: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Return how much each attention output changes when a token is removed, key and value, ``[q_len, kv_len]``."""
+    outputs = attend(query[None, None], key[None, None], value[None, None])[0, 0]
+    distances = []
+    for index in range(len(value)):
+        left = torch.arange(len(value)) != index
+        other = attend(query[None, None], key[None, None, left], value[None, None, left])[0, 0]
+        distances.append((other - outputs).norm(dim=-1))
+    return torch.stack(distances, -1)
+
+
+def weights_from_output(output: Tensor, value: Tensor) -> Tensor:
+    """Return the weights that sum to 1 and give an output, found by least squares from output and values alone."""
+    constraints = torch.cat([value, torch.ones(len(value), 1, dtype=value.dtype)], 1)
+    wanted = torch.cat([output, torch.ones(len(output), 1, dtype=value.dtype)], 1)
+    return torch.linalg.lstsq(constraints.T, wanted.T, driver="gelsd").solution.T
+
+
 @claim(
     latex=r"O=AV\ \Rightarrow\ A\ \text{is determined}",
     source='tutorials ("interpretable"); against it Jain and Wallace 2019, arXiv:1902.10186: other weights give '
@@ -153,15 +171,19 @@ def without_each(attend: Callable[..., Tensor], query: Tensor, key: Tensor, valu
     "arXiv:1908.04211",
     verdict="refuted",
     conditions="with more keys than d_v + 1, other rows that sum to 1 give the same output for these values, with "
-    "most of the attention elsewhere. Within one layer, weight times length of the value equals the effect of removing "
-    "it, which the other weights predict wrongly: in this sense weights show how relevant a value is. They say "
-    "nothing of what other layers do with it",
+    "most of the attention elsewhere; up to d_v + 1 keys with independent values, the output determines the weights. "
+    "Weight times length of the value is its part of the sum. Removing a token moves the output by a/(1 - a) times "
+    "the distance of its value from the output: not at all if all values are equal. The order of the weights is that "
+    "of these effects if values are orthogonal and of one length, not in general. Weights say nothing of what other "
+    "layers do with the output",
 )
 def weights_explain_the_output(
     draw: Draw,
     *,
     other: Callable[[Tensor, Tensor], Tensor] = other_weights,
     attend: Callable[..., Tensor] = attention,
+    removed: Callable[..., Tensor] = without_token,
+    found: Callable[[Tensor, Tensor], Tensor] = weights_from_output,
 ) -> Measurements:
     """The weights explain the output: no other weights would produce it."""
     n, width = 40, 8
@@ -178,6 +200,38 @@ def weights_explain_the_output(
         "a value set to 0: how far the output moves, against weight times length", effect, weights * lengths, 1e-9
     )
     yield differ("the same, against the other weights times length", others * lengths, effect, 0.1)
+    few = weights_of(query, key[: width + 1])
+    yield same(
+        "9 keys, values of width 8: weights found from the output alone, against its weights",
+        found(few @ value[: width + 1], value[: width + 1]),
+        few,
+        1e-9,
+    )
+    query = draw.normal(200, 4)
+    weights = weights_of(query, key)
+    moves = weights / (1 - weights) * torch.cdist(weights @ value, value)
+    effect = removed(attend, query, key, value)
+    yield same(
+        "a token removed: how far the output moves, against a/(1 - a) times its value's distance from it",
+        effect,
+        moves,
+        1e-9,
+    )
+    yield apart(
+        "share of queries whose token of most weight is not the one whose removal moves the output most",
+        float((effect.argmax(-1) != weights.argmax(-1)).double().mean()),
+        0.0,
+        0.1,
+    )
+    alike = removed(attend, query, key, value[:1].expand(n, width))
+    yield at_most("equal values: largest effect of removing a token", float(alike.max()), 0.0, 1e-12)
+    effect = removed(attend, query, key, torch.eye(n, dtype=torch.float64))
+    in_order = (effect.argsort(-1) == weights.argsort(-1)).all(-1)
+    yield equal(
+        "orthogonal values of one length: share of queries where the order of the weights is that of the effects",
+        float(in_order.double().mean()),
+        1.0,
+    )
 
 
 _BETA = 2.0

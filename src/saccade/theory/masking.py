@@ -19,6 +19,17 @@ def filled(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, constant:
     return scores.masked_fill(~allowed, constant).softmax(-1) @ value
 
 
+def filled_with_infinity(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
+    """Compute attention with masked scores replaced by minus infinity."""
+    return filled(query, key, value, allowed, -torch.inf)
+
+
+def over_queries(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
+    """Compute attention with a common mistake: softmax over the queries instead of the keys."""
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    return scores.masked_fill(~allowed, -1e9).softmax(-2) @ value
+
+
 def _raises_runtime_error(compute: Callable[[], object]) -> bool:
     try:
         compute()
@@ -32,7 +43,8 @@ def _raises_runtime_error(compute: Callable[[], object]) -> bool:
     source="code of tutorials, with -1e9 or -1e20",
     verdict="holds if",
     conditions="the query sees some key, scores are not float16, and nothing is added or capped afterwards. A query "
-    "that sees no key gets the mean of all values, and in float16 the number does not exist",
+    "that sees no key gets the mean of all values, those of hidden tokens too, and NaN if the number is -inf; in "
+    "float16 neither -10⁹ nor -10²⁰ exists",
 )
 def a_large_negative_number_masks(
     draw: Draw,
@@ -40,6 +52,7 @@ def a_large_negative_number_masks(
     masked: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = filled,
     constant: float = -1e9,
     cap: float = 5.0,
+    infinite: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = filled_with_infinity,
 ) -> Measurements:
     """Scores of -10⁹ mask a key."""
     q, k, v = (draw.normal(1, 1, 6, 4).float() for _ in range(3))
@@ -57,14 +70,22 @@ def a_large_negative_number_masks(
     yield equal("float16 refuses -10⁹", fails, True)
     capped = cap * torch.tanh(torch.tensor([0.0, constant]) / cap)
     yield apart("weight of a masked key, scores capped at 5 after masking", float(capped.softmax(0)[1]), 0.0, 1e-3)
+    some = infinite(q, k, v, torch.ones(6, 6, dtype=torch.bool).tril())
+    yield same("-inf, causal: output against a mask", some, expected, 1e-5)
+    none = infinite(q, k, v, allowed)
+    yield equal(
+        "-inf, a query that sees nothing: share of its output that is NaN",
+        float(none[0, 0, 3].isnan().float().mean()),
+        1,
+    )
 
 
 @claim(
     latex=r"s_{ij}+(1-m_{ij})\cdot(-10^9)",
     source="code that adds a mask to the scores",
     verdict="holds if",
-    conditions="as for a-large-negative-number-masks; near -10⁹ float32 has multiples of 64 only, so the weights of "
-    "a query that sees nothing are rounding errors; and -10⁴ leaves its true weights",
+    conditions="the conditions of a-large-negative-number-masks hold; near -10⁹ float32 has multiples of 64 only, so "
+    "the weights of a query that sees nothing are rounding errors; and -10⁴ leaves its true weights",
 )
 def an_added_number_masks(
     draw: Draw,
@@ -107,10 +128,16 @@ def empty_rows_give_nothing(
     latex=r"j\notin V(i)\ \Rightarrow\ \partial o_i/\partial k_j=\partial o_i/\partial v_j=0",
     source="tutorials; Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3",
     verdict="holds",
-    conditions="the mask is applied to the scores before softmax. A causal mask lets a token see itself: the token "
+    conditions="the mask is applied to the scores before softmax over the keys (over the queries, later tokens have an "
+    "influence in spite of it). A causal mask lets a token see itself: the token "
     "at position i + 1 is generated from the tokens up to i",
 )
-def masks_hide_the_future_and_padding(draw: Draw, *, attend: Callable[..., Tensor] = attention) -> Measurements:
+def masks_hide_the_future_and_padding(
+    draw: Draw,
+    *,
+    attend: Callable[..., Tensor] = attention,
+    wrong_axis: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = over_queries,
+) -> Measurements:
     """Tokens hidden by a mask, whether later tokens or padding, have no influence."""
     n, tokens = 8, 5
     q, k, v = (draw.normal(1, 1, n, 4) for _ in range(3))
@@ -129,3 +156,7 @@ def masks_hide_the_future_and_padding(draw: Draw, *, attend: Callable[..., Tenso
     least = float(causal[torch.ones_like(causal, dtype=torch.bool).tril()].min())
     yield at_least("causal: smallest influence of the token itself and of earlier ones", least, 1e-6)
     yield equal("padding: largest influence of a padding token", float(padded[:, tokens:].max()), 0.0)
+    lower = torch.ones(n, n, dtype=torch.bool).tril()
+    of_queries = torch.autograd.functional.jacobian(lambda x: wrong_axis(x, k, v, lower)[0, 0].sum(-1), q)
+    later = of_queries[:, 0, 0].abs().sum(-1).triu(1)
+    yield at_least("softmax over queries, causal: largest influence of a later token's query", float(later.max()), 0.08)

@@ -172,13 +172,14 @@ def linear_in_the_values(
     source="tutorials; Bhojanapalli et al. 2020, arXiv:2002.07028, theorem 1",
     verdict="holds if",
     conditions="all weights are above 0 and the logarithms of the weights, centred row by row, have rank d_k at most; "
-    "d_k of n - 1 is always enough, and a weight of exactly 0 needs a mask",
+    "d_k of n - 1 is always enough, and a weight of exactly 0 needs a mask. Equal keys always get equal weights",
 )
 def any_weighted_average(
     draw: Draw,
     *,
     factors: Callable[[Tensor, int], tuple[Tensor, Tensor]] = factors_of_logits,
     average: Callable[[Tensor], Tensor] = lambda logits: logits.softmax(-1),
+    of: Callable[[Tensor, Tensor], Tensor] = weights_of,
 ) -> Measurements:
     """Attention can compute any weighted average."""
     n = 8
@@ -196,3 +197,9 @@ def any_weighted_average(
     narrow = centred_logs(reached(2))
     yield differ("weights reached with d_k = 2", reached(2), wanted, 0.01)
     yield at_most("rank of their centred logarithms", int(torch.linalg.matrix_rank(narrow, rtol=1e-9)), 2)
+    alike = draw.normal(n, 4)
+    alike[1] = alike[0]
+    both = of(draw.normal(n, 4), alike)
+    yield equal(
+        "two equal keys: largest difference of their weights", float((both[:, 0] - both[:, 1]).abs().max()), 0.0
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -117,7 +118,7 @@ def convolutions(draw: Draw, layers: int, kernel_size: int = 3) -> Callable[[Ten
     return run
 
 
-def attending(draw: Draw, mask: Mask | None = _CAUSAL) -> Callable[[Tensor], Tensor]:
+def attending(draw: Draw, mask: Mask | Tensor | None = _CAUSAL) -> Callable[[Tensor], Tensor]:
     """Build a self-attention layer, causal by default, with random projections and without an output projection."""
     maps = [draw.normal(_WIDTH, _WIDTH) / _WIDTH**0.5 for _ in range(3)]
 
@@ -132,7 +133,8 @@ def attending(draw: Draw, mask: Mask | None = _CAUSAL) -> Callable[[Tensor], Ten
     latex=r"\Bigl\lVert\frac{\partial o_n}{\partial x_{n-t}}\Bigr\rVert\ \text{does not depend on}\ t",
     source="tutorials; Vaswani et al. 2017, arXiv:1706.03762, table 1",
     verdict="holds if",
-    conditions="nothing in the scores depends on distance; each of n tokens has a share of about 1/n of the influence",
+    conditions="nothing in the scores depends on distance, as a relative bias or a window does; each of n tokens has a "
+    "share of about 1/n of the influence, and scores far below the largest have weights of exactly 0 in floating point",
 )
 def distance_does_not_matter(
     draw: Draw,
@@ -268,3 +270,30 @@ def recurrences_are_sequential(
     yield at_most("the same, n = 512: rounds", long, 150)
     held = rounds_of_lstm(draw, 512, open_bias)
     yield at_least("the same with a forget bias of 6: rounds", held, 500)
+
+
+@claim(
+    latex=r"A_{ij}=0\ \Rightarrow\ \frac{\partial o_i}{\partial x_j}=0",
+    source="tutorials; on what several layers pass on Abnar and Zuidema 2020, arXiv:2005.00928",
+    verdict="holds if",
+    conditions="there is one layer. In two layers a third token can read the one that is needed and pass it on: only "
+    "if it is hidden from all others as well does its influence end",
+)
+def what_is_needed_must_be_attended_to(
+    draw: Draw, *, layer: Callable[[Draw, Tensor], Callable[[Tensor], Tensor]] = attending
+) -> Measurements:
+    """To depend on a token, as a verb on its subject, a query must attend to it."""
+    n, subject = 10, 1
+    x = draw.normal(64, n, _WIDTH)
+    pair, column = torch.ones(n, n, dtype=torch.bool), torch.ones(n, n, dtype=torch.bool)
+    pair[-1, subject] = False
+    column[torch.arange(n) != subject, subject] = False
+
+    def reached(allowed: Tensor, layers: int) -> Tensor:
+        stack = [layer(draw, allowed) for _ in range(layers)]
+        return influence(lambda x: functools.reduce(lambda x, one: one(x), stack, x), x)[:, n - 1 - subject]
+
+    yield equal("one layer, the pair hidden: largest influence of the token", float(reached(pair, 1).max()), 0.0)
+    yield at_least("two layers, the pair hidden: smallest influence", float(reached(pair, 2).min()), 0.012)
+    alone = float(reached(column, 2).max())
+    yield equal("two layers, the token hidden from all others: largest influence", alone, 0.0)

@@ -42,7 +42,12 @@ def spread_of_rows(x: Tensor) -> float:
     verdict="refuted",
     conditions="the rank of QKᵀ is d_k at most; exp is taken entry by entry and does not keep rank",
 )
-def attention_has_low_rank(draw: Draw, *, weights: Callable[[Tensor, Tensor], Tensor] = weights_of) -> Measurements:
+def attention_has_low_rank(
+    draw: Draw,
+    *,
+    weights: Callable[[Tensor, Tensor], Tensor] = weights_of,
+    scores: Callable[[Tensor, Tensor], Tensor] = lambda query, key: query @ key.T,
+) -> Measurements:
     """The attention matrix has low rank, because QKᵀ has rank at most d_k."""
     ends = torch.linspace(-3, 3, 8, dtype=torch.float64)[:, None]
     line = weights(ends, ends)
@@ -50,6 +55,7 @@ def attention_has_low_rank(draw: Draw, *, weights: Callable[[Tensor, Tensor], Te
     yield at_least("its smallest singular value", float(torch.linalg.svdvals(line)[-1]), 1e-8)
     q, k = draw.normal(64, 8), draw.normal(64, 8)
     yield apart("rank of A, n = 64, d_k = 8", int(torch.linalg.matrix_rank(weights(q, k))), 8, 50)
+    yield equal("rank of QKᵀ, n = 64, d_k = 8", int(torch.linalg.matrix_rank(scores(q, k))), 8)
 
 
 def directions(weights: Tensor, share: float = 0.9) -> Tensor:

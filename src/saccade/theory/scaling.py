@@ -139,7 +139,7 @@ def variance_is_d_k(
     latex=r"\mathrm{Var}\bigl(q\cdot k/\sqrt{d_k}\bigr)=1",
     source=_VASWANI,
     verdict="holds if",
-    conditions="as for variance-is-d-k; for one fixed query, the variance in its row is |q|²/d_k",
+    conditions="the conditions of variance-is-d-k hold; for one fixed query, the variance in its row is |q|²/d_k",
 )
 def root_scale_standardises(draw: Draw, *, scale: Callable[[int], float] = inverse_root) -> Measurements:
     """Divided by the square root of d_k, dot products have variance 1, whatever the width."""
@@ -157,8 +157,9 @@ def root_scale_standardises(draw: Draw, *, scale: Callable[[int], float] = inver
     latex=r"\mathrm{tr}\frac{\partial p}{\partial s}=1-\lVert p\rVert^2\to 0",
     source=_VASWANI,
     verdict="holds if",
-    conditions="it refers to the median, and d_k is large: the mean falls only as 1/√d_k, since sometimes two scores "
-    "are close, and for d_k = 8 little is lost",
+    conditions="it refers to the median, and d_k is large, well above 2 ln m for m keys: with 100,000 keys nothing is "
+    "lost at d_k = 16. The mean falls only as 1/√d_k, since sometimes two scores are close. Small derivatives alone "
+    "prove nothing: with many keys each is small with the scale too",
 )
 def unscaled_gradients_vanish(
     draw: Draw, *, scale: Callable[[int], float] = inverse_root, unscaled: Callable[[int], float] = lambda d: 1.0
@@ -177,6 +178,12 @@ def unscaled_gradients_vanish(
     yield at_least("unscaled, d_k = 1,024: mean, which has not vanished", means[1024], 0.02)
     ratio = math.sqrt(1024 / 64) * means[1024] / means[64]
     yield equal("mean times √d_k, d_k = 1,024 against 64", ratio, 1.0, 0.35, "the law 1/√d_k")
+    many = draw.normal(20, 16).norm(dim=-1, keepdim=True) * draw.normal(20, 100_000)
+    of_many = float(movability(many * unscaled(16)).median())
+    yield at_least("unscaled, d_k = 16, 100,000 keys: median, which has not vanished", of_many, 0.75)
+    weights = (many * scale(16)).softmax(-1)
+    steepest = float((weights * (1 - weights)).amax(-1).median())
+    yield at_most("scaled, d_k = 16, 100,000 keys: largest derivative of a weight by its score, median", steepest, 1e-3)
 
 
 @claim(

@@ -1,4 +1,4 @@
-"""Claim that dot products measure similarity."""
+"""Claims that dot products measure similarity, and that projections can align two codes of the same symbols."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from saccade.theory.claim import Draw, claim
-from saccade.theory.measurement import Measurements, apart, differ, equal, same
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, equal, same
+from saccade.theory.rank import weights_of
 
 
 def dot_products(query: Tensor, key: Tensor) -> Tensor:
@@ -16,16 +17,28 @@ def dot_products(query: Tensor, key: Tensor) -> Tensor:
     return query @ key.T
 
 
+def weights_as_printed(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
+    """Return the weights of the attention layer that a tutorial prints, ``[batch, 1, n]``, without its final mistake.
+
+    It multiplies keys ``[batch, n, width]`` by a matrix, and by the query ``[batch, 1, width]`` without a scale.
+    """
+    return (key @ weight.T).bmm(query.transpose(1, 2)).softmax(1).transpose(1, 2)
+
+
 @claim(
     latex=r"q\cdot k=\tfrac12\bigl(|q|^2+|k|^2-|q-k|^2\bigr)",
     source="tutorials; against it, for keys of several lengths, Ram and Gray 2012, on search by inner products",
     verdict="holds if",
     conditions="all keys have the same length: then the nearest key has the largest product, of unit "
-    "vectors the cosine. Otherwise long keys win. With W_q and W_k the score is not even symmetric: it measures what "
-    "the query seeks, which need not be similar to it",
+    "vectors the cosine. Otherwise long keys win. Between tokens it needs W_q W_kᵀ to be a positive multiple of the "
+    "identity as well: else the score is not even symmetric, and with W_k = -W_q the most similar token gets the "
+    "lowest. It measures what the query seeks, which need not be similar to it",
 )
 def dot_products_show_similarity(
-    draw: Draw, *, score: Callable[[Tensor, Tensor], Tensor] = dot_products
+    draw: Draw,
+    *,
+    score: Callable[[Tensor, Tensor], Tensor] = dot_products,
+    printed: Callable[[Tensor, Tensor, Tensor], Tensor] = weights_as_printed,
 ) -> Measurements:
     """The dot product is a good measure of how similar two vectors are."""
     n, width = 512, 8
@@ -46,3 +59,48 @@ def dot_products_show_similarity(
     of_queries, of_keys = (draw.normal(width, width) / width**0.5 for _ in range(2))
     learned = score(unit @ of_queries, unit @ of_keys)
     yield differ("with W_q and W_k: i for j and j for i", learned, learned.T, 0.5)
+    rotation = torch.linalg.qr(draw.normal(width, width)).Q
+    turned = score(unit @ rotation, -unit @ rotation)
+    lowest = turned.argmin(-1) == torch.arange(n)
+    yield equal(
+        "unit tokens, W_k = -W_q: share that give themselves the lowest score", float(lowest.double().mean()), 1.0
+    )
+    query, keys, weight = draw.normal(2, 1, 4), draw.normal(2, 5, 4), draw.normal(4, 4)
+    expected = torch.stack([score(q, k @ weight.T).softmax(-1) for q, k in zip(query, keys, strict=True)])
+    yield same(
+        "printed layer: weights, against dot products with projected keys", printed(query, keys, weight), expected
+    )
+
+
+def pseudoinverses(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Return maps from two codes, ``[symbols, width]`` each, to one space in which equal symbols are equal axes."""
+    return torch.linalg.pinv(first), torch.linalg.pinv(second)
+
+
+@claim(
+    latex=r"W_Q=X^+,\ W_K=Y^+\ \Rightarrow\ (XW_Q)(YW_K)^\top=I",
+    source="tutorials; Radford et al. 2021, arXiv:2103.00020, train such maps for texts and images, without attention",
+    verdict="holds if",
+    conditions="the projections map both codes to one space, which training has to find: here they are the inverses of "
+    "the codes. Random projections align nothing. That trained models align texts with images is not measured",
+)
+def cross_attention_aligns_codes(
+    draw: Draw,
+    *,
+    maps: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = pseudoinverses,
+    weights: Callable[[Tensor, Tensor], Tensor] = weights_of,
+) -> Measurements:
+    """Cross-attention aligns two modalities: each token of one finds its counterpart in the other."""
+    symbols, width = 12, 16
+    first, second = draw.normal(symbols, width), draw.normal(symbols, width)  # two codes of the same symbols
+    order = draw.permutation(symbols)
+
+    def on_partner(of_query: Tensor, of_key: Tensor) -> Tensor:
+        of_pairs = weights(first @ of_query, second[order] @ of_key * 100)
+        return of_pairs.gather(1, order.argsort()[:, None])
+
+    yield at_least(
+        "maps to one space: smallest weight of the counterpart", float(on_partner(*maps(first, second)).min()), 0.99
+    )
+    lottery = on_partner(draw.normal(width, symbols), draw.normal(width, symbols))
+    yield at_most("random maps: mean weight of the counterpart", float(lottery.mean()), 0.5)

@@ -48,8 +48,9 @@ def entropy_slope(scores: Tensor, beta: Tensor) -> Tensor:
     latex=r"\sum_j p_j=1,\quad p_j>0,\quad \mathrm{softmax}(s+c)=\mathrm{softmax}(s)",
     source="by definition",
     verdict="holds",
-    conditions="positive in exact arithmetic: in float64 a score 746 below the largest has weight 0; and a factor, "
-    "unlike a constant, changes the weights",
+    conditions="positive in exact arithmetic: in float64 a score 746 below the largest has weight 0, in float32 one "
+    "of 104 below. The order is that of one row; weights of two rows do not compare. A factor, unlike a constant, "
+    "changes the weights",
 )
 def softmax_gives_distributions(draw: Draw, *, softmax: Callable[[Tensor], Tensor] = softmax) -> Measurements:
     """Softmax gives weights above 0 that sum to 1, keep the order of the scores and ignore a constant added to them."""
@@ -65,6 +66,12 @@ def softmax_gives_distributions(draw: Draw, *, softmax: Callable[[Tensor], Tenso
     near = torch.tensor([0.0, *[-0.2] * 11], dtype=torch.float64)
     yield at_least("weight of a score 0.2 below the largest, 12 keys", float(softmax(near)[1]), 0.05)
     yield differ("weights after doubling the scores", softmax(2 * scores), weights, 0.01)
+    single = softmax(torch.tensor([0.0, -200.0, -300.0], dtype=torch.float32))
+    yield equal(
+        "float32, scores 0, -200, -300: weight of the second less that of the third", float(single[1] - single[2]), 0
+    )
+    tied, alone = (softmax(torch.tensor(row, dtype=torch.float64)) for row in ([5.0, 5.0], [1.0, -3.0]))
+    yield at_most("two rows: weight of 5 beside 5, over weight of 1 beside -3", float(tied[0] / alone[0]), 0.6)
 
 
 @claim(

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from saccade.masks import Causal, Mask
+from saccade.masks import Causal, Documents, Mask
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, same
 from saccade.theory.rank import weights_of
 
 _CAUSAL = Causal()
+_PACKED = Documents([15, 25])
 
 
 def moduli(matrix: Tensor) -> Tensor:
@@ -27,15 +28,17 @@ def _random_weights(draw: Draw, n: int) -> Tensor:
 @claim(
     latex=r"A\mathbf{1}=\mathbf{1},\quad|\lambda|\le 1,\quad|\lambda_2|\le\max_{i,k}\mathrm{TV}(a_i,a_k)",
     source="Perron and Frobenius; Dobrushin 1956",
-    verdict="holds",
-    conditions="as many queries as keys, no empty rows, no sink logit; without a mask 1 is a simple eigenvalue, and "
-    "the others may be complex",
+    verdict="holds if",
+    conditions="there are as many queries as keys (other matrices have no eigenvalues), no empty rows, no dropout and "
+    "no sink logit. Without a mask 1 is a simple eigenvalue, and the others may be complex; if two texts are packed, "
+    "1 is an eigenvalue twice, and the vector of ones is not the only one",
 )
 def largest_eigenvalue_is_one(
     draw: Draw,
     *,
     weights: Callable[[Draw, int], Tensor] = _random_weights,
     spectrum: Callable[[Tensor], Tensor] = moduli,
+    packed: Mask | None = _PACKED,
 ) -> Measurements:
     """The largest eigenvalue of an attention matrix is 1, and the vector of ones is an eigenvector for it."""
     n = 40
@@ -46,6 +49,8 @@ def largest_eigenvalue_is_one(
     yield equal("largest absolute value", float(values[0]), 1.0, 1e-9)
     distance = (matrix[:, None] - matrix[None]).abs().sum(-1).max() / 2
     yield at_most("second largest, against the largest distance of two rows", float(values[1]), float(distance), 1e-9)
+    two = spectrum(weights_of(draw.normal(n, 4), draw.normal(n, 4), packed))
+    yield equal("two texts packed: eigenvalues of absolute value 1", int((two > 1 - 1e-9).sum()), 2)
 
 
 @claim(

@@ -19,7 +19,8 @@ from saccade.theory.measurement import Measurements, apart, same
     source="tutorials; Lee et al. 2019, arXiv:1810.00825, section 3.1",
     verdict="holds if",
     conditions="nothing distinguishes positions: a causal mask, a relative bias or positions added to the tokens break "
-    "it",
+    "it. So it suits sets in which no token occurs twice: every token as often again changes no output, so it "
+    "cannot count",
 )
 def permutation_equivariance(
     draw: Draw, *, mask: Mask | None = None, attention: Callable[..., Tensor] = attention
@@ -45,6 +46,12 @@ def permutation_equivariance(
     broken["sinusoidal positions"] = attend(permuted + positions, None) - attend(x + positions, None)[:, :, order]
     for name, difference in broken.items():
         yield apart(f"permuted, with {name}, largest difference", float(difference.abs().max()), 0.0, 0.01)
+    once = attend(x, mask)
+    yield same(
+        "every token twice: outputs, against those of every token once",
+        attend(torch.cat([x, x], 2), mask)[:, :, :n],
+        once,
+    )
 
 
 @claim(

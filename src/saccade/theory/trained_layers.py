@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from saccade.matrix import attention
 from saccade.theory.claim import Draw, claim
-from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal
+from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, same
 
 _CLASSES = 8
 
@@ -86,13 +86,18 @@ Layer = Callable[[Tensor, Tensor], Tensor]
 """A function that mixes tokens ``[seeds, examples, n, width]`` by four matrices ``[seeds, 4, width, width]``."""
 
 
-def attentive(heads: int) -> Layer:
-    """Return a self-attention layer to train. Its four matrices project to queries, keys, values and the output."""
+def attentive(heads: int, scale: float | None = None) -> Layer:
+    """Return a self-attention layer to train. Its four matrices project to queries, keys, values and the output.
+
+    Args:
+        heads: number of heads.
+        scale: the factor for the scores; None means 1/√d_k.
+    """
 
     def mix(x: Tensor, weights: Tensor) -> Tensor:
         projected = (x @ weights[:, i, None] for i in range(3))
         query, key, value = (one.flatten(0, 1).unflatten(-1, (heads, -1)).transpose(1, 2) for one in projected)
-        out = attention(query, key, value).transpose(1, 2).flatten(2).unflatten(0, x.shape[:2])
+        out = attention(query, key, value, scale=scale).transpose(1, 2).flatten(2).unflatten(0, x.shape[:2])
         return out @ weights[:, 3, None]
 
     return mix
@@ -126,6 +131,7 @@ def learned(
     width: int = 32,
     examples: int | None = None,
     activation: Callable[[Tensor], Tensor] = torch.Tensor.clone,
+    start: float = 1.0,
 ) -> Learned:
     """Train a layer between an embedding and a linear readout with Adam, for several seeds at once.
 
@@ -138,6 +144,7 @@ def learned(
         width: the width of the tokens and the layer.
         examples: size of the training set; None draws new examples in every step.
         activation: a function applied between the layer and the readout.
+        start: a factor for the initial numbers of the first of the layer's matrices, which makes the queries.
     """
     begin, data = Generator().manual_seed(0), Generator().manual_seed(1)
 
@@ -147,6 +154,8 @@ def learned(
     embedding, places = weight(task.vocab_size, width), weight(task.length, width, scale=0.5)
     mixing, readout = weight(4, width, width, scale=width**-0.5), weight(width, 8 * task.answers, scale=width**-0.5)
     weights = [embedding, places, mixing, readout]
+    with torch.no_grad():
+        mixing[:, 0] *= start
 
     def logits(tokens: Tensor) -> Tensor:
         x = embedding[:, tokens].sum(-2) + places[:, None]
@@ -211,6 +220,50 @@ def several_heads_beat_one(
     wide, thin = (accuracy(heads, recall(), 16, 0.03, 400) for heads in (1, 8))
     yield at_least("one of 16 keys, one head of 16: accuracy, worst of 4 seeds", float(wide.min()), 0.95)
     yield at_most("one of 16 keys, eight heads of 2: accuracy, best of 4 seeds", float(thin.max()), 0.85)
+
+
+@claim(
+    latex=r"\mathrm{softmax}\bigl(QK^\top/\sqrt{d_k}\bigr)=\mathrm{softmax}\bigl(Q'K^\top\bigr),\quad "
+    r"W_Q'=W_Q/\sqrt{d_k}",
+    source="tutorials (the necessity of scaling); Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1, which suspects "
+    "small gradients",
+    verdict="holds if",
+    conditions="the start of training is meant, with entries of q and k of variance about 1, and a task in which one "
+    "of many tokens is to be found: a layer without the scale then learns hardly more than chance. As to what can be "
+    "computed, the scale is not necessary: W_Q can hold it. If W_Q starts smaller by 1/√d_k, an easy task is learned "
+    "without the scale; a harder one is not at the same rate of Adam, whose steps do not become smaller with the "
+    "weights",
+)
+def scaling_is_necessary(
+    draw: Draw,
+    *,
+    attend: Callable[..., Tensor] = attention,
+    layer: Callable[[float | None], Layer] = lambda scale: attentive(1, scale),
+    start: float = 32**-0.5,
+) -> Measurements:
+    """Scaling is necessary: without it, training is hard and unsteady."""
+    x, of_query, of_key = draw.normal(1, 1, 12, 32), draw.normal(32, 32), draw.normal(32, 32)
+    scaled = attend(x @ of_query, x @ of_key, x)
+    unscaled = attend(x @ of_query * 32**-0.5, x @ of_key, x, scale=1.0)
+    yield same("W_Q divided by √d_k and no scale: output, against that with the scale", unscaled, scaled)
+
+    def accuracy(task: Task, scale: float | None, start: float = 1.0, seeds: int = 2) -> Tensor:
+        return learned(layer(scale), task, steps=200, rate=0.01, start=start, seeds=seeds).accuracy
+
+    far, near = recall(), neighbours(1)
+    yield at_least("one of 16 keys, scaled: accuracy, worse of 2 seeds", float(accuracy(far, None).min()), 0.9)
+    yield at_most("one of 16 keys, no scale: accuracy, better of 2 seeds", float(accuracy(far, 1.0).max()), 0.3)
+    yield at_least("the token before, scaled: accuracy, worse of 2 seeds", float(accuracy(near, None).min()), 0.95)
+    unsteady = accuracy(near, 1.0, seeds=4)
+    yield at_least(
+        "the token before, no scale: accuracy of the best of 4 seeds less that of the worst",
+        float(unsteady.max() - unsteady.min()),
+        0.5,
+    )
+    smaller = accuracy(near, 1.0, start)
+    yield at_least("the same, W_Q started smaller by 1/√d_k: accuracy, worse of 2 seeds", float(smaller.min()), 0.95)
+    hard = float(accuracy(far, 1.0, start).max())
+    yield at_most("one of 16 keys, no scale, W_Q started smaller: accuracy, better of 2 seeds", hard, 0.3)
 
 
 @claim(

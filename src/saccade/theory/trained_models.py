@@ -161,7 +161,9 @@ def most_tokens_matter_little(
     latex=r"A^{(h)}\neq A^{(h')}:\ \text{some near, some far}",
     source="tutorials; Clark et al. 2019, arXiv:1906.04341, section 3, for BERT",
     verdict="holds",
-    conditions="measured on both bundled models: heads for the previous token, and broad ones",
+    conditions="measured on both bundled models: heads for the previous token, and broad ones. Three heads or more of "
+    "each put half of their attention on tokens at most three away, where equal weights put a tenth. Heads that start "
+    "equal stay equal (each-head-learns-another-subspace)",
 )
 def heads_learn_different_patterns(
     draw: Draw, *, heads: Callable[[], dict[str, list[Tensor]]] = trained_heads
@@ -176,6 +178,10 @@ def heads_learn_different_patterns(
         yield at_most(f"{name}: head with least", float(before.min()), 0.1)
         yield at_least(f"{name}: entropy as a share of the possible, broadest head", float(breadth.max()), 0.85)
         yield at_most(f"{name}: narrowest head", float(breadth.min()), 0.5)
+        places = torch.arange(weights.shape[-1])
+        near = (weights * ((places[:, None] - places).abs() <= 3)).sum(-1)[:, 16:].mean(-1)
+        local = f"{name}: heads with half of their attention on tokens at most 3 away"
+        yield at_least(local, int((near >= 0.5).sum()), 3)
 
 
 @claim(

@@ -51,6 +51,19 @@ def built(
     return torch.einsum("blps,spc->blc", units, wanted)
 
 
+def parity_by_counting(bits: Tensor, attend: Callable[..., Tensor] = attention) -> Tensor:
+    """Return the parity of each row of bits ``[rows, n]``, by a head with equal weights and a layer of n hidden units.
+
+    The head counts: its output is the number of ones over n. The units are relus that make the count a zigzag.
+    """
+    n = bits.shape[1]
+    value = bits[:, None, :, None]
+    counted = n * attend(torch.zeros_like(value[:, :, :1]), torch.zeros_like(value), value)[:, 0, 0, 0]
+    steps = torch.arange(n, dtype=bits.dtype)
+    slopes = torch.where(steps == 0, 1.0, 2 * (-1.0) ** steps)
+    return torch.relu(counted[:, None] - steps) @ slopes.to(bits)
+
+
 def unexplained_share(wanted: Tensor, *seen: Tensor) -> float:
     """Return the share of the sum of squares of ``wanted`` that no function of ``seen`` can explain."""
     groups = torch.unique(torch.stack([one.flatten() for one in seen], 1), dim=0, return_inverse=True)[1]
@@ -65,11 +78,11 @@ def unexplained_share(wanted: Tensor, *seen: Tensor) -> float:
     r"\le\varepsilon",
     source="Yun et al. 2020, arXiv:1912.10077, theorems 2 and 3, for continuous functions on compact sets",
     verdict="holds if",
-    conditions="its size is not limited (here one hidden unit for each sequence and position, n mⁿ of them); there are "
-    "positions, since otherwise the function must treat permuted sequences alike; and something computes a relu: a "
-    "feed-forward layer, or heads with two keys (Huben and Morris 2023, arXiv:2309.08593). The theorem bounds an L^p "
-    "distance, not the error at every X; on finitely many sequences it is 0. It says that weights exist, not that "
-    "training finds them",
+    conditions="the length is fixed; the size is not limited (here one hidden unit for each sequence and position, "
+    "n mⁿ of them); there are positions, since otherwise the function must treat permuted sequences alike; and "
+    "something computes a relu: a feed-forward layer, or heads with two keys (Huben and Morris 2023, "
+    "arXiv:2309.08593). The theorem bounds an L^p distance, not the error at every X; on finitely many sequences it is "
+    "0. It says that weights exist, not that training finds them",
 )
 def transformers_are_universal(
     draw: Draw,
@@ -78,6 +91,7 @@ def transformers_are_universal(
     by_attention: Callable[[Tensor], Tensor] = relu_by_attention,
     identity: Callable[[Tensor], Tensor] = torch.clone,
     left: Callable[..., float] = unexplained_share,
+    parity: Callable[[Tensor], Tensor] = parity_by_counting,
 ) -> Measurements:
     """A transformer can approximate every function from sequences to sequences."""
     tokens = sequences()
@@ -99,3 +113,10 @@ def transformers_are_universal(
     unordered = (tokens, *(bag[:, letter : letter + 1].expand(27, _LENGTH) for letter in range(_LETTERS)))
     yield at_least("without positions, whatever else: share that is left", left(wanted, *unordered), 0.5)
     yield equal("with both: share that is left", left(wanted, torch.arange(27)[:, None].expand(27, 3), places), 0.0)
+    answers = parity(torch.tensor(list(itertools.product((0.0, 1.0), repeat=8)), dtype=torch.float64))
+    expected = torch.tensor([sum(one) % 2 for one in itertools.product((0, 1), repeat=8)], dtype=torch.float64)
+    yield at_most(
+        "parity of 8 bits, equal weights and 8 hidden units: largest error of 256 sequences",
+        float((answers - expected).abs().max()),
+        1e-9,
+    )

@@ -75,9 +75,9 @@ def from_timm(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tenso
     theirs = set(names.values())
     if theirs != set(state):
         facts = [f"lacks {sorted(theirs - set(state))}", f"has {sorted(set(state) - theirs)}"]
-        rule = f"have the names of the timm layer that is a {type(module).__name__}"
-        hint = "projection_bias and norm decide which parameters there are"
-        raise value_error("state", rule, "others", facts=facts, hint=hint)
+        rule = f"have the names of timm's counterpart of {type(module).__name__}"
+        hint = "projection_bias and norm determine the parameters"
+        raise value_error("state", rule, "other names", facts=facts, hint=hint)
     for name, x in module.state_dict().items():
         shape, expected = list(state[names[name]].shape), [*x.shape, 1, 1] if x.dim() == 2 else [*x.shape]
         if shape != expected:
@@ -99,7 +99,7 @@ def _names(module: nn.Module) -> dict[str, str]:
         part, _, parameter = name.rpartition(".")
         names[name] = f"{parts.get(part)}.{parameter}"
         if part not in parts:
-            reasons.append(f"it has {name}, which is no parameter of a plain layer")
+            reasons.append(f"it has {name}, which is not a parameter of a plain layer")
     if reasons:
         raise unsupported(f"timm's counterpart of {type(module).__name__}", reasons)
     return names

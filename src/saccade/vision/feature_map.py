@@ -27,7 +27,7 @@ class BatchNorm(nn.BatchNorm2d):
         """
         if self.training and count == 1:
             rule = "have at least 2 values per channel in training, for the batch norm"
-            hint = "use a larger batch, or eval(), which takes the running statistics"
+            hint = "use a larger batch, or eval(), which uses the running statistics"
             raise value_error("features", rule, count, hint=hint)
 
 

@@ -166,7 +166,7 @@ def _at_most_0(q: Tensor, k: Tensor, threshold: Tensor) -> Tensor:
 
 def _as_batch(image: Tensor, patch_size: int) -> Tensor:
     """Check the image to denoise, and reshape it to ``[batch, channels, H, W]``."""
-    hint = "torch.from_numpy(array); a picture [H, W, channels] becomes channels first by .permute(2, 0, 1)"
+    hint = "torch.from_numpy(array); for an image [H, W, channels], .permute(2, 0, 1) puts channels first"
     check_type("image", image, Tensor, "be a tensor", hint=hint)
     if image.dtype not in (torch.float32, torch.float64):
         got = str(image.dtype).removeprefix("torch.")
@@ -179,5 +179,5 @@ def _as_batch(image: Tensor, patch_size: int) -> Tensor:
     if 0 not in image.shape and min(image.shape[-2:]) <= patch_size // 2:
         rule = f"have more than {patch_size // 2} rows and columns for patch_size {patch_size}"
         got = f"{image.shape[-2]} x {image.shape[-1]}"
-        raise value_error("image", rule, got, hint="the picture is mirrored at its borders")
+        raise value_error("image", rule, got, hint="the image is mirrored at its borders")
     return image.reshape((1,) * (4 - image.dim()) + image.shape)

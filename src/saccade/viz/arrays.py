@@ -118,8 +118,8 @@ def log_limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[fl
         return low, high
     high = float(np.fmax.reduce(matrix, axis=None))
     if not high > 0:
-        hint = "log=False draws any numbers"
-        raise value_error("weights", "hold a number above 0 for a logarithmic scale", "none", hint=hint)
+        hint = "log=False draws all numbers"
+        raise value_error("weights", "contain a number above 0 for a logarithmic scale", "none", hint=hint)
     return high / 10**DECADES, high
 
 
@@ -134,7 +134,7 @@ def masked(matrix: Array, allowed: object) -> Array:
         return matrix
     visible = allowed.detach().cpu().numpy() if isinstance(allowed, torch.Tensor) else np.asarray(allowed)
     if visible.dtype != np.bool_:
-        raise type_error("allowed", "be of bool", visible.dtype, hint="mask.to_dense(q_len, kv_len) is")
+        raise type_error("allowed", "be bool", visible.dtype, hint="for instance mask.to_dense(q_len, kv_len)")
     while visible.ndim > matrix.ndim and len(visible) == 1:  # Mask.to_dense returns axes for batch and heads
         visible = visible[0]
     try:
@@ -143,7 +143,7 @@ def masked(matrix: Array, allowed: object) -> Array:
         rule = f"be broadcastable to {list(matrix.shape)}"
         raise value_error("allowed", rule, f"shape {list(visible.shape)}") from None
     if not visible.any():
-        raise value_error("allowed", "allow something", "nothing")
+        raise value_error("allowed", "allow at least one pair", "none")
     return np.where(visible, matrix, np.nan)
 
 
@@ -155,7 +155,7 @@ def _checked(weights: object, shape: str, axes: tuple[int, ...]) -> Array:
         raise value_error("weights", "have no empty axis", f"shape {list(array.shape)}")
     finite = np.isfinite(array)
     if not finite.any():
-        raise value_error("weights", "hold at least one finite number", "only NaN and infinities")
+        raise value_error("weights", "contain at least one finite number", "only NaN and infinities")
     return array if finite.all() else np.where(finite, array, np.nan)
 
 

@@ -95,12 +95,12 @@ def _read_lines(values: object, x: object, baseline: object, log: bool) -> tuple
     points = lines.shape[1]
     places = np.arange(points, dtype=np.float64) if x is None else _line("x", x, points).astype(np.float64)
     if (np.diff(places) <= 0).any():
-        raise value_error("x", "ascend", "places that do not")
+        raise value_error("x", "increase", "values that do not")
     even = None if baseline is None else _line("baseline", baseline, points)
     shown = places > 0 if log else np.ones(points, dtype=bool)
     lines = lines[:, shown]
     if not np.isfinite(lines).any() or (log and not (np.nan_to_num(lines) > 0).any()):
-        raise value_error("values", "hold a number to show", "none", hint="log=True shows what is above 0")
+        raise value_error("values", "contain a number to show", "none", hint="log=True shows numbers above 0")
     return places[shown], lines, None if even is None else even[shown]
 
 
@@ -175,7 +175,7 @@ def channel_weights(
     """
     row = as_numbers("weights", weights)
     if row.ndim != 1:
-        hint = "gates[0] are those of the first picture" if row.ndim == 2 else None
+        hint = "gates[0] is the row of the first image" if row.ndim == 2 else None
         raise value_error("weights", "be [channels]", f"shape {list(row.shape)}", hint=hint)
     row = as_matrix(row[None])
     channels = row.shape[1]
@@ -225,10 +225,10 @@ def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
         ValueError: no mechanism in the comparison has an error.
         ImportError: matplotlib is not installed.
     """
-    check_type("comparison", comparison, Comparison, "be what saccade.compare returns")
+    check_type("comparison", comparison, Comparison, "be a result of saccade.compare")
     rows = [row for row in comparison.rows if math.isfinite(row.error_median) and math.isfinite(row.seconds)]
     if not rows:
-        raise value_error("comparison", "hold a mechanism with an error", "none")
+        raise value_error("comparison", "contain a mechanism with an error", "none")
     canvas = blank()
     axes = canvas.axes
     floor = min([row.error_median for row in rows if row.error_median > 0] + [CLOSE]) / 3

@@ -154,7 +154,7 @@ def _warn_once(missing: set[str]) -> None:
     _warned = True
     names = ", ".join(sorted(missing)[:12]) + (" and more" if len(missing) > 12 else "")
     cjk = any(unicodedata.name(character, "").startswith(_CJK_NAMES) for character in missing)
-    package, kind = ("fonts-noto-cjk", "any CJK font") if cjk else ("fonts-noto-core", "any font that has them")
+    package, kind = ("fonts-noto-cjk", "any CJK font") if cjk else ("fonts-noto-core", "any font that contains them")
     warnings.warn(
         f"no installed font has {names}: labels with them are drawn as their number. "
         f"Debian and Ubuntu: apt install {package}; elsewhere {kind}.",

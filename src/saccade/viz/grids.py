@@ -100,7 +100,7 @@ def _number(canvas: Canvas, shape: tuple[int, int], cell: int, top: int, left: i
 def _grids_by_name(values: object) -> dict[str, Array]:
     given = values if isinstance(values, Mapping) else {"": values}
     if not given:
-        raise value_error("values", "hold at least one grid", "none")
+        raise value_error("values", "contain at least one grid", "none")
     grids: dict[str, Array] = {}
     for name, grid in given.items():
         if not isinstance(name, str):

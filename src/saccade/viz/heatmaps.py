@@ -12,7 +12,7 @@ from saccade.support.errors import value_error
 from saccade.viz.arrays import Array, as_matrix, masked, max_pool, scale_of
 from saccade.viz.canvas import DPI, Canvas, blank, colours, whole_pixels
 from saccade.viz.mask_maps import matrix_of_mask, refuse_lengths, refuse_with_mask, visible_cells
-from saccade.viz.pooled_maps import chosen, map_of, places_of, refuse_choice
+from saccade.viz.pooled_maps import check_no_lazy_options, chosen, map_of, position_labels
 from saccade.viz.ticks import check_labels, name_columns, name_rows
 
 if TYPE_CHECKING:
@@ -103,10 +103,10 @@ def heatmap(
     if isinstance(weights, Matrix):
         item, number = chosen(weights, batch, head)
         if allowed is not None:
-            raise value_error("allowed", "be left out for a lazy matrix, which knows its mask", "a mask")
+            raise value_error("allowed", "be omitted for a lazy matrix, which has its own mask", "a mask")
         shape = weights.shape[2:]
     else:
-        refuse_choice(head=head, batch=batch)
+        check_no_lazy_options(head=head, batch=batch)
         matrix = masked(as_matrix(weights), allowed)
         shape = (matrix.shape[0], matrix.shape[1])
     check_labels("x_labels", x_labels, shape[1], "columns")
@@ -121,7 +121,7 @@ def heatmap(
     rows = columns = None
     if isinstance(weights, Matrix):
         matrix = as_matrix(map_of(weights, item, number, max(pixels)))
-        rows, columns = places_of(weights, item)
+        rows, columns = position_labels(weights, item)
     cells = max_pool(matrix, *pixels)
     if is_mask:
         _draw_cells(canvas, visible_cells(cells), shape, (0.0, _VISIBLE, False), log=False, has_bar=False)
@@ -171,7 +171,7 @@ def _draw_cells(
     """Draw the cells of a heatmap, and the colour scale next to it."""
     from matplotlib.colors import LogNorm, Normalize  # noqa: PLC0415  matplotlib is optional
 
-    (rows, columns), (low, high, is_more), axes = shape, scale, canvas.axes
+    (rows, columns), (low, high, has_larger), axes = shape, scale, canvas.axes
     image = axes.imshow(
         # Values below a logarithmic scale get its lowest colour, because grey marks hidden cells.
         np.maximum(cells, low) if log else cells,
@@ -184,7 +184,7 @@ def _draw_cells(
     )
     rule_cells(axes, rows, columns)
     if has_bar:
-        canvas.add_scale(image, float(np.fmax.reduce(cells, axis=None)) if is_more else None)
+        canvas.add_scale(image, float(np.fmax.reduce(cells, axis=None)) if has_larger else None)
     return image
 
 

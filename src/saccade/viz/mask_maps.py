@@ -44,14 +44,14 @@ def refuse_with_mask(**named: object) -> None:
     """Raise an error if a mask is drawn with an option that only applies to weights."""
     for name, value in named.items():
         if value is not None and value is not False:
-            raise value_error(name, "be left out for a mask, which has no weights", value)
+            raise value_error(name, "be omitted for a mask, which has no weights", value)
 
 
 def refuse_lengths(**named: int | None) -> None:
     """Raise an error if weights are drawn with a length, which only masks need."""
     for name, value in named.items():
         if value is not None:
-            raise value_error(name, "be left out where weights are drawn, whose shape is known", value)
+            raise value_error(name, "be omitted for weights, whose shape is known", value)
 
 
 def visible_cells(cells: Array) -> Array:

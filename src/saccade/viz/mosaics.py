@@ -11,7 +11,7 @@ from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.viz.arrays import DECADES, Array, as_maps, limits_of, log_limits_of, masked, max_pool, robust_top, scale_of
 from saccade.viz.canvas import INK, blank, colours
-from saccade.viz.pooled_maps import maps_of, refuse_choice
+from saccade.viz.pooled_maps import check_no_lazy_options, maps_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,11 +98,11 @@ def _read_maps(weights: object, batch: int, allowed: object) -> tuple[Array, tup
     """
     lazy = weights if isinstance(weights, Matrix) else _layers(weights)
     if lazy is None:
-        refuse_choice(batch=batch)
+        check_no_lazy_options(batch=batch)
         maps = masked(as_maps(weights), allowed)
         return maps, (maps.shape[-2], maps.shape[-1])
     if allowed is not None:
-        raise value_error("allowed", "be left out for lazy matrices, which know their mask", "a mask")
+        raise value_error("allowed", "be omitted for lazy matrices, which have their own mask", "a mask")
     maps = as_maps(maps_of(lazy, batch, _TILE))
     return maps, (lazy if isinstance(lazy, Matrix) else lazy[0]).shape[2:]
 

@@ -113,10 +113,10 @@ def _rows(weights: object, queries: object, batch: object, head: object) -> dict
         for name, choice in (("queries", queries), ("head", head), ("batch", batch or None)):
             if choice is not None:
                 hint = "index an array yourself: weights[batch, head, query]"
-                raise value_error(name, "be left out where weights are written out", shown(choice), hint=hint)
+                raise value_error(name, "be omitted for an array of weights", shown(choice), hint=hint)
         given: dict[Any, object] = dict(weights) if isinstance(weights, Mapping) else {"": weights}
         if not given:
-            raise value_error("weights", "hold at least one row", "none")
+            raise value_error("weights", "contain at least one row", "none")
         return {_checked_name(name): _finite(as_numbers("weights", row)) for name, row in given.items()}
     item, first = chosen(weights, batch, 0 if head is None else head)
     heads = slice(None) if head is None else slice(first, first + 1)
@@ -159,7 +159,7 @@ def _as_map(row: Array, patches: object, grid: tuple[int, int] | None) -> Array:
     if row.ndim == 2 and patches is None and grid in (None, row.shape) and row.size:
         return row
     if row.ndim != 1 or not row.size:
-        rule = "be [kv_len], or [rows, columns] in the form of the grid"
+        rule = "be [kv_len], or [rows, columns] in the shape of the grid"
         raise value_error("weights", rule, f"shape {list(row.shape)}")
     if patches is not None:
         row = row[_indices(patches, len(row))]
@@ -198,7 +198,7 @@ def _grid(grid: object, count: int, *, is_exact: bool) -> tuple[int, int]:
         before = count - side * side
         if not side or before > (0 if is_exact else min(_PREFIX, count // 5)):
             hint = "grid=(rows, columns) is the image's size divided by the patch size"
-            raise value_error("grid", f"be given where {count} patches make no square", None, hint=hint)
+            raise value_error("grid", f"be given where {count} patches do not form a square", None, hint=hint)
         return side, side
     if not (isinstance(grid, Sequence) and len(grid) == 2 and all(is_integer(side) and side > 0 for side in grid)):
         raise type_error("grid", "be (rows, columns)", shown(grid))

@@ -51,12 +51,12 @@ def chosen(matrix: Matrix, batch: object, head: object) -> tuple[int, int]:
     return indices[0], indices[1]
 
 
-def refuse_choice(**named: object) -> None:
+def check_no_lazy_options(**named: object) -> None:
     """Raise an error if dense weights are drawn with an option that only applies to lazy matrices."""
     for name, value in named.items():
         if value not in (None, 0):
             hint = "index an array yourself: weights[batch, head]"
-            raise value_error(name, "be left out where weights are written out", value, hint=hint)
+            raise value_error(name, "be omitted for an array of weights", value, hint=hint)
 
 
 def map_of(matrix: Matrix, batch: int, head: int, bins: int) -> Array:
@@ -87,7 +87,7 @@ def maps_of(matrices: Matrix | Sequence[Matrix], batch: object, bins: int) -> Ar
     return maps[0] if isinstance(matrices, Matrix) else maps
 
 
-def places_of(matrix: Matrix, batch: int) -> tuple[Ints, Ints]:
+def position_labels(matrix: Matrix, batch: int) -> tuple[Ints, Ints]:
     """Return the positions of a matrix's queries and keys, with which the axes of its map are numbered.
 
     Return two arrays, int64 ``[q_len]`` and ``[kv_len]``, where -1 marks padding.
@@ -163,9 +163,9 @@ class _VisibleCells:
         Single pairs are evaluated only in tiles that the mask hides in part.
         """
         inputs = matrix.inputs.current()
-        tells_heads_apart = inputs.rule.shape[1] > 1 or inputs.rule.asks_functions
-        for head in heads if tells_heads_apart else heads[:1]:
-            local_heads = head - heads[0] if tells_heads_apart else slice(None)
+        differs_between_heads = inputs.rule.shape[1] > 1 or inputs.rule.asks_functions
+        for head in heads if differs_between_heads else heads[:1]:
+            local_heads = head - heads[0] if differs_between_heads else slice(None)
             for piece in (piece for tile in inputs.row_plan.tiles for piece in part_of(tile, batch, head, None)):
                 for strip in piece.columns:
                     allowed = tile_scores.allowed(inputs, piece._replace(columns=(strip,)))

@@ -85,7 +85,7 @@ def test_a_model_without_labels_has_no_loss():
 
 
 def test_claims_have_names():
-    assert claims.checked(["loss", "states"]) == ("states", "loss")
-    assert claims.checked(["all"]) == tuple(claims.CLAIMS)
+    assert claims.checked_names(["loss", "states"]) == ("states", "loss")
+    assert claims.checked_names(["all"]) == tuple(claims.CLAIMS)
     with pytest.raises(ValueError, match=r"claims must be among states, .*, all; got 'losses'"):
         audit(LM(), CAUSAL, inputs=tokens(), claims=["losses"])

@@ -116,4 +116,4 @@ def test_recurrent_models_of_transformers_are_named_by_their_mixers(name):
 def test_a_model_that_separates_packed_texts_is_not_accused():
     report = audit(zoo.llama(), length=24, packed=[10, 14], claims=["states"], tests=3)
     assert report["states"].verdict == "held", str(report)
-    assert report["states"].why.startswith("documents of 10, 14 tokens by position_ids")
+    assert report["states"].why.startswith("documents of 10, 14 tokens, separated by position_ids")

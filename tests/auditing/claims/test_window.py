@@ -20,7 +20,7 @@ def test_one_key_more_or_less_is_found(width, kind):
     model = small(RULE, lambda: {1: Layer(WIDTH, Mixer(WIDTH, other))}, layers=3)
     claim = audit(model, RULE, inputs=tokens(), claims=["window"], tests=2)["window"]
     assert claim.verdict == ("held" if kind is None else "broken")
-    assert "7 keys besides self, 8 with it in layers.0.attention" in claim.why
+    assert "7 keys before the query, 8 including it in layers.0.attention" in claim.why
     if kind is not None:
         assert (claim.finding.kind, claim.finding.module) == (kind, "layers.1.attention")
         assert claim.finding.row[1] - claim.finding.key[1] == max(width, 7)
@@ -28,7 +28,7 @@ def test_one_key_more_or_less_is_found(width, kind):
 
 def test_windows_of_transformers_count_the_row_itself():
     report = audit(zoo.mistral(), length=24, claims=["window"], tests=2)
-    assert report["window"].why.startswith("7 keys besides self, 8 with it in model.layers.0.self_attn")
+    assert report["window"].why.startswith("7 keys before the query, 8 including it in model.layers.0.self_attn")
     assert report["steps: cut at 7, window 8"].verdict == report["steps: one by one"].verdict == "held"
 
 

@@ -226,9 +226,7 @@ def test_forged_files_are_refused_before_allocation(name: str, tmp_path: Path, m
 
     monkeypatch.setattr("saccade.caches.kv_cache.empty", no_room)
     monkeypatch.setattr(buffers, "empty", no_room)
-    with pytest.raises(
-        ValueError, match=r"^load_cache: path must be a file of a cache, as save_cache writes it; got "
-    ) as e:
+    with pytest.raises(ValueError, match=r"^load_cache: path must be a cache file written by save_cache; got ") as e:
         load_cache(path)
     assert "\n" not in str(e.value)
 
@@ -237,7 +235,7 @@ def test_forged_files_are_refused_before_allocation(name: str, tmp_path: Path, m
     "tree", [None, [], "KVCache", {}, {"kind": "Cache"}, {"kind": "Cache", "layers": []}, {"kind": ["KVCache"]}]
 )
 def test_no_description_is_none(tree: object, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^load_cache: path must be a file of a cache, as save_cache writes it; got "):
+    with pytest.raises(ValueError, match=r"^load_cache: path must be a cache file written by save_cache; got "):
         load_cache(_craft(tmp_path, tree, {}))
 
 
@@ -248,13 +246,13 @@ def test_caches_in_one_another_without_end_are_refused(tmp_path: Path) -> None:
     assert load_cache(_craft(tmp_path, tree, {})).length == 0
     for _ in range(90):
         tree = {"kind": "Cache", "layers": [tree]}
-    with pytest.raises(ValueError, match="got one that has no possible layers of a Cache"):
+    with pytest.raises(ValueError, match="got a file that has invalid layers for a Cache"):
         load_cache(_craft(tmp_path, tree, {}))
     path = _craft(tmp_path, None, {})
     raw = path.read_bytes().replace(b'\\"cache\\": null', b'\\"cache\\": ' + b"[" * 50_000 + b"]" * 50_000)
     size = int.from_bytes(raw[:8], "little") + 100_000 - 4
     path.write_bytes(size.to_bytes(8, "little") + raw[8:])
-    with pytest.raises(ValueError, match="load_cache: path must be a file of a cache"):
+    with pytest.raises(ValueError, match="load_cache: path must be a complete and undamaged file of a cache"):
         load_cache(path)
 
 
@@ -298,9 +296,7 @@ def test_whatever_is_changed_is_a_cache_or_a_sentence(kind: str, ragged: bool, t
         try:
             cache = load_cache(path)
         except ValueError as error:
-            refused += str(error).startswith(
-                "load_cache: path must be a file of a cache, as save_cache writes it; got "
-            )
+            refused += str(error).startswith("load_cache: path must be a cache file written by save_cache; got ")
             continue
         refused += 1
         _goes_on(cache)

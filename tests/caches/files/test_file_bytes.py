@@ -10,7 +10,7 @@ import torch
 from saccade.caches import Cache, CrossCache, KVCache, PrefixStore, files, load_cache, save_cache
 from saccade.caches.files.block_store import BlockFolder
 
-RULE = "decoded: path must be a file of a text, whole and undamaged; got "
+RULE = "decoded: path must be a complete and undamaged file of a text; got "
 
 
 def _raw() -> bytes:
@@ -34,7 +34,7 @@ def test_the_checksum_covers_all_that_is_said(old: bytes, new: bytes) -> None:
     tensors, about = files.decoded(raw, "text")
     assert (sorted(tensors), about["words"]) == (["x", "y"], "abc")
     assert raw.count(old) == 1
-    with pytest.raises(ValueError, match=f"{RULE}a damaged one: its checksum does not fit"):
+    with pytest.raises(ValueError, match=f"{RULE}a damaged file: its checksum does not match"):
         files.decoded(raw.replace(old, new), "text")
 
 
@@ -52,7 +52,7 @@ def test_a_wrong_header_is_foreign_and_a_wrong_checksum_is_damage(
         raise RecursionError
 
     monkeypatch.setattr("saccade.caches.files.tensor_files._checksum", too_deep)
-    with pytest.raises(ValueError, match=f"{RULE}a damaged one"):
+    with pytest.raises(ValueError, match=f"{RULE}a damaged file"):
         files.decoded(raw, "text")
 
 

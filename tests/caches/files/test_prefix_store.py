@@ -160,11 +160,11 @@ def test_only_exact_keys_are_kept(tmp_path: Path) -> None:
 
 def test_caches_that_cannot_be_stored_are_refused(tmp_path: Path) -> None:
     store, text = _store(tmp_path), _text(16)
-    with pytest.raises(ValueError, match="tokens must be held by the cache, at most 0; got 16"):
+    with pytest.raises(ValueError, match="tokens must be in the cache, so at most 0 tokens; got 16"):
         store.put(text, MODEL.new_cache())
-    with pytest.raises(ValueError, match="cache must be empty; got one of 16 columns"):
+    with pytest.raises(ValueError, match="cache must be empty; got 16 columns"):
         store.restore(text, _read(text))
-    with pytest.raises(NotImplementedError, match="a SinkWindowCache does not hold the keys of all tokens"):
+    with pytest.raises(NotImplementedError, match="a SinkWindowCache does not store the keys of all tokens"):
         store.restore(text, Cache([SinkWindowCache(1, 4)]))
     with pytest.raises(TypeError, match="tokens must be the tokens of one text, a list of ints; got list"):
         store.find([text])
@@ -172,11 +172,11 @@ def test_caches_that_cannot_be_stored_are_refused(tmp_path: Path) -> None:
         store.put(text, None)
     two = _read(text)
     two.reorder([0, 0])
-    with pytest.raises(ValueError, match="cache must hold a batch of one; got 2"):
+    with pytest.raises(ValueError, match="cache must contain a batch of one; got 2"):
         store.put(text, two)
     ragged = MODEL.new_cache()
     MODEL(torch.tensor([text, text]), cache=ragged, positions=padded_positions([16, 3]))
-    with pytest.raises(ValueError, match="cache must hold tokens at 0, 1, 2"):
+    with pytest.raises(ValueError, match="cache must contain tokens at positions 0, 1, 2"):
         store.put(text, ragged)
     with pytest.raises(ValueError, match="fingerprint must name a model"):
         PrefixStore(tmp_path, 100, fingerprint="")

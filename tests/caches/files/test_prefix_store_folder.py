@@ -57,7 +57,7 @@ def test_a_link_to_a_folder_is_not_followed(tmp_path: Path) -> None:
     before[path.name] = b"damaged"
     assert store.nbytes == 2 * each
     assert (store.find(TEXT), store.restore(TEXT, KVCache())) == (SIZE, SIZE)
-    with pytest.raises(ValueError, match=r"^PrefixStore: folder must be a folder that this process may read and wr"):
+    with pytest.raises(ValueError, match=r"^PrefixStore: folder must be a folder that this process can read and wr"):
         store.put(TEXT, _cache())
     store.clear()
     assert (
@@ -200,7 +200,9 @@ def test_missing_permissions_are_reported(tmp_path: Path, monkeypatch: pytest.Mo
     size, path = store.nbytes, _blocks(store)[1]
     for name in ("unlink", "remove"):
         _forbidden(monkeypatch, name, lambda name: name == str(path))
-    with pytest.raises(ValueError, match=r"^PrefixStore: folder must be .* may be removed; got 1 that may not, su"):
+    with pytest.raises(
+        ValueError, match=r"^PrefixStore: folder must be .* may be removed; " r"got 1 that may not be removed, su"
+    ):
         store.clear()
     assert store.nbytes == size // 3  # the others are gone
     small = _store(tmp_path, max_bytes=size // 3)

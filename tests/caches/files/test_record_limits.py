@@ -38,7 +38,7 @@ KINDS: dict[str, Callable[[], LayerCache]] = {
     "turned": lambda: SinkWindowCache(2, 5, rotary=Rotary(8, scaling=YaRN(2.0, trained_len=9))),
     "memory": CompressiveCache,
 }
-REFUSED = r"^load_cache: path must be a file of a cache, as save_cache writes it; got one that "
+REFUSED = r"^load_cache: path must be a cache file written by save_cache; got a file that "
 
 
 def _filled(cache: LayerCache, lengths: list[int], positions: object = None) -> LayerCache:
@@ -129,7 +129,7 @@ def test_the_farthest_places_are_read(tmp_path: Path) -> None:
             assert _read_again(cross, tmp_path).kv_positions == run
         else:
             save_cache(cross, tmp_path / "cache")
-            with pytest.raises(ValueError, match=REFUSED + "has no possible kv_positions of a CrossCache"):
+            with pytest.raises(ValueError, match=REFUSED + "has invalid kv_positions for a CrossCache"):
                 load_cache(tmp_path / "cache")
 
 
@@ -161,7 +161,7 @@ def test_room_for_one_token_and_all_the_machine_has_are_read(tmp_path: Path, mon
     monkeypatch.setattr("saccade.caches.files.file_contents._memory_bytes", lambda: needed)
     assert load_cache(tmp_path / "cache").nbytes == cache.nbytes
     monkeypatch.setattr("saccade.caches.files.file_contents._memory_bytes", lambda: needed - 1)
-    with pytest.raises(ValueError, match=f"{REFUSED}asks for {needed:,} bytes of room for a KVCache"):
+    with pytest.raises(ValueError, match=f"{REFUSED}needs {needed:,} bytes of memory for a KVCache"):
         load_cache(tmp_path / "cache")
 
 
@@ -185,7 +185,7 @@ def test_caches_in_one_another_are_read_to_a_depth(depth: int, tmp_path: Path) -
     if depth == 16:
         assert [type(one) for one in load_cache(tmp_path / "cache").flat] == [KVCache]
     else:
-        with pytest.raises(ValueError, match="got one that has no possible layers of a Cache"):
+        with pytest.raises(ValueError, match="got a file that has invalid layers for a Cache"):
             load_cache(tmp_path / "cache")
 
 

@@ -181,7 +181,7 @@ def test_every_truncation_and_every_changed_byte_is_refused(tmp_path: Path) -> N
     assert load_cache(path, fingerprint="abc").length == 3
     for length in range(0, len(whole), 7):
         path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match="load_cache: path must be a file of a cache, whole and undamaged; got"):
+        with pytest.raises(ValueError, match="load_cache: path must be a complete and undamaged file of a cache; got"):
             load_cache(path, fingerprint="abc")
     padding = whole.index(b"}", len(whole) - 2 * 3 * 2 * 2 * 3 * 4 - 9) + 1  # spaces behind the header mean nothing
     for place in range(0, len(whole), 3):
@@ -193,7 +193,7 @@ def test_every_truncation_and_every_changed_byte_is_refused(tmp_path: Path) -> N
         with pytest.raises(ValueError, match=r"load_cache: (path|fingerprint) must be"):
             load_cache(path, fingerprint="abc")
     path.write_bytes(whole + b"\0")
-    with pytest.raises(ValueError, match="got a truncated, damaged or foreign one of"):
+    with pytest.raises(ValueError, match="got a truncated, damaged or foreign file of"):
         load_cache(path, fingerprint="abc")
 
 
@@ -206,18 +206,18 @@ def test_foreign_files_are_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="got no file at"):
         load_cache(tmp_path)
     path.write_bytes(b"")
-    with pytest.raises(ValueError, match="got a truncated, damaged or foreign one of 0 bytes"):
+    with pytest.raises(ValueError, match="got a truncated, damaged or foreign file of 0 bytes"):
         load_cache(path)
     save_file({"0.key": torch.ones(1)}, path)
     with pytest.raises(ValueError, match="got a safetensors file that saccade did not write"):
         load_cache(path)
     torch.save({"a": torch.ones(1)}, path)
-    with pytest.raises(ValueError, match="got a truncated, damaged or foreign one"):
+    with pytest.raises(ValueError, match="got a truncated, damaged or foreign file"):
         load_cache(path)
     whole = _saved(path)
     path.write_bytes(whole.replace(b'\\"version\\": 1', b'\\"version\\": 9'))
     with pytest.raises(
-        ValueError, match=r"(?s)got one of version 9\..*this version of saccade reads files of version 1"
+        ValueError, match=r"(?s)got a file of version 9\..*this version of saccade reads files of version 1"
     ):
         load_cache(path, fingerprint="abc")
 
@@ -232,30 +232,32 @@ class Sourced(Linear):
 def test_a_cache_is_for_the_model_that_made_it(tmp_path: Path) -> None:
     path = tmp_path / "cache"
     _saved(path, "abc")
-    with pytest.raises(ValueError, match="fingerprint must be that which the file was saved with; got that of another"):
+    with pytest.raises(
+        ValueError, match="fingerprint must equal the fingerprint in the file; got the fingerprint of another"
+    ):
         load_cache(path, fingerprint="other")
-    with pytest.raises(ValueError, match="fingerprint must be that which the file was saved with; got none"):
+    with pytest.raises(ValueError, match="fingerprint must equal the fingerprint in the file; got none"):
         load_cache(path)
     _saved(path, None)
-    with pytest.raises(ValueError, match="fingerprint must be None, as when the file was saved"):
+    with pytest.raises(ValueError, match="fingerprint must be None, because the file has no fingerprint"):
         load_cache(path, fingerprint="abc")
     assert load_cache(path).length == 3
     with pytest.raises(TypeError, match="fingerprint must be a string or None; got int"):
         load_cache(path, fingerprint=3)
     with pytest.raises(TypeError, match="cache must be a cache of a layer or a model; got dict"):
         save_cache({}, path)
-    with pytest.raises(NotImplementedError, match="it is a cache of your own, and a file holds no code"):
+    with pytest.raises(NotImplementedError, match="it is a custom cache class, and a file contains no code"):
         save_cache(type("Own", (KVCache,), {})(), path)
     sums, x = RecurrentCache(), torch.randn(1, 1, 3, 4)
     sums.attend(Sourced(), x, x, x, mask=CAUSAL)
-    with pytest.raises(NotImplementedError, match="its features are told apart by a type, which no file"):
+    with pytest.raises(NotImplementedError, match="its features are identified by a type, which cannot be saved"):
         save_cache(sums, path)
 
     class Own(BlockScorer):
         summarize = BlockBounds.summarize
         score = BlockBounds.score
 
-    with pytest.raises(NotImplementedError, match="its scorer Own is one of your own, and a file holds no code"):
+    with pytest.raises(NotImplementedError, match="its scorer Own is a custom class, and a file contains no code"):
         save_cache(BlockSelectCache(4, 16, scorer=Own()), path)
     assert load_cache(path).length == 3
 

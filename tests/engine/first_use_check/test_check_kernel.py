@@ -151,11 +151,11 @@ def test_its_message_reproduces_the_fault():
 
 def test_inputs_that_do_not_fit_are_refused():
     x = torch.randn(1, 2, 20, 16)
-    with pytest.raises(ValueError, match="first_use: query, key and value must be finite, and not empty"):
+    with pytest.raises(ValueError, match="first_use: query, key and value must be finite and not empty"):
         testing.first_use("fused", x, x.clone().fill_(torch.inf), x)
     with pytest.raises(ValueError, match="first_use: kernel must be one of 'native'"):
         testing.first_use("fast", x, x, x)
     with pytest.raises(TypeError, match="first_use: kernel must be a name, a kernel or a function; got int"):
         testing.first_use(3, x, x, x)
-    with pytest.raises(sc.UnsupportedError, match="it takes full masks"):
+    with pytest.raises(sc.UnsupportedError, match="it supports full masks"):
         testing.first_use("sdpa", x, x, x, masks.Window(1, 1))

@@ -113,9 +113,9 @@ def test_it_says_what_has_been_seen(monkeypatch):
     asked_first(monkeypatch, wrong_kernels.Right())
     query, key, value = inputs()
     A = sc.AttentionMatrix(query, key, masks.Causal())
-    assert "seen     nothing yet: its first product here will be compared with the definition" in str(A.explain())
+    assert "checked  not yet: its first product on this device will be compared with the definition" in str(A.explain())
     A @ value
-    assert "seen     16 rows on cpu were right within 0.0001 of their size (output " in str(A.explain())
+    assert "checked  16 rows on cpu were right within 0.0001 of their size (output " in str(A.explain())
     assert "seen" not in str(sc.AttentionMatrix(query, key, masks.Causal(), impl="tiled").explain())
 
 

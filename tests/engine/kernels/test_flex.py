@@ -61,7 +61,7 @@ def test_it_says_what_it_lacks() -> None:
         sc.attention(x, x, x, lambda b, h, q, kv: q >= kv, score=scores.Additive(8, 8, 4).double(), impl="flex")
     assert caught.value.reasons == (
         "it has no float64",
-        "it has dot products only, and maps that end in one",
+        "it supports only dot products, and maps that end in one",
         "it compiles masks, and a user's function may not compile",
     )
 

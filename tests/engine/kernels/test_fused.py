@@ -374,7 +374,7 @@ def test_a_function_that_changes_its_mind_before_backward_is_noticed() -> None:
     limit = [3]
     out = sc.attention(q, k, v, lambda b, h, q, kv: kv < limit[0], impl="fused")
     limit[0] = 6
-    with pytest.raises(RuntimeError, match="mask must answer alike in the forward and backward pass"):
+    with pytest.raises(RuntimeError, match="mask must return the same result in the forward and backward pass"):
         out.sum().backward()
     sc.attention(q, k, v, lambda b, h, q, kv: kv < limit[0], impl="fused").sum().backward()
 
@@ -394,5 +394,7 @@ def test_half_precision_gradients_run_elsewhere_where_torch_multiplies_slowly(
     ]
     left = [bool(verdict.rather_not) for verdict in verdicts]
     assert left == [False, False, *[is_slow and dtype.itemsize == 2, False] * 2]
+    few = trained[:, :, :64]
+    assert not Fused().verdict(sc.AttentionMatrix(few, few).inputs, Request()).rather_not
     with torch.no_grad():
         assert not Fused().verdict(sc.AttentionMatrix(trained, x).inputs, Request()).rather_not

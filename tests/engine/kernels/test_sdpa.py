@@ -50,22 +50,22 @@ def test_it_is_one_call(monkeypatch, mask, q_len, is_causal):
 def test_refused_inputs():
     query, key, value = inputs(30)
     refused = {
-        "it takes full masks": {"mask": masks.Causal()},
-        "and causal ones of as many rows": {"mask": masks.Window(3, 3)},
-        "it takes scales above 0": {"scale": 0.0},
+        "it supports full masks": {"mask": masks.Causal()},
+        "and causal masks with as many queries": {"mask": masks.Window(3, 3)},
+        "it needs a scale above 0": {"scale": 0.0},
         "its dropout is not a function of positions": {"dropout_p": 0.5},
         "it has no softcap": {"softcap": 3.0},
-        "it gets no bias": {"bias": torch.zeros(1, 1, 1, 40)},
-        "it has dot products only": {"score": scores.Additive(16, 16, 4)},
-        "it calls no function of scores": {"score": lambda score, b, h, q, kv: score},
-        "it gives no lse, and the lse is asked for": {"sink_logit": torch.zeros(4)},
+        "it would need a dense bias": {"bias": torch.zeros(1, 1, 1, 40)},
+        "it supports only dot products": {"score": scores.Additive(16, 16, 4)},
+        "it does not call functions of scores": {"score": lambda score, b, h, q, kv: score},
+        "it does not return the lse, which is needed here": {"sink_logit": torch.zeros(4)},
     }
     for reason, options in refused.items():
         with pytest.raises(sc.UnsupportedError, match=reason):
             sc.attention(query, key, value, impl="sdpa", **options)
-    with pytest.raises(sc.UnsupportedError, match="it takes no empty inputs"):
+    with pytest.raises(sc.UnsupportedError, match="it does not accept empty inputs"):
         sc.attention(query[:, :, :0], key, value, impl="sdpa")
-    with pytest.raises(sc.UnsupportedError, match="it gives no lse"):
+    with pytest.raises(sc.UnsupportedError, match="it does not return the lse"):
         sc.attention_with_lse(query, key, value, impl="sdpa")
     with pytest.raises(sc.UnsupportedError, match="it is not run inside transforms"):
         torch.func.grad(lambda q: sc.attention(q, key, value, impl="sdpa").sum())(query)
@@ -81,7 +81,7 @@ def test_gradients_are_those_of_the_definition():
 
 @pytest.mark.ci
 def test_in_a_program_it_stays_outside():
-    """By name it is no operation of its own; `auto` takes another kernel there."""
+    """By name it is not an operation of its own; `auto` takes another kernel there."""
     query, key, value = inputs()
 
     def product(q):
@@ -89,7 +89,7 @@ def test_in_a_program_it_stays_outside():
 
     torch.testing.assert_close(torch.compile(product, backend="aot_eager")(query), product(query))
     torch.compiler.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported, match='impl="sdpa" is no operation of its own'):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match='impl="sdpa" is not an operation of its own'):
         torch.compile(product, backend="aot_eager", fullgraph=True)(query)
 
 

@@ -110,12 +110,12 @@ def test_unsupported_inputs_are_refused():
         sc.AttentionMatrix(x, x, masks.Global([0]), scale=-1.0, softcap=2.0, impl="varlen").matmul(x, dropout_p=0.5)
     assert caught.value.reasons == (
         "it has no float32",
-        "it takes heads at most 256 wide, and no empty inputs",
-        "it takes scales above 0",
+        "it needs heads at most 256 wide, and no empty inputs",
+        "it needs a scale above 0",
         "it has no dropout",
         "it has no softcap and no bias",
     )
-    with pytest.raises(sc.UnsupportedError, match="it takes windows of whole texts"):
+    with pytest.raises(sc.UnsupportedError, match="it supports windows over whole texts"):
         sc.attention(half[:, :, 3:], half, half, masks.Causal(), impl="varlen")
     with pytest.raises(sc.UnsupportedError, match="its lse has no gradient"):
         sc.attention_with_lse(half, half, half, masks.Causal(), impl="varlen")

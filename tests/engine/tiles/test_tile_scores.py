@@ -240,7 +240,7 @@ def test_an_answer_that_moves_by_a_row_or_a_column_is_another(q_len, place, move
     out = sc.attention(*tensors, lambda b, h, q, kv: (kv == 0) | ((q == place[0]) & (kv == place[1])), impl="tiled")
     place[0] += moved[0]
     place[1] += moved[1]
-    with pytest.raises(RuntimeError, match="must answer alike"):
+    with pytest.raises(RuntimeError, match="must return the same result"):
         torch.autograd.grad(out.sum(), tensors)
 
 

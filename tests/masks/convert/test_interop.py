@@ -61,7 +61,7 @@ def test_half_the_lowest_number_hides_in_an_additive_mask(dtype):
     given = torch.zeros(1, 1, 2, 2, dtype=dtype)
     given[0, 0, 0, 1] = torch.finfo(dtype).min / 2
     assert masks.from_attention_mask(given).to_dense(2)[0, 0].tolist() == [[True, False], [True, True]]
-    with pytest.raises(ValueError, match="be 0 where a pair is visible, else the lowest number"):
+    with pytest.raises(ValueError, match="be 0 for visible pairs and the lowest number for hidden pairs"):
         masks.from_attention_mask(given * 0.8)
 
 
@@ -135,17 +135,17 @@ REFUSED = {
     "a list of lists": (lambda: masks.from_attention_mask([[1, 0]]), "attention_mask must be a tensor; got list"),
     "three dimensions": (lambda: masks.from_attention_mask(torch.ones(1, 2, 3)), "have shape [batch, kv_len] or"),
     "other numbers": (lambda: masks.from_attention_mask(torch.tensor([[1, 2]])), "1 at tokens and 0 at padding; got 2"),
-    "terms": (lambda: masks.from_attention_mask(torch.full((1, 1, 2, 2), -2.0)), "go to bias="),
+    "terms": (lambda: masks.from_attention_mask(torch.full((1, 1, 2, 2), -2.0)), "as bias="),
     "whole numbers of pairs": (lambda: masks.from_attention_mask(torch.ones(1, 1, 2, 2).long()), "mask.bool()"),
-    "lengths from 1": (lambda: masks.from_cu_seqlens(torch.tensor([1, 3])), "begin with 0 and never fall"),
-    "lengths that fall": (lambda: masks.from_cu_seqlens([0, 3, 2]), "begin with 0 and never fall"),
+    "lengths from 1": (lambda: masks.from_cu_seqlens(torch.tensor([1, 3])), "begin with 0 and never decrease"),
+    "lengths that fall": (lambda: masks.from_cu_seqlens([0, 3, 2]), "begin with 0 and never decrease"),
     "lengths with a point": (lambda: masks.from_cu_seqlens(torch.tensor([0.0, 3.0])), "whole numbers; got torch.float"),
     "ids of a step": (lambda: masks.from_position_ids(torch.tensor([5])), "count 0, 1, 2, … from the start"),
     "ids that jump": (lambda: masks.from_position_ids(torch.tensor([0, 2])), "count 0, 1, 2, … from the start"),
     "ids in a cube": (lambda: masks.from_position_ids(torch.zeros(1, 1, 1).long()), "[len] or [batch, len]"),
     "no window": (lambda: masks.from_sliding_window(0), "sliding_window must be an int of at least 1; got 0"),
     "three sides": (lambda: masks.from_sliding_window((1, 2, 3)), "be a number, or a pair (left, right)"),
-    "a function": (lambda: masks.from_block_mask(_rule), "a function (b, h, q, kv) -> bool is a mask as it is"),
+    "a function": (lambda: masks.from_block_mask(_rule), "a function (b, h, q, kv) -> bool is already a mask"),
 }
 
 
@@ -161,15 +161,15 @@ def test_a_mask_for_other_items_or_heads_is_refused(shape: tuple[int, int, int, 
     heads = masks.Blocks(torch.ones(4, 5, 5, dtype=torch.bool), 2)
     mask = masks.Padding([3, 4]) & heads
     assert masks.as_mask(mask, (2, 4, 9, 9)) is mask
-    with pytest.raises(ValueError, match=r"as_mask: mask must tell apart 1 or [13] (batch items|heads)"):
+    with pytest.raises(ValueError, match=r"as_mask: mask must be for 1 or [13] (batch items|heads)"):
         masks.as_mask(mask, shape)
-    with pytest.raises(ValueError, match=r"as_mask: mask must tell apart 1 or 3 batch items"):
+    with pytest.raises(ValueError, match=r"as_mask: mask must be for 1 or 3 batch items"):
         masks.as_mask(masks.Padding([3, 4]), (3, *shape[1:]))
 
 
 def test_two_heads_are_not_three() -> None:
     mask = masks.Blocks(torch.ones(2, 5, 5, dtype=torch.bool), 2)
-    with pytest.raises(ValueError, match=r"as_mask: mask must tell apart 1 or 3 heads; got 2\."):
+    with pytest.raises(ValueError, match=r"as_mask: mask must be for 1 or 3 heads; got 2\."):
         masks.as_mask(mask, (1, 3, 9, 9))
 
 

@@ -76,11 +76,11 @@ def test_properties_of_a_pack():
 
 REFUSED = {
     "a batch": (lambda: sc.pack(torch.zeros(2, 3, 4)), "be a list of tensors [length, ...]; got Tensor"),
-    "nothing": (lambda: sc.pack([]), "hold at least one text"),
-    "widths": (lambda: sc.pack([torch.zeros(2, 3), torch.zeros(2, 4)]), "be alike but for their lengths"),
-    "dtypes": (lambda: sc.pack([torch.zeros(2, 3), torch.zeros(2, 3).double()]), "be alike but for their lengths"),
-    "numbers": (lambda: sc.pack([torch.tensor(1.0)]), "be alike but for their lengths"),
-    "lists": (lambda: sc.pack([[1, 2]]), "texts must hold tensors; got list"),
+    "nothing": (lambda: sc.pack([]), "contain at least one text"),
+    "widths": (lambda: sc.pack([torch.zeros(2, 3), torch.zeros(2, 4)]), "differ only in length"),
+    "dtypes": (lambda: sc.pack([torch.zeros(2, 3), torch.zeros(2, 3).double()]), "differ only in length"),
+    "numbers": (lambda: sc.pack([torch.tensor(1.0)]), "differ only in length"),
+    "lists": (lambda: sc.pack([[1, 2]]), "texts must contain tensors; got list"),
     "another length": (lambda: sc.pack([torch.zeros(2, 3)]).unpack(torch.zeros(1, 3, 3)), "[1, 2, …]"),
 }
 

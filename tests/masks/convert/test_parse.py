@@ -43,55 +43,58 @@ SAID = {
     "&".join(["causal"] * 5000): masks.And((Causal(),) * 5000),
     "~" * 5000 + "causal": Causal(),
 }
-KNOWN = r"\nHint: it knows causal, full, window, sliding, .*, longformer$"
+KNOWN = r"\nHint: known masks: causal, full, window, sliding, .*, longformer$"
 WRONG = {
     "": r"have a mask here; got the end\.",
     "   ": r"have a mask here; got the end\.",
     "causal &": r"have a mask here; got the end\.\n    causal &\n            \^",
     "& causal": r"have a mask here; got &\.\n    & causal\n    \^",
     "3": r"have a mask here; got 3\.",
-    "causal and full": r"go on with & or \|, or end; got and\.\n    causal and full\n           \^",
-    "causal full": r"go on with & or \|, or end; got full\.",
-    "causal)": r"go on with & or \|, or end; got \)\.",
-    "causal ** 2": r"go on with & or \|, or end; got \*\.",
-    "causal & windw(2)": r"name masks that it knows; got windw\.\n    causal & windw\(2\)\n             \^" + KNOWN,
-    "Causal": r"name masks that it knows; got Causal\.",
-    "窗口(3)": r"name masks that it knows; got 窗口\.",
-    "__import__('os')": r"name masks that it knows; got __import__\.",
+    "causal and full": r"continue with & or \|, or end; got and\.\n    causal and full\n           \^",
+    "causal full": r"continue with & or \|, or end; got full\.",
+    "causal)": r"continue with & or \|, or end; got \)\.",
+    "causal ** 2": r"continue with & or \|, or end; got \*\.",
+    "causal & windw(2)": r"name known masks; got windw\.\n    causal & windw\(2\)\n             \^" + KNOWN,
+    "Causal": r"name known masks; got Causal\.",
+    "窗口(3)": r"name known masks; got 窗口\.",
+    "__import__('os')": r"name known masks; got __import__\.",
     "(causal": r"close each bracket with \); got the end\.\n    \(causal\n           \^",
     "(causal full)": r"close each bracket with \); got full\.",
-    "window(4": r"go on with a comma or close the bracket with \); got the end\.",
-    "window(4 0)": r"go on with a comma or close the bracket with \); got 0\.",
+    "window(4": r"continue with a comma or close the bracket with \); got the end\.",
+    "window(4 0)": r"continue with a comma or close the bracket with \); got 0\.",
     "window(": r"have a whole number here; got the end\.",
     "window(4,)": r"have a whole number here; got \)\.",
     "window(-1)": r"have a whole number here; got -\.\n    window\(-1\)\n           \^",
-    "window(1.5)": r"go on with a comma or close the bracket with \); got \.\.",
+    "window(1.5)": r"continue with a comma or close the bracket with \); got \.\.",
     "window(٣)": r"have a whole number here; got ٣\.",
     "window(causal)": r"have a whole number here; got causal\.",
     "window("
     + "9" * 5000
-    + ")": r"hold numbers of at most 19 digits; got 9{32}\.\.\.\.\n    window\(9{32}\.\.\.\n           \^$",
-    "causal & prefix(9999999999999999999)": r"hold numbers that the mask takes; got prefix\.\n.*\n {13}\^\n    Prefix:",
-    "window": r"hold numbers that the mask takes; got window\.(.|\n)*Hint: write window\(left, right\) or",
-    "window(1, 2, 3)": r"hold numbers that the mask takes; got window\.(.|\n)*must be at most 2",
-    "causal(3)": r"hold numbers that the mask takes; got causal\.(.|\n)*Hint: write causal$",
-    "full(3)": r"hold numbers that the mask takes; got full\.(.|\n)*Hint: write full$",
-    "prefix": r"hold numbers that the mask takes; got prefix\.(.|\n)*Hint: write prefix\(length\)",
-    "sliding": r"hold numbers that the mask takes; got sliding\.(.|\n)*Hint: write sliding\(window\)",
-    "sliding(0)": r"hold numbers that the mask takes; got sliding\.(.|\n)*an int of at least 1; got 0",
-    "strided(0)": r"hold numbers that the mask takes; got strided\.(.|\n)*Strided: step must be an int of at least 1",
-    "streaming(4)": r"hold numbers that the mask takes; got streaming\.(.|\n)*streaming: window must be given",
-    "longformer": r"hold numbers that the mask takes; got longformer\.(.|\n)*longformer: each_side must be given",
-    "documents": r"hold numbers that the mask takes; got documents\.(.|\n)*be at least one; got none",
-    "documents(4000000000)": r"hold numbers that the mask takes; got documents\.(.|\n)*add up to less than",
-    "padding": r"hold numbers that the mask takes; got padding\.(.|\n)*be one for each batch item",
-    "causal | padding(1, 2) & padding(1, 2, 3)": r"join masks that go together; got padding\.\n.*\n {13}\^\n.*\[2, 3\]",
+    + ")": r"contain numbers of at most 19 digits; got 9{32}\.\.\.\.\n    window\(9{32}\.\.\.\n           \^$",
+    "causal & prefix(9999999999999999999)": r"contain numbers that the mask accepts; got "
+    r"prefix\.\n.*\n {13}\^\n    Prefix:",
+    "window": r"contain numbers that the mask accepts; got window\.(.|\n)*Hint: write window\(left, right\) or",
+    "window(1, 2, 3)": r"contain numbers that the mask accepts; got window\.(.|\n)*must be at most 2",
+    "causal(3)": r"contain numbers that the mask accepts; got causal\.(.|\n)*Hint: write causal$",
+    "full(3)": r"contain numbers that the mask accepts; got full\.(.|\n)*Hint: write full$",
+    "prefix": r"contain numbers that the mask accepts; got prefix\.(.|\n)*Hint: write prefix\(length\)",
+    "sliding": r"contain numbers that the mask accepts; got sliding\.(.|\n)*Hint: write sliding\(window\)",
+    "sliding(0)": r"contain numbers that the mask accepts; got sliding\.(.|\n)*an int of at least 1; got 0",
+    "strided(0)": r"contain numbers that the mask accepts; got strided\.(.|\n)*Strided: "
+    r"step must be an int of at least 1",
+    "streaming(4)": r"contain numbers that the mask accepts; got streaming\.(.|\n)*streaming: window must be given",
+    "longformer": r"contain numbers that the mask accepts; got longformer\.(.|\n)*longformer: each_side must be given",
+    "documents": r"contain numbers that the mask accepts; got documents\.(.|\n)*not be empty; got none",
+    "documents(4000000000)": r"contain numbers that the mask accepts; got documents\.(.|\n)*add up to less than",
+    "padding": r"contain numbers that the mask accepts; got padding\.(.|\n)*contain one for each batch item",
+    "causal | padding(1, 2) & padding(1, 2, 3)": r"join masks that fit together; got "
+    r"padding\.\n.*\n {13}\^\n.*\[2, 3\]",
     "causal & \x1b[31m": r"have a mask here; got \\x1b\.\n    causal & \\x1b\[31m\n             \^",
-    "causal\x00": r"go on with & or \|, or end; got \\x00\.",
+    "causal\x00": r"continue with & or \|, or end; got \\x00\.",
     "causal & \u202efull": r"have a mask here; got \\u202e\.",
-    "causal \x1c & \x1c windw": r"name masks that it knows; got windw\.\n    causal \\x1c & \\x1c windw\n {23}\^",
-    "(" * 65 + "causal" + ")" * 65: r"have at most 64 brackets inside one another",
-    "(" * 100_000: r"have at most 64 brackets inside one another",
+    "causal \x1c & \x1c windw": r"name known masks; got windw\.\n    causal \\x1c & \\x1c windw\n {23}\^",
+    "(" * 65 + "causal" + ")" * 65: r"nest at most 64 brackets",
+    "(" * 100_000: r"nest at most 64 brackets",
 }
 
 
@@ -157,10 +160,10 @@ def test_any_other_text_is_refused_in_a_sentence(text: str) -> None:
 def test_brackets_are_counted_one_inside_the_other() -> None:
     assert parse(" & ".join(["(causal)"] * 100)) == masks.And((Causal(),) * 100)
     assert parse("(" * 64 + "causal" + ")" * 64) == Causal()
-    with pytest.raises(ValueError, match="at most 64 brackets inside one another"):
+    with pytest.raises(ValueError, match="nest at most 64 brackets"):
         parse("(" * 65 + "causal" + ")" * 65)
-    with pytest.raises(ValueError, match="at most 64 brackets inside one another"):
+    with pytest.raises(ValueError, match="nest at most 64 brackets"):
         parse("(causal) & " * 3 + "(" * 65 + "causal" + ")" * 65)
-    with pytest.raises(ValueError, match="at most 64 brackets inside one another"):
+    with pytest.raises(ValueError, match="nest at most 64 brackets"):
         parse("(" * 40 + "(causal) & " + "(" * 40 + "causal" + ")" * 80)
     assert parse("(causal) & " + "(" * 64 + "full" + ")" * 64) == Causal() & Full()

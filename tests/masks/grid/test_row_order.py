@@ -12,28 +12,28 @@ from tests.masks.test_masks import _covered
 
 from saccade import masks
 from saccade.masks.grid.grid import Squares
-from saccade.masks.grid.row_order import Grounds, InOrder, RowOrder, in_order, wanted_order
+from saccade.masks.grid.row_order import GridSize, InOrder, RowOrder, in_order, wanted_order
 from saccade.plan import ALL, Box, Groups, make
 from saccade.plan.key_ranges import KeyDomain
 
 
 def test_squares_follow_one_another() -> None:
-    order = RowOrder(Grounds(3, 5, 1), Squares(2, 2), 0, 18)
+    order = RowOrder(GridSize(3, 5, 1), Squares(2, 2), 0, 18)
     expected = [0, 1, 2, 6, 7, 3, 4, 8, 9, 5, 10, 11, 12, 13, 14, 15, 16, 17]
     assert order.rows.tolist() == expected
     assert order.rows[order.places].tolist() == list(range(18))
-    later = RowOrder(Grounds(3, 5, 1), Squares(2, 2), 7, 9)
+    later = RowOrder(GridSize(3, 5, 1), Squares(2, 2), 7, 9)
     assert (later.rows + 7).tolist() == [position for position in expected if 7 <= position < 16]
-    shifted = RowOrder(Grounds(3, 4, 0), Squares(2, 2, 1, 1), 0, 12)
+    shifted = RowOrder(GridSize(3, 4, 0), Squares(2, 2, 1, 1), 0, 12)
     assert shifted.rows.tolist() == [0, 1, 2, 3, 4, 8, 5, 6, 9, 10, 7, 11]
 
 
 def test_masks_that_want_an_order() -> None:
     near = masks.Neighborhood(4, 6, 1)
-    wanted = RowOrder(Grounds(4, 6, 0), near.squares, 2, 9)
+    wanted = RowOrder(GridSize(4, 6, 0), near.squares, 2, 9)
     assert wanted_order(near, 2, 9) == wanted
     assert wanted_order(masks.Causal() & ~(masks.Global([0]) | near), 2, 9) == wanted
-    assert wanted_order(near.after(3) | masks.Global([0]), 2, 9).grounds == Grounds(4, 6, 3)
+    assert wanted_order(near.after(3) | masks.Global([0]), 2, 9).grounds == GridSize(4, 6, 3)
     assert wanted_order(masks.ShiftedWindows(4, 6, 2, 1), 0, 24).squares == Squares(2, 2, 1, 1)
     assert wanted_order(masks.Axial(4, 6), 0, 24).squares == Squares(8, 8)
     assert wanted_order(masks.Causal() | masks.Axial(4, 6, "rows"), 2, 9) is None
@@ -82,7 +82,7 @@ def _orders(draw: st.DrawFn, q_first: int, q_len: int) -> tuple[RowOrder, masks.
         )
     )
     cut = Squares(*(draw(st.integers(1, 4)) for _ in range(2)), *(draw(st.integers(0, 2)) for _ in range(2)))
-    return RowOrder(Grounds(height, width, before), cut, q_first, q_len), grid.after(before)
+    return RowOrder(GridSize(height, width, before), cut, q_first, q_len), grid.after(before)
 
 
 def _check_plans(data: st.DataObject) -> None:
@@ -134,7 +134,7 @@ def _written(mask: masks.Mask, q_len: int, kv_first: int, kv_len: int) -> torch.
 
 def test_in_the_order_of_positions_nothing_changes() -> None:
     mask = masks.Neighborhood(4, 5, 1)
-    order = RowOrder(Grounds(4, 5, 0), Squares(1, 5), 0, 20)
+    order = RowOrder(GridSize(4, 5, 0), Squares(1, 5), 0, 20)
     assert np.array_equal(order.rows, np.arange(20))
     same = InOrder(mask, order)
     assert torch.equal(_covered(same, (1, 1, 20, 20)), mask.to_dense(20))
@@ -146,7 +146,7 @@ def test_in_the_order_of_positions_nothing_changes() -> None:
 @pytest.mark.parametrize("grid", [masks.Neighborhood(4, 5, (1, 0)), masks.Axial(4, 5), masks.ShiftedWindows(4, 5, 2)])
 @pytest.mark.parametrize("is_in_order", [False, True])
 def test_equal_residual_keys_mean_equal_contents_on_every_box(grid: masks.Mask, is_in_order: bool) -> None:
-    order = RowOrder(Grounds(4, 5, 1), Squares(2, 2), 0, 22)
+    order = RowOrder(GridSize(4, 5, 1), Squares(2, 2), 0, 22)
     mask = InOrder(grid.after(1), order) if is_in_order else grid.after(1)
     dense = grid.after(1).to_dense(22)[0, 0]
     dense = dense[torch.from_numpy(order.rows)] if is_in_order else dense
@@ -184,7 +184,7 @@ ORDERED = [
 def test_groups_of_rows_in_any_order_need_what_some_of_them_see(
     mask: masks.Mask, squares: Squares, q_first: int, q_len: int
 ) -> None:
-    order = RowOrder(Grounds(4, 5, 2), squares, q_first, q_len)
+    order = RowOrder(GridSize(4, 5, 2), squares, q_first, q_len)
     table = mask.to_dense(q_len, 24, batch=2, q_positions=torch.from_numpy(order.rows + q_first))[:, 0].numpy()
     ordered = in_order(mask, order)
     pairs = [(first, last) for first in range(q_len) for last in range(first, q_len)]
@@ -203,7 +203,7 @@ def test_groups_of_rows_in_any_order_need_what_some_of_them_see(
 
 @pytest.mark.parametrize("mask", [masks.Causal(), masks.Window(5, 3), masks.Neighborhood(3, 3, 1)], ids=str)
 def test_a_box_of_rows_in_another_order_is_as_constant_as_the_range_they_lie_in(mask: masks.Mask) -> None:
-    order = RowOrder(Grounds(4, 5, 0), Squares(2, 2), 0, 20)
+    order = RowOrder(GridSize(4, 5, 0), Squares(2, 2), 0, 20)
     table, same = mask.to_dense(20)[0, 0], InOrder(mask, order)
     contents: dict[object, torch.Tensor] = {}
     for first, last in itertools.combinations_with_replacement(range(20), 2):
@@ -225,7 +225,7 @@ def test_a_box_of_rows_in_another_order_is_as_constant_as_the_range_they_lie_in(
 @pytest.mark.parametrize("grid", [masks.Neighborhood(4, 5, (1, 0)), masks.Axial(4, 5), masks.ShiftedWindows(4, 5, 2)])
 def test_residuals_of_keys_behind_other_tokens(grid: masks.Mask) -> None:
     """Keys before the grid are seen by nobody, and of those on it as much is known as if none stood before it."""
-    behind, alone = (RowOrder(Grounds(4, 5, before), Squares(2, 2), before, 20) for before in (6, 0))
+    behind, alone = (RowOrder(GridSize(4, 5, before), Squares(2, 2), before, 20) for before in (6, 0))
     moved, own = InOrder(grid.after(6), behind), InOrder(grid, alone)
     table = grid.to_dense(20)[0, 0][torch.from_numpy(alone.rows)]
     contents, known = dict[object, torch.Tensor](), set[bool]()

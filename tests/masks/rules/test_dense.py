@@ -8,7 +8,7 @@ from torch import Tensor
 
 from saccade import masks
 from saccade.masks.grid.grid import Squares
-from saccade.masks.grid.row_order import Grounds, InOrder, RowOrder
+from saccade.masks.grid.row_order import GridSize, InOrder, RowOrder
 
 SIZES = [
     (1, 1, 1, 1),
@@ -70,7 +70,7 @@ def test_large_answers_under_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(found.reshape(2, 6, 6), torch.stack([table, ~table]))
 
 
-ORDER = RowOrder(Grounds(3, 3, 0), Squares(2, 2), 0, 9)
+ORDER = RowOrder(GridSize(3, 3, 0), Squares(2, 2), 0, 9)
 
 
 @pytest.mark.parametrize("mask", [masks.Dense(torch.ones(9, 9).bool()), InOrder(masks.Causal(), ORDER)], ids=str)

@@ -8,7 +8,7 @@ import torch
 from tests.masks import brute_force
 
 from saccade import masks
-from saccade.masks.rules.documents import with_facts
+from saccade.masks.rules.documents import joined_with_batch_mask
 
 TEXTS = [[2, 0, 3], [4, 1], [1]]
 
@@ -55,12 +55,12 @@ def test_a_pattern_begins_anew_with_each_text(facts: masks.Mask, besides: Callab
         return same and inside(b, one[1], other[1]) and besides(b, i, j)
 
     expected = torch.tensor([[[allows(b, i, j) for j in range(7)] for i in range(7)] for b in range(2)])
-    assert torch.equal(with_facts(PATTERN, facts).to_dense(7, batch=2)[:, 0], expected)
+    assert torch.equal(joined_with_batch_mask(PATTERN, facts).to_dense(7, batch=2)[:, 0], expected)
 
 
 @pytest.mark.parametrize("facts", [PADDING, masks.Causal() & PADDING, masks.Documents([3, 4]) | PADDING], ids=str)
 def test_other_facts_are_joined_with_the_pattern(facts: masks.Mask) -> None:
-    assert with_facts(PATTERN, facts) == PATTERN & facts
+    assert joined_with_batch_mask(PATTERN, facts) == PATTERN & facts
 
 
 @pytest.mark.parametrize("items", [1, 2, 3])

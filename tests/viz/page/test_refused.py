@@ -60,9 +60,9 @@ BAD = {
     "a pair with a number": ({"tokens": (words(5), 7)}, NO_STRINGS.format("int")),
     "no name that fits": (
         {"tokens": {"decoder*": WORDS}},
-        "tokens must have a name that fits layer attention; got decoder*.",
+        "tokens must have a name that matches layer attention; got decoder*.",
     ),
-    "no names at all": ({"tokens": {}}, "tokens must have a name that fits layer attention; got none."),
+    "no names at all": ({"tokens": {}}, "tokens must have a name that matches layer attention; got none."),
     "by name, few": (
         {"tokens": {"*": words(4)}},
         "tokens must be one for each of the 7 keys of layer attention; got 4.",
@@ -91,7 +91,7 @@ OF_TWO = {
     "names that are none": ({"names": None}, "names must be two strings; got None."),
     "tokens of nobody": (
         {"other_tokens": WORDS},
-        "other_tokens must be left out where there is no other recording; got list.",
+        "other_tokens must be omitted without a second recording; got list.",
     ),
 }
 
@@ -150,13 +150,16 @@ GIVEN = {
     "a number": (3, f"given must {RULE}; got int."),
     "a generator": ((one for one in [attention(3, 3)]), f"given must {RULE}; got generator."),
     "a set": ({1, 2}, f"given must {RULE}; got set."),
-    "no layers": ([], "given must hold at least one layer; got none."),
-    "an empty dict": ({}, "given must hold at least one layer; got none."),
+    "no layers": ([], "given must contain at least one layer; got none."),
+    "an empty dict": ({}, "given must contain at least one layer; got none."),
     "nested lists": ([[[[1.0]]]], f"given must {RULE}; got list in layer 0."),
     "one that is none": ([attention(3, 3), None], f"given must {RULE}; got NoneType in layer 1."),
     "a model": ({"model": torch.nn.Linear(2, 2)}, f"given must {RULE}; got Linear in layer model."),
     "the class": (sc.AttentionMatrix, f"given must {RULE}; got the class"),
-    "scores": (attention(3, 3).scores, f"given must {RULE}; got ScoreMatrix, which holds scores, in layer attention."),
+    "scores": (
+        attention(3, 3).scores,
+        f"given must {RULE}; got ScoreMatrix, which contains scores, in layer attention.",
+    ),
     "two axes": (torch.ones(3, 3), f"{WEIGHTS} shape [3, 3], torch.float32 in layer attention."),
     "five axes": ([np.ones((1, 1, 1, 1, 1))], f"{WEIGHTS} shape [1, 1, 1, 1, 1], float64 in layer 0."),
     "complex": (torch.ones(1, 1, 2, 2) * 1j, f"{WEIGHTS} shape [1, 1, 2, 2], torch.complex64 in layer attention."),
@@ -193,7 +196,7 @@ def test_paths_that_name_no_file(tmp_path, where):
     (tmp_path / "file").write_text("")
     watched, path = matrix(), tmp_path / where
     for name, make in (("report", lambda: report(watched, path)), ("live_report", lambda: live_report({}, path))):
-        check(make, f"path must name a file in a folder that is there; got {path}", name)
+        check(make, f"path must name a file in an existing folder; got {path}", name)
     assert watched.asked == 0
 
 

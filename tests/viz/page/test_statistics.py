@@ -7,7 +7,7 @@ from tests.viz.page.layer_kinds import attention
 
 from saccade import masks
 from saccade.statistics import MatrixInfo
-from saccade.viz.page.page_statistics import BothWays, Without
+from saccade.viz.page.page_statistics import StrongestPairs, Without
 
 CUTS = (range(3), range(3, 4), range(4, 12))
 
@@ -33,7 +33,8 @@ def sorted_weights(answer):
 
 @pytest.mark.parametrize("name", ["softmax", "delta"])
 @pytest.mark.parametrize(
-    "statistic", [BothWays(1), BothWays(3), BothWays(40), Without(5, ((0, 2), (), (9,))), Without(99, ((1,),))]
+    "statistic",
+    [StrongestPairs(1), StrongestPairs(3), StrongestPairs(40), Without(5, ((0, 2), (), (9,))), Without(99, ((1,),))],
 )
 def test_states_of_different_rows_merge_in_any_order(statistic, name):
     matrix = matrices()[name]
@@ -46,7 +47,7 @@ def test_states_of_different_rows_merge_in_any_order(statistic, name):
     ):
         for got, want in zip(sorted_weights(statistic.finish(merged)), whole, strict=True):
             torch.testing.assert_close(got, want)
-    if isinstance(statistic, BothWays):
+    if isinstance(statistic, StrongestPairs):
         found, dense = statistic.finish(statistic.merge(statistic.merge(c, a), b)), matrix.to_dense()
         for weights, names, lines in ((found.weights, found.keys, dense), (found.received, found.queries, dense.mT)):
             there = names >= 0

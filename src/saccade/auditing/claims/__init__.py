@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from saccade.auditing.claims.batch import batch
 from saccade.auditing.claims.compiled import compiled
 from saccade.auditing.claims.loss import loss
-from saccade.auditing.claims.model_measurements import Asked
+from saccade.auditing.claims.model_measurements import ModelMeasurements
 from saccade.auditing.claims.positions import positions
 from saccade.auditing.claims.sinks import sinks
 from saccade.auditing.claims.states import states
@@ -18,7 +18,7 @@ from saccade.auditing.float64 import describe_error
 from saccade.auditing.runner import Unanswered, WrongArgument
 from saccade.support.errors import shown, value_error
 
-CLAIMS: Mapping[str, Callable[[Asked], Sequence[ClaimResult]]] = {
+CLAIMS: Mapping[str, Callable[[ModelMeasurements], Sequence[ClaimResult]]] = {
     "states": states,
     "positions": positions,
     "window": window,
@@ -28,10 +28,10 @@ CLAIMS: Mapping[str, Callable[[Asked], Sequence[ClaimResult]]] = {
     "batch": batch,
     "loss": loss,
 }
-"""The claims by the name by which they are asked for."""
+"""The functions that check the claims, by the names that users pass to `audit`."""
 
 
-def checked(claims: Sequence[str]) -> tuple[str, ...]:
+def checked_names(claims: Sequence[str]) -> tuple[str, ...]:
     """Validate the names of requested claims, and return them in the order of `CLAIMS`; "all" requests every claim.
 
     Raises:
@@ -44,11 +44,11 @@ def checked(claims: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in CLAIMS if name in names or "all" in names)
 
 
-def further(asked: Asked, names: Sequence[str]) -> Iterator[ClaimResult]:
+def check_claims(measured: ModelMeasurements, names: Sequence[str]) -> Iterator[ClaimResult]:
     """Check the named claims; if the model raises an error, the claim is "not answered"."""
     for name in names:
         try:
-            yield from CLAIMS[name](asked)
+            yield from CLAIMS[name](measured)
         except WrongArgument:
             raise
         except Unanswered as answer:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.auditing.claims.model_measurements import Asked, first_of, result
+from saccade.auditing.claims.model_measurements import ModelMeasurements, first_of, result
 from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.model_under_test import ModelUnderTest, NoGradientError
 from saccade.auditing.rounding_noise import row_differences
@@ -16,45 +16,45 @@ from saccade.auditing.token_axes import tensors_of
 _ITEMS = 4  # number of items whose influence is measured
 
 
-def batch(asked: Asked) -> list[ClaimResult]:
+def batch(measured: ModelMeasurements) -> list[ClaimResult]:
     """Check with gradients and changes that no batch item depends on another; if one does, name the first such module.
 
     Gradients also detect influences that cancel except for rounding, such as a maximum over the batch that is
     subtracted and later added.
     """
-    subject = asked.subject
+    subject = measured.subject
     if subject.shape[0] < 2:
-        return [ClaimResult("batch", "not answered", why="it needs a batch of two items")]
-    found = _by_gradients(asked) or _by_changes(asked)
+        return [ClaimResult("batch", "not answered", why="it needs a batch of at least two items")]
+    found = _by_gradients(measured) or _by_changes(measured)
     return [result("batch", found)]
 
 
-def _by_changes(asked: Asked) -> CounterExample | None:
-    subject, draw = asked.subject, torch.Generator().manual_seed(asked.seed)
+def _by_changes(measured: ModelMeasurements) -> CounterExample | None:
+    subject, draw = measured.subject, torch.Generator().manual_seed(measured.seed)
     for item in range(min(_ITEMS, subject.shape[0])):
         vectors = subject.vectors.clone()
         other = torch.randn(vectors[item].shape, generator=draw, dtype=torch.float64).to(vectors)
         vectors[item] = other * 4 * vectors.std()
-        moved = row_differences(subject.run(vectors), subject.rows).cpu().masked_fill(~asked.judged, 0)
+        moved = row_differences(subject.run(vectors), subject.rows).cpu().masked_fill(~measured.judged, 0)
         moved[item] = 0
         size = float(moved.max())
-        if size and size > asked.noise():
+        if size and size > measured.noise():
             row = first_of(moved == moved.max())
             module = _first_module(subject, item)
             return CounterExample("leak", row, (item, 0), size, module, "change", subject.passes)
     return None
 
 
-def _by_gradients(asked: Asked) -> CounterExample | None:
-    subject = asked.subject
+def _by_gradients(measured: ModelMeasurements) -> CounterExample | None:
+    subject = measured.subject
     try:
         leaf, out = subject.graph()
     except NoGradientError:
         return None
-    draw = torch.Generator().manual_seed(asked.seed)
+    draw = torch.Generator().manual_seed(measured.seed)
     for item in range(min(_ITEMS, subject.shape[0])):
         weights = torch.randn(out.shape, generator=draw, dtype=torch.float64).to(out)
-        weights *= asked.judged.to(out).view(*asked.judged.shape, *[1] * (out.dim() - 2))
+        weights *= measured.judged.to(out).view(*measured.judged.shape, *[1] * (out.dim() - 2))
         weights[item] = 0
         (size,) = torch.autograd.grad(out, leaf, weights, retain_graph=True)
         if bool((own := size[item].flatten(1).abs().amax(-1)).any()):

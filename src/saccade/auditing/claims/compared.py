@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-from saccade.auditing.claims.model_measurements import Asked
-from saccade.auditing.equivalence import Pair, compared_ways
+from saccade.auditing.claims.model_measurements import ModelMeasurements
+from saccade.auditing.equivalence import Pair, compare_run_pairs
 from saccade.auditing.equivalence_pairs import RunPair
 from saccade.auditing.finding import ClaimResult, CounterExample
 
 
-def compared(asked: Asked, pairs: Mapping[str, RunPair], optional: Collection[str] = ()) -> list[ClaimResult]:
+def compared(
+    measured: ModelMeasurements, pairs: Mapping[str, RunPair], optional: Collection[str] = ()
+) -> list[ClaimResult]:
     """Return one claim for each pair of ways of running the model, without optional claims that cannot be answered."""
-    found = compared_ways(asked.runner(), asked.ids, list(pairs.items()), seed=asked.seed)
+    found = compare_run_pairs(measured.runner(), measured.ids, list(pairs.items()), seed=measured.seed)
     kept = [one for one in found if one.verdict != "not answered" or one.name not in optional]
-    return [claim_of(one, asked.subject.passes) for one in kept]
+    return [claim_of(one, measured.subject.passes) for one in kept]
 
 
 def claim_of(pair: Pair, passes: int) -> ClaimResult:
@@ -24,6 +26,6 @@ def claim_of(pair: Pair, passes: int) -> ClaimResult:
     found = None
     if pair.verdict == "broken" and pair.where is not None:
         found = CounterExample("differs", pair.where, None, pair.difference, "", pair.name, passes)
-    kept = f"saccade's kernel holds it: {pair.remedy}" if pair.remedy else ""
+    kept = f"the claim holds with saccade's kernel: {pair.remedy}" if pair.remedy else ""
     numbers = (pair.difference, pair.allowed) if answered and not math.isnan(pair.difference) else (0.0, 0.0)
     return ClaimResult(pair.name, pair.verdict, *numbers, found, kept if answered else pair.why)

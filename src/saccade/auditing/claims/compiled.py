@@ -5,19 +5,19 @@ from __future__ import annotations
 import torch
 
 from saccade.auditing.claims.compared import compared
-from saccade.auditing.claims.model_measurements import Asked
+from saccade.auditing.claims.model_measurements import ModelMeasurements
 from saccade.auditing.equivalence_pairs import RunPair
 from saccade.auditing.finding import ClaimResult
 
 
-def compiled(asked: Asked) -> list[ClaimResult]:
+def compiled(measured: ModelMeasurements) -> list[ClaimResult]:
     """Check that the model traced by torch.compile gives the same rows as an eager run; no kernels are generated.
 
     Cost: a few seconds for tracing.
     """
-    ids = asked.ids
+    ids = measured.ids
     pairs: dict[str, RunPair] = {"compiled": lambda own: (own.runner.compiled().whole(ids), own.whole)}
     try:
-        return compared(asked, pairs)
+        return compared(measured, pairs)
     finally:
         torch.compiler.reset()

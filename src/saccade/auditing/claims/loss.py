@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.auditing.claims.model_measurements import Asked, first_of, result
+from saccade.auditing.claims.model_measurements import ModelMeasurements, first_of, result
 from saccade.auditing.finding import ClaimResult, CounterExample, Kind
 from saccade.auditing.runner import Unanswered
 
@@ -18,7 +18,7 @@ _NOUNS = ("the loss at output", "the label of token")
 _CLOSE = 1e-4  # relative to the loss; means over different sets of labels differ by more
 
 
-def loss(asked: Asked) -> list[ClaimResult]:
+def loss(measured: ModelMeasurements) -> list[ClaimResult]:
     """Check which labels the loss reads, using its gradient with respect to each row of logits.
 
     The gradient of the cross-entropy with respect to a row of logits is the softmax, minus 1 at the label. It is
@@ -27,45 +27,45 @@ def loss(asked: Asked) -> list[ClaimResult]:
     If the inputs have no ``labels``, the ids serve as labels, with -100 for padding and for the first token of each
     document.
     """
-    labels = _labels(asked)
-    logits, total = _run(asked, labels)
+    labels = _labels(measured)
+    logits, total = _run(measured, labels)
     (grad,) = torch.autograd.grad(total, logits, allow_unused=True)
     if grad is None:
-        raise Unanswered("its loss does not depend on the logits that it returns")
+        raise Unanswered("the loss does not depend on the returned logits")
     with torch.no_grad():
-        return [result("loss", found, why) for found, why in [_judged(labels, logits, grad, total)]]
+        return [result("loss", found, why) for found, why in [_check_rows(labels, logits, grad, total)]]
 
 
-def _labels(asked: Asked) -> Tensor:
-    ids, documents = asked.ids, asked.documents
-    given = asked.inputs.get("labels") if isinstance(asked.inputs, Mapping) else None
+def _labels(measured: ModelMeasurements) -> Tensor:
+    ids, documents = measured.ids, measured.documents
+    given = measured.inputs.get("labels") if isinstance(measured.inputs, Mapping) else None
     if isinstance(given, Tensor):
         return given
     if not bool((documents[:, 1:] != documents[:, :-1]).any()):
-        documents = torch.arange(3).repeat_interleave(torch.tensor(asked.texts)).expand(ids.shape)
+        documents = torch.arange(3).repeat_interleave(torch.tensor(measured.texts)).expand(ids.shape)
     first = torch.cat([torch.ones(len(ids), 1, dtype=torch.bool), documents[:, 1:] != documents[:, :-1]], 1)
-    ignored = first | ~asked.judged
+    ignored = first | ~measured.judged
     ignored[-1, -2:] = True  # as if padded
     return ids.masked_fill(ignored.to(ids.device), _IGNORED)
 
 
-def _run(asked: Asked, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _run(measured: ModelMeasurements, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Run the model with labels, and return the logits and the loss."""
-    given: Any = asked.inputs
+    given: Any = measured.inputs
     with torch.enable_grad():
         try:
             named = dict(given) | {"labels": labels} if isinstance(given, Mapping) else {}
-            out: Any = asked.model(**named) if named else asked.model(given, labels=labels)
+            out: Any = measured.model(**named) if named else measured.model(given, labels=labels)
         except TypeError as error:
             raise Unanswered("the model takes no labels") from error
     total = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
-    logits = asked.outputs(out)
+    logits = measured.outputs(out)
     if not isinstance(total, Tensor) or not total.requires_grad:
         raise Unanswered("the model returns no loss")
     return logits, total
 
 
-def _judged(labels: Tensor, logits: Tensor, grad: Tensor, total: Tensor) -> tuple[CounterExample | None, str]:
+def _check_rows(labels: Tensor, logits: Tensor, grad: Tensor, total: Tensor) -> tuple[CounterExample | None, str]:
     """Compare the labels that the loss reads, according to its gradient, with the labels that it should read."""
     following = F.pad(labels[:, 1:], (0, 1), value=_IGNORED)
     read = grad.flatten(2).abs().amax(-1) > 0
@@ -77,11 +77,13 @@ def _judged(labels: Tensor, logits: Tensor, grad: Tensor, total: Tensor) -> tupl
         return _found("blind", bad, 0.0), "rows with a label have no gradient"
     taken = grad.argmin(-1)
     if bool((bad := wanted & (taken != following)).any()):
-        return _found("blind", bad, 1.0), "rows learn another label than that of the next token"
+        return _found("blind", bad, 1.0), "some rows are trained on a label other than the next token"
     mean = F.cross_entropy(logits[wanted].float(), following[wanted])
     apart = abs(float(total / mean) - 1)
     if apart > _CLOSE and not _has_other_terms(total, mean):
-        return _found("blind", wanted, apart), f"the loss is {float(total / mean):.3g} times its mean over the labels"
+        return _found(
+            "blind", wanted, apart
+        ), f"the loss is {float(total / mean):.3g} times the mean over the labelled rows"
     return None, ""
 
 

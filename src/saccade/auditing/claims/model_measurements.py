@@ -1,4 +1,4 @@
-"""The class `Asked`: the audited model and everything that the audit has already measured, as input for claims."""
+"""The class `ModelMeasurements`: the audited model and the results measured so far, as input for the claims."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from saccade.auditing.rule_composition import Composition
 from saccade.auditing.runner import Runner, Unanswered
 
 
-class Asked(NamedTuple):
+class ModelMeasurements(NamedTuple):
     """The audited model and everything that the audit has already measured, as input for claims.
 
     Attributes:
@@ -57,7 +57,7 @@ class Asked(NamedTuple):
         """
         tokens = self.subject.tokens
         if tokens.is_floating_point() or len(self.subject.parts) > 1 or not self.subject.form.batch_first:
-            raise Unanswered("it is asked of models of one text of token ids, batch first")
+            raise Unanswered("it applies only to models of one text of token ids, batch first")
         return tokens
 
     @property
@@ -67,7 +67,7 @@ class Asked(NamedTuple):
             return list(self.lengths)
         length = self.subject.shape[1]
         if length < 6:
-            raise Unanswered("it needs six tokens, for three texts")
+            raise Unanswered("it needs at least six tokens, to form three texts")
         return [length - 2 * (length // 3) + 1, length // 3, length // 3 - 1]
 
     def runner(self) -> Runner:
@@ -77,7 +77,7 @@ class Asked(NamedTuple):
             Unanswered: the model is a function.
         """
         if not isinstance(self.model, nn.Module):
-            raise Unanswered("it is asked of modules, not of functions")
+            raise Unanswered("it applies to modules, not to functions")
         return runner_of(self.model, self.outputs)
 
 
@@ -89,5 +89,5 @@ def result(name: str, finding: CounterExample | None, why: str = "", allowed: fl
 
 def first_of(mask: Tensor) -> tuple[int, int]:
     """Return the batch item and the position of the first True in ``mask``, bool ``[batch, length]``."""
-    item, place = torch.nonzero(mask)[0].tolist()
-    return item, place
+    item, position = torch.nonzero(mask)[0].tolist()
+    return item, position

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from saccade.auditing.claims.compared import compared
-from saccade.auditing.claims.model_measurements import Asked, result
+from saccade.auditing.claims.model_measurements import ModelMeasurements, result
 from saccade.auditing.equivalence_pairs import RunPair
 from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.rounding_noise import row_differences
@@ -12,43 +12,43 @@ from saccade.auditing.runner import Unanswered
 _SHIFT, _STRETCH = 13, 3
 
 
-def positions(asked: Asked) -> list[ClaimResult]:
+def positions(measured: ModelMeasurements) -> list[ClaimResult]:
     """Check that shifting all positions does not matter in models with relative positions, and that positions are used.
 
     Positions are used if multiplying them by 3 changes the outputs. In models with several position axes, equal
     positions on all axes must also give the same outputs as no explicit positions.
     """
-    ids = asked.ids
+    ids = measured.ids
     pairs: dict[str, RunPair] = {
         "positions shifted": lambda own: (own.runner.shifted(ids, _SHIFT), own.whole),
         "positions in several axes": lambda own: (own.runner.on_axes(ids), own.whole),
     }
-    found = compared(asked, pairs, optional=("positions in several axes",))
-    return [*found, _used(asked, None, "positions are used"), *_each_axis(asked)]
+    found = compared(measured, pairs, optional=("positions in several axes",))
+    return [*found, _used(measured, None, "positions are used"), *_each_axis(measured)]
 
 
-def _each_axis(asked: Asked) -> list[ClaimResult]:
+def _each_axis(measured: ModelMeasurements) -> list[ClaimResult]:
     try:
-        axes = getattr(asked.runner(), "_axes", 0)
+        axes = getattr(measured.runner(), "_axes", 0)
     except Unanswered:
         return []
-    return [_used(asked, axis, f"positions are used: axis {axis}") for axis in range(axes)]
+    return [_used(measured, axis, f"positions are used: axis {axis}") for axis in range(axes)]
 
 
-def _used(asked: Asked, axis: int | None, name: str) -> ClaimResult:
+def _used(measured: ModelMeasurements, axis: int | None, name: str) -> ClaimResult:
     """Check that multiplying all positions by 3 changes the outputs of a model that has positions."""
-    runner = asked.runner()
+    runner = measured.runner()
     try:
-        moved = row_differences(runner.stretched(asked.ids, _STRETCH, axis), runner.whole(asked.ids))
+        moved = row_differences(runner.stretched(measured.ids, _STRETCH, axis), runner.whole(measured.ids))
     except Unanswered as answer:
         return ClaimResult(name, "not answered", why=str(answer))
     if bool((moved > 0).any()):
         return result(name, None)
     if not getattr(runner, "has_positions", True):
-        return ClaimResult(name, "not answered", why="no module of positions was found")
-    row = (0, asked.subject.shape[1] - 1)
-    why = "the model takes positions, and no output depends on them"
+        return ClaimResult(name, "not answered", why="no position module was found")
+    row = (0, measured.subject.shape[1] - 1)
+    why = "the model takes positions, but no output depends on them"
     found = CounterExample(
-        "blind", row, row, 0.0, "", "change", asked.subject.passes, ("output", "the position of token")
+        "blind", row, row, 0.0, "", "change", measured.subject.passes, ("output", "the position of token")
     )
     return result(name, found, why)

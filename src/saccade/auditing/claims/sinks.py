@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from saccade.auditing.claims.model_measurements import Asked, first_of, result
+from saccade.auditing.claims.model_measurements import ModelMeasurements, first_of, result
 from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.replay import replaying
 from saccade.auditing.rounding_noise import row_differences
@@ -17,36 +17,36 @@ _LARGE, _SMALL = 80.0, -80.0  # logits beyond which a sink takes all weight, or 
 _EQUAL = 1e-2  # smaller differences, relative to all rows, count as rounding
 
 
-def sinks(asked: Asked) -> list[ClaimResult]:
+def sinks(measured: ModelMeasurements) -> list[ClaimResult]:
     """Check each learned sink: a module's parameter with "sink" in its name, one logit for each head.
 
     - A larger logit takes weight from all keys: with a logit of 80, every row is what the module returns without keys.
     - Each head's logit has a gradient; an implementation that ignores the logit fails this check.
     """
-    owners = _owners(asked)
+    owners = _sink_parameters(measured)
     if not owners:
-        return [ClaimResult("sinks", "not answered", why="no parameter of a sink was found")]
-    found = [one for name, own in owners.items() if (one := _judged(asked, name, own)) is not None]
+        return [ClaimResult("sinks", "not answered", why="no sink parameter was found")]
+    found = [one for name, own in owners.items() if (one := _check_sink(measured, name, own)) is not None]
     heads = sum(own.numel() for own in owners.values())
     return [result("sinks", found[0] if found else None, f"{heads} sinks in {len(owners)} modules")]
 
 
-def _owners(asked: Asked) -> dict[str, nn.Parameter]:
+def _sink_parameters(measured: ModelMeasurements) -> dict[str, nn.Parameter]:
     """Return the sink parameter of each module that mixes tokens, including parameters of its submodules."""
     found = dict[str, nn.Parameter]()
-    for name in asked.layered.mixed:
-        for inner, own in asked.subject.modules[name].named_parameters():
+    for name in measured.layered.mixed:
+        for inner, own in measured.subject.modules[name].named_parameters():
             if "sink" in inner.rpartition(".")[2].lower() and own.numel():
                 found.setdefault(name, own)
     return found
 
 
-def _judged(asked: Asked, name: str, sink: nn.Parameter) -> CounterExample | None:
+def _check_sink(measured: ModelMeasurements, name: str, sink: nn.Parameter) -> CounterExample | None:
     """Return a counter-example for a module whose sink does not act as a sink, or None."""
     found: list[CounterExample] = []
-    subject, module = asked.subject, asked.subject.modules[name]
+    subject, module = measured.subject, measured.subject.modules[name]
 
-    def look(_: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
+    def visit(_: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
         if found:
             return
         row = (0, out.shape[1] - 1)
@@ -69,13 +69,13 @@ def _judged(asked: Asked, name: str, sink: nn.Parameter) -> CounterExample | Non
         apart = row_differences(large - large[:, :1] + out, out)  # without keys, all rows are the same constant
         if float(apart.max()) > _EQUAL:
             at = first_of(apart == apart.max())
-            nouns = ("output", "the sink, though it takes all weight, at token")
+            nouns = ("output", "the keys although the sink takes all weight, at token")
             found.append(CounterExample("leak", at, at, float(apart.max()), name, "sink", subject.passes, nouns))
 
-    with torch.no_grad(), replaying(subject, {name: module}, look):
+    with torch.no_grad(), replaying(subject, {name: module}, visit):
         subject.run()
     return found[0] if found else None
 
 
 def _blind(row: tuple[int, int], name: str, passes: int) -> CounterExample:
-    return CounterExample("blind", row, row, 0.0, name, "sink", passes, ("output", "some head's sink at token"))
+    return CounterExample("blind", row, row, 0.0, name, "sink", passes, ("output", "the sink of some head at token"))

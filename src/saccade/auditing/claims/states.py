@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from saccade.auditing.by_layer import ByLayer, mixers
-from saccade.auditing.claims.model_measurements import Asked, first_of, result
+from saccade.auditing.claims.model_measurements import ModelMeasurements, first_of, result
 from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.leak_location import SavedRuns
 from saccade.auditing.measured_rules import grouped
 from saccade.auditing.model_under_test import ModelUnderTest
-from saccade.auditing.probe_sets import halved
+from saccade.auditing.probe_sets import bisect
 from saccade.auditing.replay import replaying
 from saccade.auditing.rounding_noise import FACTOR, row_differences
 from saccade.auditing.runner import Unanswered
@@ -21,48 +21,48 @@ from saccade.auditing.runner import Unanswered
 _ROUNDING = 64  # in units of eps; a smaller change may be rounding, so gradients decide
 
 
-def states(asked: Asked) -> list[ClaimResult]:
+def states(measured: ModelMeasurements) -> list[ClaimResult]:
     """Check each module that mixes tokens on packed documents, and the whole model on two texts in succession."""
-    return [_packed(asked), _between_calls(asked)]
+    return [_packed(measured), _between_calls(measured)]
 
 
-def _packed(asked: Asked) -> ClaimResult:
+def _packed(measured: ModelMeasurements) -> ClaimResult:
     """Check that no module carries tokens of one document into rows of another in a packed run."""
     try:
-        subject, documents, told = _in_documents(asked)
-        judged = asked.judged if subject is asked.subject else torch.ones(subject.shape, dtype=torch.bool)
+        subject, documents, separators = _in_documents(measured)
+        judged = measured.judged if subject is measured.subject else torch.ones(subject.shape, dtype=torch.bool)
     except Unanswered as answer:
         return ClaimResult("states", "not answered", why=str(answer))
     mixed = mixers(subject)
     if not mixed:
-        return ClaimResult("states", "not answered", why="no module was seen to mix tokens")
+        return ClaimResult("states", "not answered", why="no module that mixes tokens was found")
     borders = (documents[:, 1:] != documents[:, :-1]).any(0).nonzero().flatten().tolist()
     layered = ByLayer(subject, mixed, judged)
     layered.measure({row for border in borders for row in (border, border + 1)})
     leaks = _by_changes(layered, documents) | _by_gradients(layered, documents)
     first = next((leaks[name] for name in layered.mixed if name in leaks), None)
     others = "; ".join(grouped(dict.fromkeys((name for name in layered.mixed if name in leaks), "across documents")))
-    return result("states", first, "; ".join(part for part in (told, others) if part))
+    return result("states", first, "; ".join(part for part in (separators, others) if part))
 
 
-def _in_documents(asked: Asked) -> tuple[ModelUnderTest, Tensor, str]:
+def _in_documents(measured: ModelMeasurements) -> tuple[ModelUnderTest, Tensor, str]:
     """Return the model on packed documents, each token's document, and the arguments that mark documents, as text."""
-    documents = asked.documents
+    documents = measured.documents
     if bool((documents[:, 1:] != documents[:, :-1]).any()):
-        return asked.subject, documents, ""
-    ids, runner, lengths = asked.ids[:1], asked.runner(), asked.texts
-    inputs, told = runner.packed_inputs(ids, lengths)
-    subject = ModelUnderTest(asked.model, inputs, asked.outputs, asked.subject.group)
+        return measured.subject, documents, ""
+    ids, runner, lengths = measured.ids[:1], measured.runner(), measured.texts
+    inputs, separators = runner.packed_inputs(ids, lengths)
+    subject = ModelUnderTest(measured.model, inputs, measured.outputs, measured.subject.group)
     label = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))[None]
-    return subject, label, f"documents of {', '.join(map(str, lengths))} tokens by {told}"
+    return subject, label, f"documents of {', '.join(map(str, lengths))} tokens, separated by {separators}"
 
 
 def _by_gradients(layered: ByLayer, documents: Tensor) -> dict[str, CounterExample]:
     found = dict[str, CounterExample]()
     for name in layered.mixed:
         for one in layered.seen(name):
-            item, place = one.row
-            across = one.seen & (documents[item] != documents[item, place])
+            item, position = one.row
+            across = one.seen & (documents[item] != documents[item, position])
             if bool(across.any()) and name not in found:
                 key = (item, int(across.nonzero()[-1]))
                 found[name] = CounterExample("leak", one.row, key, 1.0, name, "replay", layered.subject.passes)
@@ -76,7 +76,7 @@ def _by_changes(layered: ByLayer, documents: Tensor) -> dict[str, CounterExample
     """
     found, subject = dict[str, CounterExample](), layered.subject
 
-    def look(name: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
+    def visit(name: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
         draw = torch.Generator().manual_seed(0)
         other = torch.randn(hidden.shape, generator=draw, dtype=torch.float64).to(hidden) * hidden.std()
         for odd in (0, 1):
@@ -84,7 +84,7 @@ def _by_changes(layered: ByLayer, documents: Tensor) -> dict[str, CounterExample
             if name not in found and (one := _moved(again, hidden, other, out, chosen, layered.judged)) is not None:
                 found[name] = CounterExample("leak", *one, name, "change", subject.passes)
 
-    with torch.no_grad(), replaying(subject, {name: subject.modules[name] for name in layered.mixed}, look):
+    with torch.no_grad(), replaying(subject, {name: subject.modules[name] for name in layered.mixed}, visit):
         subject.run()
     return found
 
@@ -105,20 +105,20 @@ def _moved(
     if float(size.max()) <= least:
         return None
     row = first_of(size == size.max())
-    return row, halved(chosen, lambda keys: bool(sizes(keys)[row] > least)), float(size.max())
+    return row, bisect(chosen, lambda keys: bool(sizes(keys)[row] > least)), float(size.max())
 
 
-def _between_calls(asked: Asked) -> ClaimResult:
+def _between_calls(measured: ModelMeasurements) -> ClaimResult:
     """Check that a text gives the same rows after the model has read another text."""
-    subject, name = asked.subject, "states between calls"
-    draw = torch.Generator().manual_seed(asked.seed)
+    subject, name = measured.subject, "states between calls"
+    draw = torch.Generator().manual_seed(measured.seed)
     other = torch.randn(subject.vectors.shape, generator=draw, dtype=torch.float64).to(subject.vectors)
     other *= subject.vectors.std()
 
     subject.run()
     first, second = subject.run(), subject.run()
     subject.run(other)
-    moved = row_differences(subject.run(), second).cpu().masked_fill(~asked.judged, 0)
+    moved = row_differences(subject.run(), second).cpu().masked_fill(~measured.judged, 0)
     size, allowed = float(moved.max()), FACTOR * float(row_differences(first, second).max())
     if size <= allowed:
         return result(name, None)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.auditing.claims.compared import compared
-from saccade.auditing.claims.model_measurements import Asked, first_of, result
+from saccade.auditing.claims.model_measurements import ModelMeasurements, first_of, result
 from saccade.auditing.equivalence_pairs import FullRun, RunPair
 from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.leak_location import SavedRuns, first_module
@@ -19,29 +19,29 @@ from saccade.auditing.runner import Runner
 _SETS = 6
 
 
-def training(asked: Asked) -> list[ClaimResult]:
+def training(measured: ModelMeasurements) -> list[ClaimResult]:
     """Check that running a model as in training gives the same rows and gradients as a plain run."""
-    ids = asked.ids
+    ids = measured.ids
     pairs: dict[str, RunPair] = {
         "in training, without dropout": lambda own: (own.runner.trained().whole(ids), own.whole),
         "recomputed in the backward pass": _checkpointed(ids, gradients=False),
         "gradients, recomputed": _checkpointed(ids, gradients=True),
         "while it fills a cache": lambda own: (own.runner.filling_cache(ids), own.whole),
     }
-    claims = [_located(asked, claim) for claim in compared(asked, pairs)]
-    return [*claims, _under_autocast(asked)]
+    claims = [_located(measured, claim) for claim in compared(measured, pairs)]
+    return [*claims, _under_autocast(measured)]
 
 
-def _located(asked: Asked, claim: ClaimResult) -> ClaimResult:
+def _located(measured: ModelMeasurements, claim: ClaimResult) -> ClaimResult:
     """Add to a broken claim the first module whose rows differ in training; return other claims unchanged."""
     makers = {"in training, without dropout": "trained", "recomputed in the backward pass": "checkpointed"}
     if claim.finding is None or claim.name not in makers:
         return claim
-    runner, saved = asked.runner(), SavedRuns(asked.subject)
+    runner, saved = measured.runner(), SavedRuns(measured.subject)
     other = getattr(runner, makers[claim.name])()
-    saved.run(run=lambda: runner.whole(asked.ids))
+    saved.run(run=lambda: runner.whole(measured.ids))
     with torch.enable_grad():
-        saved.run({name: own for name, own in other.model.named_modules() if name}, lambda: other.whole(asked.ids))
+        saved.run({name: own for name, own in other.model.named_modules() if name}, lambda: other.whole(measured.ids))
     return dataclasses.replace(claim, finding=dataclasses.replace(claim.finding, module=saved.first_unlike()))
 
 
@@ -67,16 +67,16 @@ def _gradient(runner: Runner, ids: Tensor) -> Tensor:
     return grad[ids]
 
 
-def _under_autocast(asked: Asked) -> ClaimResult:
+def _under_autocast(measured: ModelMeasurements) -> ClaimResult:
     """Check that forbidden tokens change no row under autocast to bfloat16, and that all rows are finite.
 
     Rows are not compared with those in float32, since rounding to bfloat16 changes outputs by a few percent.
     """
-    name, subject = "under autocast", asked.subject
-    reach = asked.composed.reach
-    other = torch.randn(subject.vectors.shape, generator=torch.Generator().manual_seed(asked.seed + 1))
+    name, subject = "under autocast", measured.subject
+    reach = measured.composed.reach
+    other = torch.randn(subject.vectors.shape, generator=torch.Generator().manual_seed(measured.seed + 1))
     vectors = subject.vectors + other.to(subject.vectors) * subject.vectors.std()
-    sets = [*separating(reach), *(~one.sources for one in combs(reach, asked.judged, _SETS, asked.seed))]
+    sets = [*separating(reach), *(~one.sources for one in combs(reach, measured.judged, _SETS, measured.seed))]
     with torch.autocast(subject.vectors.device.type, torch.bfloat16):
         plain = subject.run()
         floor = 4 * float(row_differences(subject.run(), plain).max())
@@ -84,7 +84,7 @@ def _under_autocast(asked: Asked) -> ClaimResult:
             row = first_of(~plain.isfinite().flatten(2).all(-1))
             return result(name, CounterExample("differs", row, None, float("inf"), "", "autocast", subject.passes))
         for keys in sets:
-            clean = asked.judged & ~reach.through(keys)
+            clean = measured.judged & ~reach.through(keys)
             if not bool(clean.any()) or not bool(keys.any()):
                 continue
             changed = torch.where(keys.to(vectors.device)[..., None], vectors, subject.vectors)

@@ -16,7 +16,7 @@ from saccade.caches.files.tensor_files import read_plain, write_whole
 from saccade.support.errors import value_error
 
 _OLD = 3600.0  # seconds after which an unfinished file is assumed to be left over from a dead process
-_IN_THE_WAY = {
+_FOLDER_ERRORS = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENOTEMPTY),
     errno.ENXIO,
 }
@@ -113,7 +113,7 @@ class BlockFolder:
             left = [file.path for file in self._files() if not _try_remove(file.path)]
         if left:
             rule = "be a folder whose blocks may be removed"
-            raise value_error("folder", rule, f"{len(left)} that may not, such as {left[0]}")
+            raise value_error("folder", rule, f"{len(left)} that may not be removed, such as {left[0]}")
 
     def _files(self) -> list[_File]:
         """Return all files that count against the size limit of the folder: blocks and unfinished blocks."""
@@ -179,7 +179,7 @@ def _explain_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _IN_THE_WAY:
+        if error.errno not in _FOLDER_ERRORS:
             raise
-        rule = "be a folder that this process may read and write, with nothing but blocks in it"
+        rule = "be a folder that this process can read and write and that contains only blocks"
         raise value_error("folder", rule, f"{error.strerror} at {path}") from None

@@ -57,18 +57,18 @@ class Contents:
 
     def __init__(self, tree: object, name: str, tensors: Mapping[str, Tensor]):
         if not isinstance(tree, dict) or not isinstance(tree.get("kind"), str):
-            raise MisfitError("describes no cache")
+            raise MisfitError("does not describe a cache")
         self._tree, self._name, self._tensors = tree, name, tensors
         self.kind: str = tree["kind"]
 
-    def says(self, key: str) -> bool:
+    def has_value(self, key: str) -> bool:
         """Return whether the cache file has a value with this name."""
         return key in self._tree
 
     def value(self, key: str) -> Any:
         """Return a value from the cache file, whatever its type."""
         if key not in self._tree:
-            raise MisfitError(f"does not say {key} of a {self.kind}")
+            raise MisfitError(f"lacks the value {key} of a {self.kind}")
         return self._tree[key]
 
     def part(self, key: str) -> Contents:
@@ -95,7 +95,7 @@ class Contents:
 
     def misfit(self, what: str) -> MisfitError:
         """Return the error for a part of the cache file that has an impossible size or type."""
-        return MisfitError(f"has no possible {what} of a {self.kind}")
+        return MisfitError(f"has invalid {what} for a {self.kind}")
 
     def has(self, name: str) -> bool:
         """Return whether the cache file has a tensor with this name."""
@@ -103,9 +103,9 @@ class Contents:
 
     def is_empty(self, leaves: Sequence[Leaf]) -> bool:
         """Return whether the saved cache is empty. Raise if the file contains tokens although it is."""
-        is_empty = self.value("first") is None if not self.says("length") else self.position("length") == 0
+        is_empty = self.value("first") is None if not self.has_value("length") else self.position("length") == 0
         has_tokens = any(self.has(leaf.name) and self._tensors[self._name + leaf.name].numel() for leaf in leaves)
-        if is_empty and (has_tokens or (self.says("next") and self.count("next", 0, 0))):
+        if is_empty and (has_tokens or (self.has_value("next") and self.count("next", 0, 0))):
             raise self.misfit("length")
         return is_empty
 
@@ -180,9 +180,7 @@ class Contents:
         """Raise if a file describes more columns than fit into this machine's memory. Called before allocation."""
         each = sum(x.shape[0] * x.shape[1] * x.shape[3] * x.element_size() for x in (key, value))
         if each * columns > _memory_bytes():
-            raise MisfitError(
-                f"asks for {each * columns:,} bytes of room for a {self.kind}, more than this machine has"
-            )
+            raise MisfitError(f"needs {each * columns:,} bytes of memory for a {self.kind}, more than this machine has")
 
 
 def _memory_bytes() -> int:

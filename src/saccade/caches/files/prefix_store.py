@@ -119,7 +119,7 @@ class PrefixStore:
         size = self.block_size
         layers = _layers(cache)
         if any(layer.length for layer in layers):
-            raise value_error("cache", "be empty", f"one of {layers[0].length} columns", hint="crop(0)")
+            raise value_error("cache", "be empty", f"{layers[0].length} columns", hint="crop(0)")
         chain = self._chain(tokens)
         parts: list[list[Tensor]] = []
         for i, key in enumerate(chain[: max(0, len(tokens) - 1) // size]):
@@ -151,7 +151,7 @@ class PrefixStore:
         layers = _layers(cache)
         chain, length = self._chain(tokens), layers[0].length
         if length < len(tokens):
-            raise value_error("tokens", f"be held by the cache, at most {length}", len(tokens))
+            raise value_error("tokens", f"be in the cache, so at most {length} tokens", len(tokens))
         states = [_single_sequence(layer) for layer in layers]
         written, known = 0, 0
         for i, key in enumerate(chain[: min(layer.exact_len for layer in layers) // self.block_size]):
@@ -229,10 +229,12 @@ def _single_sequence(layer: KVCache) -> dict[str, Tensor]:
     """Return a layer's cached keys and values. Raise unless they are of one sequence that starts at position 0."""
     key, value = layer.key, layer.value
     if not isinstance(layer.kv_positions, range) or layer.kv_positions != range(layer.length):
-        raise value_error("cache", "hold tokens at 0, 1, 2, …", "others", hint="one text, unpadded")
+        raise value_error(
+            "cache", "contain tokens at positions 0, 1, 2, …", "other positions", hint="one text, unpadded"
+        )
     if key is None or value is None or len(key) != 1:
         got, hint = 0 if key is None else len(key), "reorder([b]) of a fork keeps item b"
-        raise value_error("cache", "hold a batch of one", got, hint=hint)
+        raise value_error("cache", "contain a batch of one", got, hint=hint)
     return {"key": key, "value": value}
 
 
@@ -242,7 +244,7 @@ def _layers(cache: Cache | LayerCache) -> list[KVCache]:
     layers: list[KVCache] = []
     for layer in cache.flat if isinstance(cache, Cache) else (cache,):
         if not isinstance(layer, KVCache):
-            reason = f"a {type(layer).__name__} does not hold the keys of all tokens"
+            reason = f"a {type(layer).__name__} does not store the keys of all tokens"
             raise unsupported("PrefixStore", [reason], hint="KVCache and BlockSelectCache do")
         layers.append(layer)
     return layers

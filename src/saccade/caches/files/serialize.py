@@ -120,16 +120,16 @@ def load_cache(
     tensors, about = read_tensors(file, _KIND)
     saved = about.get("fingerprint")
     if saved != fingerprint:
-        rule = "be that which the file was saved with" if saved else "be None, as when the file was saved"
-        hint = "other weights or another configuration make other keys and values: read the text anew"
-        got = "none" if fingerprint is None else "that of another model"
+        rule = "equal the fingerprint in the file" if saved else "be None, because the file has no fingerprint"
+        hint = "keys and values depend on the weights and the configuration: run the model on the text again"
+        got = "none" if fingerprint is None else "the fingerprint of another model"
         raise value_error("fingerprint", rule, got, hint=hint if fingerprint and saved else "see fingerprint()")
     try:
         return _load_layer(about.get("cache"), "", {name: x.to(device) for name, x in tensors.items()})
     except MisfitError as misfit:
         # The checksum matches, so the file is not damaged, but save_cache did not write it.
-        rule = "be a file of a cache, as save_cache writes it"
-        raise value_error("path", rule, f"one that {misfit}") from None
+        rule = "be a cache file written by save_cache"
+        raise value_error("path", rule, f"a file that {misfit}") from None
 
 
 def _check_fingerprint(fingerprint: object) -> None:
@@ -177,19 +177,21 @@ def _settings(cache: LayerCache) -> dict[str, Any]:
     """
     kind = type(cache).__name__
     if _KINDS.get(kind) is not type(cache):
-        reason = "it is a cache of your own, and a file holds no code"
-        raise unsupported(kind, [reason], hint="read the text anew, with a cache that can be saved")
+        reason = "it is a custom cache class, and a file contains no code"
+        raise unsupported(kind, [reason], hint="run the model on the text again with a cache that can be saved")
     settings = {name: getattr(cache, name) for name in cache.settings}
     if "scorer" in settings:
         scorer = type(settings["scorer"]).__name__
         if _SCORERS.get(scorer) is not type(settings["scorer"]):
-            reason = f"its scorer {scorer} is one of your own, and a file holds no code"
+            reason = f"its scorer {scorer} is a custom class, and a file contains no code"
             raise unsupported(kind, [reason], hint="BlockMeans() and BlockBounds() can be saved")
         settings["scorer"] = scorer
     rotary = settings.get("rotary")
     if rotary is not None:
         if type(rotary) is not encodings.Rotary:
-            raise unsupported(kind, [f"its rotary is a {type(rotary).__name__}, whose tables no file of a cache holds"])
+            raise unsupported(
+                kind, [f"its rotary is a {type(rotary).__name__}, whose tables cannot be saved in a cache file"]
+            )
         arguments: dict[str, Any] = {
             word: getattr(rotary, word) for word in ("head_dim", "base", "rotary_dim", "layout")
         }
@@ -206,7 +208,7 @@ def _new_cache(contents: Contents) -> LayerCache:
     """Return an empty cache of the kind and with the settings in a file."""
     kind = _KINDS.get(contents.kind)
     if kind is None:
-        raise MisfitError("tells of a cache of another kind")
+        raise MisfitError("describes a cache of an unknown kind")
     group = contents.part("settings") if kind in _GROUPED else contents
     settings: dict[str, Any] = {}
     for name in kind.settings:

@@ -18,7 +18,7 @@ from saccade.support.errors import missing_extra, type_error, value_error
 
 VERSION = 1
 _WORD = "saccade"
-_RULE = "be a file of a {}, whole and undamaged"
+_RULE = "be a complete and undamaged file of a {}"
 _BINARY = getattr(os, "O_BINARY", 0)  # only on Windows
 _PIECE = 1 << 24  # bytes of one write
 
@@ -88,7 +88,7 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         raise value_error("path", rule, f"no file at {str(path)!r}") from None
     except PermissionError as error:
-        raise value_error("path", rule, f"one that may not be read: {str(path)!r} ({error.strerror})") from None
+        raise value_error("path", rule, f"an unreadable file: {str(path)!r} ({error.strerror})") from None
     return decoded(raw, kind)
 
 
@@ -114,17 +114,17 @@ def decoded(raw: bytes, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         tensors = load(raw)
     except (SafetensorError, KeyError, ValueError):  # a dtype that torch does not have raises a KeyError
-        raise value_error("path", rule, f"a truncated, damaged or foreign one of {len(raw)} bytes") from None
+        raise value_error("path", rule, f"a truncated, damaged or foreign file of {len(raw)} bytes") from None
     about = _header_description(raw)
     if about is None:
         raise value_error("path", rule, "a safetensors file that saccade did not write")
     if about.get("version") != VERSION:
         hint = f"this version of saccade reads files of version {VERSION}"
-        raise value_error("path", rule, f"one of version {about.get('version')!r}", hint=hint)
+        raise value_error("path", rule, f"a file of version {about.get('version')!r}", hint=hint)
     if about.get("kind") != kind:
-        raise value_error("path", rule, f"one of a {about.get('kind')!r}")
+        raise value_error("path", rule, f"a file of a {about.get('kind')!r}")
     if not _matches_checksum(about, tensors):
-        raise value_error("path", rule, "a damaged one: its checksum does not fit")
+        raise value_error("path", rule, "a damaged file: its checksum does not match")
     return tensors, about
 
 

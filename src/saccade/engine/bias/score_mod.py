@@ -57,7 +57,7 @@ class Modification:
 
 def _call_function(function: ScoreMod, scores: Tensor, place: tuple[Tensor, ...]) -> Tensor:
     answer = function(scores, *place)
-    rule = "give a number for each score: (score, b, h, q, kv) -> score, all tensors"
+    rule = "return a number for each score: (score, b, h, q, kv) -> score, all tensors"
     if not isinstance(answer, Tensor):
         raise type_error("the function of scores", rule, kind(answer))
     if answer.is_floating_point() is False:

@@ -36,7 +36,7 @@ class BlockSparseKernel(KernelWithBackward):
         """Return the reasons why a block-sparse kernel cannot run these inputs."""
         why = []
         if not isinstance(inputs.rule, SelectedBlocks):
-            why.append("its mask chooses no keys for each query")
+            why.append("its mask does not select blocks of keys for each query")
         why += reasons_of_dot_products(inputs)
         if inputs.bias is not None and not (isinstance(inputs.bias, MaskedTerm) and inputs.bias.term is None):
             why.append("it has no bias")

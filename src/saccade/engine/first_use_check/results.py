@@ -104,8 +104,8 @@ class FirstUse:
     def __str__(self) -> str:
         if self.fault:
             return f"{self.kernel}: {self.fault}"
-        told = ", ".join(f"{one.name} {one.error:.1g}" for one in self.quantities)
-        return f"{self.rows} rows on {self.place} were right within {self.limit:g} of their size ({told})"
+        errors = ", ".join(f"{one.name} {one.error:.1g}" for one in self.quantities)
+        return f"{self.rows} rows on {self.place} were right within {self.limit:g} of their size ({errors})"
 
     __repr__ = __str__
 
@@ -196,7 +196,7 @@ def seen(kernel: Kernel, inputs: AttentionInputs) -> str:
         return f"nothing: {_VARIABLE}=off"
     record = _RECORDS.get(_kind_of(kernel, inputs))
     return (
-        "nothing yet: its first product here will be compared with the definition"
+        "not yet: its first product on this device will be compared with the definition"
         if record is None
         else str(record.found)
     )
@@ -204,10 +204,10 @@ def seen(kernel: Kernel, inputs: AttentionInputs) -> str:
 
 def is_on(inputs: AttentionInputs) -> bool:
     """Return whether first-use checks are on. They can be switched off by an environment variable."""
-    told = os.environ.get(_VARIABLE, "on")
-    if told not in _CHOICES:
-        raise value_error(_VARIABLE, f"be {' or '.join(_CHOICES)} in the environment", repr(told))
-    return told == "on"
+    setting = os.environ.get(_VARIABLE, "on")
+    if setting not in _CHOICES:
+        raise value_error(_VARIABLE, f"be {' or '.join(_CHOICES)} in the environment", repr(setting))
+    return setting == "on"
 
 
 def _wants_gradients(inputs: AttentionInputs, value: Tensor) -> bool:

@@ -49,7 +49,7 @@ class Flex(Kernel):
         if inputs.query.dtype not in _DTYPES:
             why.append(f"it has no {str(inputs.query.dtype).removeprefix('torch.')}")
         if 0 in inputs.shape or inputs.query.shape[3] < _NARROWEST:
-            why.append(f"it takes heads at least {_NARROWEST} wide, and no empty inputs")
+            why.append(f"it needs heads at least {_NARROWEST} wide, and no empty inputs")
         if request.dropout_p > 0.0:
             why.append("it has no dropout")
         why += reasons_of_dot_products(inputs)
@@ -59,9 +59,11 @@ class Flex(Kernel):
             why.append("it is not run inside transforms of torch.func")
         rather_not = left_out(inputs)
         if not inputs.rule.is_value:
-            rather_not += ("its mask is no value: nothing could be kept for the next call",)
+            rather_not += ("its mask is not hashable, so its compiled form could not be reused",)
         elif inputs.plan.pairs < _FEW_PAIRS:
-            rather_not += (f"{inputs.plan.pairs:,} pairs do not repay compiling (from {_FEW_PAIRS:,} on they do)",)
+            rather_not += (
+                f"{inputs.plan.pairs:,} pairs are too few to repay compiling (at least {_FEW_PAIRS:,} are needed)",
+            )
         return Verdict(tuple(why), rather_not)
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:

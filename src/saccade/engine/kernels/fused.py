@@ -30,6 +30,7 @@ from saccade.plan import Plan
 from saccade.support.torch_modes import has_forward_derivatives, wants_gradient
 
 _TILE = 30_000  # number of pairs that take as much time as starting a tile
+_FEW_SCORES = 4096  # per head: slow half-precision products of so few scores cost no more than starting another kernel
 _PAIR_OF_ROWS = 3.0  # time per pair with complete rows, relative to this kernel
 
 
@@ -46,7 +47,7 @@ class Fused(KernelWithBackward):
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
         """Return why torch's flash operation cannot run these inputs, or why complete rows are faster."""
         plan, why = inputs.plan, []
-        if request.impl == "auto" and aten_flash.multiplies_slowly(inputs.query.dtype) and _needs_gradient(inputs):
+        if request.impl == "auto" and aten_flash.multiplies_slowly(inputs.query.dtype) and _has_large_gradient(inputs):
             name = str(inputs.query.dtype).removeprefix("torch.")
             return Verdict(
                 (), (f"torch multiplies {name} matrices slowly on this processor, and gradients need many products",)
@@ -57,7 +58,7 @@ class Fused(KernelWithBackward):
             and _time_of_plan(plan, 1.0) > _time_of_plan(inputs.row_plan, _PAIR_OF_ROWS)
         ):
             rows = len(inputs.row_plan)
-            return Verdict((), (f"its mask has steps: {len(plan)} tiles take more time than all pairs of {rows} do",))
+            return Verdict((), (f"its mask is strided: {len(plan)} tiles take more time than all pairs of {rows}",))
         if not inputs.query.is_cpu:
             why.append(f"it runs on CPUs, not on {inputs.query.device.type}")
         elif not aten_flash.is_available():
@@ -125,8 +126,10 @@ class Fused(KernelWithBackward):
         )
 
 
-def _needs_gradient(inputs: AttentionInputs) -> bool:
-    return wants_gradient(inputs.query) or wants_gradient(inputs.key)
+def _has_large_gradient(inputs: AttentionInputs) -> bool:
+    """Return whether autograd needs gradients of so many scores that their products take longer than starting them."""
+    is_large = inputs.shape[2] * inputs.shape[3] > _FEW_SCORES
+    return is_large and (wants_gradient(inputs.query) or wants_gradient(inputs.key))
 
 
 def _time_of_plan(plan: Plan, pair: float) -> float:

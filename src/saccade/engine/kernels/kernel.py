@@ -14,7 +14,7 @@ from saccade.engine.memory_accounting import Cost
 from saccade.support.errors import unsupported, value_error
 
 _VARIABLE, _CHOICES = "SACCADE_GPU", ("auto", "tiled")
-NO_FORWARD_DERIVATIVES = "its derivatives are taken backwards, and here they are taken forwards"
+NO_FORWARD_DERIVATIVES = "it has no forward-mode derivatives, which are needed here"
 
 Tensors = tuple[Tensor | None, ...]
 """Query, key, value, the bias's source and the score's parameters, or their gradients."""
@@ -69,9 +69,9 @@ def reasons_of_dot_products(inputs: AttentionInputs) -> list[str]:
     """Return why a kernel that supports only dot products as scores cannot run these inputs."""
     why = []
     if inputs.tile_function is not None:
-        why.append("it has dot products only, and maps that end in one")
+        why.append("it supports only dot products, and maps that end in one")
     if inputs.modification is not None:
-        why.append("it calls no function of scores")
+        why.append("it does not call functions of scores")
     return why
 
 
@@ -84,7 +84,7 @@ def left_out(inputs: AttentionInputs) -> tuple[str, ...]:
     setting = os.environ.get(_VARIABLE, "auto")
     if setting not in _CHOICES:
         raise value_error(_VARIABLE, f"be {' or '.join(_CHOICES)} in the environment", repr(setting))
-    return (f"{_VARIABLE}=tiled leaves it out",) if setting == "tiled" else ()
+    return (f"{_VARIABLE}=tiled disables it",) if setting == "tiled" else ()
 
 
 class Kernel(ABC):
@@ -130,7 +130,7 @@ class Kernel(ABC):
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
         """Return the cost of the kernel's forward pass, without running it."""
-        reason = "it does not say what it costs: define Kernel.cost"
+        reason = "it has no cost estimate: define Kernel.cost"
         raise unsupported(f'impl="{self.name}"', [reason])
 
     @abstractmethod
@@ -152,7 +152,7 @@ class KernelWithBackward(Kernel):
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
         """Return the peak bytes of the kernel's backward pass, including gradients but not saved tensors."""
-        reason = "it does not say what its backward pass holds: define KernelWithBackward.backward_bytes"
+        reason = "it has no estimate of backward memory: define KernelWithBackward.backward_bytes"
         raise unsupported(f'impl="{self.name}"', [reason])
 
     @abstractmethod

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from saccade.engine.bias.decay_sums import DecayTerm
 from saccade.engine.bias.relative import DistanceTerm
 from saccade.engine.bias.term import DenseTerm, MaskedTerm, Term, summed_to
 from saccade.engine.dropout import Dropped
@@ -139,6 +140,8 @@ class Native(KernelWithBackward):
         call = Call.of(inputs, value, dropped)
         out, lse = torch.ops.saccade_cpu.forward(*call.arguments)
         out = out if out.shape[3] == value.shape[3] else out[..., : value.shape[3]]
+        if call.of_rows is not None:
+            lse = (lse + call.of_rows).to(lse.dtype)
         if isinstance(inputs.bias, MaskedTerm):
             out = out.masked_fill(inputs.bias.queries[..., None], 0.0)
             lse = lse.masked_fill(inputs.bias.queries, -torch.inf)
@@ -159,12 +162,15 @@ class Native(KernelWithBackward):
         if results.grad_lse is not None:
             delta = delta - results.grad_lse
         table = call.table if wanted[3] else -1
-        lse = results.lse.contiguous()
+        lse = results.lse if call.of_rows is None else (results.lse - call.of_rows).to(results.lse.dtype)
+        lse = lse.contiguous()
         of_query, of_key, of_value, of_bias = torch.ops.saccade_cpu.backward(
             *call.arguments, grad_out, lse, delta.contiguous(), chunks_of(inputs), table
         )
         width = inputs.query.shape[3]
-        bias = _grad_of_bias(inputs.bias, of_bias, call) if wanted[3] and inputs.bias is not None else None
+        bias = None
+        if wanted[3] and inputs.bias is not None:
+            bias = _grad_of_bias(inputs.bias, of_bias, call, results.grad_lse)
         others = (None,) * (len(wanted) - 4)
         return (
             of_query[..., :width],
@@ -214,9 +220,14 @@ def _reasons_of_bias(bias: Term, shape: tuple[int, int, int, int]) -> list[str]:
     if isinstance(bias, MaskedTerm):
         return [] if bias.term is None else _reasons_of_bias(bias.term, shape)
     source, wants_grad = bias.source, wants_gradient(bias.source)
-    if isinstance(bias, DistanceTerm):
-        is_even = bias.q_addresses is None and source.shape[2] == 1
-        return [] if is_even else ["it reads biases by distance, of tokens that follow one by one"]
+    if isinstance(bias, DistanceTerm | DecayTerm):
+        reason, fits = "it reads decays as one float32 for each key, which holds no sum of more than 128", False
+        if isinstance(bias, DecayTerm):
+            fits = bias.has_narrow_range()
+        else:
+            reason = "it reads biases by distance, of tokens that follow one by one"
+            fits = bias.q_addresses is None and source.shape[2] == 1
+        return [] if fits else [reason]
     if not isinstance(bias, DenseTerm):
         return [f"it cannot read a {type(bias).__name__}"]
     if source.shape[3] == 1 < shape[3]:
@@ -226,13 +237,18 @@ def _reasons_of_bias(bias: Term, shape: tuple[int, int, int, int]) -> list[str]:
     return []
 
 
-def _grad_of_bias(bias: Term, found: Tensor, call: Call) -> Tensor:
-    """Convert the compiled kernel's gradient of a bias to the gradient of the tensor that the bias is read from."""
+def _grad_of_bias(bias: Term, found: Tensor, call: Call, grad_lse: Tensor | None) -> Tensor:
+    """Convert the compiled kernel's gradient of a bias to the gradient of the tensor that the bias is read from.
+
+    A number that is added to a full row changes nothing but the lse, so that its gradient is that of the lse.
+    """
     if not found.numel() or not bias.source.numel():  # there are no pairs
         return torch.zeros_like(bias.source)
     bias = bias.term if isinstance(bias, MaskedTerm) and bias.term is not None else bias
     if call.table:
         found = found.sum(0)[:, :, None]
+    if isinstance(bias, DecayTerm):
+        return bias.of_gradients(found, grad_lse)
     found = summed_to(found, bias.source)
     if call.places is None:
         return found

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from saccade.engine.bias.decay_sums import DecayTerm
 from saccade.engine.bias.relative import DistanceTerm
 from saccade.engine.bias.term import MaskedTerm, Term
 from saccade.engine.dropout import Dropped, Words
@@ -216,11 +217,14 @@ class Call(NamedTuple):
         places: index of each distance in the bias's source, starting at the first key of the last query; None for a
             bias stored as rows.
         table: number of bias values that all rows share; 0 if each row has separate values, -1 without a bias.
+        of_rows: the part of the bias that is the same for all keys of a row, which the kernel does not add: float64
+            ``[batch, heads, q_len]``; None for 0.
     """
 
     arguments: tuple[Any, ...]
     places: Tensor | None
     table: int
+    of_rows: Tensor | None = None
 
     @property
     def of_scores(self) -> tuple[Any, ...]:
@@ -236,6 +240,7 @@ class Call(NamedTuple):
         if isinstance(term, MaskedTerm):
             visible, term = packed_bits(~term.keys), term.term
         bias, index, table = (None, None, -1) if term is None else _bias_rows(term, inputs.shape)
+        of_rows = term.of_rows() if isinstance(term, DecayTerm) else None
         rows, columns, threshold, kept = None, None, 0, 1.0
         if dropped is not None:
             b, h, _ = index_of(inputs, inputs.everything)
@@ -247,7 +252,7 @@ class Call(NamedTuple):
         tensors = (q, k, value if _is_ready(value) else _padded(value))
         capped = 0.0 if inputs.softcap is None else inputs.softcap
         options = (bias, index is not None, inputs.scale, capped, rows, columns, threshold, kept)
-        return cls((*tensors, plan.starts, plan.runs, plan.spans, bits, visible, *options), index, table)
+        return cls((*tensors, plan.starts, plan.runs, plan.spans, bits, visible, *options), index, table, of_rows)
 
 
 def prepared(x: Tensor) -> Tensor:
@@ -318,6 +323,8 @@ def _bias_rows(bias: Term, shape: tuple[int, int, int, int]) -> tuple[Tensor | N
         index = torch.arange(top, min(top, bias.first - kv_len), -1, device=source.device)
         index = index.sub_(bias.lowest).clamp_(0, source.shape[3] - 1)
         return source.float().index_select(3, index), index, len(index)
+    if isinstance(bias, DecayTerm):
+        return bias.of_keys(), None, shape[3]
     rows = source.float()
     rows = rows if rows.stride(3) == 1 else rows.contiguous()
     return rows, None, 0 if source.shape[2] > 1 else shape[3]
@@ -329,6 +336,9 @@ def _held_by_bias(bias: Term, distances: int) -> Held:
     if isinstance(bias, DistanceTerm):
         read = (8 + 4 * source.shape[0] * source.shape[1]) * distances
         return Held(read, read)
+    if isinstance(bias, DecayTerm):
+        rows = source.shape[0] * source.shape[1] * (distances + 1 - source.shape[3])
+        return Held(12 * source.numel() + 8 * rows, 4 * source.numel() + 8 * rows)
     widened = 0 if source.dtype == torch.float32 else 4 * source.numel()
     straight = 0 if source.stride(3) == 1 else 4 * source.numel()
     return Held(widened + straight, straight or widened)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from saccade.engine.bias.decay_sums import DecayTerm
 from saccade.engine.bias.term import MaskedTerm
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel, Request
@@ -49,7 +50,7 @@ def can_sweep(inputs: AttentionInputs, impl: str | Kernel) -> bool:
     if (
         not (is_plain(inputs.query) and is_plain(inputs.key))
         or 0 in inputs.shape
-        or isinstance(inputs.bias, MaskedTerm)
+        or isinstance(inputs.bias, MaskedTerm | DecayTerm)
     ):
         return False
     request = Request(impl="native")

@@ -35,22 +35,22 @@ class Sdpa(Kernel):
             return Verdict((), ("on CPUs the other kernels are faster",))
         why = []
         if 0 in inputs.shape:
-            why.append("it takes no empty inputs")
+            why.append("it does not accept empty inputs")
         elif _shape_of_mask(inputs) is None:
-            why.append("it takes full masks, and causal ones of as many rows as keys")
+            why.append("it supports full masks, and causal masks with as many queries as keys")
         if not inputs.scale > 0.0:
-            why.append("it takes scales above 0")
+            why.append("it needs a scale above 0")
         if request.dropout_p > 0.0:
             why.append("its dropout is not a function of positions")
         if inputs.softcap is not None:
             why.append("it has no softcap")
         if inputs.bias is not None:
-            why.append("it gets no bias: written out, that would take memory for every pair")
+            why.append("it would need a dense bias, which takes memory for every pair")
         why += reasons_of_dot_products(inputs)
         if is_transformed():
             why.append("it is not run inside transforms of torch.func")
         if request.needs_lse:
-            why.append("it gives no lse, and the lse is asked for")
+            why.append("it does not return the lse, which is needed here")
         return Verdict(tuple(why), left_out(inputs))
 
     def pairs(self, inputs: AttentionInputs) -> int:

@@ -47,11 +47,11 @@ class Varlen(Kernel):
         if inputs.query.dtype not in _DTYPES:
             why.append(f"it has no {str(inputs.query.dtype).removeprefix('torch.')}")
         if 0 in inputs.shape or inputs.query.shape[3] > _WIDEST:
-            why.append(f"it takes heads at most {_WIDEST} wide, and no empty inputs")
+            why.append(f"it needs heads at most {_WIDEST} wide, and no empty inputs")
         elif _packed_mask(inputs) is None:
-            why.append("it takes windows of whole texts, in Documents or alone, over as many rows as keys")
+            why.append("it supports windows over whole texts, in Documents or alone, with as many queries as keys")
         if not inputs.scale > 0.0:
-            why.append("it takes scales above 0")
+            why.append("it needs a scale above 0")
         if request.dropout_p > 0.0:
             why.append("it has no dropout")
         if inputs.softcap is not None or inputs.bias is not None:

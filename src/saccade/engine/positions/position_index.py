@@ -15,7 +15,7 @@ _FARTHEST = 1 << 40  # larger positions, multiplied by the batch items, may over
 _MOST_RUNS = 16  # most runs of adjacent tokens in an item for which every gap is excluded
 
 
-class Among(NamedTuple):
+class PositionRange(NamedTuple):
     """Range of token positions within each group of rows; all fields are ``[groups]``.
 
     Attributes:
@@ -45,8 +45,8 @@ class TokenOrder:
     def __init__(self, table: Ints):
         items, self._len = table.shape
         is_token = table >= 0
-        self._seats = np.flatnonzero(is_token)  # item * len + index
-        self._positions = table.ravel() if len(self._seats) == table.size else table.ravel()[self._seats]
+        self._indices = np.flatnonzero(is_token)  # item * len + index
+        self._positions = table.ravel() if len(self._indices) == table.size else table.ravel()[self._indices]
         counts = is_token.sum(axis=1)
         self._begins = np.concatenate([[0], np.cumsum(counts)])
         self._step = int(self._positions.max(initial=0)) + 2  # above the end of any range of positions
@@ -74,21 +74,21 @@ class TokenOrder:
         low, high = self._begins[item], self._begins[item + 1]
         return KeyDomain(*self._ends(low, high, 1))
 
-    def among(self, item: Ints, first: Ints, last: Ints) -> Among:
+    def among(self, item: Ints, first: Ints, last: Ints) -> PositionRange:
         """Return the range of token positions in each group of rows, from row ``first`` to row ``last`` (inclusive)."""
         offset = item * self._len
-        low, high = np.searchsorted(self._seats, (offset + first, offset + last + 1))
-        return Among(*self._ends(low, high, 0), low < high, high - low == last - first + 1)
+        low, high = np.searchsorted(self._indices, (offset + first, offset + last + 1))
+        return PositionRange(*self._ends(low, high, 0), low < high, high - low == last - first + 1)
 
     def columns(self, item: Ints, positions: Spans, keys: KeyDomain) -> Bounds:
         """Return the columns of tokens at ``positions``. Bounds are inexact if tokens and padding alternate often."""
-        if not len(self._seats):
+        if not len(self._indices):
             return Bounds.exactly(Spans.nothing(keys))
         place, offset = (item * self._step)[:, None], (item * self._len)[:, None]
         low, high = np.searchsorted(self._places, (place + positions.starts, place + positions.ends))
         some = low < high
-        starts = np.where(some, self._seats.take(low, mode="clip") - offset, 0)
-        ends = np.where(some, self._seats.take(high - 1, mode="clip") + 1 - offset, 0)
+        starts = np.where(some, self._indices.take(low, mode="clip") - offset, 0)
+        ends = np.where(some, self._indices.take(high - 1, mode="clip") + 1 - offset, 0)
         hull = Spans.of(starts, ends, keys)
         is_holed = ends - starts > high - low
         if not (some & is_holed).any():
@@ -101,7 +101,7 @@ class TokenOrder:
     def one_by_one(self, item: int, indices: range) -> range | None:
         """Return the positions of the tokens at ``indices``. Return None for padding or gaps between positions."""
         offset = item * self._len
-        low, high = np.searchsorted(self._seats, (offset + indices.start, offset + indices.stop)).tolist()
+        low, high = np.searchsorted(self._indices, (offset + indices.start, offset + indices.stop)).tolist()
         if high - low != len(indices) or indices.step != 1:
             return None
         positions = self._positions[low:high]
@@ -118,30 +118,30 @@ class TokenOrder:
         """Return indices to cut at: ends of runs of tokens, and the first token at or after each of `cuts`."""
         low, high = self._begins[item : item + 2].tolist()
         at_cuts = low + np.searchsorted(self._positions[low:high], cuts)
-        inner = self._seats[at_cuts[at_cuts < high]] - item * self._len
+        inner = self._indices[at_cuts[at_cuts < high]] - item * self._len
         return inner if self._runs is None else np.concatenate([inner, *(side[item] for side in self._runs)])
 
     @cached_property
     def _runs(self) -> tuple[Ints, Ints] | None:
         """Return start and end indices of runs of adjacent tokens, ``[items, runs]``; None if there are too many."""
         item = np.repeat(np.arange(self.items), np.diff(self._begins))
-        is_new = np.ones(len(self._seats), dtype=bool)
-        is_new[1:] = (np.diff(self._seats) != 1) | (np.diff(item) != 0)
+        is_new = np.ones(len(self._indices), dtype=bool)
+        is_new[1:] = (np.diff(self._indices) != 1) | (np.diff(item) != 0)
         first = np.flatnonzero(is_new)
-        last = np.append(first, len(self._seats))[1:] - 1
+        last = np.append(first, len(self._indices))[1:] - 1
         counts = np.bincount(item[first], minlength=self.items)
         most = int(counts.max(initial=0))
         if most > _MOST_RUNS:
             return None
         starts, ends = np.zeros((2, self.items, most), dtype=np.int64)
         slots = np.arange(most) < counts[:, None]
-        starts[slots] = self._seats[first] - item[first] * self._len
-        ends[slots] = self._seats[last] + 1 - item[first] * self._len
+        starts[slots] = self._indices[first] - item[first] * self._len
+        ends[slots] = self._indices[last] + 1 - item[first] * self._len
         return starts, ends
 
     def _ends(self, low: Ints, high: Ints, beyond: int) -> tuple[Ints, Ints]:
         """Return the positions of tokens ``low`` and ``high - 1`` (plus ``beyond``); 0 for empty ranges of tokens."""
-        if not len(self._seats):
+        if not len(self._indices):
             return np.zeros_like(low), np.zeros_like(low)
         some = low < high
         first = np.where(some, self._positions.take(low, mode="clip"), 0)

@@ -83,7 +83,7 @@ def checked_positions(
     """Check the positions of queries and keys, at least one of which is not None."""
     batch, _, q_len, kv_len = shape
     if q_given is None:
-        hint = "without it the last query stands at the last key's index, which kv_positions may contradict"
+        hint = "without it the last query is at the last key's index, which kv_positions may contradict"
         raise value_error("q_positions", "be given together with kv_positions", None, hint=hint)
     q = Positions.of(q_given, "q_positions", length=q_len, batch=batch)
     if kv_given is None:
@@ -107,9 +107,9 @@ def check_domain(mask: Mask, q: Positions | None, kv: Positions | None, q_len: i
         if ends[1] < covered.stop and (ends[0] >= covered.start or covered.start == 0):
             continue
         rule = f"cover the positions of all {name}, {ends[0]} to {ends[1]}"
-        hint = "make the mask for this length; a token that sees nothing and is not seen has position -1"
+        hint = "make the mask for this length; give padding position -1"
         if covered == range(1) and kv_len > 1:
-            hint = f"a tensor with one column for all keys: tensor.expand(..., {kv_len})"
+            hint = f"for one column that applies to all keys, pass tensor.expand(..., {kv_len})"
         raise value_error("mask", rule, f"{mask}, which covers {covered.start} to {covered.stop - 1}", hint=hint)
 
 

@@ -187,7 +187,10 @@ def _check_answer(inputs: AttentionInputs, tile: Tile, seen: Tensor) -> None:
     place = (tile.batch.start, tile.heads.start, tile.rows, tile.columns)
     if inputs.answers is not None and inputs.answers.setdefault(place, fingerprint) != fingerprint:
         hint = "bind what the function reads, e.g. lambda b, h, q, kv, n=n: kv < n, or pass a tensor"
-        sentence = f"{called_function()}: mask must answer alike in the forward and backward pass; got another answer."
+        sentence = (
+            f"{called_function()}: mask must return the same result in the "
+            "forward and backward pass; got a different one."
+        )
         raise RuntimeError(f"{sentence}\nHint: {hint}")
 
 

@@ -41,7 +41,7 @@ def as_mask(mask: object, shape: tuple[int, int, int, int]) -> Mask:
     if isinstance(mask, Mask):
         # During tracing, a comparison would specialise symbolic sizes; the traced program checks them.
         if not is_tracing():
-            check_told_apart(mask, shape)
+            check_batch_and_heads(mask, shape)
         return mask
     if is_causal_bias(mask):
         return from_causal_bias(mask, *shape[2:], "mask")
@@ -62,13 +62,13 @@ def _hint_for_words(mask: object) -> str | None:
     return None
 
 
-def check_told_apart(mask: Mask, shape: tuple[int, int, int, int]) -> None:
+def check_batch_and_heads(mask: Mask, shape: tuple[int, int, int, int]) -> None:
     """Raise an error unless the mask's numbers of batch items and heads are each 1 or match ``shape``."""
     if mask.shape == (1, 1):
         return
     for count, size, name in zip(mask.shape, shape, ("batch items", "heads"), strict=False):
         if count not in (1, size):
-            raise value_error("mask", f"tell apart 1 or {size} {name}", count, facts=[f"mask   {mask}"])
+            raise value_error("mask", f"be for 1 or {size} {name}", count, facts=[f"mask   {mask}"])
 
 
 def _from_tensor(mask: Tensor, shape: tuple[int, int, int, int]) -> Mask:
@@ -96,7 +96,7 @@ def _hint_for_keys(mask: Tensor, shape: tuple[int, int, int, int], cast: str = "
     batch, _, _, kv_len = shape
     if mask.shape != (batch, kv_len) or mask.is_floating_point():
         return None
-    return f"a mask of keys for each item, [batch, kv_len], is mask{cast}[:, None, None, :], with True at tokens"
+    return f"for a mask of keys per item, [batch, kv_len], pass mask{cast}[:, None, None, :] with True at tokens"
 
 
 def starts_at_first_key(bias: Any) -> bool:
@@ -121,7 +121,7 @@ def from_causal_bias(bias: Any, q_len: int, kv_len: int, name: str) -> Mask:
     1 1 . .
     """
     if not hasattr(bias, "variant"):
-        rule = "be what causal_lower_right or causal_upper_left returns"
+        rule = "be a result of causal_lower_right or causal_upper_left"
         raise value_error(name, rule, "the result of an operation on it", hint="mask=masks.Causal()")
     lengths = (bias.seq_len_q, bias.seq_len_kv)
     if lengths != (q_len, kv_len):

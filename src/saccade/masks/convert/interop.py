@@ -40,7 +40,7 @@ def from_key_padding_mask(key_padding_mask: Tensor) -> Mask:
     name = "key_padding_mask"
     if not isinstance(key_padding_mask, Tensor) or key_padding_mask.dtype != torch.bool:
         got = str(key_padding_mask.dtype) if isinstance(key_padding_mask, Tensor) else kind(key_padding_mask)
-        hint = "True marks padding; float masks that are added to scores go to bias"
+        hint = "True marks padding; pass float masks that are added to scores as bias="
         raise type_error(name, "be a bool tensor", got, hint=hint)
     if key_padding_mask.dim() != 2:
         raise value_error(name, "have shape [batch, kv_len]", list(key_padding_mask.shape))
@@ -82,14 +82,16 @@ def from_attention_mask(attention_mask: Tensor) -> Mask:
         return Converted("from_attention_mask", mask)
     if mask.dim() == 2:
         if not bool(((mask == 0) | (mask == 1)).all()):
-            hint = "terms that are added to scores go to bias="
-            raise value_error(name, "hold 1 at tokens and 0 at padding", _unexpected_value(mask, (0, 1)), hint=hint)
+            hint = "pass terms that are added to scores as bias="
+            raise value_error(name, "be 1 at tokens and 0 at padding", _unexpected_value(mask, (0, 1)), hint=hint)
         return _of_tokens(mask.bool())
     if mask.is_floating_point():
         hidden = mask <= torch.finfo(mask.dtype).min / 2
         if not bool((hidden | (mask == 0)).all()):
-            hint = "terms that are added to scores go to bias="
-            raise value_error(name, "be 0 where a pair is visible, else the lowest number", "others", hint=hint)
+            hint = "pass terms that are added to scores as bias="
+            raise value_error(
+                name, "be 0 for visible pairs and the lowest number for hidden pairs", "other values", hint=hint
+            )
         return Dense(~hidden)
     if mask.dtype != torch.bool:
         raise value_error(name, "be bool or float with four dimensions", str(mask.dtype), hint="mask.bool()")
@@ -118,7 +120,7 @@ def from_cu_seqlens(cu_seqlens: Tensor, rule: Mask | None = None) -> Documents |
         return Converted("from_cu_seqlens", ends, _checked_rule(rule))
     if ends.dim() != 1 or not len(ends) or int(ends[0]) != 0 or bool((ends.diff() < 0).any()):
         got = shown(ends.tolist()) if ends.dim() == 1 else list(ends.shape)
-        raise value_error(name, "begin with 0 and never fall, [texts + 1]", got)
+        raise value_error(name, "begin with 0 and never decrease, [texts + 1]", got)
     return Documents(ends.diff().tolist(), _checked_rule(rule))
 
 
@@ -147,7 +149,7 @@ def from_position_ids(position_ids: Tensor, rule: Mask | None = None) -> Documen
     goes_on = torch.ones_like(begins)
     goes_on[:, 1:] = table.diff(dim=1) == 1
     if not bool(begins[:, 0].all()) or not bool((begins | goes_on).all()):
-        hint = "tokens that follow others in a cache are told by q_positions and kv_positions"
+        hint = "for tokens that follow others in a cache, pass q_positions and kv_positions"
         raise value_error(name, "count 0, 1, 2, … from the start of each text", "other positions", hint=hint)
     starts = [row.nonzero()[:, 0].tolist() for row in begins]
     lengths = [[b - a for a, b in zip(row, [*row[1:], table.shape[1]], strict=True)] for row in starts]
@@ -192,7 +194,7 @@ def from_block_mask(block_mask: Any) -> Mask:
         TypeError: the argument is not a ``BlockMask``.
     """
     if not all(hasattr(block_mask, name) for name in ("mask_mod", "seq_lengths", "BLOCK_SIZE", "to_dense")):
-        hint = "a function (b, h, q, kv) -> bool is a mask as it is"
+        hint = "a function (b, h, q, kv) -> bool is already a mask"
         raise type_error("block_mask", "be a BlockMask of FlexAttention", kind(block_mask), hint=hint)
     function, (q_len, kv_len) = block_mask.mask_mod, block_mask.seq_lengths
     ahead = kv_len - q_len

@@ -78,14 +78,14 @@ def pack(texts: Sequence[Tensor]) -> Packed:
         [2, 3]
     """
     if isinstance(texts, Tensor) or not isinstance(texts, Sequence):
-        hint = "a padded batch is taken apart by [x[:n] for x, n in zip(batch, lengths)]"
+        hint = "[x[:n] for x, n in zip(batch, lengths)] splits a padded batch"
         raise type_error("texts", "be a list of tensors [length, ...]", kind(texts), hint=hint)
     if not texts:
-        raise value_error("texts", "hold at least one text", "none")
-    first = check_type("texts", texts[0], Tensor, "hold tensors")
+        raise value_error("texts", "contain at least one text", "none")
+    first = check_type("texts", texts[0], Tensor, "contain tensors")
     for text in texts:
-        check_type("texts", text, Tensor, "hold tensors")
+        check_type("texts", text, Tensor, "contain tensors")
         if text.dim() == 0 or (text.shape[1:], text.dtype, text.device) != (first.shape[1:], first.dtype, first.device):
-            got = f"{list(text.shape)} {text.dtype} beside {list(first.shape)} {first.dtype}"
-            raise value_error("texts", "be alike but for their lengths, [length, ...]", got)
+            got = f"{list(text.shape)} {text.dtype} and {list(first.shape)} {first.dtype}"
+            raise value_error("texts", "differ only in length, [length, ...]", got)
     return Packed(torch.cat(list(texts))[None], tuple(len(text) for text in texts))

@@ -80,7 +80,7 @@ def parse(text: str) -> Mask:
         Causal() & (Window(left=2, right=0) | Global(positions=(0,), sees=True, seen=True))
         >>> parse("causal & windw(2)")
         Traceback (most recent call last):
-        ValueError: parse: text must name masks that it knows; got windw.
+        ValueError: parse: text must name known masks; got windw.
             causal & windw(2)
                      ^
         Hint: it knows causal, full, window, sliding, documents, padding, prefix, global, strided, streaming, longformer
@@ -106,7 +106,7 @@ class _Reader:
     def read(self) -> Mask:
         mask = self.either()
         if self.word:
-            raise self.refused("go on with & or |, or end")
+            raise self.refused("continue with & or |, or end")
         return mask
 
     @property
@@ -135,7 +135,7 @@ class _Reader:
         try:
             return kind(tuple(parts)) if len(parts) > 1 else parts[0]
         except ValueError as error:  # masks with different numbers of batch items
-            raise self.refused("join masks that go together", place, cause=error) from error
+            raise self.refused("join masks that fit together", place, cause=error) from error
 
     def inverted(self) -> Mask:
         is_inverted = False
@@ -148,7 +148,7 @@ class _Reader:
             return self.named()
         self.brackets += 1
         if self.brackets > _MOST_BRACKETS:
-            raise self.refused(f"have at most {_MOST_BRACKETS} brackets inside one another")
+            raise self.refused(f"nest at most {_MOST_BRACKETS} brackets")
         mask = self.either()
         if not self.takes(")"):
             raise self.refused("close each bracket with )")
@@ -156,10 +156,10 @@ class _Reader:
         return mask
 
     def named(self) -> Mask:
-        place, hint = self.at, f"it knows {', '.join(_NAMES)}"
+        place, hint = self.at, f"known masks: {', '.join(_NAMES)}"
         if self.word not in _NAMES:
             is_name = self.word.isidentifier()
-            raise self.refused("name masks that it knows" if is_name else "have a mask here", hint=hint)
+            raise self.refused("name known masks" if is_name else "have a mask here", hint=hint)
         name = _NAMES[self.word]
         self.at += 1
         numbers = self.numbers() if self.takes("(") else []
@@ -167,7 +167,7 @@ class _Reader:
             return name.of(*numbers)
         except (TypeError, ValueError) as error:
             raise self.refused(
-                "hold numbers that the mask takes", place, cause=error, hint=f"write {name.form}"
+                "contain numbers that the mask accepts", place, cause=error, hint=f"write {name.form}"
             ) from error
 
     def numbers(self) -> list[int]:
@@ -179,13 +179,13 @@ class _Reader:
             if not (self.word.isascii() and self.word.isdigit()):
                 raise self.refused("have a whole number here")
             if len(self.word.lstrip("0")) > _MOST_DIGITS:
-                raise self.refused(f"hold numbers of at most {_MOST_DIGITS} digits")
+                raise self.refused(f"contain numbers of at most {_MOST_DIGITS} digits")
             numbers.append(int(self.word.lstrip("0") or "0"))
             self.at += 1
             if self.takes(")"):
                 return numbers
             if not self.takes(","):
-                raise self.refused("go on with a comma or close the bracket with )")
+                raise self.refused("continue with a comma or close the bracket with )")
 
     def refused(
         self, rule: str, place: int | None = None, *, cause: Exception | None = None, hint: str | None = None

@@ -18,7 +18,7 @@ from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
 
-class Grounds(NamedTuple):
+class GridSize(NamedTuple):
     """The size of a grid, and the number of positions before its first cell."""
 
     height: int
@@ -37,7 +37,7 @@ class RowOrder:
         q_len: number of rows.
     """
 
-    grounds: Grounds
+    grounds: GridSize
     squares: Squares
     q_first: int
     q_len: int
@@ -210,10 +210,10 @@ def wanted_order(mask: Mask, q_first: int, q_len: int) -> RowOrder | None:
     return None
 
 
-def _grid_of(mask: Mask) -> tuple[Grid, Grounds] | tuple[None, None]:
+def _grid_of(mask: Mask) -> tuple[Grid, GridSize] | tuple[None, None]:
     """Return the grid within a shifted mask, with its size and offset, for reordering; (None, None) without a grid."""
     grid, before = (mask.rule, mask.length) if isinstance(mask, After) else (mask, 0)
-    return (grid, Grounds(grid.height, grid.width, before)) if isinstance(grid, Grid) else (None, None)
+    return (grid, GridSize(grid.height, grid.width, before)) if isinstance(grid, Grid) else (None, None)
 
 
 def _extreme_per_group(function: np.ufunc, values: Ints, first: Ints, last: Ints) -> Ints:

@@ -16,7 +16,7 @@ from saccade.support.torch_modes import is_plain, is_tracing
 
 _MANY = 1 << 16  # number of entries from which testing for consecutive indices pays off
 
-NO_BOOL = "a 0/1 mask becomes one with mask.bool(); terms that are added to the scores go to bias="
+NO_BOOL = "a 0/1 mask becomes one with mask.bool(); pass terms that are added to scores as bias="
 
 
 @argument_hints()

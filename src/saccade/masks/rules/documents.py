@@ -74,7 +74,7 @@ class Documents(Mask):
         items = lengths_per_item(lengths)
         check_type("rule", rule, (Mask, NoneType), "be a mask or None")
         if rule is not None and rule.shape[0] not in (1, len(items)) and len(items) != 1:
-            expected = f"tell apart 1 or {len(items)} batch items"
+            expected = f"be for 1 or {len(items)} batch items"
             raise value_error("rule", expected, rule.shape[0])
         object.__setattr__(self, "lengths", items)
         object.__setattr__(self, "rule", rule)
@@ -228,7 +228,7 @@ def documents_of_table(table: Tensor, rule: Mask | None) -> Documents:
     return Documents(lengths, rule)
 
 
-def with_facts(pattern: Mask, batch_mask: Mask) -> Mask:
+def joined_with_batch_mask(pattern: Mask, batch_mask: Mask) -> Mask:
     """Join the pattern of a layer with the mask of a batch. The pattern restarts in each document of the batch."""
     parts = batch_mask.parts if isinstance(batch_mask, And) else (batch_mask,)
     index = next((i for i, part in enumerate(parts) if _separates_documents(part)), None)
@@ -268,10 +268,10 @@ def lengths_per_item(lengths: object, name: str = "lengths") -> tuple[tuple[int,
 
     A single item applies to the whole batch.
     """
-    hint = f"{name} in a list hold for all batch items; or one such list per item"
+    hint = f"pass one list of {name} for all batch items, or one list per item"
     values = items_of(name, lengths, "be ints of at least 0", hint=hint)
     if not values:
-        raise value_error(name, "be at least one", "none", hint=hint)
+        raise value_error(name, "not be empty", "none", hint=hint)
     rows = values if isinstance(values[0], Iterable) else [values]
     items = tuple(ints_of(name, row, hint=hint) for row in rows)
     if any(sum(item) >> _TOTAL_BITS for item in items):

@@ -127,4 +127,4 @@ def global_positions(positions: object) -> tuple[int, ...]:
     Raises:
         TypeError, ValueError: the positions are not a list, or a position is negative or not an integer.
     """
-    return ints_of("positions", positions, is_ordered=False, hint="one position is a list too: [0]")
+    return ints_of("positions", positions, is_ordered=False, hint="write a single position as a list: [0]")

@@ -13,7 +13,7 @@ from saccade.masks.mask_fields import POSITION_BITS, items_of
 from saccade.masks.rules.range_table import RangeTable
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import shown, value_error
-from saccade.support.validation import is_integer
+from saccade.support.validation import are_integers
 
 _RULE = "be an int per position: the number of its image, or -1 for text"
 
@@ -62,7 +62,7 @@ class ImageBidirectional(RangeTable):
 
 def _image_numbers(row: object) -> tuple[int, ...]:
     numbers = items_of("groups", row, _RULE)
-    if not numbers or not all(is_integer(number) and -1 <= number < 1 << POSITION_BITS for number in numbers):
+    if not numbers or not (are_integers(numbers) and min(numbers) >= -1 and max(numbers) < 1 << POSITION_BITS):
         raise value_error("groups", _RULE, shown(row))
     return tuple(map(int, numbers))
 
@@ -77,8 +77,8 @@ def _spans_of_images(numbers: tuple[int, ...]) -> tuple[Any, Any]:
     values, counts = np.unique(images, return_counts=True)
     if (counts > 1).any():
         number = int(values[counts.argmax()])
-        hint = "the tokens of an image are consecutive; number another image after it differently"
-        raise value_error("groups", "hold each image in one place", f"image {number} twice", hint=hint)
+        hint = "the tokens of an image are consecutive; give another image a different number"
+        raise value_error("groups", "have the tokens of each image in one run", f"image {number} twice", hint=hint)
     starts = np.repeat(firsts, sizes)
     ends = np.where(groups < 0, starts, starts + np.repeat(sizes, sizes))
     return starts[:, None], ends[:, None]

@@ -60,14 +60,14 @@ class Padding(Mask):
         side: Literal["right", "left"] = "right",
         padded_len: int | None = None,
     ):
-        numbers = ints_of("lengths", lengths, hint="the length of a single item is a list too: [5]")
+        numbers = ints_of("lengths", lengths, hint="write the length of a single item as a list: [5]")
         if not numbers:
-            raise value_error("lengths", "be one for each batch item", "none")
+            raise value_error("lengths", "contain one for each batch item", "none")
         check_choice("side", side, ("right", "left"))
         if padded_len is not None:
             padded_len = check_int("padded_len", padded_len, 0, below=1 << POSITION_BITS)
         if (side == "left" and padded_len is None) or (padded_len is not None and padded_len < max(numbers)):
-            hint = "where a left-padded item begins follows from the length that it was padded to"
+            hint = "the start of a left-padded item follows from the padded length"
             rule = "be at least the longest item" + (" for side='left'" if side == "left" else "")
             raise value_error("padded_len", rule, f"{padded_len} with lengths {shown(numbers)}", hint=hint)
         object.__setattr__(self, "lengths", numbers)

@@ -51,5 +51,5 @@ class Predicate(Mask):
         if not isinstance(answer, Tensor) or answer.dtype != torch.bool:
             got = str(answer.dtype).removeprefix("torch.") if isinstance(answer, Tensor) else kind(answer)
             hint = "a comparison of q and kv is bool; (q == q) is true everywhere"
-            raise type_error("function", "answer with a bool tensor, True = may attend", got, hint=hint)
+            raise type_error("function", "return a bool tensor, True = may attend", got, hint=hint)
         return answer

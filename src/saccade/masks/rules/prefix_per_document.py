@@ -56,11 +56,13 @@ class PrefixPerDocument(RangeTable):
         items, heads = lengths_per_item(lengths), lengths_per_item(prefixes, "prefixes")
         if [len(item) for item in items] != [len(item) for item in heads]:
             counts = " and ".join(str([len(item) for item in both]) for both in (items, heads))
-            raise value_error("lengths and prefixes", "hold as many numbers", counts)
+            raise value_error("lengths and prefixes", "have equally many numbers", counts)
         for item, head in zip(items, heads, strict=True):
             for length, prefix in zip(item, head, strict=True):
                 if prefix > length:
-                    raise value_error("prefixes", "be at most the length of each document", f"{prefix} of {length}")
+                    raise value_error(
+                        "prefixes", "be at most the length of each document", f"prefix {prefix} and length {length}"
+                    )
         object.__setattr__(self, "lengths", items)
         object.__setattr__(self, "prefixes", heads)
         starts = [np.repeat(np.cumsum(item) - item, item)[:, None].astype(np.int64) for item in items]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Hashable, Iterable, Sequence
+from itertools import count
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +18,7 @@ from saccade.plan import ALL, Box, Groups
 from saccade.plan.key_ranges import Bounds, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import shown, value_error
-from saccade.support.validation import is_integer
+from saccade.support.validation import are_integers
 
 _RULE = "be an int per token: the index of an earlier token, or -1 for a root"
 
@@ -122,8 +124,8 @@ class Tree(Mask):
 
 def _parents_of_item(row: object) -> tuple[int, ...]:
     parents = items_of("parents", row, _RULE)
-    if not parents or not all(is_integer(parent) and -1 <= parent < index for index, parent in enumerate(parents)):
-        raise value_error("parents", _RULE, shown(row), hint="each token stands after its parent")
+    if not (parents and are_integers(parents) and min(parents) >= -1 and all(map(operator.lt, parents, count()))):
+        raise value_error("parents", _RULE, shown(row), hint="each token comes after its parent")
     return tuple(map(int, parents))
 
 

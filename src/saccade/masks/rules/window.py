@@ -18,8 +18,9 @@ _UNLIMITED = 1 << POSITION_BITS  # wider than any sequence; sums of positions an
 
 
 @argument_hints(
-    left="Window(4, 4) looks 4 keys back and 4 ahead, Window(4, 0) back only",
-    right="Window(4, 4) looks 4 keys back and 4 ahead, Window(4, 0) back only; from_sliding_window(5) is transformers'",
+    left="Window(4, 4) sees 4 keys back and 4 ahead, Window(4, 0) only 4 back",
+    right="Window(4, 4) sees 4 keys back and 4 ahead, Window(4, 0) only 4 back; "
+    "from_sliding_window(5) takes the number of transformers",
 )
 @dataclasses.dataclass(frozen=True)
 class Window(Mask):

@@ -12,7 +12,7 @@ from saccade.matrix import Block
 from saccade.mechanisms.checked_mechanism import Inputs, parts_of
 from saccade.mechanisms.fake_tensors import is_readable, unless_none
 
-_BECAUSE = "a sum over keys is all that is kept of them"
+_BECAUSE = "only a sum over keys is stored"
 
 
 def why_no_sum(mask: Mask) -> tuple[str, ...]:
@@ -32,7 +32,7 @@ def why_no_sum(mask: Mask) -> tuple[str, ...]:
         elif not (isinstance(part, Causal) or part.hides_keys_only):
             name = type(part).__name__
             reasons.append(
-                f"{name} is none of Causal, Padding and Documents: {_BECAUSE}, so queries cannot choose among them"
+                f"{name} is none of Causal, Padding and Documents: {_BECAUSE}, so queries cannot choose among keys"
             )
     return tuple(reasons)
 

@@ -159,15 +159,15 @@ def check_memory(
 ) -> None:
     """Raise unless new tokens can continue from a recurrent state, whose shape for one head must be ``sizes``."""
     if not visible.causal:
-        hint = "join masks.Causal(), or use a KVCache, which keeps the tokens themselves"
-        rule = "be causal: a state sums over what came before"
+        hint = "combine it with masks.Causal(), or use a KVCache, which stores the tokens themselves"
+        rule = "be causal: a state sums over earlier tokens"
         raise value_error("mask", rule, visible.rule, hint=hint)
     if order is None or order.is_sorted or order.past or matrix.shape[2] != matrix.shape[3]:
-        raise value_error("positions", "be those of the keys, in order", "others")
+        raise value_error("positions", "be those of the keys, in order", "other positions")
     if memory is None:
         return
     if memory.source not in (None, matrix.source) or memory.state.shape[2:] != sizes:
-        hint = "new features were drawn since, or the rule is another; a memory holds for one"
-        raise value_error("features", "be those of the memory", "others", hint=hint)
+        hint = "new features were drawn, or the mechanism is a different one; a memory is valid for one set of features"
+        raise value_error("features", "be those of the memory", "other features", hint=hint)
     if (memory.segment is None) != (visible.kv_documents is None):
-        raise value_error("mask", "be the one of earlier calls", visible.rule)
+        raise value_error("mask", "be the mask of earlier calls", visible.rule)

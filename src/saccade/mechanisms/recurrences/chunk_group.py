@@ -22,13 +22,14 @@ class Group(NamedTuple):
 
     Attributes:
         query, key: queries, multiplied by the scale, and keys.
+        recall: the keys by which tokens recall; those of ``key`` unless the recurrence has others.
         beta: the strength with which each token is written; None for 1.
         decays: the decays exp(b_i - b_j), and which pairs of tokens are allowed.
         weights: P, the weights of tokens in the same chunk for each query.
-        recalled: the weights of earlier tokens in the chunk for each key; None without the delta rule.
+        recalled: the weights of earlier tokens in the chunk for each recalling key; None without the delta rule.
         inverse: T, the inverse of 1 + beta * recalled; None without the delta rule.
         reads: Q~, queries times the decay since the start of the chunk.
-        recalls: ``-beta K~``, where K~ are keys times the decay since the start; None without the delta rule.
+        recalls: ``-beta K~``, where K~ are recalling keys times the decay since the start; None without the delta rule.
         writes: W, keys times the decay up to the end of the chunk.
         keeps: e, the share of the incoming state that remains at the end, ``[chunks, sequences, 1 | head_dim, 1]``.
         first, last: 1 for tokens that read the incoming state, and for tokens that write to the outgoing state, and 0
@@ -37,6 +38,7 @@ class Group(NamedTuple):
 
     query: Tensor
     key: Tensor
+    recall: Tensor
     beta: Tensor | None
     decays: Decays
     weights: Tensor
@@ -60,6 +62,7 @@ class Group(NamedTuple):
         """
         dtype = rule.query.dtype
         query, key = cut(rule.query, span), cut(rule.key, span)
+        recall = key if rule.recall is None else cut(rule.recall, span)
         query = query if rule.scale == 1.0 else query * rule.scale
         beta = None if rule.beta is None else cut(rule.beta, span)
         allowed = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=key.device).tril_()
@@ -72,14 +75,15 @@ class Group(NamedTuple):
         reads, writes = scaled(query, decays.from_start, first), scaled(key, decays.to_end, last)
         if not rule.is_delta:
             weights = decays.products(query, key)
-            return cls(query, key, beta, decays, weights, None, None, reads, None, writes, keeps, first, last)
-        weights, recalled = _pair_weights(decays, query, key)
+            return cls(query, key, recall, beta, decays, weights, None, None, reads, None, writes, keeps, first, last)
+        weights, recalled = _pair_weights(decays, query, key, recall)
         inverse = recalled if beta is None else recalled * beta
         eye = torch.eye(CHUNK, dtype=dtype, device=key.device).expand_as(inverse)
         inverse = torch.linalg.solve_triangular(inverse, eye, upper=False, unitriangular=True)
-        back = scaled(key, decays.from_start, first)
+        back = scaled(recall, decays.from_start, first)
         recalls = -back if beta is None else back * -beta
-        return cls(query, key, beta, decays, weights, recalled, inverse, reads, recalls, writes, keeps, first, last)
+        pairs = (weights, recalled, inverse)
+        return cls(query, key, recall, beta, decays, *pairs, reads, recalls, writes, keeps, first, last)
 
     @property
     def chunks(self) -> int:
@@ -93,11 +97,11 @@ def scaled(x: Tensor, factor: Tensor | None, marks: Tensor | None) -> Tensor:
     return x if marks is None else x * marks
 
 
-def _pair_weights(decays: Decays, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weights of earlier keys in a chunk for each query and, with the delta rule, for each key."""
+def _pair_weights(decays: Decays, query: Tensor, key: Tensor, recall: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weights of earlier keys in a chunk for each query and, with the delta rule, for each recalling key."""
     if decays.table is None and decays.sums is not None:
-        return decays.products(query, key), decays.products(key, key).tril_(-1)
-    both = decays.products(torch.cat([query, key], 2), key)
+        return decays.products(query, key), decays.products(recall, key).tril_(-1)
+    both = decays.products(torch.cat([query, recall], 2), key)
     return both[:, :, :CHUNK], both[:, :, CHUNK:].tril(-1)
 
 

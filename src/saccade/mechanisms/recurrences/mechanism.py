@@ -38,7 +38,7 @@ class Recurrence(Approximate):
         if mask.is_causal:
             return why_no_sum(mask)
         name = type(mask).__name__
-        return (*why_no_sum(mask), f"{name} is not causal: a token reads what those before it have written")
+        return (*why_no_sum(mask), f"{name} is not causal: a token reads only what earlier tokens have written")
 
     def new_cache(self, max_len: int | None = None) -> RecurrentCache:
         """Return an empty `saccade.caches.RecurrentCache`, which stores the recurrence's state in constant memory."""
@@ -48,20 +48,41 @@ class Recurrence(Approximate):
         return self._matrix(inputs, None, None)
 
     def _matrix(self, inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> RecurrenceMatrix:
+        return self._recurrence(inputs, decay, beta)
+
+    def _recurrence(
+        self,
+        inputs: Inputs,
+        decay: Tensor | None,
+        beta: Tensor | None,
+        recall: Tensor | None = None,
+        visible: Visible | None = None,
+    ) -> RecurrenceMatrix:
+        """Return a recurrence's matrix for checked inputs.
+
+        Args:
+            inputs, decay, beta: the inputs and gates.
+            recall: the keys by which tokens recall, like the keys of the inputs; None for those.
+            visible: the mask of the inputs, if it was evaluated already.
+        """
         where, dtype = type(self).__name__, inputs.query.dtype
-        gates = [_gate(name, x, inputs) for name, x in (("decay", decay), ("beta", beta)) if x is not None]
+        gates = [checked_gate(name, x, inputs) for name, x in (("decay", decay), ("beta", beta)) if x is not None]
         decay = None if decay is None else gates.pop(0)
         beta = gates.pop() if gates else None
         _check_heads(inputs, decay, beta)
-        visible = Visible.of(inputs)
+        visible = Visible.of(inputs) if visible is None else visible
         if Order.of(visible, inputs.shape[2], inputs.shape[3]).is_sorted:
-            reason = "a state is read in the order in which it was written: keys stand in order, and queries last"
+            reason = (
+                "a state is read in the order in which it was written, so keys must be "
+                "in order and queries must be the last of them"
+            )
             raise unsupported("positions", [reason], hint="sort the tokens, or use a mechanism without a state")
         if decay is not None:
             decay = decay.clamp(min=_LEAST)  # -inf is valid: it empties the state
-        tainted = _union([_nonfinite(x) for x in (inputs.key, decay, beta) if x is not None])
+        tainted = _union([_nonfinite(x) for x in (inputs.key, decay, beta, recall) if x is not None])
         nonfinite_queries = _nonfinite(inputs.query)
-        query, key, decay, beta = (_clean(x, inputs.wide) for x in (inputs.query, inputs.key, decay, beta))
+        tensors = (inputs.query, inputs.key, decay, beta, recall)
+        query, key, decay, beta, recall = (_clean(x, inputs.wide) for x in tensors)
         assert query is not None and key is not None  # noqa: PT018  for the type checker
         return RecurrenceMatrix(
             query,
@@ -69,6 +90,7 @@ class Recurrence(Approximate):
             decay,
             beta,
             visible,
+            recall=recall,
             scale=scale_of(self.scale, key.shape[3]),
             is_delta=self.is_delta,
             dtype=dtype,
@@ -116,7 +138,7 @@ class GatedRecurrence(Recurrence):
         return self._matrix(inputs, decay, beta)
 
 
-def _gate(name: str, x: Tensor, inputs: Inputs) -> Tensor:
+def checked_gate(name: str, x: Tensor, inputs: Inputs) -> Tensor:
     """Return a checked gate of a recurrence as ``[batch, heads, kv_len, width]``."""
     check_type(name, x, Tensor, "be a tensor")
     (batch, kv_len), head_dim = (inputs.shape[0], inputs.shape[3]), inputs.key.shape[3]
@@ -126,7 +148,7 @@ def _gate(name: str, x: Tensor, inputs: Inputs) -> Tensor:
     fits = whole.dim() == 4 and whole.shape[0] in (1, batch) and whole.shape[2] == kv_len and whole.shape[3] in widths
     if not fits or not x.is_floating_point():
         got = f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
-        raise value_error(name, f"be floats {shapes}", got, facts=[describe("key", inputs.key)])
+        raise value_error(name, f"be a float tensor {shapes}", got, facts=[describe("key", inputs.key)])
     if name == "decay" and is_readable(x) and x.numel() and bool((x > 0).any()):
         hint = "it is the logarithm of a factor of at most 1, for instance -softplus(x)"
         raise value_error(name, "be at most 0", f"{float(x.max()):.3g}", hint=hint)
@@ -142,7 +164,7 @@ def _check_heads(inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> N
     wholes = {name: most if name == "query" else most_inputs for name in counts}
     if most % max(1, most_inputs) or any(wholes[name] % max(1, count) for name, count in counts.items()):
         text = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise value_error("heads", "divide one another: keys the gates, and these the queries", text)
+        raise value_error("heads", "be multiples of one another for queries, keys and gates", text)
 
 
 def _nonfinite(x: Tensor) -> Tensor | None:

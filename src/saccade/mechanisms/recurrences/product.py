@@ -67,6 +67,7 @@ def _run_groups(
     decay: Tensor | None,
     beta: Tensor | None,
     segments: Tensor | None,
+    recall: Tensor | None,
     value: Tensor,
     state: Tensor,
     segment: Tensor | None,
@@ -74,7 +75,7 @@ def _run_groups(
     is_delta: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run a recurrence group by group. Return the outputs, the last state, and the state before each group."""
-    rule, spans = Rule(query, key, decay, beta, segments, scale, is_delta), list(groups_of(key.shape[1]))
+    rule, spans = Rule(query, key, decay, beta, segments, recall, scale, is_delta), list(groups_of(key.shape[1]))
     out, states = torch.empty_like(value), state.new_empty(len(spans), *state.shape)
     for i, span in enumerate(spans):
         states[i] = state
@@ -89,6 +90,7 @@ def _gradients(
     decay: Tensor | None,
     beta: Tensor | None,
     segments: Tensor | None,
+    recall: Tensor | None,
     value: Tensor,
     states: Tensor,
     segment: Tensor | None,
@@ -97,12 +99,12 @@ def _gradients(
     grad: Tensor,
     grad_state: Tensor,
 ) -> list[Tensor]:
-    """Return the gradients of `product` with respect to query, key, decay, beta, value and state.
+    """Return the gradients of `product` with respect to query, key, decay, beta, recall, value and state.
 
     The gradient with respect to an argument that is None is an empty tensor.
     """
-    rule = Rule(query, key, decay, beta, segments, scale, is_delta)
-    given = (query, key, decay, beta, value)
+    rule = Rule(query, key, decay, beta, segments, recall, scale, is_delta)
+    given = (query, key, decay, beta, recall, value)
     grads = [query.new_empty(0) if x is None else torch.empty_like(x) for x in given]
     state = grad_state
     for i, span in reversed(list(enumerate(groups_of(key.shape[1])))):
@@ -119,7 +121,7 @@ def _gradients(
 def _gradients_of(
     group: Group, value: Tensor, state: Tensor, grad: Tensor, grad_state: Tensor
 ) -> tuple[tuple[Tensor | None, ...], Tensor]:
-    """Return the gradients of a group of chunks with respect to query, key, decay, beta, value and incoming state.
+    """Return the gradients of a group of chunks by query, key, decay, beta, recall, value and incoming state.
 
     No exponential is differentiated: the gradient with respect to the summed log decays is ``query * grad_query`` for
     each token that reads, minus ``key * grad_key`` for each token that writes.
@@ -131,7 +133,7 @@ def _gradients_of(
     # Queries read the state and, with the delta rule, so do keys. Stack them, so that one product serves both.
     readers, incoming = group.query, grad
     if group.recalled is not None:
-        readers, incoming = torch.cat([group.query, group.key], 2), torch.cat([grad, -arrived], 2)
+        readers, incoming = torch.cat([group.query, group.recall], 2), torch.cat([grad, -arrived], 2)
     pairs = incoming @ new.mT
     pairs[:, :, CHUNK:].tril_(-1)
     read, written = decays.gradients(pairs, readers, group.key)
@@ -143,12 +145,14 @@ def _gradients_of(
     beta = None if group.beta is None else (reached * _unweighted(group, value, new, before)).sum(-1, keepdim=True)
     decay = None
     if decays.sums is not None:
-        change = group.query * query - group.key * (written if recalled is None else written - recalled)
+        change = group.query * query - group.key * written
+        change = change if recalled is None else change + group.recall * recalled
         change[:, :, -1] += (writes * states[1:]).sum(-1)
         change = change if decays.table is None else change.sum(-1, keepdim=True)
         decay = change.flip(2).cumsum(2).flip(2)
-    key = written if recalled is None else written + recalled
-    return (query, key, decay, beta, arrived), behind[0]
+    if recalled is not None and group.recall is group.key:
+        written, recalled = written + recalled, None
+    return (query, written, decay, beta, recalled, arrived), behind[0]
 
 
 def _unweighted(group: Group, value: Tensor, new: Tensor, before: Tensor) -> Tensor:
@@ -157,14 +161,14 @@ def _unweighted(group: Group, value: Tensor, new: Tensor, before: Tensor) -> Ten
         return value
     if is_readable(group.beta) and bool((group.beta != 0).all()):
         return new / group.beta
-    decayed_keys = scaled(group.key, group.decays.from_start, group.first)
+    decayed_keys = scaled(group.recall, group.decays.from_start, group.first)
     return value - decayed_keys @ before - group.recalled @ new
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     *tensors, ctx.scale, ctx.is_delta = inputs
-    query, key, decay, beta, segments, value, state, segment = tensors
-    ctx.save_for_backward(query, key, decay, beta, segments, value, output[2], segment, state)
+    query, key, decay, beta, segments, recall, value, state, segment = tensors
+    ctx.save_for_backward(query, key, decay, beta, segments, recall, value, output[2], segment, state)
     if hasattr(ctx, "mark_non_differentiable"):
         ctx.mark_non_differentiable(output[2])
 
@@ -175,21 +179,23 @@ def _derivatives(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return _differentiable(ctx, grad, grad_state)
     bad = None if is_surely_finite(grad) else ~grad.isfinite().all(-1, keepdim=True)
     grad = grad if bad is None else grad.masked_fill(bad, 0.0)
-    saved: tuple[Any, ...] = (*ctx.saved_tensors[:8], ctx.scale, ctx.is_delta, grad, grad_state)
+    saved: tuple[Any, ...] = (*ctx.saved_tensors[:9], ctx.scale, ctx.is_delta, grad, grad_state)
     run: Any = _gradient_operation if is_tracing() else _gradients
-    query, key, decay, beta, value, state = run(*saved)
+    query, key, decay, beta, recall, value, state = run(*saved)
     if bad is not None:
         query = query.masked_fill(bad, math.nan)
-        key, decay, beta, value, state = _mark_nan(bad, saved[4], [key, decay, beta, value], state, saved[7])
-    decay, beta = (None if x is None else grad_of_gate for x, grad_of_gate in ((saved[2], decay), (saved[3], beta)))
-    return query, key, decay, beta, None, value, state, None, None, None
+        some = [key, decay, beta, recall, value]
+        key, decay, beta, recall, value, state = _mark_nan(bad, saved[4], some, state, saved[8])
+    gates = ((saved[2], decay), (saved[3], beta), (saved[5], recall))
+    decay, beta, recall = (None if x is None else grad_of_gate for x, grad_of_gate in gates)
+    return query, key, decay, beta, None, recall, value, state, None, None, None
 
 
 def _differentiable(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
     """Return differentiable gradients of `product`, computed token by token with every state stored."""
-    query, key, decay, beta, segments, value, _, segment, state = ctx.saved_tensors
-    rule = Rule(query, key, decay, beta, segments, ctx.scale, ctx.is_delta)
-    given = (query, key, decay, beta, value, state)
+    query, key, decay, beta, segments, recall, value, _, segment, state = ctx.saved_tensors
+    rule = Rule(query, key, decay, beta, segments, recall, ctx.scale, ctx.is_delta)
+    given = (query, key, decay, beta, recall, value, state)
     leaves = [x for x in given if x is not None and x.requires_grad]
     out = stepped(rule, value, state, segment)
     computed = iter(torch.autograd.grad(out, leaves, (grad, grad_state), create_graph=True, allow_unused=True))
@@ -234,14 +240,14 @@ _gradient_operation = torch.library.custom_op("saccade::recurrence_gradients", _
 
 
 @_operation.register_fake
-def _(query: Tensor, key: Tensor, decay, beta, segments, value: Tensor, state: Tensor, *_: Any):  # type: ignore
+def _(query: Tensor, key: Tensor, decay, beta, segments, recall, value: Tensor, state: Tensor, *_: Any):  # type: ignore
     groups = len(list(groups_of(key.shape[1])))
     return torch.empty_like(value), torch.empty_like(state), state.new_empty(groups, *state.shape)
 
 
 @_gradient_operation.register_fake
-def _(query: Tensor, key: Tensor, decay, beta, segments, value: Tensor, kept: Tensor, *_: Any):  # type: ignore
-    return [*(_like(x, query) for x in (query, key, decay, beta, value)), kept.new_empty(kept.shape[1:])]
+def _(query: Tensor, key: Tensor, decay, beta, segments, recall, value: Tensor, kept: Tensor, *_: Any):  # type: ignore
+    return [*(_like(x, query) for x in (query, key, decay, beta, recall, value)), kept.new_empty(kept.shape[1:])]
 
 
 _operation.register_autograd(_derivatives, setup_context=_keep)

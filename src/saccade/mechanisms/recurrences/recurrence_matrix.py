@@ -33,7 +33,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
     r"""A recurrence as a lazy matrix that is never materialised, with products in linear time.
 
     .. math:: A_{ij} = s\, \beta_j\, q_i^T \Big( \prod_{t=i}^{j+1} M_t \Big) k_j, \quad j \le i, \qquad
-              M_t = D_t \;\text{or}\; (I - \beta_t k_t k_t^T) D_t, \qquad D_t = \mathrm{diag}(\exp g_t)
+              M_t = D_t \;\text{or}\; (I - \beta_t k_t r_t^T) D_t, \qquad D_t = \mathrm{diag}(\exp g_t)
 
     Every block below the diagonal has at most rank ``head_dim``, because earlier tokens affect later ones only through
     a state ``[head_dim, value_dim]``. There is no denominator, so weights may have any sign and rows any sum.
@@ -45,9 +45,10 @@ class RecurrenceMatrix(LinearTimeMatrix):
         decay: g, ``[batch, kv_heads, kv_len, 1 | head_dim]``, at most 0; None for 0.
         beta: ``[batch, kv_heads, kv_len, 1]``; None for 1.
         visible: the mask, which is causal.
+        recall: r, the keys by which tokens recall with the delta rule, in the shape of ``key``; None for the keys.
         scale: s.
-        is_delta: whether to use the delta rule: a token writes the difference between its value and what its key reads
-            from the state.
+        is_delta: whether to use the delta rule: a token writes the difference between its value and what its recalling
+            key reads from the state.
         dtype: dtype of the inputs and of matrix products.
         tainted, nonfinite_queries, source: as in `saccade.mechanisms.features.feature_matrix.FeatureMatrix`.
 
@@ -65,6 +66,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         beta: Tensor | None,
         visible: Visible,
         *,
+        recall: Tensor | None = None,
         scale: float,
         is_delta: bool,
         dtype: torch.dtype,
@@ -82,13 +84,14 @@ class RecurrenceMatrix(LinearTimeMatrix):
         query = query if rows is None else query.masked_fill(rows[:, None, :, None], 0.0)
         if keys is not None:  # a hidden token writes nothing and lets nothing decay
             key = key.masked_fill(keys[:, None, :, None], 0.0)
+            recall = None if recall is None else recall.masked_fill(keys[:, None, :, None], 0.0)
             decay = None if decay is None else decay.masked_fill(keys[:, None, :, None], 0.0)
         line = self._order.with_rows(query)
         segments = self._order.segments
         segments = None if segments is None else segments.expand(batch, -1).repeat_interleave(heads, 0)
-        parts = [None if x is None else self._lines(self._order.with_keys(x)) for x in (key, decay, beta)]
+        parts = [None if x is None else self._lines(self._order.with_keys(x)) for x in (key, decay, beta, recall)]
         assert parts[0] is not None
-        self._rule = Rule(self._lines(line), parts[0], parts[1], parts[2], segments, scale, is_delta)
+        self._rule = Rule(self._lines(line), parts[0], parts[1], parts[2], segments, parts[3], scale, is_delta)
 
     @property
     def key(self) -> Tensor | None:
@@ -183,30 +186,26 @@ class RecurrenceMatrix(LinearTimeMatrix):
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         self._check_part(batch, head, rows)
-        nan, heads = self._nan_rows(self._tainted), slice(0, self.shape[1]) if head is None else slice(head, head + 1)
-        rows = range(self.shape[2]) if rows is None else rows
-        height = max(_FEWEST_ROWS, _ENTRIES // max(1, self.shape[3] * (heads.stop - heads.start)))
-        for b in range(self.shape[0]) if batch is None else [batch]:
-            first = b * self.shape[1]
-            for start in range(rows.start, rows.stop, height) if self.shape[3] and heads.stop else ():
-                span = range(start, min(start + height, rows.stop))
-                length = self._order.past + span.stop
-                rule = self._rule.of(slice(first + heads.start, first + heads.stop), length)
-                eye = torch.eye(len(span), dtype=rule.key.dtype, device=self.device)
-                with without_autocast(self.device):
-                    weights = self._transposed(rule, eye.expand(len(rule.key), -1, -1)).mT[None]
-                if nan is not None:
-                    weights = weights.masked_fill(nan[b, None, heads, span.start : span.stop, None], math.nan)
-                yield Block(slice(b, b + 1), heads, span, (range(length),), weights)
+        for b, heads, span in spans_of(self, batch, head, rows):
+            weights = self.weights_of(b, heads, span)
+            yield Block(slice(b, b + 1), heads, span, (range(weights.shape[3]),), weights)
+
+    def weights_of(self, batch: int, heads: slice, rows: range) -> Tensor:
+        """Return the weights of some rows for all keys up to the last of them, ``[1, heads, rows, length]``."""
+        first, length = batch * self.shape[1], self._order.past + rows[-1] + 1
+        rule = self._rule.of(slice(first + heads.start, first + heads.stop), length)
+        eye = torch.eye(len(rows), dtype=rule.key.dtype, device=self.device)
+        if rows.step > 1:
+            eye = F.pad(eye[:, None], (0, 0, 0, rows.step - 1)).flatten(0, 1)[: rows[-1] - rows[0] + 1]
+        with without_autocast(self.device):
+            weights = self._transposed(rule, eye.expand(len(rule.key), -1, -1)).mT[None]
+        nan = self._nan_rows(self._tainted)
+        if nan is None:
+            return weights
+        return weights.masked_fill(nan[batch, None, heads, rows.start : rows.stop : rows.step, None], math.nan)
 
     def _compute_by_sweep(self, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo) -> dict[int, Any]:
-        """Compute column sums with one matrix product. All other statistics need a pass over the rows."""
-        places = [place for place, statistic in enumerate(statistics) if type(statistic) is Received]
-        if not places:
-            return {}
-        ones = torch.ones(*self.shape[:3], 1, dtype=self.dtype, device=self.device)
-        sums = self.rmatmul(ones)[..., 0].double()
-        return dict.fromkeys(places, sums)
+        return column_sums(self, statistics)
 
     def _times(self, value: Tensor) -> Tensor:
         bad = self._tainted
@@ -300,3 +299,25 @@ class RecurrenceMatrix(LinearTimeMatrix):
         rows = follows_bad[..., 1:].bool().repeat_interleave(heads // groups, 1)
         rows = rows if self._nonfinite_queries is None else rows | self._nonfinite_queries
         return rows, follows_bad[..., -1].bool().expand(before.shape)
+
+
+def spans_of(
+    matrix: Matrix, batch: int | None, head: int | None, rows: range | None
+) -> Iterator[tuple[int, slice, range]]:
+    """Yield the item, heads and rows of each block of a recurrence: all heads at once, and many rows for each pass."""
+    _, count, q_len, kv_len = matrix.shape
+    heads = slice(0, count) if head is None else slice(head, head + 1)
+    rows = range(q_len) if rows is None else rows
+    height = max(_FEWEST_ROWS, _ENTRIES // max(1, kv_len * (heads.stop - heads.start)))
+    for b in range(matrix.shape[0]) if batch is None else [batch]:
+        for start in range(rows.start, rows.stop, height) if kv_len and heads.stop else ():
+            yield b, heads, range(start, min(start + height, rows.stop))
+
+
+def column_sums(matrix: Matrix, statistics: Sequence[Statistic[Any, Any]]) -> dict[int, Any]:
+    """Compute those statistics that are column sums by one matrix product; all others need a pass over the rows."""
+    places = [place for place, statistic in enumerate(statistics) if type(statistic) is Received]
+    if not places:
+        return {}
+    ones = torch.ones(*matrix.shape[:3], 1, dtype=matrix.dtype, device=matrix.device)
+    return dict.fromkeys(places, matrix.rmatmul(ones)[..., 0].double())

@@ -18,7 +18,7 @@ class Rule(NamedTuple):
 
     .. math:: S_t = D_t S_{t-1} + k_t u_t^T, \qquad o_t = s\, S_t^T q_t, \qquad D_t = \mathrm{diag}(\exp g_t)
 
-    with :math:`u_t = \beta_t v_t`, or with the delta rule :math:`u_t = \beta_t (v_t - (D_t S_{t-1})^T k_t)`.
+    with :math:`u_t = \beta_t v_t`, or with the delta rule :math:`u_t = \beta_t (v_t - (D_t S_{t-1})^T r_t)`.
 
     Attributes:
         query, key: ``[sequences, len, head_dim]``, float32 or wider and finite; each head of each batch item is one
@@ -27,6 +27,7 @@ class Rule(NamedTuple):
         beta: ``[sequences, len, 1]``; None for 1.
         segments: int64 ``[sequences, len]``, non-decreasing; where it increases, the state is emptied. None for one
             segment.
+        recall: r, the keys by which tokens recall what to correct, like ``key``; None for the keys themselves.
         scale: s.
         is_delta: whether to use the delta rule.
     """
@@ -36,19 +37,20 @@ class Rule(NamedTuple):
     decay: Tensor | None
     beta: Tensor | None
     segments: Tensor | None
+    recall: Tensor | None
     scale: float
     is_delta: bool
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         """All tensors that define the recurrence."""
-        return self[:5]
+        return self[:6]
 
     def of(self, lines: slice | list[int], length: int) -> Rule:
         """Return the recurrence for the first ``length`` tokens of some of its sequences."""
-        decay, beta, segments = (None if x is None else x[lines, :length] for x in self[2:5])
+        decay, beta, segments, recall = (None if x is None else x[lines, :length] for x in self[2:6])
         query, key = self.query[lines, :length], self.key[lines, :length]
-        return Rule(query, key, decay, beta, segments, self.scale, self.is_delta)
+        return Rule(query, key, decay, beta, segments, recall, self.scale, self.is_delta)
 
 
 def groups_of(length: int) -> Iterator[slice]:
@@ -91,7 +93,8 @@ def stepped(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) ->
         if rule.decay is not None:
             state = state * rule.decay[:, i].exp()[..., None]
         if rule.is_delta:
-            written = written - (key[:, None] @ state)[:, 0]
+            own = key if rule.recall is None else rule.recall[:, i]
+            written = written - (own[:, None] @ state)[:, 0]
         if rule.beta is not None:
             written = written * rule.beta[:, i]
         state = torch.baddbmm(state, key[..., None], written[:, None])

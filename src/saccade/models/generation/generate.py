@@ -135,8 +135,8 @@ def _prepare(
     check_type("sampler", sampler, (Sampler, NoneType), "be a Sampler or None", hint=hint)
     dropout.check_seed(seed)
     if seed is not None and sampler is None:
-        hint = "sampler=saccade.models.Sampler() draws; without one the likeliest token is taken"
-        raise value_error("seed", "be None where nothing is drawn", seed, hint=hint)
+        hint = "sampler=saccade.models.Sampler() samples; without a sampler, the most likely token is taken"
+        raise value_error("seed", "be None without sampling", seed, hint=hint)
     reader, ends = new_reader(model, cache), stop_tokens(stop)
     return prompts, ends, _steps(reader, prompts, max_new_tokens, sampler, ends, seed)
 

@@ -10,14 +10,14 @@ from torch import Tensor
 from saccade.support.errors import type_error, value_error
 from saccade.support.validation import check_int, is_integer
 
-_SAMPLER = "sampler=Sampler(temperature=..., top_k=..., top_p=...); without one the likeliest token is taken"
+_SAMPLER = "sampler=Sampler(temperature=..., top_k=..., top_p=...); without a sampler, the most likely token is taken"
 
 FOREIGN_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("temperature", "top_k", "top_p", "do_sample"), _SAMPLER),
     "num_beams": "beam_search(model, tokens, max_new_tokens, beams=...)",
     **dict.fromkeys(("max_length", "max_tokens", "max_len"), "max_new_tokens=, which does not count the prompt"),
     **dict.fromkeys(("eos_token_id", "stop_token", "eos"), "stop="),
-    **dict.fromkeys(("past_key_values", "use_cache"), "cache=, as model.new_cache() makes one"),
+    **dict.fromkeys(("past_key_values", "use_cache"), "cache=model.new_cache()"),
     **dict.fromkeys(("input_ids", "prompt", "prompts", "inputs"), "tokens="),
 }
 
@@ -35,9 +35,9 @@ def as_prompts(tokens: Tensor | Sequence[int] | Sequence[Sequence[int]]) -> list
             raise type_error("tokens", rule, got, hint="one prompt: tokens[None]")
         tokens = tokens.tolist()
     if not isinstance(tokens, Sequence) or isinstance(tokens, str):
-        raise type_error("tokens", rule, type(tokens).__name__, hint="a tokenizer makes tokens of text")
+        raise type_error("tokens", rule, type(tokens).__name__, hint="a tokenizer turns text into tokens")
     if not tokens:
-        raise value_error("tokens", "hold at least one prompt", "none")
+        raise value_error("tokens", "contain at least one prompt", "none")
     return [_as_prompt(rule, number, one) for number, one in enumerate(tokens)]
 
 
@@ -46,13 +46,13 @@ def _as_prompt(rule: str, number: int, given: object) -> list[int]:
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise type_error("tokens", rule, f"a list with {given!r}", hint="one prompt: [tokens]")
     if not all(map(is_integer, given)):
-        raise type_error("tokens", rule, "something else in a prompt")
+        raise type_error("tokens", rule, "a prompt with a value that is not an int")
     if not given:
         rule = "have at least one token in every prompt"
-        hint = "start a text with the token for the beginning of a text, if the model has one"
+        hint = "begin the text with the model's token for the beginning of a text, if there is one"
         raise value_error("tokens", rule, f"none in prompt {number}", hint=hint)
     if min(given) < 0:
-        hint = "padding is done inside: give lists of different lengths"
+        hint = "pass lists of different lengths; they are padded internally"
         raise value_error("tokens", "be at least 0", min(given), hint=hint)
     return list(map(int, given))
 

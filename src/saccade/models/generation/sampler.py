@@ -41,7 +41,7 @@ class Sampler:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        hint = "sampler=None always takes the likeliest token"
+        hint = "sampler=None always takes the most likely token"
         check_number("temperature", self.temperature, above=0, hint=hint)
         if self.top_k is not None:
             check_int("top_k", self.top_k)

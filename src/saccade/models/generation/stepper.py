@@ -55,7 +55,7 @@ def new_reader(model: LanguageModel, cache: Cache | LayerCache | None) -> Reader
     """Return a `Reader` for a language model, which uses a cache if the model supports caches."""
     if not callable(model):
         raise type_error("model", "be a model, model(tokens, ...) -> logits", type(model).__name__)
-    check_type("cache", cache, (Cache, LayerCache, NoneType), "be what model.new_cache() gives, or None")
+    check_type("cache", cache, (Cache, LayerCache, NoneType), "be a cache from model.new_cache(), or None")
     if cache is None:
         new_cache = getattr(model, "new_cache", None)
         if new_cache is None:
@@ -72,7 +72,7 @@ class _CachedReader(Reader):
         following = self._cache.positions(1)
         if isinstance(following, Tensor):
             if len(following) != len(new):
-                rule = f"hold {len(new)} texts, one for each prompt"
+                rule = f"contain {len(new)} texts, one for each prompt"
                 raise value_error("cache", rule, len(following))
             starts = following.flatten().tolist()
         else:
@@ -122,7 +122,7 @@ def _last(model: LanguageModel, tokens: Tensor, **how: object) -> Tensor:
         logits = logits.to(wide_dtype(logits.dtype))
         # A row's largest logit is NaN if any logit is NaN, and -inf if all are -inf.
         if not bool(logits.amax(-1).isfinite().all()):
-            raise value_error("model", "return logits without NaN and inf", "some")
+            raise value_error("model", "return finite logits", "NaN or inf")
         return logits
 
 

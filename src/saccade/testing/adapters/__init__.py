@@ -28,7 +28,7 @@ FORMS: dict[str, Callable[..., Form]] = {
     "triton": triton_function,
     "c": c_function,
 }
-"""The adapters by the name of their form in a declaration."""
+"""The adapters, by the name of the form in a declaration."""
 
 __all__ = [
     "FORMS",

@@ -91,7 +91,7 @@ def _why(
     if 0 in mask.shape:
         return ("takes no empty inputs",)
     whole = blocks_of_mask(mask, block_size) is not None
-    return () if whole else (f"takes masks of whole blocks of {block_size} alone",)
+    return () if whole else (f"takes only masks made of whole blocks of {block_size}",)
 
 
 def _cases(size: int) -> tuple[Case, ...]:

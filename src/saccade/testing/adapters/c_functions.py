@@ -115,7 +115,7 @@ def _why(
     reasons = []
     tensors = (query, key, value)
     if any(x.dtype != _DTYPES[dtype] or x.device.type != "cpu" for x in tensors):
-        reasons.append(f"takes {dtype} on the CPU alone")
+        reasons.append(f"takes {dtype} only on the CPU")
     if backward is None and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         reasons.append("has no gradients")
     return tuple(reasons)

@@ -13,7 +13,7 @@ from saccade.support.errors import type_error, unsupported
 from saccade.testing.case import Case
 from saccade.testing.cases import CASES
 from saccade.testing.conformance import check
-from saccade.testing.defined_case import Definition, judged_by
+from saccade.testing.defined_case import Definition, with_definition
 from saccade.testing.laws import LAWS, SIZE_LAWS, Law
 from saccade.testing.problem import Problem
 from saccade.testing.report import Report
@@ -93,24 +93,24 @@ class Form:
     def check(self, **options: Any) -> Report:
         """Check the kernel with `saccade.testing.check`; ``options`` are further arguments of that function."""
         given = options.pop("laws", None)
-        laws = self.chosen_laws() if given is None else [self.judged(law) for law in given]
+        laws = self.laws_to_check() if given is None else [self.law_with_definition(law) for law in given]
         if options.get("cases") is not None or self.truth is not None or self.cases:
-            options["cases"] = self.judged_cases(options.get("cases"))
+            options["cases"] = self.cases_with_definition(options.get("cases"))
         return check(self, offers=self.offers, reasons=self.reasons, gqa=self.gqa, laws=laws, **options)
 
-    def chosen_laws(self) -> list[Law]:
+    def laws_to_check(self) -> list[Law]:
         """Return the laws that hold for this form, including its additional laws."""
         laws = (law for law in (*LAWS, *SIZE_LAWS, *self.laws) if law.name not in self.left_out)
-        return [law for law in map(self.judged, laws) if isinstance(law, Law)]
+        return [law for law in map(self.law_with_definition, laws) if isinstance(law, Law)]
 
-    def judged(self, law: Law | str) -> Law | str:
+    def law_with_definition(self, law: Law | str) -> Law | str:
         """Return the law with this form's definition as the expected result in the law's own cases."""
         definition = self.definition
         if definition is None or isinstance(law, str) or law.cases is None:
             return law
-        return dataclasses.replace(law, cases=tuple(judged_by(case, definition) for case in law.cases))
+        return dataclasses.replace(law, cases=tuple(with_definition(case, definition) for case in law.cases))
 
-    def judged_cases(self, cases: tuple[Case | str, ...] | None = None) -> list[Case]:
+    def cases_with_definition(self, cases: tuple[Case | str, ...] | None = None) -> list[Case]:
         """Return the given cases with this form's definition as their expected result.
 
         When None, these are the standard cases and the additional cases of this form.
@@ -120,7 +120,7 @@ class Form:
             (*CASES, *self.cases) if cases is None else tuple(by_name[x] if isinstance(x, str) else x for x in cases)
         )
         definition = self.definition
-        return list(chosen) if definition is None else [judged_by(case, definition) for case in chosen]
+        return list(chosen) if definition is None else [with_definition(case, definition) for case in chosen]
 
 
 def check_kernel_callable(kernel: _Target) -> _Target:

@@ -144,7 +144,7 @@ def _why(
 ) -> tuple[str, ...]:
     """Return the reasons why the kernel's arguments cannot express the inputs."""
     if "b" not in order and not len(query):
-        return ("takes no batch without items",)
+        return ("takes at least one batch item",)
     if masks in ("bool", "additive"):
         return ()
     whole = one_mask(mask)
@@ -153,6 +153,6 @@ def _why(
     if masks == "none" and bool(mask.all()):
         return ()
     if band is None or (known is not None and band not in known):
-        words = {"none": "no mask", "causal": "causal masks alone, or none", "window": "causal masks and windows alone"}
+        words = {"none": "no mask", "causal": "only causal masks or none", "window": "only causal masks and windows"}
         return (f"takes {words[masks]}",)
     return ()

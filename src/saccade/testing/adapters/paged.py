@@ -104,4 +104,4 @@ def _why(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **settings: ob
     """Return the reasons why a paged cache cannot express the inputs."""
     if 0 in mask.shape:
         return ("takes no empty inputs",)
-    return () if lengths_of(mask) is not None else ("takes a length for each item, full or causal, alone",)
+    return () if lengths_of(mask) is not None else ("takes only masks with one length per item, full or causal",)

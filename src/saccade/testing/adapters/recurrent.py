@@ -192,5 +192,5 @@ def _why(
         return ("takes no empty inputs, and no more queries than keys",)
     causal = torch.ones(q_len, kv_len, dtype=torch.bool, device=mask.device).tril(kv_len - q_len)
     if not bool((mask == causal).all()):
-        return ("takes causal masks alone",)
-    return () if returns_state or q_len == kv_len else ("takes no state, so no earlier keys",)
+        return ("takes only causal masks",)
+    return () if returns_state or q_len == kv_len else ("takes no state, and therefore no earlier keys",)

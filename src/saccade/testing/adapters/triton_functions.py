@@ -64,5 +64,5 @@ def _why(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **settings: ob
         reasons.append("has no gradients")
     widths = (query.shape[3], value.shape[3])
     if any(width & (width - 1) for width in widths):
-        reasons.append("takes widths that are powers of two alone")
+        reasons.append("takes only widths that are powers of two")
     return tuple(reasons)

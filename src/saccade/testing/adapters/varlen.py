@@ -94,8 +94,8 @@ def _why(
     items = of_items(mask)
     documents = [] if items is None else [blocks_of(item) for item in items]
     if items is not None and not any(documents):
-        return ("takes no inputs without a sequence",)
+        return ("takes at least one sequence",)
     band = None if items is None else band_of_blocks(items, documents)
     if band is None or (not windows and band not in ((-1, -1), (-1, 0))):
-        return (f"takes sequences alone, full or causal{' or with a window' if windows else ''}",)
+        return (f"takes only packed sequences, full or causal{' or with a window' if windows else ''}",)
     return ()

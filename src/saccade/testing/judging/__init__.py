@@ -3,9 +3,11 @@
 ``saccade judge`` and ``pytest --saccade-kernel`` run it from a shell.
 """
 
+from saccade.testing.judging.counter_example import counter_example
 from saccade.testing.judging.declaration import Declaration, read_claims
-from saccade.testing.judging.judge import Kernel, counter_example, judge
+from saccade.testing.judging.judge import judge
 from saccade.testing.judging.judgement import CounterExample, Judgement
+from saccade.testing.judging.kernel import Kernel
 from saccade.testing.judging.source import Source, check_interpreter
 
 __all__ = [

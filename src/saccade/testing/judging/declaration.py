@@ -74,9 +74,11 @@ class Declaration:
         _check_names("lengths", tuple(self.lengths), _LENGTHS)
         is_plain = self.form == "layout" and not set(self.settings) - {"names", "offers"}
         if (self.with_lse or self.mask_objects) and not is_plain:
-            raise value_error("with_lse and mask_objects", "come with the plain form", self.form)
+            raise value_error(
+                "with_lse and mask_objects", "be left out for forms other than the plain layout", self.form
+            )
         if self.mask_objects and self.masks is not None:
-            raise value_error("masks", "be left out with mask_objects", ", ".join(self.masks))
+            raise value_error("masks", "be left out if mask_objects is given", ", ".join(self.masks))
         for pattern, reason in self.xfail.items():
             if not isinstance(reason, str) or not reason.strip():
                 raise value_error("xfail", "give a reason for each entry", f"{pattern} = {reason!r}")
@@ -112,11 +114,11 @@ class Declaration:
         """Return the reasons why the claims exclude the inputs of a call; empty if they do not."""
         reasons = list(self._sizes(query, key, value))
         if self.dtypes is not None and query.dtype not in {DTYPES[name] for name in self.dtypes}:
-            reasons.append(f"claims {' and '.join(self.dtypes)} alone")
+            reasons.append(f"claims only {' and '.join(self.dtypes)}")
         if not self.gradients and torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
             reasons.append("claims no gradients")
         if self.masks is not None and "any" not in self.masks and (kinds_of(mask) or {"any"}) - {*self.masks, "none"}:
-            reasons.append(f"claims {' and '.join(self.masks)} masks alone" if self.masks else "claims no masks")
+            reasons.append(f"claims only {' and '.join(self.masks)} masks" if self.masks else "claims no masks")
         return tuple(reasons)
 
     def _sizes(self, query: Tensor, key: Tensor, value: Tensor) -> list[str]:
@@ -124,11 +126,11 @@ class Declaration:
         reasons, (q_len, kv_len) = [], (query.shape[2], key.shape[2])
         width, value_width = query.shape[3], value.shape[3]
         if self.widths is not None and width not in self.widths:
-            reasons.append(f"claims widths {', '.join(map(str, self.widths))} alone")
+            reasons.append(f"claims only widths {', '.join(map(str, self.widths))}")
         if self.value_widths == "same" and value_width != width:
-            reasons.append("claims values as wide as keys alone")
+            reasons.append("claims only values as wide as keys")
         if isinstance(self.value_widths, tuple) and value_width not in self.value_widths:
-            reasons.append(f"claims widths of values {', '.join(map(str, self.value_widths))} alone")
+            reasons.append(f"claims only value widths {', '.join(map(str, self.value_widths))}")
         least, most = self.lengths.get("min", 0), self.lengths.get("max")
         for length in {q_len, kv_len}:
             if length < least or (most is not None and length > most) or length % self.lengths.get("multiple", 1):
@@ -137,7 +139,7 @@ class Declaration:
         if not self.empty and 0 in (*query.shape[:3], kv_len):
             reasons.append("claims no empty inputs")
         if not self.decoding and q_len != kv_len:
-            reasons.append("claims as many queries as keys alone")
+            reasons.append("claims only as many queries as keys")
         return reasons
 
 

@@ -25,7 +25,7 @@ def html_page(judgement: Judgement) -> str:
         *(f"{name} {version}" for name, version in judgement.versions.items()),
     ]
     if judgement.skipped:
-        facts.append(f"the time did not suffice for {judgement.skipped:,} trials")
+        facts.append(f"the time limit was reached, {judgement.skipped:,} trials were skipped")
     parts = [
         "<!doctype html>",
         f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',

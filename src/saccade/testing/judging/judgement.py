@@ -116,7 +116,7 @@ class Judgement:
                 return self.reason(result) or result.message
         if self.verdict(law) == "not tried":
             reasons = Counter(result.message for result in self.of(law) if result.message)
-            return reasons.most_common(1)[0][0] if reasons else "no case that it speaks of"
+            return reasons.most_common(1)[0][0] if reasons else "no case applies"
         return ""
 
     def __str__(self) -> str:
@@ -136,7 +136,7 @@ class Judgement:
         if self.common_error:
             lines.append(self.common_error)
         if self.skipped:
-            lines.append(f"The time did not suffice for {self.skipped:,} trials.")
+            lines.append(f"The time limit was reached; {self.skipped:,} trials were skipped.")
         lines += [f"Expected to fail, but kept: {pattern} ({self.xfail[pattern]})" for pattern in self.passing_xfail]
         return "\n".join([*lines, self.summary])
 
@@ -152,7 +152,7 @@ class Judgement:
         message, count = raised.most_common(1)[0] if raised else ("", 0)
         if count < max(3, len(self.unexpected) / 2):
             return ""
-        hint = "claim what it takes, such as --claim groups=false for as many key heads as query heads"
+        hint = "declare what it takes, for example --claim groups=false if it needs as many key heads as query heads"
         trials = f"{count:,} of {len(self.unexpected):,} broken trials"
         return f"{trials} {message}. If the kernel takes no such inputs, {hint}."
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 Call = dict[str, Any]
-"""The arguments of a call by name, and ``upstream``, the gradient that flowed into its output, if one did."""
+"""The arguments of a call by name, and ``upstream``, the gradient of its output, if one was computed."""
 
 
 class RecordedCalls:

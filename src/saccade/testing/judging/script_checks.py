@@ -57,7 +57,7 @@ def difference(name: str, got: Tensor, want: Tensor, limit: float) -> str:
     if float(errors[worst]) <= limit:
         return ""
     at = [int(x) for x in torch.unravel_index(apart.argmax(), apart.shape)]
-    numbers = f"{got[tuple(at)].item():.6g}, right is {want[tuple(at)].item():.6g}"
+    numbers = f"{got[tuple(at)].item():.6g}, expected {want[tuple(at)].item():.6g}"
     return f"{name} at {at} is {numbers}; off by {float(errors[worst]):.1e} {worst}, allowed {limit:.0e}"
 
 
@@ -81,7 +81,7 @@ def faults(
             out = call(**inputs)
             lines = faults_of_result(out, call(**inputs), right(**inputs), inputs, before, upstream, limits)
         except Exception as error:  # a kernel may raise any error
-            lines = [f"it raises {type(error).__name__}: {' '.join(str(error).split())[:200]}"]
+            lines = [f"the call raises {type(error).__name__}: {' '.join(str(error).split())[:200]}"]
         else:
             if any(not torch.equal(now.nan_to_num(nan=0.0), kept) for now, kept in results):
                 lines.append("the call changes the result of an earlier one")
@@ -104,7 +104,7 @@ def faults_of_result(
     if out.dtype != inputs["query"].dtype:
         lines.append(f"the output is {out.dtype}, not {inputs['query'].dtype}")
     if not torch.equal(out.nan_to_num(nan=0.0), again.nan_to_num(nan=0.0)):
-        lines.append("a second call gives another output")
+        lines.append("a second call returns a different output")
     for name, x in before.items():
         if not torch.equal(inputs[name].detach().nan_to_num(nan=0.0), x.nan_to_num(nan=0.0)):
             lines.append(f"the call changes its {name}")

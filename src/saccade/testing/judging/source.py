@@ -25,11 +25,11 @@ class Source:
     """The location of a kernel.
 
     Attributes:
-        place: a Python file, a shared library, or the name of a module.
+        location: a Python file, a shared library, or the name of a module.
         name: the name of the kernel there; ``namespace::name`` for an operator registered with ``torch.library``.
     """
 
-    place: str
+    location: str
     name: str
 
     @classmethod
@@ -39,21 +39,21 @@ class Source:
         Raises:
             ValueError: the text has another form, or the file does not exist.
         """
-        place, separator, name = text.partition("::")
+        location, separator, name = text.partition("::")
         if not separator:
-            place, separator, name = text.partition(":")
-            if not separator or place.endswith((".py", *_LIBRARIES)):
+            location, separator, name = text.partition(":")
+            if not separator or location.endswith((".py", *_LIBRARIES)):
                 rule = "be file.py::name, library.so::name or module:name"
                 raise value_error("KERNEL", rule, text)
-            return cls(place, name)
-        if not Path(place).is_file():
-            raise value_error("KERNEL", "name a file that exists", place)
-        return cls(place, name)
+            return cls(location, name)
+        if not Path(location).is_file():
+            raise value_error("KERNEL", "name a file that exists", location)
+        return cls(location, name)
 
     @property
     def is_library(self) -> bool:
         """Whether the source is a shared library."""
-        return self.place.endswith(_LIBRARIES)
+        return self.location.endswith(_LIBRARIES)
 
     @property
     def is_operator(self) -> bool:
@@ -67,7 +67,7 @@ class Source:
             ValueError: the place cannot be loaded, or does not contain the name.
         """
         if self.is_library:
-            return ctypes.CDLL(str(Path(self.place).resolve()))
+            return ctypes.CDLL(str(Path(self.location).resolve()))
         module = self._module()
         if self.is_operator and name is None:
             namespace, _, short = self.name.partition("::")
@@ -75,38 +75,40 @@ class Source:
         target: Any = module
         for part in (name or self.name).split("."):
             if not hasattr(target, part):
-                raise value_error("KERNEL", f"be a name in {self.place}", name or self.name)
+                raise value_error("KERNEL", f"be defined in {self.location}", name or self.name)
             target = getattr(target, part)
         return target
 
     def lines(self) -> list[str]:
         """Return the lines of a script that define ``kernel``."""
-        path = str(Path(self.place).resolve())
+        path = str(Path(self.location).resolve())
         if self.is_library:
             return ["import ctypes", f"kernel = ctypes.CDLL({path!r})"]
         lines = ["import importlib.util, sys"]
-        if self.place.endswith(".py"):
+        if self.location.endswith(".py"):
             lines += [
                 f"sys.path.insert(0, {str(Path(path).parent)!r})",
                 f"spec = importlib.util.spec_from_file_location('judged', {path!r})",
                 "module = importlib.util.module_from_spec(spec)",
                 "spec.loader.exec_module(module)",
             ]
-            if _uses_triton(Path(self.place)) and os.environ.get("TRITON_INTERPRET") == "1":
+            if _uses_triton(Path(self.location)) and os.environ.get("TRITON_INTERPRET") == "1":
                 lines = ["# Run with TRITON_INTERPRET=1.", *lines]
         else:
-            lines += ["import importlib", f"module = importlib.import_module({self.place!r})"]
+            lines += ["import importlib", f"module = importlib.import_module({self.location!r})"]
         if self.is_operator:
             return [*lines, f"kernel = torch.ops.{self.name.replace('::', '.')}.default"]
         return [*lines, f"kernel = module.{self.name}"]
 
     def _module(self) -> ModuleType:
-        if not self.place.endswith(".py"):
+        if not self.location.endswith(".py"):
             try:
-                return importlib.import_module(self.place)
+                return importlib.import_module(self.location)
             except ImportError as error:
-                raise value_error("KERNEL", "name a module that can be imported", f"{self.place} ({error})") from None
-        path = Path(self.place)
+                raise value_error(
+                    "KERNEL", "name a module that can be imported", f"{self.location} ({error})"
+                ) from None
+        path = Path(self.location)
         spec = importlib.util.spec_from_file_location(f"judged_{next(_COUNT)}", path)
         assert spec is not None  # a Python file always has a spec
         assert spec.loader is not None
@@ -116,7 +118,7 @@ class Source:
         except Exception as error:  # a user's file may raise any error
             first = str(error).strip().partition("\n")[0]
             got = f"{path} ({type(error).__name__}: {first})"
-            raise value_error("KERNEL", "be in a file that can be run", got) from error
+            raise value_error("KERNEL", "be in a file that runs without errors", got) from error
         return module
 
 
@@ -126,7 +128,7 @@ def check_interpreter(source: Source, device: str) -> None:
     The interpreter must be selected before torch imports Triton, so only an environment variable can select it.
     """
     is_interpreted = os.environ.get("TRITON_INTERPRET") == "1" or torch.device(device).type != "cpu"
-    if not is_interpreted and source.place.endswith(".py") and _uses_triton(Path(source.place)):
+    if not is_interpreted and source.location.endswith(".py") and _uses_triton(Path(source.location)):
         rule, got = "be 1 for a Triton kernel on the CPU", os.environ.get("TRITON_INTERPRET", "nothing")
         raise value_error("TRITON_INTERPRET", rule, got, hint="TRITON_INTERPRET=1 saccade judge ...")
 

@@ -26,4 +26,4 @@ LAWS: tuple[Law, ...] = (
 )
 
 SIZE_LAWS: tuple[Law, ...] = (*sizes.LAWS, *unusual_values.LAWS, *buffers.LAWS, *calls.LAWS, *global_state.LAWS)
-"""Laws at the sizes of models, on cases of their own."""
+"""Laws at the sizes of real models, with their own cases."""

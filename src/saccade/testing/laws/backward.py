@@ -61,7 +61,7 @@ def _pull_back(leaves: Problem, answer: Callable[[Problem], Tensor], rows: Tenso
         named["bias"] = leaves.bias
     named = {name: tensor for name, tensor in (named | leaves.parameters()).items() if tensor.requires_grad}
     result = answer(leaves)
-    holds(result.requires_grad, "the answer does not depend differentiably on the inputs")
+    holds(result.requires_grad, "the output has no gradient with respect to the inputs")
     # Round to the dtype of the inputs, so that the definition and the subject use equal weights.
     weights = random_like(result, leaves.seed).to(leaves.query.dtype)
     if rows is not None:

@@ -38,7 +38,7 @@ def layouts(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         near(f"the output for {how}", out, want, dtype)
         for name, x, part, count in zip(_NAMES, larger, parts, before, strict=True):
             identical(f"after the call on {how}, {name}", part, getattr(problem, name))
-            holds(x.isnan().sum() == count, f"a call on {how} writes beside the {name}")
+            holds(x.isnan().sum() == count, f"a call on {how} writes outside the {name}")
 
 
 @law(cases=SHORT_CASES, dtypes=_FLOAT32)
@@ -61,10 +61,10 @@ def untouched(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     problem = case.problem(dtype, subject.device).leaves()
     tensors = {name: getattr(problem, name) for name in (*_NAMES, "allowed")}
     out = subject.output(problem)
-    holds(out.requires_grad, "the answer does not depend differentiably on the inputs")
-    tensors |= {"output": out, "gradient that flows in": random_like(out, case.seed)}
+    holds(out.requires_grad, "the output has no gradient with respect to the inputs")
+    tensors |= {"output": out, "upstream gradient": random_like(out, case.seed)}
     copies = {name: x.detach().clone() for name, x in tensors.items()}
-    inputs, upstream = [tensors[name] for name in _NAMES], tensors["gradient that flows in"]
+    inputs, upstream = [tensors[name] for name in _NAMES], tensors["upstream gradient"]
     passes = [
         torch.autograd.grad(out, inputs, upstream, retain_graph=True, allow_unused=True, materialize_grads=True)
         for _ in range(2)

@@ -63,7 +63,7 @@ def repeats(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     for name in _NAMES:
         x = getattr(problem, name)
         x.data.copy_(random_like(x, case.seed))
-        what = f"the output after 12 equal calls and another {name}"
+        what = f"the output after 12 equal calls, then a changed {name}"
         near(what, subject.output(problem), problem.truth()[0], dtype)
 
 
@@ -76,7 +76,7 @@ def twins(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         near("the output", subject.output(problem), first.truth()[0], dtype)
         getattr(problem, name).data.copy_(getattr(twin, name))
         near(f"the output for a twin of the {name}", subject.output(problem), twin.truth()[0], dtype)
-        near(f"the output for a twin of the {name} elsewhere", subject.output(twin), twin.truth()[0], dtype)
+        near(f"the output for a twin of the {name} in other memory", subject.output(twin), twin.truth()[0], dtype)
         getattr(problem, name).data.copy_(getattr(first, name))
 
 
@@ -124,10 +124,10 @@ def modes(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     for name in _NAMES:
         leaf = getattr(problem, name).clone().requires_grad_()
         out = subject.output(problem.but(**{name: leaf}))
-        holds(out.requires_grad, f"with a gradient for the {name} alone, the output has none")
-        near(f"the output with a gradient for the {name} alone", out, want, dtype)
+        holds(out.requires_grad, f"if only the {name} requires a gradient, the output has none")
+        near(f"the output if only the {name} requires a gradient", out, want, dtype)
         (got,) = torch.autograd.grad(out, leaf, random_like(out, case.seed), materialize_grads=True, allow_unused=True)
-        near(f"the gradient of the {name} alone", got, want_gradients[name], dtype, "gradient")
+        near(f"the gradient if only the {name} requires one", got, want_gradients[name], dtype, "gradient")
 
 
 def _copied(problem: Problem) -> Problem:

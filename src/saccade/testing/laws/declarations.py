@@ -31,7 +31,7 @@ class _Trial:
     def run(self, subject: Subject, function: Callable[..., Any] | None) -> None:
         """Call a function of the subject on the trial's problem, forward and backward; it may also return the lse."""
         with torch.set_grad_enabled(self.gradients):
-            out = subject.ask(function, self.problem)
+            out = subject.apply(function, self.problem)
         out = out[0] if isinstance(out, tuple) else out
         if isinstance(out, Tensor) and out.requires_grad:
             leaves = (self.problem.query, self.problem.bias, *self.problem.parameters().values())
@@ -51,12 +51,16 @@ class _Trial:
 def declines_something(subject: Subject, case: Case) -> str | None:
     """Return a reason not to apply a law about declared options if the subject declines nothing."""
     trials = _trials(subject, case, torch.float32)
-    return None if any(trial.missing(subject) or trial.reasons(subject) for trial in trials) else "nothing is declined"
+    return (
+        None
+        if any(trial.missing(subject) or trial.reasons(subject) for trial in trials)
+        else "every option is supported"
+    )
 
 
-def promises(subject: Subject, case: Case) -> str | None:
+def declares_options(subject: Subject, case: Case) -> str | None:
     """Return a reason not to apply a law about declared options if the subject does not declare what it accepts."""
-    return None if subject.promises else "the accepted options are not declared"
+    return None if subject.declares_options else "the accepted options are not declared"
 
 
 @law(needs=None, where=(declines_something,))
@@ -69,11 +73,11 @@ def declined(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         missing, reasons = trial.missing(subject), trial.reasons(subject)
         if missing or reasons:
             for form, function in _functions(subject):
-                what = f"{trial.what}{form}: declined beforehand ({'; '.join((*missing, *reasons))})"
+                what = f"{trial.what}{form}: declared as unsupported ({'; '.join((*missing, *reasons))})"
                 _expect_refusal(subject, trial, function, what, None if missing else reasons)
 
 
-@law(where=(promises,))
+@law(where=(declares_options,))
 def offered(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """An offered option works forward and backward: the function refuses only inputs that it declines in advance."""
     for trial in _trials(subject, case, dtype):
@@ -84,7 +88,7 @@ def offered(subject: Subject, case: Case, dtype: torch.dtype) -> None:
                 trial.run(subject, function)
             except NotImplementedError as refusal:
                 why = "; ".join(refusal.reasons) if isinstance(refusal, UnsupportedError) else str(refusal)
-                sentence = f"{trial.what}{form}: not declined beforehand, but refused ({why})"
+                sentence = f"{trial.what}{form}: not declared as unsupported, but refused ({why})"
                 raise LawBroken(sentence) from None
 
 
@@ -106,9 +110,9 @@ def _expect_refusal(
         if reasons is not None:  # the refusal of an accepted option must match the declared reasons
             holds(isinstance(refusal, NotImplementedError), f"{what}, but then {type(refusal).__name__} is raised")
             others = refusal.reasons if isinstance(refusal, UnsupportedError) else reasons
-            holds(others == reasons, f"{what}, but refused for another reason ({'; '.join(others)})")
+            holds(others == reasons, f"{what}, but refused for a different reason ({'; '.join(others)})")
     else:
-        raise LawBroken(f"{what}, but answered")
+        raise LawBroken(f"{what}, but it returned a result")
 
 
 def _control(subject: Subject, case: Case, dtype: torch.dtype) -> _Trial:
@@ -118,7 +122,7 @@ def _control(subject: Subject, case: Case, dtype: torch.dtype) -> _Trial:
     plain = problem.but(**dict.fromkeys((*OPTIONS, "q_positions", "kv_positions")))
     if plain.key.shape[3] != plain.query.shape[3]:  # only some scores accept different widths of query and key
         plain = plain.but(key=plain.query[:, : plain.key.shape[1], :1].expand(-1, -1, plain.key.shape[2], -1))
-    return _Trial("nothing special", plain, ())
+    return _Trial("no special option", plain, ())
 
 
 def _trials(subject: Subject, case: Case, dtype: torch.dtype) -> Iterator[_Trial]:
@@ -135,7 +139,7 @@ def _trials(subject: Subject, case: Case, dtype: torch.dtype) -> Iterator[_Trial
             with_options = plain.but(**{name: SOME[name](plain) for name in names if getattr(plain, name) is None})
             needed = (*needs, *subject.needed(with_options))
             trial = _Trial(form + (", ".join(names) or "no option"), with_options, needed)
-            if subject.unsaid.isdisjoint(trial.needed):
+            if subject.undeclared.isdisjoint(trial.needed):
                 yield from _with_gradients(trial)
 
 

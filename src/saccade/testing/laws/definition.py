@@ -35,7 +35,7 @@ def lse(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     problem = case.problem(dtype, subject.device)
     out, lse = subject.output_and_lse(problem)
     close("the lse", lse, problem.truth()[1], dtype, "lse")
-    close("the output that comes with the lse", out, problem.truth()[0], dtype)
+    close("the output returned with the lse", out, problem.truth()[0], dtype)
 
 
 @law(where=(applicability.has_queries_and_keys,))
@@ -71,7 +71,7 @@ def gradients_of_parameters(subject: Subject, case: Case, dtype: torch.dtype) ->
         want = truth_gradients(with_option, parameters=True)
         for name, got in gradients(subject, with_option, parameters=True).items():
             holds(got.dtype == dtype, f"the gradient of {name} is {got.dtype}, not {dtype}")
-            close(f"the gradient of {name}, with some {option}", got, want[name], dtype, "gradient")
+            close(f"the gradient of {name}, with a {option}", got, want[name], dtype, "gradient")
 
 
 @law(needs=("lse",), where=(applicability.has_queries_and_keys,))
@@ -193,7 +193,7 @@ def dtypes(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     _expect_form("the output", subject.output(problem), dtype, shape, problem)
     if "lse" in subject.offers:
         out, lse = subject.output_and_lse(problem)
-        _expect_form("the output that comes with the lse", out, dtype, shape, problem)
+        _expect_form("the output returned with the lse", out, dtype, shape, problem)
         _expect_form("the lse", lse, wide_dtype(dtype), shape[:3], problem)
 
 
@@ -212,7 +212,7 @@ def half_precision(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     value[:, :, 1] = 1.0
     want = torch.full_like(problem.query, 1 / (1 + math.exp(-1)))
     got = subject.output(problem.but(query=query, key=key, value=value))
-    close("the weight of a score of 2049 beside one of 2048", got, want, dtype)
+    close("the weight of a score of 2049 next to one of 2048", got, want, dtype)
 
 
 def _expect_form(what: str, got: Tensor, dtype: torch.dtype, shape: list[int], problem: Problem) -> None:

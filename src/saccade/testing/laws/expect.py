@@ -102,7 +102,7 @@ def identical(what: str, got: Tensor, want: Tensor) -> None:
     """Raise `LawBroken` unless two tensors are equal bit by bit (up to the sign of zero)."""
     _same_shape(what, got, want)
     if not torch.equal(got, want):
-        raise LawBroken(f"{what} {_worst(got, want)}; not a bit may differ")
+        raise LawBroken(f"{what} {_worst(got, want)}; all bits must be equal")
 
 
 def _same_shape(what: str, got: Tensor, want: Tensor) -> None:

@@ -96,8 +96,8 @@ def merge(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         b, b_lse = subject.output_and_lse(problem.part(second))
         both = torch.logaddexp(a_lse, b_lse)
         a_share, b_share = ((lse - both).exp().nan_to_num(nan=0.0)[..., None] for lse in (a_lse, b_lse))
-        same(f"{first} and {second} keys together", a * a_share + b * b_share, want, dtype)
-        same(f"the lse of {first} and {second} keys together", both, want_lse, dtype, "lse")
+        same(f"{first} and {second} keys merged", a * a_share + b * b_share, want, dtype)
+        same(f"the lse of {first} and {second} keys merged", both, want_lse, dtype, "lse")
 
 
 @law(where=(applicability.is_causal, applicability.default_positions, applicability.has_several_queries))
@@ -111,7 +111,7 @@ def decode(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         same(f"a prefill of {split}", first, whole[:, :, :split], dtype)
         same(f"the rest after a prefill of {split}", rest, whole[:, :, split:], dtype)
         token = subject.output(problem.step(split, split + 1))
-        same(f"the token at {split} alone", token, whole[:, :, split : split + 1], dtype)
+        same(f"a single query at {split}", token, whole[:, :, split : split + 1], dtype)
 
 
 LAWS = (ones, linear, gqa, batch, heads, key_order, shift, merge, decode)

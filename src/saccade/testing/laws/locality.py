@@ -21,7 +21,7 @@ def sensitivity(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """The gradient of an output row reaches the values that the row may attend to, and no others."""
     problem = case.problem(dtype, subject.device).leaves()
     out = subject.output(problem)
-    holds(out.requires_grad, "the output does not depend differentiably on the values")
+    holds(out.requires_grad, "the output has no gradient with respect to the values")
     truth = problem.truth()[0]
     for head in range(problem.repeats):  # one head of every group at a time
         heads = slice(head, None, problem.repeats)
@@ -53,7 +53,9 @@ def polarity(subject: Subject, case: Case, dtype: torch.dtype) -> None:
             value=problem.value.index_add(2, at, torch.full_like(problem.value[:, :, :1], 9.0)),
         )
         blind = ~problem.allowed[..., key]
-        same(f"after key {key} changed, a row blind to it", subject.output(changed)[blind], before[blind], dtype)
+        same(
+            f"after key {key} changed, a row that may not see it", subject.output(changed)[blind], before[blind], dtype
+        )
 
 
 @law(where=(applicability.is_causal, applicability.hides_something))
@@ -68,7 +70,7 @@ def causality(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         moved = 7.0 * future[..., None].to(problem.key)
         changed = problem.but(key=problem.key + moved, value=problem.value + moved)
         rows = past.expand(problem.query.shape[:3])
-        what = f"after everything behind position {now} changed, a row up to there"
+        what = f"after all keys behind position {now} changed, a row up to that position"
         same(what, subject.output(changed)[rows], before[rows], dtype)
 
 
@@ -105,7 +107,7 @@ def isolation(subject: Subject, case: Case, dtype: torch.dtype) -> None:
         for name, kind in (("key", "NaN"), ("value", "NaN"), ("key", "inf"), ("value", "-inf")):
             dirty = _poisoned(problem, name, key, kind)
             what = f"with {kind} in {name} {key}"
-            same(f"{what}, a row blind to it", subject.output(dirty)[blind], clean[blind], dtype)
+            same(f"{what}, a row that may not see it", subject.output(dirty)[blind], clean[blind], dtype)
             if not want:
                 continue
             got = gradients(subject, dirty, blind)
@@ -162,7 +164,7 @@ def blindness(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     named = {"query": leaves.query, "key": leaves.key, "value": leaves.value}
     by_input = torch.autograd.grad(out, list(named.values()), upstream, allow_unused=True, materialize_grads=True)
     for of, gradient in zip(named, by_input, strict=True):
-        what = f"where NaN flows back to rows that see nothing, the gradient of {of} is not finite"
+        what = f"if rows that see nothing have NaN as upstream gradient, the gradient of {of} is not finite"
         holds(torch.isfinite(gradient).all(), what)
 
 

@@ -41,7 +41,7 @@ def determinism(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """Two identical calls give bitwise equal results."""
     problem = case.problem(dtype, subject.device)
     first, second = subject.output(problem), subject.output(problem)
-    identical("the second answer", second.nan_to_num(nan=0.0), first.nan_to_num(nan=0.0))
+    identical("the second output", second.nan_to_num(nan=0.0), first.nan_to_num(nan=0.0))
 
 
 @law(where=(applicability.has_queries_and_keys,))

@@ -55,7 +55,7 @@ def gradients_of_rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     problem = case.problem(dtype, subject.device)
     names, got, want = ("query", "key", "value"), problem.leaves(), problem.leaves()
     out, truth = subject.output(got), want.truth()[0]
-    holds(out.requires_grad, "the answer does not depend differentiably on the inputs")
+    holds(out.requires_grad, "the output has no gradient with respect to the inputs")
     for name, our, their in zip(names, _pull_back(out.sum(), got), _pull_back(truth.sum(), want), strict=True):
         near(f"the gradient of {name} from a sum", our, their, dtype, "gradient", slack=32 * torch.finfo(dtype).eps)
     generator = torch.Generator().manual_seed(case.seed)

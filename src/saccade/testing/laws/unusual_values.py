@@ -35,7 +35,7 @@ def wide_values(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     factors = 2.0 ** powers.round().to(dtype)
     wide = problem.but(value=problem.value * factors)
     got, want = subject.output(wide) / factors, problem.truth()[0]
-    near("the output, each channel by its size", got, want, dtype)
+    near("the output, each channel divided by its size", got, want, dtype)
     for channel in (0, got.shape[3] // 2, got.shape[3] - 1):
         here = slice(channel, channel + 1)
         near(f"channel {channel} of the output", got[..., here], want[..., here], dtype)
@@ -90,13 +90,13 @@ def _last_key(problem: Problem) -> Problem:
 _KINDS: dict[str, Callable[[Problem], Problem]] = {
     "queries of 0": _zero_queries,
     "constant inputs": _constants,
-    "scores that tie": _ties,
+    "tied scores": _ties,
     "values below the normal range": _tiny_values,
     "values of 1e30": _huge_values,
-    "scores of some hundreds": _spread_scores,
-    "keys of very different lengths": _mixed_keys,
+    "scores of several hundred": _spread_scores,
+    "keys of very different norms": _mixed_keys,
     "inputs that are mostly 0": _sparse,
-    "a last key that takes all": _last_key,
+    "a last key that takes all the weight": _last_key,
 }
 
 LAWS = (unusual_values, wide_values)

@@ -15,7 +15,7 @@ DECADES = 6  # number of decades below its largest weight that a map's colours c
 _ZERO = 128  # the level of 0 if weights have both signs
 
 
-def tops_of(cells: Array) -> list[float]:
+def largest_weights(cells: Array) -> list[float]:
     """Return the largest absolute weight in each head's map, or 0 if no weight is finite.
 
     Args:

@@ -117,7 +117,7 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
     check_type("path", path, (str, os.PathLike), "be a path")
     destination = Path(path)
     if destination.is_dir() or not destination.parent.is_dir():
-        raise value_error("path", "name a file in a folder that is there", visible(str(path)))
+        raise value_error("path", "name a file in an existing folder", visible(str(path)))
     return destination
 
 
@@ -175,7 +175,7 @@ def page_parts(
 ) -> dict[str, str]:
     """Return the compressed data of an HTML report, as a dict by name."""
     if other is None and other_tokens is not None:
-        raise value_error("other_tokens", "be left out where there is no other recording", kind(other_tokens))
+        raise value_error("other_tokens", "be omitted without a second recording", kind(other_tokens))
     check_tokens(other_tokens)
     sources = [layers_of(one) for one in ((given,) if other is None else (given, other))]
     texts = [options.tokens, options.tokens if other_tokens is None else other_tokens]

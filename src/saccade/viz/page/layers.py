@@ -18,7 +18,7 @@ from saccade.statistics.pooled import How
 from saccade.statistics.summary import plain_statistics
 from saccade.support.errors import UnsupportedError, kind, type_error, value_error
 from saccade.viz.arrays import Array
-from saccade.viz.page.page_statistics import BothWays, Strong, Without
+from saccade.viz.page.page_statistics import Strong, StrongestPairs, Without
 from saccade.viz.pooled_maps import sweep_maps
 
 Columns = tuple[tuple[int, ...], ...]
@@ -115,8 +115,8 @@ def layers_of(data: object) -> dict[str, Source]:
         raise type_error("given", _RULE, kind(data))
     found = {name: _source_of(name, one) for name, one in named.items()}
     if not found:
-        hint = "record(model) keeps the layers that run within its block"
-        raise value_error("given", "hold at least one layer", "none", hint=hint)
+        hint = "record(model) records the layers that run inside its block"
+        raise value_error("given", "contain at least one layer", "none", hint=hint)
     for name, source in found.items():
         if 0 in source.shape:
             raise value_error("weights", "have no empty axis", f"shape {list(source.shape)} in layer {name}")
@@ -129,19 +129,19 @@ _RULE = "be a matrix, weights [batch, heads, q_len, kv_len], a list or a dict of
 def _source_of(name: str, data: object) -> Source:
     if isinstance(data, Matrix):
         if data.hidden != 0:
-            raise type_error("given", _RULE, f"{kind(data)}, which holds scores, in layer {name}")
-        return OfMatrix(data)
+            raise type_error("given", _RULE, f"{kind(data)}, which contains scores, in layer {name}")
+        return MatrixLayer(data)
     if isinstance(data, Tensor | np.ndarray):
         is_real = data.dtype.kind in "fiu" if isinstance(data, np.ndarray) else _is_real(data.dtype)
         if data.ndim != 4 or not is_real:
             got = f"shape {list(data.shape)}, {data.dtype} in layer {name}"
             raise value_error("weights", "be real numbers [batch, heads, q_len, kv_len]", got)
-        return OfMatrix(_dense(data))
+        return MatrixLayer(_dense(data))
     if _is_recorded(data):
         try:
-            return OfMatrix(data.matrix)
+            return MatrixLayer(data.matrix)
         except UnsupportedError:  # only results were recorded, not queries and keys
-            return Kept(data)
+            return RecordedLayer(data)
     raise type_error("given", _RULE, f"{kind(data)} in layer {name}")
 
 
@@ -158,7 +158,7 @@ def _is_recorded(layer: object) -> TypeGuard[Recorded]:
     return all(hasattr(type(layer), name) for name in names)
 
 
-class OfMatrix(Source):
+class MatrixLayer(Source):
     """A page's layer with an attention matrix, from which everything can be computed."""
 
     def __init__(self, matrix: Matrix):
@@ -196,7 +196,7 @@ class OfMatrix(Source):
         return self._map(item, range(self.shape[1]), bins, columns, statistics)
 
     def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
-        found = self._map(item, range(head, head + 1), bins, columns, [BothWays(k)])
+        found = self._map(item, range(head, head + 1), bins, columns, [StrongestPairs(k)])
         return Head(found, found.answers[0])
 
     def _map(
@@ -206,7 +206,7 @@ class OfMatrix(Source):
         return Map(cells, answers[0][0].cpu().numpy(), answers[1:])
 
 
-class Kept(Source):
+class RecordedLayer(Source):
     """A page's layer for which only results were recorded, not queries and keys."""
 
     def __init__(self, run: Recorded):

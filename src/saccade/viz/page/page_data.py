@@ -12,7 +12,7 @@ from torch import Tensor
 from saccade.statistics import InductionMass, Measure, Statistic
 from saccade.support.errors import value_error
 from saccade.text import visible
-from saccade.viz.page.encoding import as_json, halves, levels, packed, tops_of
+from saccade.viz.page.encoding import as_json, halves, largest_weights, levels, packed
 from saccade.viz.page.layers import Head, Map, Source
 from saccade.viz.page.texts import Labels, Tokens, labels_of, shown_tokens
 
@@ -95,7 +95,7 @@ def read_side(
     for place, own in enumerate(read):
         index["layers"].append(_describe_layer(own, texts))
         if own.map is not None:
-            tops, signed = tops_of(own.map.cells), own.source.is_signed
+            tops, signed = largest_weights(own.map.cells), own.source.is_signed
             both = (own.map.cells, own.map.beside)
             parts[f"maps-{place}"] = packed(
                 b"".join(
@@ -133,7 +133,7 @@ def _layer(name: str, source: Source, labels: Labels, item: int) -> _Layer:
     measures = source.measures(item)
     if maps is not None and maps.answers:
         mass = maps.answers[0][0].cpu().double().mean(-1)[None]
-        meaning = "given to what followed the same token before"
+        meaning = "given to tokens that followed the same token before"
         measures.append(Measure("induction_mass", "share", meaning, mass, torch.full_like(mass, torch.nan)))
     known = columns if maps is not None and maps.beside.shape[2] else []
     return _Layer(name, source, labels, measures, received, sinks, known, maps)
@@ -237,7 +237,7 @@ def _head_details(layer: _Layer, item: int, head: int, k: int) -> tuple[dict[str
     described: dict[str, Any] = {"k": 0, "top": 0.0}
     pieces: list[bytes] = []
     if details.map is not None and max(q_len, kv_len) > _BINS:
-        top = tops_of(details.map.cells)[0]
+        top = largest_weights(details.map.cells)[0]
         described |= {"cells": details.map.cells.shape[1:], "fineTop": top, "sinkColumns": columns}
         pieces += [
             levels(cells[0], top, is_signed=layer.source.is_signed).tobytes()

@@ -29,7 +29,7 @@ class Strong(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class BothWays(Statistic[Strong, Strong]):
+class StrongestPairs(Statistic[Strong, Strong]):
     """A statistic that finds the strongest keys of each query and the strongest queries of each key, as `Strong`.
 
     Args:

@@ -57,7 +57,7 @@ def labels_of(tokens: Tokens, name: str, q_len: int, kv_len: int) -> Labels:
     for what, text, length in (("keys", keys, kv_len), ("queries", queries, q_len)):
         if len(text) != length:
             rule = f"be one for each of the {length:,} {what} of layer {name}"
-            hint = "two texts are given as a pair, tokens=(of queries, of keys), or by layer: tokens={'decoder*': ...}"
+            hint = "pass two texts as a pair, tokens=(of queries, of keys), or by layer: tokens={'decoder*': ...}"
             raise value_error("tokens", rule, f"{len(text):,}", hint=hint)
     return Labels(queries, keys, is_one)
 
@@ -77,7 +77,7 @@ def _tokens_of_layer(tokens: Tokens, name: str) -> Any:
         if fnmatchcase(name, str(pattern)):
             return text
     names = ", ".join(map(str, tokens)) or "none"
-    raise value_error("tokens", f"have a name that fits layer {name}", names, hint="'*' fits all")
+    raise value_error("tokens", f"have a name that matches layer {name}", names, hint="'*' matches all")
 
 
 def _is_pair(entry: object) -> bool:

@@ -1,0 +1,99 @@
+"""Decay biases: the sum of the log decays of all tokens after a key, up to the query.
+
+Axis legend: batch B · heads H · q_len L · kv_len S · rows R · columns C.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from saccade.engine.bias.term import Term, entry, summed_to
+from saccade.engine.tiles.grouped_heads import add_at, at, take
+from saccade.plan import Tile
+
+_NARROW_RANGE = 128.0
+"""Largest range of sums that float32 holds as one number for each key: with its middle at 0, no sum is off by 4e-6."""
+
+
+class DecayTerm(Term):
+    """A decay bias: the difference of two sums of log decays, one up to the query and one up to the key.
+
+    Args:
+        source: float64 ``[B, H, 1, S]``, the log decays summed from the first key up to each key. Their differences are
+            rounded to the dtype of the scores, the sums are not: they grow with the length.
+        last: int64 ``[B | 1, L]``: the last key up to which the decays of each query count.
+        dtype: dtype of the scores.
+    """
+
+    is_written_out = False
+
+    def __init__(self, source: Tensor, last: Tensor, dtype: torch.dtype):
+        self.source, self.last, self.dtype = source, last, dtype
+
+    def of(self, source: Tensor) -> DecayTerm:
+        # Beside real tensors, indices without values cannot be used, even if only shapes matter.
+        last = torch.zeros_like(self.last, device=source.device) if self.last.is_meta else self.last
+        return DecayTerm(source, last, self.dtype)
+
+    def in_order(self, rows: Tensor, kv_len: int) -> DecayTerm:
+        return DecayTerm(self.source, self.last.index_select(1, rows), self.dtype)
+
+    def read(self, tile: Tile) -> Tensor:
+        source = self.source[tile.batch, tile.heads, 0]
+        rows = source.gather(2, self._last(tile).expand(*source.shape[:2], -1))
+        return (rows[..., None] - take(source, tile.spans, 2)[:, :, None]).to(self.dtype)
+
+    def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        last = self.last[b if len(self.last) > 1 else b - b, q]
+        own, other = (entry(self.source, b, h, q - q, place) for place in (last, kv))
+        return (own - other).to(self.dtype)
+
+    def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
+        total = grad[tile.batch, tile.heads, 0]
+        grad_scores = summed_to(grad_scores, total).to(grad.dtype)
+        last = self._last(tile).expand(*total.shape[:2], -1)
+        total.scatter_add_(2, last, grad_scores.sum(3))
+        add_at(total, -grad_scores.sum(2), tile.spans, 2)
+
+    def of_keys(self) -> Tensor:
+        """Return the part of the decay bias that belongs to each key, float32 ``[B, H, 1, S]``."""
+        return (self._middle - self.source.detach()).float()
+
+    def of_rows(self) -> Tensor:
+        """Return the part of the decay bias that belongs to each row, float64 ``[B, H, L]``."""
+        source = self.source.detach()
+        rows = source[:, :, 0].gather(2, self.last[:, None].expand(*source.shape[:2], -1))
+        return rows - self._middle[..., 0]
+
+    def has_narrow_range(self) -> bool:
+        """Return whether the sums of decays differ so little that `of_keys` is as exact as the scores are.
+
+        Sums that have no values, as in a dry run, are taken as such.
+        """
+        source = self.source.detach()
+        return source.is_meta or not source.numel() or bool((source.amax(3) - source.amin(3)).max() <= _NARROW_RANGE)
+
+    def of_gradients(self, grad_keys: Tensor, grad_rows: Tensor | None) -> Tensor:
+        """Return the gradient of `source` from those of `of_keys` and `of_rows`.
+
+        Args:
+            grad_keys: ``[B, H, 1, S]``.
+            grad_rows: ``[B, H, L]``; None for 0.
+        """
+        grad = -grad_keys.to(self.source.dtype)
+        if grad_rows is not None:
+            last = self.last[:, None].expand(*grad.shape[:2], -1)
+            grad[:, :, 0].scatter_add_(2, last, grad_rows.to(grad.dtype))
+        return grad
+
+    @property
+    def _middle(self) -> Tensor:
+        """The number between the largest and the smallest sum of each head, ``[B, H, 1, 1]``."""
+        source = self.source.detach()
+        return (source.amax(3, keepdim=True) + source.amin(3, keepdim=True)) / 2
+
+    def _last(self, tile: Tile) -> Tensor:
+        """Return the last key of each row of a tile, int64 ``[B | 1, 1, R]``."""
+        last = self.last[tile.batch] if len(self.last) > 1 else self.last
+        return at(last, tile.rows, 1)[:, None]

@@ -1,0 +1,188 @@
+"""Forgetting: softmax attention whose scores decay by a gate of each token between query and key."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade.engine.bias.decay_sums import DecayTerm
+from saccade.engine.inputs import AttentionInputs
+from saccade.masks import Causal, Documents, Full, Mask, Window
+from saccade.matrix import AttentionMatrix, Impl, matrix_from_inputs
+from saccade.mechanisms.base import Mechanism
+from saccade.mechanisms.checked_mechanism import Approximate, Inputs, parts_of
+from saccade.mechanisms.fake_tensors import is_readable, is_surely_finite
+from saccade.positions import Bias
+from saccade.positions.token_positions import GivenPositions
+from saccade.support.errors import describe, unsupported, value_error
+from saccade.support.validation import check_int, check_number
+
+_LEAST = -1e4  # the logarithm of a gate of 0: its exponential is 0 in every dtype, and sums of it stay finite
+
+
+class Forgetting(Approximate):
+    r"""Softmax attention with forget gates: a score decreases by the log gate of every token after its key.
+
+    .. math:: A = \mathrm{softmax}_j \Big( s\, q_i \cdot k_j + \sum_{l=j+1}^{i} \log f_l \Big), \qquad
+              f_l = \sigma(z_l)
+
+    The gates before their sigmoid, z, are the last channels of the keys, so that every cache stores, crops, copies and
+    saves them together with the keys, and decoding equals the whole run. Logarithms are summed in float64: the sums
+    grow with the length, and only their differences are rounded. Packed documents need no care, since a difference
+    contains the gates of one document only. `with_gates` makes such keys; `saccade.nn.ForgettingAttention` is the
+    layer.
+
+    Args:
+        head_dim: width of the queries, and of the keys without gates.
+        scale: s; ``head_dim ** -0.5`` when None.
+        impl: see `saccade.AttentionMatrix`.
+
+    Raises:
+        ValueError: in a call, a query or key of another width.
+        UnsupportedError: a mask other than Causal, Window, Documents of these, and masks that only hide keys (Padding);
+            keys out of order; another bias.
+
+    Cost: as `Softmax` with a bias; memory is linear in the length. On a CPU, the compiled kernel runs unless decays add
+    up to more than 128 between the first and the last key, which one float32 number for each key does not resolve.
+
+    Example:
+        >>> from saccade.masks import Causal
+        >>> query = key = torch.ones(1, 1, 4, 4)
+        >>> Forgetting(4)(query, with_gates(key, torch.zeros(1, 1, 4)), mask=Causal())[0, 0]
+        tensor([[1.0000, 0.0000, 0.0000, 0.0000],
+                [0.3333, 0.6667, 0.0000, 0.0000],
+                [0.1429, 0.2857, 0.5714, 0.0000],
+                [0.0667, 0.1333, 0.2667, 0.5333]])
+
+    Reference: Lin et al. 2025, arXiv:2503.02130 (Forgetting Transformer, FoX).
+    """
+
+    needs_all_keys = True
+
+    def __init__(self, head_dim: int, *, scale: float | None = None, impl: Impl = "auto"):
+        super().__init__()
+        self.head_dim = check_int("head_dim", head_dim)
+        self.scale = None if scale is None else check_number("scale", scale)
+        self.impl = impl
+
+    def reasons(self, mask: Mask) -> tuple[str, ...]:
+        name = type(mask).__name__
+        reasons = [] if mask.is_causal else [f"{name} is not causal: gates count from a key forward to the query"]
+        for part in parts_of(mask):
+            inner = () if not isinstance(part, Documents) or part.rule is None else parts_of(part.rule)
+            for one in (part, *inner):
+                if not (isinstance(one, Causal | Window | Documents | Full) or one.hides_keys_only):
+                    why = "the gates of keys that a query does not see would count"
+                    reasons.append(f"{type(one).__name__} is none of Causal, Window, Padding and Documents: {why}")
+        return tuple(reasons)
+
+    def with_bias(self, bias: Tensor | Bias) -> Mechanism:
+        """Raise, because the decays are the bias of the scores."""
+        raise unsupported("bias", ["its decays are the bias"], hint="mechanism=Softmax() adds one")
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        mask: object = None,
+        q_positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
+    ) -> AttentionMatrix:
+        """Return the matrix of softmax attention with forget gates.
+
+        Args:
+            query: ``[batch, heads, q_len, head_dim]``, or as wide as the keys; other channels are not read.
+            key: ``[batch, kv_heads, kv_len, head_dim + gates]``: one gate for each query head of a key head, or one
+                that they share.
+            mask: a causal mask. The gates of keys that no query sees do not count.
+            q_positions, kv_positions: positions of the tokens, ascending; -1 for padding, whose gates do not count.
+        """
+        self._check_widths(query, key)
+        query, key, gates = query[..., : self.head_dim], key[..., : self.head_dim], key[..., self.head_dim :]
+        if not is_surely_finite(gates):  # rows that see such a key are NaN; for all others, its gate is 1
+            bad = gates.isnan().any(-1, keepdim=True)
+            key, gates = key.masked_fill(bad, math.nan), gates.masked_fill(bad, math.inf)
+        return self._matrix_of(self._inputs(query, key, mask, q_positions, kv_positions), gates)
+
+    def _matrix_of(self, inputs: Inputs, gates: Tensor | None = None) -> AttentionMatrix:
+        query, key, rule, shape, q_positions, kv_positions = inputs
+        own = AttentionInputs.of(query, key, rule, scale=self.scale, q_positions=q_positions, kv_positions=kv_positions)
+        if 0 in shape or gates is None:
+            return matrix_from_inputs(own, self.impl)
+        logs = F.logsigmoid(gates.to(torch.float64)).clamp(min=_LEAST)
+        logs = logs.expand(-1, -1, -1, shape[1] // key.shape[1]).movedim(3, 2).flatten(1, 2)
+        hidden = _hidden_keys(inputs)
+        logs = logs if hidden is None else logs.masked_fill(hidden[:, None], 0.0)
+        term = DecayTerm(logs.cumsum(2)[:, :, None], _last_keys(inputs), inputs.wide)
+        return matrix_from_inputs(own.replaced(bias=term), self.impl)
+
+    def _check_widths(self, query: Tensor, key: Tensor) -> None:
+        """Raise unless queries and keys have the right widths."""
+        facts = [describe("query", query), describe("key", key)]
+        if query.dim() != 4 or key.dim() != 4 or query.shape[3] not in (self.head_dim, key.shape[3]):
+            rule = f"have shape [batch, heads, q_len, {self.head_dim}]"
+            raise value_error("query", rule, list(query.shape), facts=facts)
+        groups = max(1, query.shape[1] // max(1, key.shape[1]))
+        if key.shape[3] - self.head_dim not in (1, groups):
+            rule = f"have shape [batch, kv_heads, kv_len, {self.head_dim} + {groups}]"
+            hint = "mechanisms.forgetting.with_gates(key, gates) joins keys and gates"
+            raise value_error("key", rule, list(key.shape), hint=hint, facts=facts)
+
+    def extra_repr(self) -> str:
+        return f"{self.head_dim}, scale={self.scale}, impl={self.impl!r}"
+
+
+def with_gates(key: Tensor, gates: Tensor) -> Tensor:
+    """Return keys with their forget gates as last channels, as `Forgetting` takes them.
+
+    Args:
+        key: ``[batch, kv_heads, kv_len, head_dim]``.
+        gates: the gates before their sigmoid, ``[batch, heads, kv_len]``: one for each query head. ``torch.logit(f)``
+            gives them from gates between 0 and 1.
+
+    Returns:
+        ``[batch, kv_heads, kv_len, head_dim + heads // kv_heads]``, in the dtype of the keys.
+    """
+    if gates.dim() != 3 or gates.shape[::2] != key.shape[::2] or gates.shape[1] % max(1, key.shape[1]):
+        rule = f"have shape [{key.shape[0]}, a multiple of {key.shape[1]}, {key.shape[2]}]"
+        raise value_error("gates", rule, list(gates.shape), facts=[describe("key", key)])
+    groups = gates.shape[1] // max(1, key.shape[1])
+    channels = gates.unflatten(1, (key.shape[1], groups)).movedim(2, 3)
+    return torch.cat([key, channels.to(key.dtype)], 3)
+
+
+def _last_keys(inputs: Inputs) -> Tensor:
+    """Return the last key whose gate counts for each query, int64 ``[batch | 1, q_len]``.
+
+    Raises:
+        UnsupportedError: keys do not stand in order.
+    """
+    (_, _, q_len, kv_len), (q_start, kv_start) = inputs.shape, inputs.starts
+    if q_start is not None and kv_start is not None:
+        first = q_start - kv_start
+        return torch.arange(first, first + q_len, device=inputs.key.device)[None].clamp_(0, kv_len - 1)
+    q, kv = inputs.position_tables()
+    highest = kv.cummax(1).values
+    if is_readable(kv) and bool(((kv >= 0) & (kv < highest)).any()):
+        reason = "the gates between a key and a query are those of the keys that stand between them"
+        raise unsupported("positions", [reason], hint="sort the keys by position")
+    size = max(len(q), len(highest))
+    last = torch.searchsorted(highest.expand(size, -1).contiguous(), q.expand(size, -1).contiguous(), right=True) - 1
+    return last.clamp_(0, kv_len - 1)
+
+
+def _hidden_keys(inputs: Inputs) -> Tensor | None:
+    """Return the keys that no query sees, bool ``[batch | 1, kv_len]``; None if there are certainly none."""
+    _, kv = inputs.position_tables()
+    is_marked = inputs.kv_positions is not None and inputs.kv_positions.run is None
+    hidden = kv < 0 if is_marked else None
+    items = torch.arange(inputs.shape[0], device=kv.device)[:, None]
+    for part in parts_of(inputs.rule):
+        if part.hides_keys_only:
+            own = ~part.allows(items, torch.zeros_like(items), torch.zeros_like(items), kv.clamp(min=0))
+            hidden = own if hidden is None else hidden | own
+    return hidden

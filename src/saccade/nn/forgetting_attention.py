@@ -1,0 +1,126 @@
+"""ForgettingAttention: multi-head attention with a forget gate for each token and head."""
+
+from __future__ import annotations
+
+import math
+from typing import NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from saccade.caches import CrossCache, LayerCache
+from saccade.masks import Causal, Mask
+from saccade.mechanisms import Forgetting
+from saccade.mechanisms.forgetting import with_gates
+from saccade.nn import attention_checks as checks
+from saccade.nn.attention import MultiHeadAttention
+from saccade.nn.attention_heads import Heads, Places
+from saccade.nn.qk_norm import QKNorm
+from saccade.positions import Rotary
+from saccade.support.errors import unsupported, value_error
+
+_LIFETIMES = 2.0, 1024.0  # tokens after which an initial gate has let a share of 1/e remain: first and last head
+
+
+class ForgettingAttention(MultiHeadAttention):
+    r"""Multi-head attention with forget gates, as in the Forgetting Transformer (FoX).
+
+    .. math:: A = \mathrm{softmax}_j \Big( \frac{q_i \cdot k_j}{\sqrt d} + \sum_{l=j+1}^{i} \log f_l \Big), \qquad
+              f_l = \sigma(w \cdot x_l + b)
+
+    Each head has its own gates, which are computed from the tokens. The layer is causal, and for self-attention only.
+    It needs no rotation, because gates tell what is near. Caches hold the gates, before their sigmoid, as channels of
+    the keys. The "Pro" layer of the paper also has ``qk_norm``, ``output_gate`` and a shift of keys and values
+    (``short_convolution``).
+
+    Args:
+        embed_dim: width of queries and of the output.
+        num_heads: divides ``embed_dim``.
+        mask: combined with Causal and with the mask of each call by ``&``.
+        num_kv_heads, head_dim, rotary, qk_norm, short_convolution: see `MultiHeadAttention`.
+        dropout_p, projection_bias, output_gate: see `MultiHeadAttention`.
+
+    Attributes:
+        forget_projection: computes the gates before their sigmoid, ``embed_dim`` to ``num_heads``. Its bias starts so
+            that weights fall to 1/e within 2 tokens in the first head and 1,024 in the last, spaced logarithmically.
+
+    Raises:
+        ValueError: sizes that do not divide evenly, inputs of the wrong width, or keys of other tokens.
+        UnsupportedError: nested tensors, or a bias.
+
+    Cost: as `MultiHeadAttention` with a bias, plus a projection to ``num_heads`` numbers; a cache holds one more
+    channel for each query head of a key head.
+
+    Example:
+        >>> import torch
+        >>> layer = ForgettingAttention(16, 2)
+        >>> x = torch.randn(1, 5, 16)
+        >>> layer(x).shape, layer.matrix(x).shape
+        (torch.Size([1, 5, 16]), (1, 2, 5, 5))
+
+    Reference: Lin et al. 2025, arXiv:2503.02130, section 3.
+    """
+
+    mechanism: Forgetting
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        mask: Mask | None = None,
+        rotary: Rotary | None = None,
+        qk_norm: QKNorm | None = None,
+        short_convolution: int | None = None,
+        dropout_p: float = 0.0,
+        projection_bias: bool = False,
+        output_gate: bool = False,
+    ):
+        kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        width = checks.check_sizes(embed_dim, num_heads, kv_heads, embed_dim, head_dim, dropout_p)
+        super().__init__(
+            embed_dim,
+            num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            mask=mask,
+            mechanism=Forgetting(width),
+            rotary=rotary,
+            qk_norm=qk_norm,
+            short_convolution=short_convolution,
+            dropout_p=dropout_p,
+            projection_bias=projection_bias,
+            output_gate=output_gate,
+        )
+        self.mask = Causal() if mask is None else mask if mask.is_causal else Causal() & mask
+        self.forget_projection = nn.Linear(embed_dim, num_heads)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialize with Xavier-uniform weights, zero biases and gates of log-spaced lifetimes."""
+        super().reset_parameters()
+        if hasattr(self, "forget_projection"):  # made after those of the base class
+            first, last = (math.log(tokens) for tokens in _LIFETIMES)
+            lifetimes = torch.linspace(first, last, self.num_heads).exp()
+            self.forget_projection.bias.data.copy_(-torch.expm1(1.0 / lifetimes).log())
+
+    def _heads(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        mask: object,
+        places: Places,
+        cache: LayerCache | None,
+        tail: LayerCache | None = None,
+    ) -> Heads:
+        if not (key is None or key is query) or not (value is None or value is query) or isinstance(cache, CrossCache):
+            raise value_error("key", "be None in a layer with forget gates, which are those of the queries", "another")
+        heads = super()._heads(query, key, value, mask, places, cache, tail)
+        return heads._replace(key=with_gates(heads.key, self.forget_projection(query).mT))
+
+    def _attend_nested(self, *inputs: object) -> NoReturn:
+        hint = "saccade.pack(tensors) gives packed tokens, and a mask of Documents"
+        raise unsupported("ForgettingAttention", ["it has no gates of nested tensors"], hint=hint)

@@ -1,0 +1,108 @@
+"""`counter_example`: shrink a trial that broke a law, and write a script that shows the fault."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from saccade.testing.case import Case
+from saccade.testing.conformance import try_law
+from saccade.testing.drawn_cases import DRAWN_CASES, drawn
+from saccade.testing.judging.judgement import CounterExample, Judgement
+from saccade.testing.judging.kernel import Kernel, Trial
+from saccade.testing.judging.recorded_calls import RecordedCalls
+from saccade.testing.judging.script import script_of
+from saccade.testing.judging.shrinking import shrunk
+from saccade.testing.report import Result
+from saccade.testing.tolerances import tolerance
+
+_SHRINKING = (5.0, 30.0)  # maximum seconds for one broken law, and for all
+_FIXED = ("sizes", "gradients_at_sizes")  # laws at fixed sizes, to replace laws that draw sizes
+
+
+def counter_examples(
+    kernel: Kernel, draft: Judgement, results: Sequence[tuple[Trial, Result]], device: torch.device | str
+) -> Iterator[CounterExample]:
+    """Yield the smallest counter-example of each law that is unexpectedly broken."""
+    by_law: dict[str, list[tuple[Trial, Result]]] = {}
+    for trial, result in results:
+        if result.verdict == "broken" and draft.reason(result) is None:
+            by_law.setdefault(result.law, []).append((trial, result))
+    seconds = min(_SHRINKING[0], _SHRINKING[1] / max(1, len(by_law)))
+    for law in draft.report.laws:
+        if law.name in by_law:
+            trial, result = min(by_law[law.name], key=lambda pair: _size(pair[0][1]))
+            yield counter_example(kernel, trial, result, device, draft.report.seed, seconds)
+
+
+def counter_example(
+    kernel: Kernel, trial: Trial, result: Result, device: torch.device | str, seed: int, seconds: float = _SHRINKING[0]
+) -> CounterExample:
+    """Shrink a trial that broke a law to a smallest counter-example, and write a script that shows it.
+
+    A smaller case counts only if a correct kernel keeps the law on it: on very small inputs, rounding may break a law.
+    """
+    law, case, dtype = _without_draws(kernel, trial, device)
+    subject, control = kernel.subject(kernel, device), kernel.subject(kernel.right, device)
+    kind = _kind(result)
+
+    def still_broken(candidate: Case) -> bool:
+        is_broken = _kind(try_law(subject, law, candidate, dtype)) == kind
+        return is_broken and try_law(control, law, candidate, dtype).verdict == "kept"
+
+    if _kind(try_law(subject, law, case, dtype)) == kind:
+        case = shrunk(case, still_broken, time.monotonic() + seconds)
+    recorded = RecordedCalls(kernel)
+    again = try_law(kernel.subject(recorded, device), law, case, dtype)
+    inputs = _described(case, dtype, device)
+    if again.verdict != "broken":
+        why = "the failure does not recur: the result depends on earlier calls or on random numbers"
+        return CounterExample(result.law, result.message, inputs, no_script=why)
+    words = [f"{law.name}: {law.statement}", again.message, inputs, f"Written by saccade judge, seed {seed}."]
+    limits = (tolerance(dtype, "output"), tolerance(dtype, "gradient"))
+    if kernel.source is None:
+        return CounterExample(result.law, again.message, inputs, no_script="the kernel does not come from a file")
+    for calls in (*([call] for call in reversed(recorded.calls)), recorded.calls):
+        script = script_of(kernel.form, kernel.source, calls, limits, words)
+        shows = [] if script is None else script.faults(kernel.source.load())
+        if script is not None and shows:
+            return CounterExample(result.law, again.message, inputs, tuple(shows), script.text)
+    why = "no single call fails on its own, or its inputs cannot be written to a script"
+    return CounterExample(result.law, again.message, inputs, no_script=why)
+
+
+def _without_draws(kernel: Kernel, trial: Trial, device: torch.device | str) -> Trial:
+    """Replace a trial that draws sizes by a broken trial of another law at the same, fixed sizes, if there is one."""
+    if trial[1].name not in {case.name for case in DRAWN_CASES}:
+        return trial
+    law, case, dtype = trial
+    fixed = drawn(case)
+    for other in kernel.form.laws_to_check():
+        subject = kernel.subject(kernel, device)
+        if other.name in _FIXED and try_law(subject, other, fixed, dtype).verdict == "broken":
+            return other, fixed, dtype
+    return law, case, dtype
+
+
+def _described(case: Case, dtype: torch.dtype, device: torch.device | str) -> str:
+    """Return the shapes, the dtype and the mask of a case in one line."""
+    problem = case.problem(dtype, device)
+    shapes = ", ".join(f"{name} {list(getattr(problem, name).shape)}" for name in ("query", "key", "value"))
+    mask = "no mask" if case.mask is None else str(case.mask)
+    placed = ", explicit positions" if case.explicit_positions else ""
+    return f"{shapes}, {str(dtype).removeprefix('torch.')}, {mask}{placed}"
+
+
+def _kind(result: Result) -> str:
+    """Return how a law is broken, to compare two counter-examples; empty if it is not broken."""
+    if result.verdict != "broken":
+        return ""
+    return result.message.partition(":")[0] if result.message.startswith("raised ") else "broken"
+
+
+def _size(case: Case) -> tuple[bool, int]:
+    return bool(case.explicit_positions), case.batch * case.num_heads * max(1, case.q_len) * max(
+        1, case.kv_len
+    ) * case.head_dim

@@ -1,0 +1,168 @@
+"""The kernel that `judge` examines: its calling convention, its declared claims, and where it comes from."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.matrix import attention
+from saccade.support.errors import unsupported, value_error
+from saccade.testing.adapters import FORMS, Form
+from saccade.testing.case import Case
+from saccade.testing.conformance import trials, try_law
+from saccade.testing.judging.declaration import DTYPES, Declaration
+from saccade.testing.judging.fitting import fitted
+from saccade.testing.judging.source import Source
+from saccade.testing.kernel_under_test import OPTIONS, Claims, Subject
+from saccade.testing.laws import Law
+from saccade.testing.report import Result
+
+Trial = tuple[Law, Case, torch.dtype]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A kernel under test, with its form, its claims and its source."""
+
+    form: Form
+    declaration: Declaration
+    source: Source | None = None
+    lse: Callable[..., Any] | None = None
+
+    @classmethod
+    def of(cls, kernel: Callable[..., Any] | Form, declaration: Declaration, source: Source | None = None) -> Kernel:
+        """Adapt a kernel with the form that its declaration names; a `Form` is used unchanged."""
+        if isinstance(kernel, Form):
+            return cls(kernel, declaration, source)
+        settings = dict(declaration.settings)
+        if source is not None and source.is_library:
+            return cls(FORMS["c"](kernel, source.name, **settings), declaration, source)
+        if source is not None and source.is_operator:
+            return cls(FORMS["operator"](source.name, **settings), declaration, source)
+        if declaration.form in ("layout", "varlen", "paged", "block_sparse", "score_mod") and "offers" not in settings:
+            options = _options_of(kernel, settings.get("names", {}), declaration)
+            settings["offers"] = options
+        lse = None if declaration.with_lse is None or source is None else source.load(declaration.with_lse)
+        return cls(FORMS[declaration.form](kernel, **settings), declaration, source, lse)
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Any:
+        """Run the kernel, or raise an error for inputs that it does not claim to support."""
+        why = self.declaration.reasons(query, key, value, mask)
+        if why:
+            raise unsupported(self.form.name, (*why, *self.form.reasons(query, key, value, mask, **options)))
+        return self.form(query, key, value, mask, **options)
+
+    def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: object) -> tuple[str, ...]:
+        """Return the reasons why the claims or the form exclude the inputs of a call; empty if they do not."""
+        claims = self.declaration.reasons(query, key, value, mask)
+        return (*claims, *self.form.reasons(query, key, value, mask, **options))
+
+    def with_lse(self, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+        """Run the variant that returns ``(out, lse)``, or raise an error for inputs that the kernel does not claim."""
+        assert self.lse is not None
+        why = self.reasons(query, key, value, mask, **options)
+        why += tuple(f"takes no {name}" for name in options if name not in self.form.offers)
+        if why:
+            raise unsupported(self.form.name, why)
+        names = self.form.settings["names"]
+        renamed = {names.get(name, name): option for name, option in options.items()}
+        return self.lse(query, key, value, mask, **renamed)
+
+    def right(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any) -> Tensor:
+        """Compute the correct output for inputs that the kernel claims, as a control for the laws."""
+        why = self.reasons(query, key, value, mask, **options)
+        if why:
+            raise unsupported("the control", why)
+        if self.form.truth is None:
+            return attention(query, key, value, mask, **options)
+        wide = (x.double() for x in (query, key, value))
+        return self.form.truth(*wide, mask, **self.form.settings, **options).to(query.dtype)
+
+    def subject(self, function: Callable[..., Any], device: torch.device | str) -> Subject:
+        """Build a subject for the laws from a function with the kernel's calling convention and claims."""
+        return Subject(
+            function,
+            with_lse=None if self.lse is None else self.with_lse,
+            masks="objects" if self.declaration.mask_objects else "dense",
+            offers=self.form.offers,
+            reasons=self.reasons,
+            gqa=self.form.gqa and self.declaration.groups,
+            gradients=self.declaration.gradients,
+            claims=Claims(memory_exponent=self.declaration.memory_exponent),
+            device=device,
+        )
+
+    def run_trial(self, subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Result:
+        """Try a law on a case.
+
+        If the claims limit sizes, a broken law counts only if a correct kernel keeps the law on the same case.
+        """
+        result = try_law(subject, law, case, dtype)
+        claims = self.declaration
+        if result.verdict != "broken" or not (claims.widths or claims.value_widths or claims.lengths):
+            return result
+        control = try_law(self.subject(self.right, subject.device), law, case, dtype)
+        if control.verdict == "kept":
+            return result
+        return dataclasses.replace(
+            result, verdict="not applicable", message="at the claimed sizes, a correct kernel breaks the law too"
+        )
+
+    def trials(
+        self, laws: Sequence[str] | None, cases: Sequence[str] | None, dtypes: Sequence[torch.dtype] | None, seed: int
+    ) -> list[Trial]:
+        """Return the trials of laws on cases that fit the claims. Laws take turns, and the seed determines the order.
+
+        Raises:
+            ValueError: a name of a law or a case is unknown.
+        """
+        chosen = _named("laws", self.form.laws_to_check(), laws)
+        own = [fitted(case, self.declaration) for case in _named("cases", self.form.cases_with_definition(), cases)]
+        claimed = self.declaration.dtypes
+        asked = dtypes or [DTYPES[name] for name in claimed or ("float64", "float32")]
+        by_law = []
+        for law in chosen:
+            law_cases = None if law.cases is None else tuple(fitted(case, self.declaration) for case in law.cases)
+            law_dtypes = law.dtypes
+            if claimed is not None and law_dtypes is not None:
+                law_dtypes = tuple(x for x in law_dtypes if x in [DTYPES[name] for name in claimed])
+                law_dtypes = law_dtypes or tuple(DTYPES[name] for name in claimed[:1])
+            now = dataclasses.replace(law, cases=law_cases, dtypes=law_dtypes)
+            found = list(trials([now], own, asked, seed))
+            random.Random(seed).shuffle(found)
+            by_law.append(found)
+        rounds = itertools.zip_longest(*by_law)
+        return [trial for each in rounds for trial in each if trial is not None]
+
+
+def _options_of(kernel: Callable[..., Any], names: dict[str, str], declaration: Declaration) -> tuple[str, ...]:
+    """Return the options that a kernel declares; if it declares none, those found in its signature.
+
+    ``names`` maps the options to the names that the kernel uses for them.
+    """
+    if declaration.options is not None:
+        return declaration.options
+    try:
+        parameters = set(inspect.signature(kernel).parameters)
+    except (TypeError, ValueError):  # a builtin has no signature
+        return ()
+    known = (*OPTIONS, "q_positions", "kv_positions") if declaration.mask_objects else OPTIONS
+    return tuple(name for name in known if names.get(name, name) in parameters and name != "relative")
+
+
+def _named(argument: str, known: Sequence[Any], names: Sequence[str] | None) -> list[Any]:
+    """Return the laws or cases with the given names; all if ``names`` is None."""
+    if names is None:
+        return list(known)
+    by_name = {one.name: one for one in known}
+    unknown = [name for name in names if name not in by_name]
+    if unknown:
+        raise value_error(argument, f"be among {', '.join(by_name)}", ", ".join(unknown))
+    return [by_name[name] for name in names]
