@@ -26,8 +26,10 @@ from saccade.nn import (
     ForgettingAttention,
     LatentAttention,
     MultiHeadAttention,
+    NativeSparseAttention,
     Recurrence,
     RowAttention,
+    SharedKeyAttention,
     StateSpace,
     TriangleAttention,
     from_torch,
@@ -56,6 +58,9 @@ SOURCES: Makes = {
         16, 4, latent_dim=6, head_dim=6, rotary_dim=2, query_latent_dim=5, rotary=positions.Rotary(2), mask=CAUSAL
     ),
     "DifferentialAttention": lambda: DifferentialAttention(16, 2, mask=CAUSAL, rotary=positions.Rotary(4)),
+    "NativeSparseAttention": lambda: NativeSparseAttention(
+        16, 4, num_kv_heads=2, mechanism=mechanisms.NativeSparse(2, 2, 2), rotary=positions.Rotary(4)
+    ),
     "ForgettingAttention": lambda: ForgettingAttention(16, 4, num_kv_heads=2),
     "AttentionBlock": lambda: AttentionBlock(16, 4, mask=CAUSAL),
     "AttentionPool": lambda: AttentionPool(16),
@@ -70,6 +75,12 @@ SOURCES: Makes = {
     "DecoderLayer": lambda: DecoderLayer(MultiHeadAttention(16, 4, mask=CAUSAL), FeedForward(16, 8)),
     "SignalEncoder": lambda: models.SignalEncoder(16, 8, 2, 1, mask=masks.sliding_window(2)),
     "EncoderStack": lambda: EncoderStack([EncoderLayer(MultiHeadAttention(16, 4), FeedForward(16, 8))]),
+    "DecoderStack with shared keys": lambda: DecoderStack(
+        [
+            DecoderLayer(one, FeedForward(16, 8))
+            for one in (MultiHeadAttention(16, 4, mask=CAUSAL), SharedKeyAttention(16, 4, 0, mask=CAUSAL))
+        ]
+    ),
     "DecoderStack": lambda: DecoderStack([DecoderLayer(MultiHeadAttention(16, 4, mask=CAUSAL), FeedForward(16, 8))]),
 }
 TABLES: Makes = {
@@ -107,6 +118,7 @@ MATRICES: Makes = {
     "CompressiveMemory": lambda: mechanisms.CompressiveMemory(4, 3, update="delta", rotary=positions.Rotary(4)),
     "Nystrom": lambda: mechanisms.Nystrom(3),
     "TopK": lambda: mechanisms.TopK(scorers.DotProducts(), 3),
+    "NativeSparse": lambda: mechanisms.NativeSparse(2, 2, 2),
     "Dot": lambda: mechanisms.Softmax(score=scores.Dot()),
     "Cosine": lambda: mechanisms.Softmax(score=scores.Cosine()),
     "Modified": lambda: mechanisms.Softmax(score=scores.Modified(_Fading())),
@@ -168,7 +180,17 @@ CASES: Makes = {
     "RelationTable": lambda: positions.RelationTable(4, 9),
     "RotaryTables": lambda: positions.RotaryTables(*positions.Rotary(16).tables(range(9))),
 }
-CAUSAL_ONLY = ("Forgetting", "GatedLinear", "Delta", "DeltaProduct", "RWKV7", "SSD", "S4D", "CompressiveMemory")
+CAUSAL_ONLY = (
+    "Forgetting",
+    "GatedLinear",
+    "Delta",
+    "DeltaProduct",
+    "RWKV7",
+    "SSD",
+    "S4D",
+    "CompressiveMemory",
+    "NativeSparse",
+)
 QKV = [torch.randn(2, heads, 7, 4, generator=torch.Generator().manual_seed(1)) for heads in (4, 2, 2)]
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(2))
 TABLE = torch.randn(2, 5, 5, 16, generator=torch.Generator().manual_seed(4))

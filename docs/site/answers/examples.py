@@ -54,6 +54,7 @@ MECHANISMS = {
     "Softmax": "Softmax()",
     "TopK": "TopK(DotProducts(), 4)",
     "TopK of index keys": "TopK(LightningIndexer(q, k, w), 4)",
+    "NativeSparse": "NativeSparse(4, 3, 6)",
     "Differential": "Differential(head_dim // 2)",
     "Forgetting": "Forgetting(head_dim - 1)",
     "Linear": "Linear()",

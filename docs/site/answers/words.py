@@ -36,6 +36,13 @@ REASONS = {
         "它的权重取决于中间的键，而这种缓存不会传递全部的键"
     ),
     "is not causal: a segment is read after it was written": "不是因果的：一段写完之后才读取",
+    "is not causal: a block is compressed after its last token": "不是因果的：一个块在最后一个词元之后才压缩",
+    "is neither Causal nor padding on the right: blocks are counted from position 0": (
+        "既不是 Causal 也不是右侧的填充：块从位置 0 数起"
+    ),
+    "blocks are counted from position 0, without gaps: padding is possible on the right, by a mask": (
+        "块从位置 0 数起，中间不能有空缺：右侧的填充可以用掩码表示"
+    ),
     "is none of Causal, Padding and Documents: only a sum over keys is stored, so queries cannot choose "
     "among keys": "不是 Causal、Padding、Documents 之一：键只保留一个和，查询无法从中挑选",
     "lets queries see different keys: a slot mixes keys of the whole sequence, "

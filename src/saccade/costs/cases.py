@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from saccade.caches import Cache, LayerCache
 from saccade.engine import custom_op
 from saccade.masks import Mask, as_mask
-from saccade.mechanisms import CompressiveMemory, Mechanism, Softmax
+from saccade.mechanisms import CompressiveMemory, Mechanism, NativeSparse, Softmax
 from saccade.models import (
     Decoder,
     DecoderConfig,
@@ -90,9 +90,18 @@ class Subject(NamedTuple):
         return sum(x.nbytes for layer in layers for x in (layer.keys, layer.values))
 
     def filled(self, length: int) -> dict[str, Any]:
-        """Return the arguments with which a transformers model continues after ``length`` cached tokens."""
-        if length == 0 or hasattr(self.module, "new_cache"):
+        """Return the arguments with which the forecast's subject continues after ``length`` cached tokens.
+
+        They are empty if the forecast of each product can add the cached tokens itself.
+        """
+        if length == 0:
             return {}
+        if hasattr(self.module, "new_cache"):
+            if not any(isinstance(part, NativeSparse) for part in self.module.modules()):
+                return {}
+            cache: Cache | LayerCache = cast("Any", self.module).new_cache()
+            self.call(*self.tensors(length), cache=cache)
+            return {"cache": cache}
         return {"past_key_values": self.call(*self.tensors(length), use_cache=True).past_key_values}
 
 

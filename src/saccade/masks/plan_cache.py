@@ -10,7 +10,6 @@ import torch
 
 from saccade.plan import Plan, make
 from saccade.plan.decode_plan import ROWS, RowPlan, RowsAhead
-from saccade.support.torch_modes import is_tracing
 
 if TYPE_CHECKING:
     from saccade.masks.mask import Mask
@@ -24,7 +23,7 @@ def plan_of(
     mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool = False
 ) -> Plan:
     """Return the plan of a mask. It is cached if equal masks always allow the same pairs (``is_value``)."""
-    if is_tracing():  # run NumPy's index arithmetic instead of tracing it
+    if torch.compiler.is_dynamo_compiling():  # run NumPy's index arithmetic instead of tracing it
         outside: Callable[..., Plan] = torch.compiler.disable(_complete)
         return outside(mask, shape, q_first, kv_first, whole_rows)
     batch, heads, q_len, kv_len = shape

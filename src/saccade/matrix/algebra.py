@@ -36,7 +36,8 @@ class Sum(ByRows):
     In general, rows are not distributions. Differential attention is ``(A1 - c * A2) @ value``.
 
     Args:
-        terms: pairs of a factor and a matrix. All matrices have the same shape, dtype and device.
+        terms: pairs of a factor and a matrix. All matrices have the same shape, dtype and device. A factor is a number,
+            a tensor ``[heads, 1, 1]`` with one for each head, or ``[batch, heads, q_len, 1]`` with one for each row.
 
     Cost: a product costs one product for each matrix. Statistics read rows of all matrices, a megabyte at a time.
 
@@ -79,13 +80,16 @@ class Sum(ByRows):
 
     def rmatmul(self, x: Tensor) -> Tensor:
         x = self._operand(x, "x", self.shape[1], self.shape[2])
-        return functools.reduce(torch.add, (matrix.rmatmul(x) * factor for factor, matrix in self.terms)).to(x.dtype)
+        parts = []
+        for factor, matrix in self.terms:
+            is_by_row = isinstance(factor, Tensor) and factor.dim() == 4
+            parts.append(matrix.rmatmul((x * factor).to(x.dtype)) if is_by_row else matrix.rmatmul(x) * factor)
+        return functools.reduce(torch.add, parts).to(x.dtype)
 
     def rows_of(self, batch: int, head: int, rows: range) -> Tensor:
         parts = []
         for factor, matrix in self.terms:
-            own = factor[head, 0, 0] if isinstance(factor, Tensor) and factor.dim() else factor
-            parts.append(matrix[batch, head, as_slice(rows)] * own)
+            parts.append(matrix[batch, head, as_slice(rows)] * _part_of_factor(factor, batch, head, rows))
         return functools.reduce(torch.add, parts)
 
     def __repr__(self) -> str:
@@ -194,15 +198,25 @@ def check_alike(first: Matrix, other: Matrix, shape: tuple[int, ...], sign: str)
         raise value_error("the other matrix", rule, f"{other.dtype} on {other.device}", facts=facts, hint=hint)
 
 
+def _part_of_factor(factor: float | Tensor, batch: int, head: int, rows: range) -> float | Tensor:
+    """Return the part of a factor that multiplies some rows of one head."""
+    if not isinstance(factor, Tensor) or factor.dim() == 0:
+        return factor
+    return factor[head, 0, 0] if factor.dim() == 3 else factor[batch, head, as_slice(rows)]
+
+
 def _factor(factor: object, matrix: Matrix) -> float | Tensor:
-    """Check the factor of a matrix in a sum: a number, or a tensor with one element or of shape ``[heads, 1, 1]``."""
+    """Check the factor of a matrix in a sum and return it in the shape in which `Sum` stores factors."""
     if is_number(factor):
         return float(factor)
-    heads = matrix.shape[1]
+    batch, heads, q_len, _ = matrix.shape
     if isinstance(factor, Tensor) and factor.numel() == 1:
         return factor.reshape(())
     if isinstance(factor, Tensor) and factor.shape in ((heads, 1, 1), (1, heads, 1, 1)):
         return factor.reshape(heads, 1, 1)
+    if isinstance(factor, Tensor) and factor.shape == (batch, heads, q_len, 1):
+        return factor
     got = f"a tensor {list(factor.shape)}" if isinstance(factor, Tensor) else kind(factor)
     hint = "to change individual weights, use A.to_dense() * x; to scale keys, A @ (x * value)"
-    raise type_error("a factor", f"be a number, or a tensor [{heads}, 1, 1], one for each head", got, hint=hint)
+    shapes = f"[{heads}, 1, 1] or [{batch}, {heads}, {q_len}, 1], one for each head or row"
+    raise type_error("a factor", f"be a number, or a tensor {shapes}", got, hint=hint)

@@ -10,6 +10,7 @@ from saccade.mechanisms.forgetting import Forgetting
 from saccade.mechanisms.gated_linear import SSD, Delta, GatedLinear
 from saccade.mechanisms.linear import Linear
 from saccade.mechanisms.linformer import Linformer
+from saccade.mechanisms.native_sparse import NativeSparse
 from saccade.mechanisms.nystrom import Nystrom
 from saccade.mechanisms.performer import Performer
 from saccade.mechanisms.rwkv7 import RWKV7
@@ -26,6 +27,7 @@ __all__ = [
     "Mechanism",
     "Softmax",
     "TopK",
+    "NativeSparse",
     "Differential",
     "Forgetting",
     "Linear",

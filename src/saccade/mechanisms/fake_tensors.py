@@ -36,7 +36,7 @@ def is_readable(*tensors: Tensor) -> bool:
 
 def is_surely_finite(x: Tensor) -> bool:
     """Return whether a tensor certainly has neither NaN nor inf. If its values cannot be read, that is not certain."""
-    return is_finite(x) if is_readable(x) else _assumes_finite()
+    return is_finite(x) if is_readable(x) else is_dry_run()
 
 
 def nonfinite_tokens(x: Tensor) -> Tensor | None:
@@ -46,9 +46,10 @@ def nonfinite_tokens(x: Tensor) -> Tensor | None:
 
 def unless_none(marks: Tensor) -> Tensor | None:
     """Return bool marks, or None if none is True. Marks whose values cannot be read are returned unchanged."""
-    return None if (not bool(marks.any()) if is_readable(marks) else _assumes_finite()) else marks
+    return None if (not bool(marks.any()) if is_readable(marks) else is_dry_run()) else marks
 
 
-def _assumes_finite() -> bool:
+def is_dry_run() -> bool:
+    """Return whether a dry run forecasts costs, in which no result is used and unreadable tensors count as finite."""
     # torch.compile cannot trace a context variable, but dry runs are never compiled.
     return not torch.compiler.is_dynamo_compiling() and _is_clean.get()

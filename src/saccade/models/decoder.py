@@ -23,7 +23,8 @@ from saccade.models.pretrained import SavedText
 from saccade.models.saccade_format import SaccadeFormat
 from saccade.models.text_formats import GPT2, Llama, Qwen2
 from saccade.models.trained_length import warn_beyond
-from saccade.nn import DecoderLayer, DecoderStack, FeedForward, MultiHeadAttention
+from saccade.nn import DecoderLayer, DecoderStack, FeedForward, MultiHeadAttention, SharedKeyAttention
+from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.norms import make_norm
 from saccade.positions import ALiBi, Bias, Learned, Rotary, ShawKeys
 from saccade.positions.token_positions import GivenPositions, Positions
@@ -90,7 +91,7 @@ class Decoder(SavedText):
         self.position = Learned(config.max_len, config.embed_dim) if is_learned else None
         self.dropout = nn.Dropout(config.dropout_p)
         norm = make_norm(config.norm, config.embed_dim, config.norm_eps)
-        self.stack = DecoderStack([_layer(config, pattern) for pattern in config.layer_patterns], final_norm=norm)
+        self.stack = DecoderStack(_layers(config), final_norm=norm)
         self.head = None if config.tied else nn.Linear(config.embed_dim, config.vocab_size, bias=False)
         init_small_weights(self)
         scale_residual_weights(self, config.num_layers)
@@ -262,7 +263,13 @@ class Decoder(SavedText):
         return model
 
 
-def _layer(config: DecoderConfig, pattern: LayerPattern) -> DecoderLayer:
+def _layers(config: DecoderConfig) -> list[DecoderLayer]:
+    sources = range(config.num_layers) if config.kv_layers is None else config.kv_layers
+    each = zip(config.layer_patterns, sources, strict=True)
+    return [_layer(config, pattern, None if own == index else own) for index, (pattern, own) in enumerate(each)]
+
+
+def _layer(config: DecoderConfig, pattern: LayerPattern, source: int | None) -> DecoderLayer:
     rotary: Rotary | None = None
     bias: Bias | None = None
     head_dim = config.width_of_head
@@ -273,20 +280,23 @@ def _layer(config: DecoderConfig, pattern: LayerPattern) -> DecoderLayer:
         bias = ALiBi(config.num_heads)
     elif config.position_encoding == "relative":
         bias = ShawKeys(head_dim, (config.max_len - 1, 0), config.num_heads)
-    attention = MultiHeadAttention(
-        config.embed_dim,
-        config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        mask=pattern.mask,
-        mechanism=Softmax(bias=bias, scale=config.attention_scale, softcap=config.softcap),
-        rotary=rotary,
-        qk_norm=config.qk_norm,
-        temperature=pattern.temperature,
-        short_convolution=config.short_convolution,
-        dropout_p=config.attention_dropout_p,
-        projection_bias=config.attention_bias,
-    )
+    options: dict[str, Any] = {
+        "num_kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "mask": pattern.mask,
+        "mechanism": Softmax(bias=bias, scale=config.attention_scale, softcap=config.softcap),
+        "rotary": rotary,
+        "qk_norm": config.qk_norm,
+        "temperature": pattern.temperature,
+        "dropout_p": config.attention_dropout_p,
+        "projection_bias": config.attention_bias,
+    }
+    attention: AttentionLayer
+    if source is None:
+        convolution = config.short_convolution
+        attention = MultiHeadAttention(config.embed_dim, config.num_heads, short_convolution=convolution, **options)
+    else:
+        attention = SharedKeyAttention(config.embed_dim, config.num_heads, source, **options)
     feed_forward = FeedForward(
         config.embed_dim,
         config.feed_forward_dim,

@@ -75,6 +75,9 @@ class DecoderConfig(TextConfig):
         rotary_base, rotary_scaling, rotary_layout: options of rotary positions; see `saccade.positions.Rotary`.
         layers: the masks and rotary positions of layers that differ, repeated in this order up to ``num_layers``;
             ``mask`` and ``rotary_scaling`` must then be None. When None, all layers are alike.
+        kv_layers: for each layer, the index of the layer whose keys and values it reads: its own, or that of an earlier
+            layer that reads its own (as in Gemma 3n); see `saccade.nn.SharedKeyAttention`. None if each layer has its
+            own.
         activation, gated, feed_forward_bias: options of the feed-forward networks; see `saccade.nn.FeedForward`.
         attention_bias: whether the projections of the attention have a bias.
         norm, norm_eps: see `saccade.nn.EncoderLayer`.
@@ -106,6 +109,7 @@ class DecoderConfig(TextConfig):
     rotary_scaling: Scaling | None = None
     rotary_layout: Literal["half", "interleaved"] = "half"
     layers: tuple[LayerPattern, ...] | None = None
+    kv_layers: tuple[int, ...] | None = None
     activation: Activation = "silu"
     gated: bool = True
     norm: Norm = "rms"
@@ -146,8 +150,21 @@ class DecoderConfig(TextConfig):
             hint = "each LayerPattern has its own mask and rotary_scaling"
             rule = "be None if mask or rotary_scaling is set, or if positions are not rotary"
             raise value_error("layers", rule, shown(self.layers), hint=hint)
+        if self.kv_layers is not None:
+            self._check_kv_layers(self.kv_layers)
         if self.parallel and (self.part_norm or not self.norm_first):
             raise value_error("parallel", "be False unless norm_first is True and part_norm is False", True)
+
+    def _check_kv_layers(self, kv_layers: tuple[int, ...]) -> None:
+        """Raise unless each layer reads its own keys and values, or those of an earlier layer that reads its own."""
+        rule = f"be {self.num_layers} indices, each of its own layer or of an earlier one that reads its own"
+        is_right = len(kv_layers) == self.num_layers and all(
+            0 <= source <= index and kv_layers[source] == source for index, source in enumerate(kv_layers)
+        )
+        if not is_right:
+            raise value_error("kv_layers", rule, kv_layers, hint="(0, 1, 0, 1) in four layers: two store keys")
+        if self.short_convolution is not None:
+            raise value_error("kv_layers", "be None with a short_convolution", kv_layers)
 
     @property
     def kv_heads(self) -> int:

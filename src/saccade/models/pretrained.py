@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from saccade.models.checkpoint_folder import check_types, read_config, read_tokenizer, read_weights, write_folder
 from saccade.models.checkpoint_format import Entry, FileFormat
+from saccade.nn.shared_keys import KEY_PARTS
 from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.validation import check_type
@@ -279,8 +280,10 @@ def _shapes(model_class: type[nn.Module], config: Any, file_format: FileFormat) 
 
     Instead of the full model, only one layer of each stack is built.
     """
+    sources, changes = getattr(config, "kv_layers", None), dict.fromkeys(file_format.stacks, 1)
     with torch.device("meta"):
-        state = model_class(dataclasses.replace(config, **dict.fromkeys(file_format.stacks, 1))).state_dict()
+        own = {**changes, "kv_layers": None} if sources is not None else changes
+        state = model_class(dataclasses.replace(config, **own)).state_dict()
     shapes = dict[str, Tensor]()
     for name, x in state.items():
         copies = {name: x}
@@ -289,7 +292,9 @@ def _shapes(model_class: type[nn.Module], config: Any, file_format: FileFormat) 
             if inner != name:
                 copies = {f"{layers}.{number}.{inner}": x for number in range(getattr(config, count))}
         shapes |= copies
-    return shapes
+    readers = [index for index, source in enumerate(sources or ()) if source != index]
+    unused = tuple(f"stack.layers.{index}.attention.{part}." for index in readers for part in KEY_PARTS)
+    return {name: x for name, x in shapes.items() if not name.startswith(unused)}
 
 
 def _convert_weights(

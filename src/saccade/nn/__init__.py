@@ -11,8 +11,10 @@ from saccade.nn.encoder_layer import EncoderLayer
 from saccade.nn.feed_forward import FeedForward
 from saccade.nn.forgetting_attention import ForgettingAttention
 from saccade.nn.latent_attention import LatentAttention
+from saccade.nn.native_sparse_attention import NativeSparseAttention
 from saccade.nn.qk_norm import QKNorm
 from saccade.nn.recurrent_layers import Recurrence, StateSpace
+from saccade.nn.shared_keys import SharedKeyAttention
 from saccade.nn.stack import DecoderStack, EncoderStack
 from saccade.nn.table_attention import ColumnAttention, RowAttention, TriangleAttention
 from saccade.nn.torch_conversion import from_torch, to_torch
@@ -26,6 +28,8 @@ __all__ = [
     "QKNorm",
     "LatentAttention",
     "DifferentialAttention",
+    "NativeSparseAttention",
+    "SharedKeyAttention",
     "ForgettingAttention",
     "RowAttention",
     "ColumnAttention",

@@ -16,12 +16,14 @@ from saccade.engine.nested import Nested, is_nested
 from saccade.masks import Mask
 from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.mechanisms import Mechanism
+from saccade.mechanisms.fake_tensors import is_dry_run
 from saccade.nn import attention_checks as checks
 from saccade.nn.attention_heads import Heads, Places, rotation_positions, with_temperature
 from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.convolved_projections import ConvolvedProjections, split_cache, undone_on_error
 from saccade.nn.projections import weight_of
 from saccade.nn.qk_norm import QKNorm, norm_and_rotate
+from saccade.nn.shared_keys import SharedKeys
 from saccade.positions import Bias, QueryTemperature, Rotary
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.argument_hints import unexpected_argument
@@ -129,6 +131,7 @@ class MultiHeadAttention(AttentionLayer):
         rotary_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
         cache: LayerCache | Cache | None = None,
+        shared: SharedKeys | None = None,
         **unknown: Never,
     ) -> Tensor:
         """Apply multi-head attention to `query`.
@@ -153,6 +156,7 @@ class MultiHeadAttention(AttentionLayer):
                 only new tokens, which attend to all tokens so far; their positions continue those in the cache unless
                 ``positions`` is passed. With a `saccade.caches.CrossCache`, the context is projected only once. A
                 layer with a short convolution takes the two caches that `new_cache` returns.
+            shared: where to store the keys and values of this call for later layers; see `SharedKeyAttention`.
 
         Returns:
             ``[batch, q_len, embed_dim]``.
@@ -162,15 +166,17 @@ class MultiHeadAttention(AttentionLayer):
         if is_nested(query, key, value):
             checks.check_nested_call(mask, bias, positions, kv_positions, rotary_positions, cache)
             return self._attend_nested(query, key, value, mask, bias)
-        if cache is not None and is_tracing():
+        if cache is not None and is_tracing() and not is_dry_run():
             outside = torch.compiler.disable(self.forward)  # caches cannot be part of a compiled graph
             given = {"positions": positions, "kv_positions": kv_positions, "rotary_positions": rotary_positions}
-            return outside(query, key, value, mask=mask, bias=bias, cache=cache, **given)
+            return outside(query, key, value, mask=mask, bias=bias, cache=cache, shared=shared, **given)
         places = Places(positions, kv_positions, rotary_positions)
         own, tail = (cache, None) if self.convolution is None else split_cache(cache)
         with nullcontext() if tail is None else undone_on_error(tail):
             is_new = not (isinstance(own, CrossCache) and own.is_filled)
             heads = self._heads(query, key, value, mask, places, own, tail)  # type: ignore[arg-type]  # checked there
+            if shared is not None:
+                shared.set(heads.key, heads.value)
             if own is None:
                 return self._product(self._matrix(heads, bias), heads, query)
             assert isinstance(own, LayerCache)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -13,6 +14,7 @@ from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.encoder_layer import ResidualLayer
 from saccade.nn.norms import Norm, make_norm
+from saccade.nn.shared_keys import SharedKeys
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import type_error, value_error
@@ -100,6 +102,7 @@ class DecoderLayer(ResidualLayer):
         rotary_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
         cache: LayerCache | Cache | None = None,
+        shared: SharedKeys | None = None,
     ) -> Tensor:
         """Return the decoder layer's output.
 
@@ -116,6 +119,7 @@ class DecoderLayer(ResidualLayer):
                 function of positions.
             cache: the cache of earlier calls, from `new_cache`; new tokens are added to it. With cross-attention,
                 ``context`` is projected in the first call and may be omitted in later calls.
+            shared: passes keys and values from one layer's self-attention to another's; see `SharedKeyAttention`.
 
         Returns:
             ``[batch, len, embed_dim]``.
@@ -127,7 +131,9 @@ class DecoderLayer(ResidualLayer):
             self._check_context(context, context_cached)
         if self_cache is not None and positions is None and cross is not None:
             positions = self_cache.positions(x.shape[1])
-        turns = {} if rotary_positions is None else {"rotary_positions": rotary_positions}
+        turns: dict[str, Any] = {} if rotary_positions is None else {"rotary_positions": rotary_positions}
+        if shared is not None:
+            turns["shared"] = shared
         attend = partial(self.attention, mask=mask, positions=positions, bias=bias, cache=self_cache, **turns)
         if self.parallel:
             tokens = self.attention_norm(x)

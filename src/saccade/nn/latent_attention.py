@@ -12,6 +12,7 @@ from saccade.engine import dropout
 from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
+from saccade.mechanisms.fake_tensors import is_dry_run
 from saccade.nn import attention_checks as checks
 from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.latent_attention_forms import FORMS, Expanding, Form, LatentSizes, absorb, values_of_latents
@@ -146,7 +147,7 @@ class LatentAttention(AttentionLayer):
         """
         if unknown:
             raise unexpected_argument(unknown, self.forward)
-        if cache is not None and is_tracing():
+        if cache is not None and is_tracing() and not is_dry_run():
             outside = torch.compiler.disable(self.forward)  # caches cannot be part of a compiled graph
             return outside(query, mask=mask, positions=positions, bias=bias, cache=cache)
         heads, latents, joined, positions = self._project(query, mask, positions, cache)

@@ -13,6 +13,7 @@ from saccade.matrix import Matrix
 from saccade.nn.base_layer import Layer
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.encoder_layer import EncoderLayer
+from saccade.nn.shared_keys import SharedKeyAttention, caches_of, check_sources, shared_options
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.argument_hints import ArgumentHints
@@ -94,8 +95,8 @@ class DecoderStack(ArgumentHints, Layer):
 
     Raises:
         TypeError: an entry is not a `DecoderLayer`.
-        ValueError: there is no layer, or only some layers have cross-attention; in calls, the cache belongs to a
-            different model.
+        ValueError: there is no layer, only some layers have cross-attention, or a `SharedKeyAttention` reads a layer
+            that does not come before it or does not fit; in calls, the cache belongs to a different model.
 
     Example:
         >>> import torch
@@ -112,6 +113,7 @@ class DecoderStack(ArgumentHints, Layer):
         if len({layer.cross_attention is not None for layer in self.layers}) > 1:
             rule = "all have cross_attention, or all have none"
             raise value_error("layers", rule, "layers with and without cross_attention")
+        check_sources(self.layers)
         self.final_norm = final_norm
 
     def forward(
@@ -136,17 +138,20 @@ class DecoderStack(ArgumentHints, Layer):
         """
         options = {"mask": mask, "positions": positions, "bias": bias}
         options |= {"context_mask": context_mask, "context_positions": context_positions}
-        turns = rotary_arguments(self.layers, rotary_positions)
-        for layer, layer_cache, own in zip(self.layers, self._caches(cache), turns, strict=True):
+        each = _options_of(self.layers, rotary_positions)
+        for layer, layer_cache, own in zip(self.layers, self._caches(cache), each, strict=True):
             x = layer(x, context, cache=layer_cache, **options, **own)
         return x if self.final_norm is None else self.final_norm(x)
 
     def matrices(self, x: Tensor, context: Tensor | None = None, **kwargs: Unpack[_CallOptions]) -> list[Matrix]:
         """Return the lazy self-attention matrices of all layers. For the arguments, see `forward`."""
-        options = {name: kwargs.get(name) for name in ("mask", "positions", "bias")}
-        inputs = with_inputs(self.layers, x, context, **kwargs)
-        turns = rotary_arguments(self.layers, kwargs.get("rotary_positions"))
-        return [layer.matrix(x, **options, **own) for (layer, x), own in zip(inputs, turns, strict=True)]
+        options: dict[str, Any] = {name: kwargs.get(name) for name in ("mask", "positions", "bias")}
+        each = _options_of(self.layers, kwargs.pop("rotary_positions", None))
+        matrices = []
+        for layer, own in zip(self.layers, each, strict=True):
+            matrices.append(_matrix_of(cast(DecoderLayer, layer), x, {**options, **own}))
+            x = layer(x, context, **kwargs, **own)
+        return matrices
 
     def cross_matrices(self, x: Tensor, context: Tensor, **kwargs: Unpack[_CallOptions]) -> list[Matrix]:
         """Return the lazy cross-attention matrices of all layers. For the arguments, see `forward`."""
@@ -154,22 +159,37 @@ class DecoderStack(ArgumentHints, Layer):
         return [layer.cross_matrix(x, context, **kwargs) for layer, x in inputs]
 
     def new_cache(self, max_len: int | None = None) -> Cache:
-        """Return an empty cache for all layers of the stack.
+        """Return an empty cache for all layers of the stack, except those that read the keys of an earlier layer.
 
         Args:
             max_len: number of tokens to allocate memory for in advance; if None, the cache grows as needed.
         """
-        return Cache(cast(DecoderLayer, layer).new_cache(max_len) for layer in self.layers)
+        own = (layer for layer in self.layers if not isinstance(layer.attention, SharedKeyAttention))
+        return Cache(cast(DecoderLayer, layer).new_cache(max_len) for layer in own)
 
     def _caches(self, cache: Cache | None) -> Iterable[LayerCache | Cache | None]:
         if cache is None:
             return [None] * len(self.layers)
         hint = "new_cache() of this model makes one"
         check_type("cache", cache, Cache, "be a Cache or None", hint=hint)
-        if len(cache) != len(self.layers):
-            rule = f"contain the caches of {len(self.layers)} layers"
+        count = sum(not isinstance(layer.attention, SharedKeyAttention) for layer in self.layers)
+        if len(cache) != count:
+            rule = f"contain the caches of {count} layers"
             raise value_error("cache", rule, len(cache), hint=hint)
-        return cache
+        return cache if count == len(self.layers) else caches_of(self.layers, cache)
+
+
+def _options_of(layers: nn.ModuleList, rotary_positions: GivenPositions) -> list[dict[str, Any]]:
+    """Return the keyword arguments that differ between the layers of a decoder stack in one call."""
+    turns, shared = rotary_arguments(layers, rotary_positions), shared_options(layers)
+    return [{**own, **others} for own, others in zip(turns, shared, strict=True)]
+
+
+def _matrix_of(layer: DecoderLayer, x: Tensor, options: dict[str, Any]) -> Matrix:
+    """Return the lazy self-attention matrix of a layer, which may read the keys of an earlier layer."""
+    if isinstance(layer.attention, SharedKeyAttention):
+        return layer.attention.matrix(layer.attention_norm(x) if layer.norm_first else x, **options)
+    return layer.matrix(x, **{name: own for name, own in options.items() if name != "shared"})
 
 
 def rotary_arguments(layers: nn.ModuleList, rotary_positions: GivenPositions) -> list[dict[str, Any]]:
