@@ -39,6 +39,7 @@ class BlockedBackward {
     pack(args_.q, args_.dim, query_tiles_), pack(args_.grad_out, args_.value_dim, grad_tiles_);
     for (int64_t panel = next_panel(count, 0); panel < args_.panels(); panel = next_panel(count, panel + 1)) {
       std::fill(words_, words_ + BLOCKS * STRIPS, 0);
+      prefetch_sums(grad_k, args_.dim, panel), prefetch_sums(grad_v, args_.value_dim, panel);
       for (int64_t n = 0; n < count; ++n)
         for_each_group<1>(args_, blocks_[n], panel, panel + 1, [&](const PanelGroup& group, bool) {
           any_[n] ? add<true>(n, group) : add<false>(n, group);
@@ -61,6 +62,10 @@ class BlockedBackward {
     int64_t next = args_.panels();
     for (int64_t n = 0; n < count; ++n) next = std::min(next, next_needed(args_, blocks_[n], from));
     return next;
+  }
+
+  void prefetch_sums(const float* sums, int64_t width, int64_t panel) const {
+    prefetch_rows(reinterpret_cast<const char*>(sums + panel * PANEL * width), width * 4, args_.keys_in(panel), width * 4);
   }
 
   float* grad_q(int64_t n) const { return args_.grad_q + blocks_[n].number(args_, 0) * args_.dim; }

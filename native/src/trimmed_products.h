@@ -29,36 +29,40 @@ inline void add_product(Floats& sum, Floats left, Floats right) {
 #endif
 }
 
+// Call `run(i)` for i below COUNT. Each i is a constant, so that g++ keeps arrays indexed by it in registers.
+template <int COUNT, class Do>
+__attribute__((always_inline)) inline void repeat(Do run) {
+  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    (run(std::integral_constant<int, I>()), ...);
+  }(std::make_integer_sequence<int, COUNT>());
+}
+
 // Multiply HEIGHT rows by COLUMNS vectors; the sums stay in registers.
 template <int HEIGHT, int COLUMNS, bool IS_TRANSPOSED, bool ACCUMULATE>
 __attribute__((always_inline)) inline void multiply_tile(Out out, Operands operands, Strides strides) {
-  Floats sums[HEIGHT][COLUMNS];
-#pragma GCC unroll 8
-  for (int i = 0; i < HEIGHT; ++i)
-#pragma GCC unroll 8
-    for (int n = 0; n < COLUMNS; ++n) sums[i][n] = ACCUMULATE ? load(out.data + i * out.row + n * LANES) : Floats{};
+  Floats sums[HEIGHT][COLUMNS] = {};
   const ptrdiff_t row = IS_TRANSPOSED ? 1 : strides.left, step = IS_TRANSPOSED ? strides.left : 1;
   // Two pointers to the left operand: x86 adds one or two times a register to an address, not five times.
   const float *upper = operands.left, *lower = upper + 3 * row, *right = operands.right;
   const auto add = [&]() __attribute__((always_inline)) {
     Floats columns[COLUMNS];
-#pragma GCC unroll 8
-    for (int n = 0; n < COLUMNS; ++n) columns[n] = load(right + n * LANES);
-#pragma GCC unroll 8
-    for (int i = 0; i < HEIGHT; ++i) {
+    repeat<COLUMNS>([&](auto n) __attribute__((always_inline)) { columns[n] = load(right + n * LANES); });
+    repeat<HEIGHT>([&](auto i) __attribute__((always_inline)) {
       const Floats left = broadcast(i < 3 ? upper[i * row] : lower[(i - 3) * row]);
-#pragma GCC unroll 8
-      for (int n = 0; n < COLUMNS; ++n) add_product(sums[i][n], left, columns[n]);
-    }
+      repeat<COLUMNS>([&](auto n) __attribute__((always_inline)) { add_product(sums[i][n], left, columns[n]); });
+    });
     upper += step, lower += step, right += strides.right;
   };
   ptrdiff_t steps = operands.steps;
   for (; steps >= 4; steps -= 4) add(), add(), add(), add();
   for (; steps > 0; --steps) add();
-#pragma GCC unroll 8
-  for (int i = 0; i < HEIGHT; ++i)
-#pragma GCC unroll 8
-    for (int n = 0; n < COLUMNS; ++n) store(out.data + i * out.row + n * LANES, sums[i][n]);
+  repeat<HEIGHT>([&](auto i) __attribute__((always_inline)) {
+    repeat<COLUMNS>([&](auto n) __attribute__((always_inline)) {
+      // Earlier sums are added last: the products need not wait until these arrive.
+      float* const to = out.data + i * out.row + n * LANES;
+      store(to, ACCUMULATE ? load(to) + sums[i][n] : sums[i][n]);
+    });
+  });
 }
 
 // Multiply fewer than 6 rows.
