@@ -41,8 +41,8 @@ class Backward {
       pack_pairs(row_of<char>(args_.q), args_.q.row, block.count(), args_.dim, query_pairs_);
       pack_pairs(row_of<char>(args_.grad_out), args_.grad_out.row, block.count(), args_.value_dim, grad_pairs_);
     }
-    const bool any = for_each_group<PANELS>(args_, block, 0, args_.panels(),
-                                    [&](const PanelGroup& group, bool accumulate) { process(group, accumulate); });
+    const bool any = for_each_group<PANELS>(
+        args_, block, 0, args_.panels(), [&](const PanelGroup& group, bool accumulate) { process(group, accumulate); });
     if (!any) std::memset(grad_q(), 0, block.count() * args_.dim * sizeof(float));
   }
 

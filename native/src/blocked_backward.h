@@ -65,7 +65,8 @@ class BlockedBackward {
   }
 
   void prefetch_sums(const float* sums, int64_t width, int64_t panel) const {
-    prefetch_rows(reinterpret_cast<const char*>(sums + panel * PANEL * width), width * 4, args_.keys_in(panel), width * 4);
+    prefetch_rows(reinterpret_cast<const char*>(sums + panel * PANEL * width), width * 4, args_.keys_in(panel),
+                  width * 4);
   }
 
   float* grad_q(int64_t n) const { return args_.grad_q + blocks_[n].number(args_, 0) * args_.dim; }
@@ -104,15 +105,10 @@ class BlockedBackward {
     const bool has_transform = ScoreTransform::is_needed(args_), is_capped = args_.softcap > 0.0f;
     const int64_t row = block.number(args_, i);
     float slopes[PANEL];
-    if (has_transform)
-      for_each_vector(group, i, [&](int at, int64_t key, uint32_t bits) __attribute__((always_inline)) {
-        if (!bits) return;
-        Floats slope{};
-        store(weights + at, transform.apply(load(weights + at), key, bits, &slope));
-        if (is_capped) store(slopes + at, slope);
-      });
+    if (has_transform) transform_row(group, i, transform, weights, is_capped ? slopes : nullptr);
     if (!is_whole) fill_masked(group, i, weights, -INF), fill_masked(group, i, grad_scores, 0.0f);
-    if (args_.row_words) drop(block, group, i, grad_scores);
+    const Dropout dropout = args_.row_words ? Dropout::of(args_, block, i) : Dropout{};
+    if (args_.row_words) drop_row(group, i, dropout, args_.dropout_scale, grad_scores);
     const VisibleRanges ranges(group, i, is_whole);
     const bool is_last = !is_capped && !args_.grad_bias;  // whether the scale can be applied at once
     const float scale = is_last ? args_.scale : 1.0f;
@@ -121,23 +117,13 @@ class BlockedBackward {
     for (int n = 0; n < ranges.count; ++n)
       differentiate(weights, grad_scores, ranges.first[n], ranges.stop[n], gradient);
     ranges.clear_rest(weights, PANEL), ranges.clear_rest(grad_scores, PANEL);
-    if (args_.row_words) drop(block, group, i, weights);
+    if (args_.row_words) drop_row(group, i, dropout, args_.dropout_scale, weights);
     if (is_last) return;
-    float* grad_bias = args_.grad_bias ? grad_bias_row(block, i) : nullptr;
-    for_each_vector(group, i, [&](int at, int64_t key, uint32_t bits) __attribute__((always_inline)) {
-      if (!bits) return;
-      const Floats g = load(grad_scores + at);
-      if (grad_bias) store_masked(grad_bias + key, load_masked(grad_bias + key, bits) + g, bits);
-      store(grad_scores + at, is_capped ? g * load(slopes + at) * args_.scale : g * args_.scale);
-    });
-  }
-
-  // Apply dropout to a row's weights, or to their gradients.
-  void drop(const RowBlock& block, const PanelGroup& group, int i, float* row) const {
-    const Dropout dropout = Dropout::of(args_, block, i);
-    for_each_vector(group, i, [&](int at, int64_t key, uint32_t bits) __attribute__((always_inline)) {
-      if (bits) store(row + at, dropout.keeps(key, bits) ? load(row + at) * args_.dropout_scale : Floats{});
-    });
+    const float last = is_capped ? 1.0f : args_.scale;
+    if (args_.grad_bias)
+      add_bias_gradient(grad_scores, grad_bias_row(block, i) + group.panel[0] * PANEL, group.words[i][0], last);
+    for (int at = 0; is_capped && at < PANEL; at += LANES)
+      store(grad_scores + at, load(grad_scores + at) * load(slopes + at) * args_.scale);
   }
 
   float* grad_bias_row(const RowBlock& block, int i) const {  // at key 0

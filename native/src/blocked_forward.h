@@ -1,4 +1,5 @@
-// Forward pass of the levels that are IS_BLOCKED: several blocks of rows visit a group of panels while it is in the cache.
+// Forward pass of the levels that are IS_BLOCKED: several blocks of rows visit a group of panels while it is in the
+// cache.
 #pragma once
 
 #include "forward.h"
@@ -106,8 +107,7 @@ class BlockedForward {
     const char* rows = args_.v.at<char>(state_->block.b, state_->block.kv_head, panel * PANEL);
     if (args_.plan.blocks == 1) return {reinterpret_cast<const float*>(rows), args_.v.row / 4, TILE_KEYS};
     const uint32_t* packed = values_.get(state_->block.number_of_panel(args_, panel), panel, [&](uint32_t* to) {
-      pack_tiles(rows, args_.v.row, args_.keys_in(panel), args_.value_dim, PANEL,
-                 reinterpret_cast<float*>(to));
+      pack_tiles(rows, args_.v.row, args_.keys_in(panel), args_.value_dim, PANEL, reinterpret_cast<float*>(to));
     });
     return {reinterpret_cast<const float*>(packed), TILE_KEYS, PANEL * TILE_KEYS};
   }
@@ -119,22 +119,18 @@ class BlockedForward {
     const ScoreTransform transform(args_, state_->block, i);
     const bool has_transform = ScoreTransform::is_needed(args_);
     const float factor = has_transform ? 1.0f : transform.factor;
-    if (has_transform)
-      for_each_vector(group, i, [&](int at, int64_t key, uint32_t bits) __attribute__((always_inline)) {
-        if (bits) store(scores + at, transform.apply(load(scores + at), key, bits));
-      });
+    if (has_transform) transform_row(group, i, transform, scores);
     if (!is_whole) fill_masked(group, i, scores, -INF);
     const VisibleRanges ranges(group, i, is_whole);
     Floats top = broadcast(-INF);
-    for (int n = 0; n < ranges.count; ++n)
-      top = largest_score(scores, ranges.first[n], ranges.stop[n], factor, top);
+    for (int n = 0; n < ranges.count; ++n) top = largest_score(scores, ranges.first[n], ranges.stop[n], factor, top);
     const float largest = reduce_max(top);
     if (largest > state_->row_max[i] + SLACK) follow<ACCUMULATE>(i, largest);
     const float shift = state_->row_max[i] == -INF ? 0.0f : state_->row_max[i];
     for (int n = 0; n < ranges.count; ++n)
       state_->totals[i] = exponentiate(scores, ranges.first[n], ranges.stop[n], factor, shift, state_->totals[i]);
     ranges.clear_rest(scores, group.count * PANEL);
-    if (args_.row_words) drop(group, i, scores);
+    if (args_.row_words) drop_row(group, i, Dropout::of(args_, state_->block, i), 1.0f, scores);
   }
 
   // Make the weights of a row relative to a new maximum.
@@ -144,14 +140,6 @@ class BlockedForward {
     state_->row_max[i] = largest, state_->totals[i] *= scale;
     float* sums = state_->sums + i * args_.value_dim;
     for (int64_t d = 0; ACCUMULATE && d < args_.value_dim; d += LANES) store(sums + d, load(sums + d) * scale);
-  }
-
-  // Set dropped weights to 0.
-  void drop(const PanelGroup& group, int i, float* weights) const {
-    const Dropout dropout = Dropout::of(args_, state_->block, i);
-    for_each_vector(group, i, [&](int at, int64_t key, uint32_t bits) __attribute__((always_inline)) {
-      if (bits) store(weights + at, dropout.keeps(key, bits) ? load(weights + at) : Floats{});
-    });
   }
 
   // Write the rows, or store their sums over this slice of the keys for `merge`.

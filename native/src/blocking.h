@@ -16,7 +16,8 @@ constexpr bool IS_BLOCKED = false;
 
 constexpr int MAX_PANELS = 16;  // panels of a group at most
 
-// Panels that the forward pass processes together: the scores of a block stay in the L1 cache (27 KiB), or in L1 and L2.
+// Panels that the forward pass processes together: the scores of a block stay in the L1 cache (27 KiB), or in L1 and
+// L2.
 constexpr int PANELS = IS_BLOCKED ? 4 : MAX_PANELS;
 
 // Between rows of scores; a power of 2 would map all rows to the same cache sets.
@@ -29,8 +30,8 @@ constexpr int64_t SUM_BYTES = 64 << 10;
 // Keys that lie side by side in a packed panel: as many as a tile multiplies, so that it reads memory in order, or all.
 constexpr int TILE_KEYS = IS_BLOCKED ? 2 * LANES : PANEL;
 
-// The backward pass processes one panel at a time with blocks whose rows of queries and output gradients, in tiles, take
-// at most ROW_BYTES. Half a line is left between its rows of weights.
+// The backward pass processes one panel at a time with blocks whose rows of queries and output gradients, in tiles,
+// take at most ROW_BYTES. Half a line is left between its rows of weights.
 constexpr int64_t ROW_BYTES = 48 << 10;
 constexpr int BACKWARD_STRIDE = PANEL + 16;
 

@@ -45,8 +45,8 @@ class Forward {
     for (int i = 0; i < block.count(); ++i) row_max_[i] = -INF, row_sum_[i] = 0.0f;
     const int64_t first = args_.panels() * part / args_.key_parts, stop = args_.panels() * (part + 1) / args_.key_parts;
     const Left<Format> query = queries();
-    const bool any = for_each_group<PANELS>(args_, block, first, stop,
-                                    [&](const PanelGroup& group, bool accumulate) { add(group, query, accumulate); });
+    const bool any = for_each_group<PANELS>(
+        args_, block, first, stop, [&](const PanelGroup& group, bool accumulate) { add(group, query, accumulate); });
     args_.partial ? store_partial(any, part) : write_rows(any);
   }
 

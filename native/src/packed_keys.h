@@ -128,10 +128,7 @@ class PanelCache {
                        : std::min(args.panels(), std::max<int64_t>(MAX_PANELS, MAX_BYTES / (words * 4 + 1)))) {}
 
   PanelCache(Arena& arena, int64_t words, int64_t capacity)
-      : words_(words),
-        capacity_(capacity),
-        memory_(arena.take<uint32_t>(capacity_ * words)),
-        numbers_(capacity_, -1) {}
+      : words_(words), capacity_(capacity), memory_(arena.take<uint32_t>(capacity_ * words)), numbers_(capacity_, -1) {}
 
   // Return the panel with this number (unique over batch, heads and panels); call `fill` if it is not cached.
   template <class Fill>

@@ -20,7 +20,8 @@ struct VisibleRanges {
     const uint64_t* words = group.words[i];
     for (int n = 0; n < group.count; ++n) {
       if (!words[n]) continue;
-      const int leading = __builtin_ctzll(words[n]) / LANES * LANES, trailing = __builtin_clzll(words[n]) / LANES * LANES;
+      const int leading = __builtin_ctzll(words[n]) / LANES * LANES,
+                trailing = __builtin_clzll(words[n]) / LANES * LANES;
       const bool goes_on = count && stop[count - 1] == n * PANEL && !leading;
       if (!goes_on) first[count++] = n * PANEL + leading;
       stop[count - 1] = (n + 1) * PANEL - trailing;
@@ -52,6 +53,74 @@ inline void fill_masked(const PanelGroup& group, int i, float* row, float x) {
       float* const at = row + n * PANEL + part;
       if (bits != ALL_LANES) store(at, lane_mask(bits) ? load(at) : broadcast(x));
     }
+  }
+}
+
+// Turn the products of a whole panel into exponents of 2: scaled, with the bias.
+__attribute__((noinline)) inline void add_bias(float* scores, const float* bias, float scale) {
+  const Floats factors = broadcast(scale * LOG2E), log2e = broadcast(LOG2E);
+  for (int at = 0; at < PANEL; at += LANES) store(scores + at, load(scores + at) * factors + load(bias + at) * log2e);
+}
+
+// Turn a row's products into exponents of 2; write the derivatives of a softcap to `slopes`, if there are any.
+inline void transform_row(const PanelGroup& group, int i, const ScoreTransform& transform, float* scores,
+                          float* slopes = nullptr) {
+  for (int n = 0; n < group.count; ++n) {
+    const uint64_t word = group.words[i][n];
+    const int64_t key = group.panel[n] * PANEL;
+    if (word == ~0ull && transform.softcap <= 0.0f) {
+      add_bias(scores + n * PANEL, transform.bias + key, transform.scale);
+      continue;
+    }
+    for (int part = 0; part < PANEL; part += LANES) {
+      const uint32_t bits = word >> part & ALL_LANES;
+      float* const at = scores + n * PANEL + part;
+      Floats slope{};
+      if (bits) store(at, transform.apply(load(at), key + part, bits, &slope));
+      if (slopes) store(slopes + n * PANEL + part, slope);
+    }
+  }
+}
+
+// Multiply the kept numbers of a whole panel by `factor`, and set the others to 0.
+__attribute__((noinline)) inline void drop_panel(float* row, Dropout dropout, int64_t key, float factor) {
+  const Floats factors = broadcast(factor);
+  for (int at = 0; at < PANEL; at += LANES)
+    store(row + at, dropout.keeps(key + at, ALL_LANES) ? load(row + at) * factors : Floats{});
+}
+
+// Multiply a row's kept numbers by `factor`, and set the others to 0.
+inline void drop_row(const PanelGroup& group, int i, const Dropout& dropout, float factor, float* row) {
+  for (int n = 0; n < group.count; ++n) {
+    const uint64_t word = group.words[i][n];
+    const int64_t key = group.panel[n] * PANEL;
+    if (word == ~0ull) {
+      drop_panel(row + n * PANEL, dropout, key, factor);
+      continue;
+    }
+    for (int part = 0; part < PANEL; part += LANES) {
+      const uint32_t bits = word >> part & ALL_LANES;
+      float* const at = row + n * PANEL + part;
+      if (bits) store(at, dropout.keeps(key + part, bits) ? load(at) * factor : Floats{});
+    }
+  }
+}
+
+// Add the score gradients of a panel to those of a row's bias, then multiply them by `scale`.
+__attribute__((noinline)) inline void add_bias_gradient(float* gradients, float* bias, uint64_t word, float scale) {
+  const Floats factors = broadcast(scale);
+  if (word == ~0ull) {
+    for (int at = 0; at < PANEL; at += LANES) {
+      const Floats g = load(gradients + at);
+      store(bias + at, load(bias + at) + g), store(gradients + at, g * factors);
+    }
+    return;
+  }
+  for (int at = 0; at < PANEL; at += LANES) {
+    const uint32_t bits = word >> at & ALL_LANES;
+    if (!bits) continue;
+    const Floats g = load(gradients + at);
+    store_masked(bias + at, load_masked(bias + at, bits) + g, bits), store(gradients + at, g * factors);
   }
 }
 

@@ -37,7 +37,8 @@ class Statistics {
   void run(const RowBlock& block, double* received) {
     block_ = block, count_ = 0;
     for (int i = 0; i < block.count(); ++i) rows_[i] = {};
-    for_each_group<MAX_PANELS>(args_, block, 0, args_.panels(), [&](const PanelGroup& group, bool) { add_scores(group); });
+    for_each_group<MAX_PANELS>(args_, block, 0, args_.panels(),
+                               [&](const PanelGroup& group, bool) { add_scores(group); });
     for (int i = 0; i < block.count(); ++i) finish_totals(i);
     // Backwards: the scores that were written last are still in the cache.
     for (int64_t stop = count_; stop > 0;) {

@@ -1,4 +1,5 @@
-// Products of a block of rows with a group of panels that leave out what the mask hides, for levels that are IS_BLOCKED.
+// Products of a block of rows with a group of panels that leave out what the mask hides, for levels that are
+// IS_BLOCKED.
 //
 // A block is multiplied in strips of 6 rows. Scores are computed in the vectors of which some row of the strip sees a
 // key, and values are read from the first to the last key that some row of it sees.
@@ -109,8 +110,8 @@ struct Strips {
 };
 
 // Compute the scores of panel `n` of a group. A tile of keys stays in the L1 cache while all strips read it.
-__attribute__((noinline)) inline void multiply_keys(Out scores, Left<Float32> query, Right<Float32> keys, ptrdiff_t dim, const Strips& strips,
-                          int n) {
+__attribute__((noinline)) inline void multiply_keys(Out scores, Left<Float32> query, Right<Float32> keys, ptrdiff_t dim,
+                                                    const Strips& strips, int n) {
   const Strides strides{query.row, keys.step};
   for (int at = 0; at < PANEL; at += TILE_KEYS)
     for (int strip = 0; strip < strips.count; ++strip) {
@@ -123,7 +124,7 @@ __attribute__((noinline)) inline void multiply_keys(Out scores, Left<Float32> qu
         multiply_strip<2, false, false>(rows, out, {left, keys.data + at * dim, dim}, strides);
       else if (low || high)
         multiply_strip<1, false, false>(rows, {out.data + skipped, out.row},
-                                         {left, keys.data + at * dim + skipped, dim}, strides);
+                                        {left, keys.data + at * dim + skipped, dim}, strides);
     }
 }
 
@@ -143,7 +144,7 @@ __attribute__((noinline)) void multiply_values(Out sums, Left<Float32> weights, 
       if (ACCUMULATE && !word) continue;
       const int first = word ? __builtin_ctzll(word) : 0, stop = word ? PANEL - __builtin_clzll(word) : 0;
       const Operands operands{weights.data + strip * STRIP * weights.row + first, values.data + first * values.row,
-                            stop - first};
+                              stop - first};
       multiply_strip<2, false, ACCUMULATE>(strips.rows_from(strip),
                                            {sums.data + strip * STRIP * sums.row + d, sums.row}, operands,
                                            {weights.row, values.row});
