@@ -101,19 +101,18 @@ class BlockedBackward {
   // Replace a row's scores by its weights (after dropout), and the gradients of the weights by those of the scores.
   void differentiate_row(const RowBlock& block, const PanelGroup& group, int i, bool is_whole, float* weights,
                          float* grad_scores) {
-    const ScoreTransform transform(args_, block, i);
-    const bool has_transform = ScoreTransform::is_needed(args_), is_capped = args_.softcap > 0.0f;
+    const bool is_capped = args_.softcap > 0.0f;
     const int64_t row = block.number(args_, i);
     float slopes[PANEL];
-    if (has_transform) transform_row(group, i, transform, weights, is_capped ? slopes : nullptr);
+    const ScoreTransform transform(args_, block, i);
+    const float factor = prepare_row(args_, group, i, transform, weights, is_capped ? slopes : nullptr);
     if (!is_whole) fill_masked(group, i, weights, -INF), fill_masked(group, i, grad_scores, 0.0f);
     const Dropout dropout = args_.row_words ? Dropout::of(args_, block, i) : Dropout{};
     if (args_.row_words) drop_row(group, i, dropout, args_.dropout_scale, grad_scores);
     const VisibleRanges ranges(group, i, is_whole);
     const bool is_last = !is_capped && !args_.grad_bias;  // whether the scale can be applied at once
     const float scale = is_last ? args_.scale : 1.0f;
-    const RowGradient gradient{has_transform ? 1.0f : transform.factor, args_.lse[row] * LOG2E, scale,
-                               args_.delta[row] * scale};
+    const RowGradient gradient{factor, args_.lse[row] * LOG2E, scale, args_.delta[row] * scale};
     for (int n = 0; n < ranges.count; ++n)
       differentiate(weights, grad_scores, ranges.first[n], ranges.stop[n], gradient);
     ranges.clear_rest(weights, PANEL), ranges.clear_rest(grad_scores, PANEL);

@@ -13,7 +13,9 @@ class BlockedForward {
   BlockedForward(const Arguments& args, Arena& arena)
       : args_(args),
         keys_(arena, args, args.k, args.dim),
-        values_(arena, PANEL * args.value_dim, args.plan.blocks > 1 ? PANELS : 0),
+        has_tiles_(args.plan.blocks > 1 && PANEL * args.value_dim * 4 <= TILE_BYTES),
+        group_(has_tiles_ ? std::min<int64_t>(TILE_BYTES / (PANEL * args.value_dim * 4), PANELS) : PANELS),
+        values_(arena, PANEL * args.value_dim, has_tiles_ ? group_ : 0),
         queries_(arena.take<float>(args.heads_per_task > 1 ? ROWS * args.dim : 0)),
         scores_(arena.take<float>(ROWS * STRIDE)),
         sums_(arena.take<float>(blocks_at_once(args) * ROWS * args.value_dim)) {}
@@ -28,9 +30,9 @@ class BlockedForward {
     for (int64_t n = 0; n < count; ++n)
       states_[n].start({args_, b, head, args_.heads_per_task, first_block + n}, sums_ + n * ROWS * args_.value_dim);
     const int64_t first = args_.panels() * part / args_.key_parts, stop = args_.panels() * (part + 1) / args_.key_parts;
-    // Groups begin at multiples of PANELS, so that no sum depends on which blocks are processed together.
+    // Groups begin at multiples of their size, so that no sum depends on which blocks are processed together.
     for (int64_t at = next_panel(count, first); at < stop; at = next_panel(count, at)) {
-      const int64_t end = at / PANELS * PANELS + PANELS;
+      const int64_t end = at / group_ * group_ + group_;
       for (int64_t n = 0; n < count; ++n) visit(states_[n], at, std::min(end, stop));
       at = end;
     }
@@ -102,10 +104,10 @@ class BlockedForward {
     prefetch_rows(first, args_.v.row, args_.keys_in(panel), args_.value_dim * 4);
   }
 
-  // Return the values of a panel: in place if no other block reads them, or in tiles.
+  // Return the values of a panel: in place if no other block reads them or they are large, or in tiles.
   ValueTiles values_of(int64_t panel) {
     const char* rows = args_.v.at<char>(state_->block.b, state_->block.kv_head, panel * PANEL);
-    if (args_.plan.blocks == 1) return {reinterpret_cast<const float*>(rows), args_.v.row / 4, TILE_KEYS};
+    if (!has_tiles_) return {reinterpret_cast<const float*>(rows), args_.v.row / 4, TILE_KEYS};
     const uint32_t* packed = values_.get(state_->block.number_of_panel(args_, panel), panel, [&](uint32_t* to) {
       pack_tiles(rows, args_.v.row, args_.keys_in(panel), args_.value_dim, PANEL, reinterpret_cast<float*>(to));
     });
@@ -116,10 +118,7 @@ class BlockedForward {
   template <bool ACCUMULATE>
   void weigh(const PanelGroup& group, int i, bool is_whole) {
     float* const scores = scores_ + i * STRIDE;
-    const ScoreTransform transform(args_, state_->block, i);
-    const bool has_transform = ScoreTransform::is_needed(args_);
-    const float factor = has_transform ? 1.0f : transform.factor;
-    if (has_transform) transform_row(group, i, transform, scores);
+    const float factor = prepare_row(args_, group, i, ScoreTransform(args_, state_->block, i), scores);
     if (!is_whole) fill_masked(group, i, scores, -INF);
     const VisibleRanges ranges(group, i, is_whole);
     Floats top = broadcast(-INF);
@@ -159,7 +158,9 @@ class BlockedForward {
 
   const Arguments& args_;
   PackedRows<Float32> keys_;
-  PanelCache values_;  // in tiles
+  bool has_tiles_;  // whether values are copied into tiles
+  int64_t group_;   // panels that are processed together
+  PanelCache values_;
   float *queries_, *scores_, *sums_;
   State states_[BLOCKS];
   State* state_ = nullptr;  // of the block that is processed

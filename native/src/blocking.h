@@ -16,16 +16,17 @@ constexpr bool IS_BLOCKED = false;
 
 constexpr int MAX_PANELS = 16;  // panels of a group at most
 
-// Panels that the forward pass processes together: the scores of a block stay in the L1 cache (27 KiB), or in L1 and
+// Panels that the forward pass processes together: the scores of a block stay in the L1 cache (21 KiB), or in L1 and
 // L2.
-constexpr int PANELS = IS_BLOCKED ? 4 : MAX_PANELS;
+constexpr int PANELS = IS_BLOCKED ? 3 : MAX_PANELS;
 
 // Between rows of scores; a power of 2 would map all rows to the same cache sets.
 constexpr int STRIDE = PANELS * PANEL + 32;
 
-// Blocks of rows that read a group of panels while it is in the L2 cache. Their sums take at most SUM_BYTES.
+// Blocks of rows that read a group of panels while it is in the L2 cache. Their sums take at most SUM_BYTES, and the
+// group's values, copied into tiles, TILE_BYTES: with the scores no more than those of 16 panels would.
 constexpr int BLOCKS = IS_BLOCKED ? 8 : 1;
-constexpr int64_t SUM_BYTES = 64 << 10;
+constexpr int64_t SUM_BYTES = 30 << 10, TILE_BYTES = 64 << 10;
 
 // Keys that lie side by side in a packed panel: as many as a tile multiplies, so that it reads memory in order, or all.
 constexpr int TILE_KEYS = IS_BLOCKED ? 2 * LANES : PANEL;

@@ -82,6 +82,24 @@ inline void transform_row(const PanelGroup& group, int i, const ScoreTransform& 
   }
 }
 
+// Multiply the first `size` scores of a row.
+inline void scale_row(float* scores, int size, float factor) {
+  for (int at = 0; at < size; at += LANES) store(scores + at, load(scores + at) * factor);
+}
+
+// Turn a row's products into numbers that, times the factor returned, are exponents of 2. The factor is positive: times
+// it, the -inf of a masked key stays -inf.
+inline float prepare_row(const Arguments& args, const PanelGroup& group, int i, const ScoreTransform& transform,
+                         float* scores, float* slopes = nullptr) {
+  if (ScoreTransform::is_needed(args))
+    transform_row(group, i, transform, scores, slopes);
+  else if (transform.factor > 0.0f)
+    return transform.factor;
+  else
+    scale_row(scores, group.count * PANEL, transform.factor);
+  return 1.0f;
+}
+
 // Multiply the kept numbers of a whole panel by `factor`, and set the others to 0.
 __attribute__((noinline)) inline void drop_panel(float* row, Dropout dropout, int64_t key, float factor) {
   const Floats factors = broadcast(factor);
