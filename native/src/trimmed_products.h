@@ -41,27 +41,31 @@ __attribute__((always_inline)) inline void repeat(Do run) {
 // Multiply HEIGHT rows by COLUMNS vectors; the sums stay in registers.
 template <int HEIGHT, int COLUMNS, bool IS_TRANSPOSED, bool ACCUMULATE>
 __attribute__((always_inline)) inline void multiply_tile(Out out, Operands operands, Strides strides) {
-  Floats sums[HEIGHT][COLUMNS] = {};
+  constexpr int SETS = HEIGHT <= 2 ? 2 : 1;  // few sums wait for each other: take turns with two sets of them
+  Floats sums[SETS][HEIGHT][COLUMNS] = {};
   const ptrdiff_t row = IS_TRANSPOSED ? 1 : strides.left, step = IS_TRANSPOSED ? strides.left : 1;
   // Two pointers to the left operand: x86 adds one or two times a register to an address, not five times.
   const float *upper = operands.left, *lower = upper + 3 * row, *right = operands.right;
-  const auto add = [&]() __attribute__((always_inline)) {
+  const auto add = [&](auto set) __attribute__((always_inline)) {
     Floats columns[COLUMNS];
     repeat<COLUMNS>([&](auto n) __attribute__((always_inline)) { columns[n] = load(right + n * LANES); });
     repeat<HEIGHT>([&](auto i) __attribute__((always_inline)) {
       const Floats left = broadcast(i < 3 ? upper[i * row] : lower[(i - 3) * row]);
-      repeat<COLUMNS>([&](auto n) __attribute__((always_inline)) { add_product(sums[i][n], left, columns[n]); });
+      repeat<COLUMNS>([&](auto n) __attribute__((always_inline)) { add_product(sums[set][i][n], left, columns[n]); });
     });
     upper += step, lower += step, right += strides.right;
   };
   ptrdiff_t steps = operands.steps;
-  for (; steps >= 4; steps -= 4) add(), add(), add(), add();
-  for (; steps > 0; --steps) add();
+  constexpr std::integral_constant<int, 0> FIRST;
+  constexpr std::integral_constant<int, SETS - 1> LAST;
+  for (; steps >= 4; steps -= 4) add(FIRST), add(LAST), add(FIRST), add(LAST);
+  for (; steps > 0; --steps) add(FIRST);
   repeat<HEIGHT>([&](auto i) __attribute__((always_inline)) {
     repeat<COLUMNS>([&](auto n) __attribute__((always_inline)) {
       // Earlier sums are added last: the products need not wait until these arrive.
       float* const to = out.data + i * out.row + n * LANES;
-      store(to, ACCUMULATE ? load(to) + sums[i][n] : sums[i][n]);
+      const Floats sum = SETS == 2 ? sums[0][i][n] + sums[LAST][i][n] : sums[0][i][n];
+      store(to, ACCUMULATE ? load(to) + sum : sum);
     });
   });
 }
