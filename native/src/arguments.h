@@ -4,11 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
-constexpr int PANEL = 64;   // keys of a packed panel, and bits of a mask word
-constexpr int ROWS = 24;    // query rows of a block
-constexpr int PANELS = 16;  // panels processed together, so that the scores of a block stay in the L1 and L2 caches
-constexpr int STRIDE =
-    PANELS * PANEL + 32;  // between rows of scores; a power of 2 would map all rows to the same cache sets
+constexpr int PANEL = 64;  // keys of a packed panel, and bits of a mask word
+constexpr int ROWS = 24;   // query rows of a block
 
 // A tensor [batch, heads, rows, components] with strides in bytes; components are contiguous.
 struct View {

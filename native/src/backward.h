@@ -41,8 +41,8 @@ class Backward {
       pack_pairs(row_of<char>(args_.q), args_.q.row, block.count(), args_.dim, query_pairs_);
       pack_pairs(row_of<char>(args_.grad_out), args_.grad_out.row, block.count(), args_.value_dim, grad_pairs_);
     }
-    const bool any = for_each_group(args_, block, 0, args_.panels(),
-                                    [&](const PanelGroup& group, bool accumulate) { process(group, accumulate); });
+    const bool any = for_each_group<PANELS>(
+        args_, block, 0, args_.panels(), [&](const PanelGroup& group, bool accumulate) { process(group, accumulate); });
     if (!any) std::memset(grad_q(), 0, block.count() * args_.dim * sizeof(float));
   }
 
@@ -186,21 +186,5 @@ class Backward {
   int64_t chunk_ = 0;
   RowBlock block_;
 };
-
-// Run one thread: a task is one chunk of the rows of all heads of a key head.
-template <class Format>
-void backward_of(const Arguments& args, Arena arena, std::atomic<int64_t>& next) {
-  Backward<Format> work(args, arena);
-  const int64_t kv_heads = args.batch * args.kv_heads, group = args.heads / std::max<int64_t>(1, args.kv_heads);
-  for (int64_t task; (task = next.fetch_add(1)) < kv_heads * args.chunks;) {
-    const int64_t kv = task / args.chunks, chunk = task % args.chunks;
-    const int64_t first = args.plan.blocks * chunk / args.chunks, stop = args.plan.blocks * (chunk + 1) / args.chunks;
-    float* grad_k = args.grad_k + (chunk * kv_heads + kv) * args.kv_len * args.dim;
-    float* grad_v = args.grad_v + (chunk * kv_heads + kv) * args.kv_len * args.value_dim;
-    for (int64_t g = 0; g < group; ++g)
-      for (int64_t block = first; block < stop; ++block)
-        work.run(RowBlock(args, kv / args.kv_heads, kv % args.kv_heads * group + g, 1, block), chunk, grad_k, grad_v);
-  }
-}
 
 }  // namespace LEVEL

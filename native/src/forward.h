@@ -45,8 +45,8 @@ class Forward {
     for (int i = 0; i < block.count(); ++i) row_max_[i] = -INF, row_sum_[i] = 0.0f;
     const int64_t first = args_.panels() * part / args_.key_parts, stop = args_.panels() * (part + 1) / args_.key_parts;
     const Left<Format> query = queries();
-    const bool any = for_each_group(args_, block, first, stop,
-                                    [&](const PanelGroup& group, bool accumulate) { add(group, query, accumulate); });
+    const bool any = for_each_group<PANELS>(
+        args_, block, first, stop, [&](const PanelGroup& group, bool accumulate) { add(group, query, accumulate); });
     args_.partial ? store_partial(any, part) : write_rows(any);
   }
 
@@ -177,19 +177,6 @@ class Forward {
   float row_max_[ROWS], row_sum_[ROWS];
   RowBlock block_;
 };
-
-// Run one thread: take tasks (some blocks of one head, or of heads processed together) from a shared counter.
-template <class Format>
-void forward_of(const Arguments& args, Arena arena, std::atomic<int64_t>& next, int64_t blocks_at_once) {
-  Forward<Format> work(args, arena);
-  const int64_t runs = (args.plan.blocks + blocks_at_once - 1) / blocks_at_once,
-                heads = args.heads / args.heads_per_task;
-  for (int64_t task; (task = next.fetch_add(1)) < args.batch * heads * runs * args.key_parts;) {
-    const int64_t part = task % args.key_parts, run = task / args.key_parts % runs, head = task / args.key_parts / runs;
-    for (int64_t block = run * blocks_at_once; block < std::min((run + 1) * blocks_at_once, args.plan.blocks); ++block)
-      work.run(RowBlock(args, head / heads, head % heads * args.heads_per_task, args.heads_per_task, block), part);
-  }
-}
 
 // Merge the partial results of all slices of the keys.
 template <class Format>

@@ -1,5 +1,5 @@
 // Compiled once per CPU level, each into its namespace: -DLEVEL=name.
-#include "backward.h"
+#include "passes.h"
 #include "statistics.h"
 
 namespace LEVEL {
@@ -44,13 +44,13 @@ void statistics(const Arguments& args, char* memory, std::atomic<int64_t>& next)
 
 int64_t forward_bytes(const Arguments& args) {
   Arena arena;
-  with_element_type(args, [&](auto kind) { Forward<decltype(kind)>(args, arena); });
+  with_element_type(args, [&](auto kind) { ForwardOf<decltype(kind)>(args, arena); });
   return arena.used();
 }
 
 int64_t backward_bytes(const Arguments& args) {
   Arena arena;
-  with_element_type(args, [&](auto kind) { Backward<decltype(kind)>(args, arena); });
+  with_element_type(args, [&](auto kind) { BackwardOf<decltype(kind)>(args, arena); });
   return arena.used();
 }
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "amx.h"
-#include "arguments.h"
+#include "blocking.h"
 
 namespace LEVEL {
 
@@ -67,8 +67,11 @@ inline Words interleave(Words a, Words b) {
 #endif
 }
 
-// Transpose `count` rows into a panel [components][PANEL]; missing columns are 0. `components` is a multiple of 4.
+// Transpose `count` rows into a panel [PANEL / WIDTH][components][WIDTH]; missing columns are 0. `components` is a
+// multiple of 4.
+template <int WIDTH = PANEL>
 inline void pack_transposed(const char* rows, ptrdiff_t row, int count, int64_t components, uint32_t* panel) {
+  const auto at = [=](int64_t d, int i) { return panel + (i / WIDTH * components + d) * WIDTH + i % WIDTH; };
   int i = 0;
   for (; i + LANES <= count; i += LANES) {
     for (int64_t d = 0; d < components; d += 4) {
@@ -80,17 +83,24 @@ inline void pack_transposed(const char* rows, ptrdiff_t row, int count, int64_t 
       const Words c = load_blocks_of_4(from + 2 * row, row), e = load_blocks_of_4(from + 3 * row, row);
       const Words ab = interleave<false, 1>(a, b), ce = interleave<false, 1>(c, e);
       const Words later_ab = interleave<true, 1>(a, b), later_ce = interleave<true, 1>(c, e);
-      uint32_t* to = panel + d * PANEL + i;
-      store(to, interleave<false, 2>(ab, ce)), store(to + PANEL, interleave<true, 2>(ab, ce));
-      store(to + 2 * PANEL, interleave<false, 2>(later_ab, later_ce));
-      store(to + 3 * PANEL, interleave<true, 2>(later_ab, later_ce));
+      uint32_t* to = at(d, i);
+      store(to, interleave<false, 2>(ab, ce)), store(to + WIDTH, interleave<true, 2>(ab, ce));
+      store(to + 2 * WIDTH, interleave<false, 2>(later_ab, later_ce));
+      store(to + 3 * WIDTH, interleave<true, 2>(later_ab, later_ce));
     }
   }
   for (; i < PANEL; ++i)
     for (int64_t d = 0; d < components; ++d) {
-      panel[d * PANEL + i] = 0;
-      if (i < count) std::memcpy(panel + d * PANEL + i, rows + i * row + d * 4, 4);
+      *at(d, i) = 0;
+      if (i < count) std::memcpy(at(d, i), rows + i * row + d * 4, 4);
     }
+}
+
+// Copy `count` rows into tiles [width / TILE_KEYS][height][TILE_KEYS], so that products read memory in order.
+inline void pack_tiles(const char* rows, ptrdiff_t row, int count, int64_t width, int64_t height, float* tiles) {
+  for (int i = 0; i < count; ++i)
+    for (int64_t d = 0; d < width; d += LANES)
+      store(tiles + (d / TILE_KEYS * height + i) * TILE_KEYS + d % TILE_KEYS, load(rows + i * row + d * 4));
 }
 
 // Pack pairs of bfloat16 rows into [PANEL / 2][width] words; each word holds one component of both rows.
@@ -112,12 +122,13 @@ inline void pack_pairs(const char* rows, ptrdiff_t row, int count, int64_t width
 class PanelCache {
  public:
   PanelCache(Arena& arena, const Arguments& args, int64_t words)
-      : words_(words),
-        capacity_(args.reads_keys_once()
-                      ? 1
-                      : std::min(args.panels(), std::max<int64_t>(PANELS, MAX_BYTES / (words * 4 + 1)))),
-        memory_(arena.take<uint32_t>(capacity_ * words)),
-        numbers_(capacity_, -1) {}
+      : PanelCache(arena, words,
+                   args.reads_keys_once()
+                       ? 1
+                       : std::min(args.panels(), std::max<int64_t>(MAX_PANELS, MAX_BYTES / (words * 4 + 1)))) {}
+
+  PanelCache(Arena& arena, int64_t words, int64_t capacity)
+      : words_(words), capacity_(capacity), memory_(arena.take<uint32_t>(capacity_ * words)), numbers_(capacity_, -1) {}
 
   // Return the panel with this number (unique over batch, heads and panels); call `fill` if it is not cached.
   template <class Fill>

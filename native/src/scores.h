@@ -43,9 +43,9 @@ class PackedRows {
   Right<Format> get(const RowBlock& block, int64_t panel) {
     const uint32_t* result = panels_.get(block.number_of_panel(args_, panel), panel, [&](uint32_t* to) {
       const char* from = rows_.at<char>(block.b, block.kv_head, panel * PANEL);
-      pack_transposed(from, rows_.row, args_.keys_in(panel), steps_, to);
+      pack_transposed<TILE_KEYS>(from, rows_.row, args_.keys_in(panel), steps_, to);
     });
-    return {reinterpret_cast<const typename Format::Number*>(result), PANEL};
+    return {reinterpret_cast<const typename Format::Number*>(result), TILE_KEYS};
   }
 
  private:
@@ -57,9 +57,9 @@ class PackedRows {
 
 // Panels that are processed together, and a mask word per row and panel.
 struct PanelGroup {
-  int64_t panel[PANELS];
+  int64_t panel[MAX_PANELS];
   int count = 0;
-  uint64_t words[ROWS][PANELS];
+  uint64_t words[ROWS][MAX_PANELS];
 };
 
 inline uint64_t bits_between(int64_t start, int64_t stop) {
@@ -80,26 +80,44 @@ inline uint64_t visible_word(const Plan& plan, Kind kind, int64_t b, int64_t h, 
   return word;
 }
 
-// Call `run` for the panels in [first, stop) that a block needs, up to PANELS at a time. Return whether there were any.
-template <class Do>
+// Return the first run of a block and the end of its runs; they are sorted.
+inline std::pair<const Run*, const Run*> runs_of(const Arguments& args, const RowBlock& block) {
+  const int32_t* starts =
+      args.plan.starts + (args.plan.items > 1 ? block.b * args.plan.blocks : 0) + block.first / ROWS;
+  return {args.plan.runs + starts[0], args.plan.runs + starts[1]};
+}
+
+// Return the first run of a block that ends after a panel.
+inline const Run* run_after(const Arguments& args, const RowBlock& block, int64_t panel) {
+  const auto [first, end] = runs_of(args, block);
+  return std::partition_point(first, end, [=](const Run& run) { return run.stop <= panel; });
+}
+
+// Return the first panel from `from` on that a block needs, or the number of panels.
+inline int64_t next_needed(const Arguments& args, const RowBlock& block, int64_t from) {
+  const Run* run = run_after(args, block, from);
+  return run < runs_of(args, block).second ? std::max<int64_t>(run->first, from) : args.panels();
+}
+
+// Call `run` for the panels in [first, stop) that a block needs, up to LIMIT at a time. Return whether there were any.
+template <int LIMIT, class Do>
 bool for_each_group(const Arguments& args, const RowBlock& block, int64_t first, int64_t stop, Do run) {
   const int64_t item = args.plan.items > 1 ? block.b : 0, panels = args.panels();
-  const int64_t at = item * args.plan.blocks + block.first / ROWS;
+  const Run* const end = runs_of(args, block).second;
   const auto visible = [&](int64_t head) { return args.plan.visible + (block.b * args.heads + head) * panels; };
   PanelGroup group;
   bool any = false;
-  for (int32_t n = args.plan.starts[at]; n < args.plan.starts[at + 1]; ++n) {
-    const Run& span = args.plan.runs[n];
-    for (int64_t panel = std::max<int64_t>(span.first, first); panel < std::min<int64_t>(span.stop, stop); ++panel) {
+  for (const Run* span = run_after(args, block, first); span < end && span->first < stop; ++span) {
+    for (int64_t panel = std::max<int64_t>(span->first, first); panel < std::min<int64_t>(span->stop, stop); ++panel) {
       const uint64_t existing = bits_between(0, args.kv_len - panel * PANEL);
       for (int i = 0; i < block.count(); ++i) {
-        uint64_t word = existing & visible_word(args.plan, Kind(span.kind), block.b, block.head_of(i), item,
+        uint64_t word = existing & visible_word(args.plan, Kind(span->kind), block.b, block.head_of(i), item,
                                                 block.row_of(i), args.q_len, panel, panels);
         if (args.plan.visible) word &= visible(block.head_of(i))[panel];
         group.words[i][group.count] = word;
       }
       group.panel[group.count++] = panel;
-      if (group.count == PANELS) run(group, any), any = true, group.count = 0;
+      if (group.count == LIMIT) run(group, any), any = true, group.count = 0;
     }
   }
   if (group.count) run(group, any), any = true;

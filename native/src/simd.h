@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -65,6 +66,8 @@ constexpr uint32_t ALL_LANES = LANES == 32 ? ~0u : (1u << LANES) - 1;
 inline Floats load_masked(const float* from, uint32_t bits) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_maskz_loadu_ps(static_cast<__mmask16>(bits), from);
+#elif defined(__AVX2__)
+  return bits == ALL_LANES ? load(from) : (Floats)_mm256_maskload_ps(from, (__m256i)lane_mask(bits));
 #else
   if (bits == ALL_LANES) return load(from);
   Floats x{};
@@ -76,6 +79,9 @@ inline Floats load_masked(const float* from, uint32_t bits) {
 
 inline void store_masked(float* to, Floats x, uint32_t bits) {
   if (bits == ALL_LANES) return store(to, x);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return _mm256_maskstore_ps(to, (__m256i)lane_mask(bits), (__m256)x);
+#endif
   for (int i = 0; i < LANES; ++i)
     if (bits >> i & 1) to[i] = x[i];
 }
@@ -84,10 +90,40 @@ inline void store_masked(float* to, Floats x, uint32_t bits) {
 inline Floats maximum(Floats top, Floats x) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_max_ps((__m512)x, (__m512)top);
+#elif defined(__AVX__)
+  return (Floats)_mm256_max_ps((__m256)x, (__m256)top);
+#elif defined(__x86_64__)
+  return (Floats)_mm_max_ps((__m128)x, (__m128)top);
 #else
   return x > top ? x : top;
 #endif
 }
+
+#if defined(__x86_64__) && !defined(__AVX512F__)
+
+// Exchange lanes whose numbers differ by WIDE, a power of 2.
+template <int WIDE>
+inline Floats exchange(Floats x) {
+#if __has_builtin(__builtin_shufflevector)
+  return [&]<int... I>(std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(x, x, (I ^ WIDE)...);
+  }(std::make_integer_sequence<int, LANES>());
+#else  // g++ 11
+  Ints lanes;
+  for (int i = 0; i < LANES; ++i) lanes[i] = i ^ WIDE;
+  return __builtin_shuffle(x, lanes);
+#endif
+}
+
+// Reduce all lanes pairwise.
+template <class Join>
+inline float reduce(Floats x, Join join) {
+  if constexpr (LANES == 8) x = join(x, exchange<4>(x));
+  x = join(x, exchange<2>(x));
+  return join(x, exchange<1>(x))[0];
+}
+
+#else
 
 // Reduce all lanes pairwise.
 template <class Join>
@@ -99,6 +135,8 @@ inline float reduce(Floats x, Join join) {
   }
   return x[0];
 }
+
+#endif
 
 inline float reduce_max(Floats x) {
 #if defined(__AVX512F__)
@@ -133,6 +171,26 @@ inline Floats exp2_fraction(Floats r) {
   return y * r + 1.0f;
 }
 
+#if defined(__x86_64__) && !defined(__AVX512F__)
+
+// Return 2**x, and exactly 0 below 2**-125, because products with denormal numbers are slow. NaN stays NaN.
+//
+// The polynomial gives 2**(r + 1) for |r| <= 0.5 with error 8e-8 before rounding; its factor 2**(n - 1) is 0 for the
+// smallest n that the bound leaves, so no comparison is needed.
+template <bool IS_APPROXIMATE = false>
+inline Floats exp2(Floats x) {
+  const Floats magic = broadcast(12582912.0f + 126.0f);  // 1.5 * 2**23 rounds to integers; 126 is the bias less 1
+  const Floats bounded = maximum(x, broadcast(-126.0f)), shifted = bounded + magic, r = bounded - (shifted - magic);
+  Floats y = r * (2 * 1.32116035e-3f) + 2 * 9.67129320e-3f;
+  y = y * r + 2 * 5.55090010e-2f;
+  y = y * r + 2 * 2.40222529e-1f;
+  y = y * r + 2 * 6.93146884e-1f;
+  y = y * r + 2.0f;
+  return y * (Floats)((Ints)shifted << 23);
+}
+
+#else
+
 // Return 2**x, and exactly 0 below 2**-126, because products with denormal numbers are slow. NaN stays NaN.
 template <bool IS_APPROXIMATE = false>
 inline Floats exp2(Floats x) {
@@ -148,6 +206,8 @@ inline Floats exp2(Floats x) {
   return x != x ? x : x < -126.0f ? Floats{} : y;
 #endif
 }
+
+#endif
 
 // Round to bfloat16, to nearest, ties to even.
 inline Shorts round_to_bf16(Floats x) {

@@ -8,7 +8,7 @@
 #include <atomic>
 #include <cmath>
 
-#include "scores.h"
+#include "trimmed_products.h"
 
 namespace LEVEL {
 
@@ -31,17 +31,18 @@ class Statistics {
         stride_(args.max_panels * PANEL + 32),
         scores_(arena.take<float>(ROWS * stride_)),
         panels_(arena.take<int64_t>(args.max_panels)),
-        columns_(arena.take<float>(PANELS * PANEL)) {}
+        columns_(arena.take<float>(MAX_PANELS * PANEL)) {}
 
   // Process one block of rows; add its column sums to `received` [kv_len].
   void run(const RowBlock& block, double* received) {
     block_ = block, count_ = 0;
     for (int i = 0; i < block.count(); ++i) rows_[i] = {};
-    for_each_group(args_, block, 0, args_.panels(), [&](const PanelGroup& group, bool) { add_scores(group); });
+    for_each_group<MAX_PANELS>(args_, block, 0, args_.panels(),
+                               [&](const PanelGroup& group, bool) { add_scores(group); });
     for (int i = 0; i < block.count(); ++i) finish_totals(i);
     // Backwards: the scores that were written last are still in the cache.
     for (int64_t stop = count_; stop > 0;) {
-      const int64_t first = (stop - 1) / PANELS * PANELS;
+      const int64_t first = (stop - 1) / MAX_PANELS * MAX_PANELS;
       read(first, static_cast<int>(stop - first), received);
       stop = first;
     }
@@ -62,11 +63,15 @@ class Statistics {
     using Number = typename Format::Number;
     const Left<Format> query{args_.q.at<Number>(block_.b, block_.head, block_.first),
                              args_.q.row / static_cast<ptrdiff_t>(sizeof(Number)), 1};
+    const Strips strips(group, block_.count());
     for (int n = 0; n < group.count; ++n) {
       const int vectors = (args_.keys_in(group.panel[n]) + LANES - 1) / LANES;
       const Out out{scores_ + (count_ + n) * PANEL, stride_};
-      multiply<Format>(out, query, keys_.get(block_, group.panel[n]), block_.count(), vectors,
-                       args_.dim / Format::PER_STEP, false);
+      const Right<Format> keys = keys_.get(block_, group.panel[n]);
+      if constexpr (IS_BLOCKED)
+        multiply_keys(out, query, keys, args_.dim, strips, n);
+      else
+        multiply<Format>(out, query, keys, block_.count(), vectors, args_.dim / Format::PER_STEP, false);
       panels_[count_ + n] = group.panel[n];
     }
     for (int i = 0; i < block_.count(); ++i)
@@ -187,7 +192,7 @@ class Statistics {
   int64_t stride_;
   float* scores_;      // of all panels of the block
   int64_t* panels_;    // numbers of these panels
-  float* columns_;     // column sums of up to PANELS of them
+  float* columns_;     // column sums of up to MAX_PANELS of them
   int64_t count_ = 0;  // number of stored panels
   Row rows_[ROWS];
   RowBlock block_;
