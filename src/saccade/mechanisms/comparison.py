@@ -83,7 +83,7 @@ def compare(
         >>> query, key, value = (torch.randn(1, 2, 64, 16) / 2 for _ in range(3))
         >>> comparison = compare(query, key, value, [Performer(4096), Performer(16), Nystrom(64, iterations=None)])
         >>> [row.verdict[:11] for row in comparison.rows]
-        ['rough: anot', 'too far off', 'close to ex']
+        ['rough: expe', 'too far off', 'close to ex']
         >>> from saccade.masks import Causal, sliding_window
         >>> comparison = compare(query, key, value, [sliding_window(63), sliding_window(16)], mask=Causal())
         >>> [(row.name, row.verdict[:11]) for row in comparison.rows]

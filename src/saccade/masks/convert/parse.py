@@ -83,7 +83,7 @@ def parse(text: str) -> Mask:
         ValueError: parse: text must name known masks; got windw.
             causal & windw(2)
                      ^
-        Hint: it knows causal, full, window, sliding, documents, padding, prefix, global, strided, streaming, longformer
+        Hint: known masks: causal, full, window, sliding, documents, padding, prefix, global, strided, streaming, longformer
 
     Raises:
         TypeError: ``text`` is not a string.
