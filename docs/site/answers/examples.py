@@ -95,7 +95,10 @@ def exported_masks() -> list[str]:
     for name in masks.__all__:
         one = getattr(masks, name)
         is_class = isinstance(one, type) and issubclass(one, Mask) and one is not Mask
-        if is_class or getattr(one, "__module__", "") == "saccade.masks.presets":
+        if is_class or getattr(one, "__module__", "") in (
+            "saccade.masks.presets",
+            "saccade.masks.grid.image_after_text",
+        ):
             found.append(name)
     return found
 

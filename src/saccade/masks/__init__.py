@@ -17,14 +17,12 @@ if TYPE_CHECKING:
     )
     from saccade.masks.convert.parse import parse
     from saccade.masks.grid.axial import Axial
+    from saccade.masks.grid.image_after_text import image_columns, image_neighbors, image_rows
     from saccade.masks.grid.neighborhood import Neighborhood
     from saccade.masks.grid.windows import ShiftedWindows
     from saccade.masks.mask import Mask
     from saccade.masks.presets import (
         bigbird,
-        image_columns,
-        image_neighbors,
-        image_rows,
         longformer,
         prefix_lm,
         shared_prefix,
@@ -68,6 +66,7 @@ else:
         "rules.global_tokens": "Global",
         "rules.image_bidirectional": "ImageBidirectional",
         "grid.axial": "Axial",
+        "grid.image_after_text": "image_columns image_neighbors image_rows",
         "grid.neighborhood": "Neighborhood",
         "grid.windows": "ShiftedWindows",
         "mask": "Mask",
@@ -79,8 +78,7 @@ else:
         "rules.prefix": "Prefix",
         "rules.prefix_per_document": "PrefixPerDocument",
         "rules.random_blocks": "Random",
-        "presets": "bigbird image_columns image_neighbors image_rows longformer prefix_lm shared_prefix "
-        "sliding_window sparse_transformer streaming",
+        "presets": "bigbird longformer prefix_lm shared_prefix sliding_window sparse_transformer streaming",
         "rules.segments": "Segments",
         "rules.strided": "Strided",
         "rules.tree": "Tree",
