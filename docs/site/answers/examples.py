@@ -89,6 +89,9 @@ CACHES = {
 }
 
 
+_PRESETS = ("saccade.masks.presets", "saccade.masks.grid.image_after_text")
+
+
 def exported_masks() -> list[str]:
     """Masks, and the recipes that are made of them; not what reads masks from elsewhere."""
     found = []

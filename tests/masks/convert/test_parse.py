@@ -43,7 +43,7 @@ SAID = {
     "&".join(["causal"] * 5000): masks.And((Causal(),) * 5000),
     "~" * 5000 + "causal": Causal(),
 }
-KNOWN = r"\nHint: known masks: causal, full, window, sliding, .*, longformer$"
+KNOWN = r"\nHint: use causal, full, window, sliding, .*, longformer$"
 WRONG = {
     "": r"have a mask here; got the end\.",
     "   ": r"have a mask here; got the end\.",

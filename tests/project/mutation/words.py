@@ -24,7 +24,7 @@ _SPEAKERS = _set("""
     TypeVar warn AssertionError _hint_for_keys cast escaped
 """)
 # Methods that write for the eye.
-_WRITERS = _set("__repr__ __str__ _behind_text _one_text _texts _misfit _sentence")
+_WRITERS = _set("__repr__ __str__ _after_text _one_text _texts _misfit _sentence")
 # Names that hold texts, as variables and as arguments.
 _TEXTS = _set("hint rule where reason what got expected sentence instead facts equals kind schema msg more")
 # Checks that are told what to say: the text literals among their arguments.

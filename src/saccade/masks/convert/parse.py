@@ -83,7 +83,7 @@ def parse(text: str) -> Mask:
         ValueError: parse: text must name known masks; got windw.
             causal & windw(2)
                      ^
-        Hint: known masks: causal, full, window, sliding, documents, padding, prefix, global, strided, streaming, longformer
+        Hint: use causal, full, window, sliding, documents, padding, prefix, global, strided, streaming, longformer
 
     Raises:
         TypeError: ``text`` is not a string.
@@ -156,7 +156,7 @@ class _Reader:
         return mask
 
     def named(self) -> Mask:
-        place, hint = self.at, f"known masks: {', '.join(_NAMES)}"
+        place, hint = self.at, f"use {', '.join(_NAMES)}"
         if self.word not in _NAMES:
             is_name = self.word.isidentifier()
             raise self.refused("name known masks" if is_name else "have a mask here", hint=hint)
