@@ -183,7 +183,7 @@ class ByLayer:
         ]
 
     def rules(self, documents: Tensor) -> dict[str, str]:
-        """Return, by module name, a text that describes which tokens the module was measured to reach.
+        """Return a dict from module names to text that describes which tokens each module was found to reach.
 
         Args:
             documents: the document of each token, int ``[batch, length]``.

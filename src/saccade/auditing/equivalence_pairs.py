@@ -96,7 +96,7 @@ def _split(ids: Tensor, name: str, cuts: Sequence[int]) -> tuple[str, RunPair]:
 
 
 def _cached(ids: Tensor) -> list[tuple[str, RunPair]]:
-    """Return pairs that crop, fork or reorder a cache in the middle of a text, which must not change later rows.
+    """Return pairs of runs, one of which crops, forks or reorders a cache in the middle; later rows must not change.
 
     The expected rows come from the same two chunks with an unmodified cache; other pairs compare chunks with a full
     run.

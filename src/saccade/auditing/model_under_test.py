@@ -105,7 +105,7 @@ class ModelUnderTest:
 
     @property
     def modules(self) -> dict[str, nn.Module]:
-        """The model's modules by name, without the embedding table; empty if the module is unknown."""
+        """The model's submodules by name, without the embedding table; empty if no module is known."""
         named = () if self.module is None else self.module.named_modules()
         return {name: module for name, module in named if name and module is not self.table}
 

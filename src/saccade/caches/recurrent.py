@@ -160,7 +160,7 @@ class RecurrentCache(LayerCache):
 
 
 def _as_lists(source: Hashable) -> Any:
-    """Return the source of a recurrent state as JSON for a file, with lists instead of tuples.
+    """Return a description of the recurrence that wrote a state, with lists instead of tuples, to be saved as JSON.
 
     Raises:
         UnsupportedError: the source contains something other than numbers, strings and None.

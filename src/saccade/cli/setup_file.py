@@ -42,7 +42,7 @@ def model_made_by(text: str) -> nn.Module:
 
 
 def _called(text: str, argument: str) -> Any:
-    """Run a file, call the function that the argument names, and return its result."""
+    """Run a Python file, call the function in it that the argument names, and return its result."""
     path, _, name = text.rpartition(":")
     if not name.isidentifier() or not Path(path).is_file():
         raise value_error(argument, "name a file and its function, as in my_setup.py:make", shown(text))

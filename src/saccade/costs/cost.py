@@ -249,7 +249,7 @@ def _training(subject: Subject, mode: FakeTensorMode, length: int, optimizer_ten
 
 
 def _decoding(subject: Subject, mode: FakeTensorMode, length: int, cache_bytes: int) -> Pass:
-    """Forecast the decoding of one more token after ``length - 1`` cached tokens."""
+    """Predict the cost of decoding one more token after ``length - 1`` cached tokens."""
     subject.module.eval()
     with dry(DryRun(), mode), torch.no_grad():
         inputs = subject.tensors(1)

@@ -107,7 +107,7 @@ class Explanation:
 
 
 def _windows(mask: Mask) -> str:
-    """Return the number of keys of each window in a mask, as text; empty without a window."""
+    """Return the size in keys of each window in a mask, as text; empty if the mask has no window."""
     counts = sorted({atom.keys for atom in mask.atoms() if isinstance(atom, Window) and atom.keys is not None})
     if not counts:
         return ""

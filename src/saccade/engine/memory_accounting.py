@@ -39,7 +39,7 @@ class Cost(NamedTuple):
 
 
 def bytes_widened(entries: int, dtype: torch.dtype) -> int:
-    """Return the bytes of the float32 copy that torch makes when it sums half-precision numbers; 0 for other dtypes."""
+    """Return the bytes of the float32 copy that torch makes to sum half-precision numbers; 0 for other dtypes."""
     return 4 * entries if dtype in (torch.float16, torch.bfloat16) else 0
 
 

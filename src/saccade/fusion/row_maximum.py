@@ -46,7 +46,7 @@ class RowMaximum:
 
     @property
     def left(self) -> Tensor:
-        """A tensor on the device of the scores."""
+        """The left operand of the scores, which tells on which device they are."""
         return self.of.left
 
     @property

@@ -167,10 +167,10 @@ class Scores:
         )
 
     def without_repetitions(self, copies: Axis, shape: Sequence[int], is_left: bool) -> Scores:
-        """Return the scores with repeated heads of one tensor stored once, in a different shape.
+        """Return the scores reshaped to ``shape``, with the repeated heads of one tensor stored once.
 
         Args:
-            copies: the factor along which one of the tensors is repeated; empty if there is only one copy.
+            copies: the part of the heads axis along which that tensor is repeated; empty if it is not repeated.
             shape: the shape that the model sees.
             is_left: whether the left tensor is the repeated one.
         """

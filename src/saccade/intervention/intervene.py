@@ -363,7 +363,7 @@ class _Calls:
 
 
 class _Hook:
-    """A forward hook on a mechanism that replaces its matrix by the edited one."""
+    """A forward hook on a mechanism that replaces its matrix with the edited one."""
 
     def __init__(self, intervention: intervene, holders: list[nn.Module]):
         self._intervention, self._holders = intervention, holders

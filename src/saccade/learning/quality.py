@@ -87,7 +87,7 @@ def quality_on(
 
 
 def _mixer(mechanism: Mechanism | Mask) -> Mixer:
-    """Return the token mixer that attends with a mechanism, or exactly under a mask; it is causal if possible."""
+    """Return a token mixer with a mechanism, or with exact attention under a mask; it is causal if that is possible."""
     if isinstance(mechanism, Mask):
         rule = mechanism & Causal()
         return attention_mixer(lambda length, layer: rule)

@@ -91,7 +91,7 @@ class Matrix(Operators, ABC):
 
     @property
     def hidden(self) -> float:
-        """Entry of the matrix for pairs that appear in no block."""
+        """The value of the matrix at pairs that no block covers."""
         return 0.0
 
     @property

@@ -43,7 +43,7 @@ class Layout:
 
     @classmethod
     def of(cls, rule: Rule, sizes: Sizes, groups: Groups) -> Layout:
-        """Build the layout of a grouping, with the bounds of the mask."""
+        """Build the layout of rows that are grouped in tiles, with the first and last key that each group sees."""
         kv_first, kv_len = sizes.kv_first, sizes.shape[3]
         keys = KeyDomain(np.full_like(groups.first, kv_first), np.full_like(groups.first, kv_first + kv_len))
         bounds = rule.bounds(groups, keys)

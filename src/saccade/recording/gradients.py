@@ -20,7 +20,7 @@ _UNKNOWN = "its values are not available, as in recurrences, with nested tensors
 
 
 class GradientsOfCalls:
-    """The gradients with respect to the weights of all calls of a run, received in the backward pass.
+    """A collector of the gradients with respect to the weights of all calls of a run, filled by the backward pass.
 
     Args:
         name: the name of the layer.

@@ -34,7 +34,7 @@ def recalled_by_delta_rule(key: Tensor, value: Tensor) -> Tensor:
 
 
 def recalled_by_linear(key: Tensor, value: Tensor) -> Tensor:
-    """Recall values by linear attention, whose state has one feature for each entry of a key."""
+    """Recall values with linear attention whose state has one feature per key entry."""
     recalled: Tensor = Linear("relu")(key[None, None], key[None, None]) @ value[None, None]
     return recalled[0, 0]
 
@@ -45,7 +45,7 @@ def recalled_by_attention(key: Tensor, value: Tensor) -> Tensor:
 
 
 def recalled_by_one_number(keys: list[int], values: list[int], base: int) -> list[int]:
-    """Recall values below ``base`` from one exact integer, which has the value of each key as digit of that place."""
+    """Recall values below ``base`` from one exact integer, whose digit at the position of a key is its value."""
     state = 0
     for key, value in zip(keys, values, strict=True):
         state += value * base**key

@@ -45,7 +45,7 @@ class Measurement:
 
     @property
     def agrees(self) -> bool:
-        """Whether the measured number is in the stated relation to the expected number; False for NaN."""
+        """Whether the measured number satisfies its stated relation to the expected number; False for NaN."""
         if self.relation == "=":
             return abs(self.seen - self.expected) <= self.tolerance
         if self.relation == "!=":

@@ -275,7 +275,7 @@ def features() -> Figure:
 
 
 def mistakes() -> Figure:
-    """Draw the figure on mistakes: the weights with each common mistake, and the correct weights."""
+    """Draw the weights that each common mistake produces, next to the correct weights."""
     draw, n, tokens = Draw(0, "mistakes"), 7, 4
     q, k = 1.5 * draw.normal(1, 1, n, 4), 1.5 * draw.normal(1, 1, n, 4)
     causal, eye = torch.ones(1, 1, n, n, dtype=torch.bool).tril(), torch.eye(n, dtype=torch.float64)[None, None]

@@ -77,7 +77,7 @@ class BlockFolder:
         _try_remove(self.path(key))
 
     def touch(self, keys: Sequence[str]) -> None:
-        """Mark the blocks of a sequence as just used. Later blocks get an earlier time, so they are removed first."""
+        """Mark the blocks of a sequence as just used. Its last blocks get older times, so they are removed first."""
         now = time.time_ns()
         for i, key in enumerate(keys):
             if self.has(key):

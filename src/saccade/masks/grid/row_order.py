@@ -28,7 +28,7 @@ class GridSize(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RowOrder:
-    """An order of rows where the grid cells of a square are adjacent. Rows outside the grid stay at the ends.
+    """An order of rows in which the cells of a square are adjacent. Rows before and after the grid keep their places.
 
     Args:
         grounds: the grid.

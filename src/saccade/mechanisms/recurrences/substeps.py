@@ -124,7 +124,7 @@ class SubstepMatrix(LinearTimeMatrix):
 
     @cached_property
     def _parts(self) -> RecurrenceMatrix:
-        """The recurrence of all steps, once for each head of the matrix."""
+        """The recurrence over all steps, repeated so that each head of this matrix has one of its own."""
         return self.whole if self._heads == list(range(self.whole.shape[1])) else self.whole.of_heads(self._heads)
 
     def _times(self, value: Tensor) -> Tensor:

@@ -136,7 +136,7 @@ def _copied(problem: Problem) -> Problem:
 
 
 def _twins(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Yield the problem with two inner rows of one input exchanged, or two entries of one inner row.
+    """Yield variants of the problem in which two inner rows of one input, or two entries of one inner row, are swapped.
 
     The shapes, sums, norms, and first and last entries stay the same.
     """
