@@ -93,7 +93,7 @@ class LlamaRelative(Llama):
 
 
 class Qwen3(LlamaRelative):
-    """The format of Qwen3, with heads of any width and norms of queries and keys; Yang et al. 2025, arXiv:2505.09388."""
+    """Qwen3's format, with heads of any width and norms of queries and keys; Yang et al. 2025, arXiv:2505.09388."""
 
     names = {**Llama.names, **_ATTENTION_NORMS}
 

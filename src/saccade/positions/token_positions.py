@@ -211,7 +211,7 @@ class Positions:
         return Positions(None, self.table[:, :length].clone()) if length else Positions(range(0))
 
     def on(self, device: torch.device | str | None = None) -> Tensor:
-        """Return the positions as an int64 tensor ``[batch | 1, len]`` on a device; the default of a range is the CPU."""
+        """Return the positions as an int64 tensor ``[batch | 1, len]`` on a device; a range defaults to the CPU."""
         run = self.run
         if run is None:
             assert self.table is not None
