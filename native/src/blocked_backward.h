@@ -1,4 +1,4 @@
-// Backward pass of the levels that are IS_BLOCKED: five products of several blocks of rows with one panel of keys.
+// Backward pass of the level that is IS_BLOCKED: five products of several blocks of rows with one panel of keys.
 //
 // Gradients of keys and values are sums over all rows of the blocks at once, which keeps them in registers for longer.
 #pragma once

@@ -1,4 +1,4 @@
-// Forward pass of the levels that are IS_BLOCKED: several blocks of rows visit a group of panels while it is in the
+// Forward pass of the level that is IS_BLOCKED: several blocks of rows visit a group of panels while it is in the
 // cache.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The weights of one row of a group of panels, for levels that are IS_BLOCKED.
+// The weights of one row of a group of panels, for the level that is IS_BLOCKED.
 //
 // Masked scores become -inf first, so that the passes over a row have neither masks nor branches, and the constants of
 // exp2 stay in registers.

@@ -90,16 +90,14 @@ inline void store_masked(float* to, Floats x, uint32_t bits) {
 inline Floats maximum(Floats top, Floats x) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_max_ps((__m512)x, (__m512)top);
-#elif defined(__AVX__)
+#elif defined(__AVX2__)
   return (Floats)_mm256_max_ps((__m256)x, (__m256)top);
-#elif defined(__x86_64__)
-  return (Floats)_mm_max_ps((__m128)x, (__m128)top);
 #else
   return x > top ? x : top;
 #endif
 }
 
-#if defined(__x86_64__) && !defined(__AVX512F__)
+#if defined(__AVX2__) && !defined(__AVX512F__)
 
 // Exchange lanes whose numbers differ by WIDE, a power of 2.
 template <int WIDE>
@@ -171,7 +169,7 @@ inline Floats exp2_fraction(Floats r) {
   return y * r + 1.0f;
 }
 
-#if defined(__x86_64__) && !defined(__AVX512F__)
+#if defined(__AVX2__) && !defined(__AVX512F__)
 
 // Return 2**x, and exactly 0 below 2**-125, because products with denormal numbers are slow. NaN stays NaN.
 //
