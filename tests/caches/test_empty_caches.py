@@ -91,7 +91,7 @@ def test_a_finite_memory_has_no_tainted_head():
 def test_sums_of_other_features_are_not_gone_on_with():
     cache, x = mechanisms.Performer(8, seed=0).new_cache(), torch.rand(1, 2, 3, 4)
     cache.attend(mechanisms.Performer(8, seed=0), x, x, x, mask=CAUSAL)
-    with pytest.raises(ValueError, match="features must be those of the memory; got others"):
+    with pytest.raises(ValueError, match="features must be those of the memory; got other features"):
         cache.attend(mechanisms.Performer(8, seed=1), x, x, x, mask=CAUSAL)
 
 

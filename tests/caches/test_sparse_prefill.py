@@ -130,7 +130,7 @@ def test_unsupported_arguments_are_refused():
     where = torch.stack([torch.arange(30), torch.arange(30) - 3]).clamp(min=-1)
     with pytest.raises(UnsupportedError, match="it has padding"):
         cache.attend(Softmax(), q, q, q, mask=CAUSAL, positions=where)
-    with pytest.raises(UnsupportedError, match="is no softmax"):
+    with pytest.raises(UnsupportedError, match="is not a softmax"):
         cache.attend(Linear(), q, q, q, mask=CAUSAL)
     assert cache.length == 0
     with pytest.raises(ValueError, match="rescore_every must be 1"):

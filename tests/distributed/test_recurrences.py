@@ -136,11 +136,11 @@ def test_nan_goes_on_and_what_is_not_there_is_refused():
         assert same
         assert "individual weights are not available" in told[0]
         assert "individual weights of earlier tokens cannot be dropped" in told[1]
-        assert "makes its rows of all keys at once" in told[2]
+        assert "needs all keys at once" in told[2]
         assert "5 queries and 24 keys" in told[3]
         assert "it draws new features" in told[4]
-        assert "it chooses by the columns of keys" in told[5]
-        assert "it chooses by the columns of keys" in told[6]
+        assert "it selects by columns of keys" in told[5]
+        assert "it selects by columns of keys" in told[6]
         assert "sharded_cache(model, cp)" in told[7]
 
 

@@ -126,13 +126,13 @@ def test_wrong_arguments_are_refused():
         told, length = found
         assert length == 0
         starts = (
-            "for decoding",
-            "a Linear chooses, or sums, over all keys",
-            "a TopK chooses",
-            "for decoding",
-            "holds a part",
+            "supports only decoding",
+            "a Linear selects from all keys or sums them",
+            "a TopK selects",
+            "supports only decoding",
+            "has only a part",
             "no new_cache",
-            "must plan the same",
+            "must make the same plan",
         )
         for message, part in zip(told, starts, strict=True):
             assert part in message, message

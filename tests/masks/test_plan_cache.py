@@ -29,7 +29,7 @@ def test_while_a_program_is_traced_plans_are_made_outside_of_it(
 
         return run
 
-    monkeypatch.setattr("saccade.masks.plan_cache.is_tracing", lambda: is_traced[0])
+    monkeypatch.setattr(torch.compiler, "is_dynamo_compiling", lambda: is_traced[0])
     monkeypatch.setattr(torch.compiler, "disable", outside)
     assert plan_of(*asked) is expected
     assert made == [expected]

@@ -109,7 +109,7 @@ def test_what_torch_and_ranks_lack_is_refused():
         to_torch(mha)
     with pytest.raises(UnsupportedError, match="its heads are 6 wide"):
         to_torch(MultiHeadAttention(8, 2, head_dim=6))
-    with pytest.raises(UnsupportedError, match="its norm of queries and keys joins heads"):
+    with pytest.raises(UnsupportedError, match="its norm of queries and keys combines heads"):
         tp_plan(mha, 2)
     assert "query_projection" in tp_plan(MultiHeadAttention(8, 2, qk_norm=QKNorm(learned=False)), 2)
 

@@ -66,7 +66,7 @@ def test_statistics_of_rows_of_any_sign(name, keep):
     close(run.compute(TopK(3))[0].weights, dense.topk(3).values)
     with pytest.raises(sc.UnsupportedError, match="sum to 1"):
         run.summary()
-    with pytest.raises(sc.UnsupportedError, match="sum to 1" if keep == "qk" else "was not asked"):
+    with pytest.raises(sc.UnsupportedError, match="sum to 1" if keep == "qk" else "was not computed"):
         run.compute(Entropy())
     assert ("statistics" if keep == "statistics" else "queries and keys") in repr(run)
 

@@ -68,7 +68,7 @@ def test_other_facts_are_joined_with_the_pattern(facts: masks.Mask) -> None:
 def test_a_rule_in_texts_tells_as_many_items_apart(texts: int, items: int) -> None:
     lengths, rule = [[2, 2]] * texts, masks.Padding([1, 2, 3][:items]) & masks.Blocks(torch.ones(4, 2, 2).bool(), 2)
     if 1 not in (texts, items) and texts != items:
-        with pytest.raises(ValueError, match=rf"Documents: rule must tell apart 1 or {texts} batch items; got {items}"):
+        with pytest.raises(ValueError, match=rf"Documents: rule must be for 1 or {texts} batch items; got {items}"):
             masks.Documents(lengths, rule=rule)
     else:
         found = masks.Documents(lengths, rule=rule)
