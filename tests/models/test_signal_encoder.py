@@ -172,7 +172,7 @@ def build(**changes: Any) -> SignalEncoder:
         (lambda: build(channels=0), "SignalEncoder: channels must be an int of at least 1; got 0."),
         (lambda: build(mask=None), "SignalEncoder: mask must be a saccade mask; got NoneType."),
         (lambda: build(strides=2), "SignalEncoder: strides must be a tuple of ints; got int."),
-        (lambda: build(strides=()), "SignalEncoder: strides must have at least one; got ()."),
+        (lambda: build(strides=()), "SignalEncoder: strides must contain at least one stride; got ()."),
         (lambda: build(strides=(2, 0)), "SignalEncoder: strides must be an int of at least 1; got 0."),
         (lambda: build(kernel_size=4), "SignalEncoder: kernel_size must be odd; got 4."),
         (lambda: build(strides=(4,)), "SignalEncoder: kernel_size must be an int of at least 4; got 3."),

@@ -43,7 +43,7 @@ def layer(mask):
 def test_a_layer_that_looks_ahead_takes_no_cache(mask, cache):
     x = torch.randn(2, 9, 8)
     made = cache()
-    with pytest.raises(ValueError, match=r"mask must hide later keys from every query, with a .*Cache; got"):
+    with pytest.raises(ValueError, match=r"mask must hide later keys from every query with a .*Cache; got"):
         layer(mask)(x[:, :4], cache=made)
     assert made.length == 0
 

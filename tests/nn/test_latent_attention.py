@@ -204,7 +204,7 @@ def test_a_token_takes_the_bytes_that_are_said() -> None:
     assert told.startswith("1 on 4,096 tokens: absorbed")
     assert "cheaper from 171 queries on" in told
     assert "1,152 bytes in bfloat16" in told
-    assert "would be 81,920, 71 times as many" in told
+    assert "would take 81,920 bytes, 71 times as many" in told
     assert layer.explain(256, 4096).startswith("256 on 4,096 tokens: expanded")
     assert layer.explain(5).startswith("5 on 5 tokens: expanded")  # a prompt
     small = LatentAttention(64, 8, **v3_sizes, mask=CAUSAL[0]).bfloat16()

@@ -126,7 +126,7 @@ def test_unrelated_pairs_get_no_gradient() -> None:
         ),
         (
             lambda: RelationTable(2, 3)(torch.full((1, 2, 2), 3)),
-            "RelationTable: relations must be from -1 to 2; got others.",
+            "RelationTable: relations must be from -1 to 2; got other numbers.",
         ),
         (lambda: path_lengths(graphs(), 2), "path_lengths: edges must be a bool tensor; got int64."),
         (lambda: path_lengths(graphs() > 0, 0), "path_lengths: reach must be an int of at least 1; got 0."),

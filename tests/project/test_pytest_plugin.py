@@ -194,7 +194,7 @@ def test_each_law_of_a_kernel_is_a_test(pytester):
     ran = pytester.runpytest(*options, "--saccade-kernel", "mine.py::top_left", "-k", "oracle")
     ran.assert_outcomes(failed=1, deselected=ran.parseoutcomes()["deselected"])
     ran.stdout.fnmatch_lines(
-        ["The output is softmax attention*", "query [[]*", "seed 0", "*- the fault without saccade -*"]
+        ["The output equals softmax attention*", "query [[]*", "seed 0", "*- the fault without saccade -*"]
     )
 
 

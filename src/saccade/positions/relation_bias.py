@@ -72,7 +72,7 @@ class RelationTable(ArgumentHints, nn.Module):
             raise type_error("relations", "be int64 or int32", str(relations.dtype).removeprefix("torch."))
         if can_be_read(relations) and not -1 <= int(relations.min()) <= int(relations.max()) < self.num_relations:
             rule, facts = f"be from -1 to {self.num_relations - 1}", [describe("relations", relations)]
-            raise value_error("relations", rule, "other names", facts=facts)
+            raise value_error("relations", rule, "other numbers", facts=facts)
         # Store the result head by head, as matrix products read it. Index -1 selects the padded 0, not a parameter.
         return nn.functional.pad(self.weight.T, (0, 1))[:, relations].transpose(0, 1)
 

@@ -92,7 +92,7 @@ def test_a_cache_goes_on_where_it_ended() -> None:
         assert [a + b for a, b in zip(first, rest, strict=True)] == whole
     cache = model.new_cache()
     generate(model, PROMPTS, 2, cache=cache)
-    with pytest.raises(ValueError, match="generate: cache must hold 1 texts, one for each prompt; got 3"):
+    with pytest.raises(ValueError, match="generate: cache must contain 1 texts, one for each prompt; got 3"):
         generate(model, [[1]], 2, cache=cache)
 
 
