@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import saccade as sc
 from saccade import masks, nn
 from saccade.caches import RecurrentCache, load_cache, save_cache
-from saccade.distributed.parallel_mechanism import SpreadMechanism
+from saccade.distributed.parallel_mechanism import ParallelMechanism
 from saccade.mechanisms import RWKV7, Delta, DeltaProduct, Mechanism
 
 HEADS, WIDTH, OUT = 2, 4, 3
@@ -197,7 +197,7 @@ def test_the_layer_decodes_and_is_recorded(mechanism: Mechanism) -> None:
 @pytest.mark.parametrize("mechanism", [DeltaProduct(2), RWKV7()], ids=str)
 def test_ranks_do_not_pass_on_steps(mechanism: Mechanism) -> None:
     with pytest.raises(sc.UnsupportedError, match="a token takes several steps"):
-        SpreadMechanism(mechanism, None)  # type: ignore[arg-type]  # it is asked before any rank is
+        ParallelMechanism(mechanism, None)  # type: ignore[arg-type]  # it is asked before any rank is
 
 
 def test_wrong_shapes_are_refused() -> None:

@@ -108,7 +108,7 @@ def test_a_status_other_than_0_is_a_failure_and_a_script_shows_it(library):
     found = judge(source.load(), claims, source=source, laws=["oracle"], cases=["causal"], seed=0)
     (example,) = found.counter_examples
     assert "RuntimeError: the C function returned 3" in example.message
-    assert "it raises RuntimeError" in example.shows[0]
+    assert "the call raises RuntimeError" in example.shows[0]
 
 
 @pytest.mark.ci

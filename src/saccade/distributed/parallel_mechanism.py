@@ -1,4 +1,4 @@
-"""SpreadMechanism: run a mechanism in parallel on many ranks, each of which stores some of the keys."""
+"""ParallelMechanism: run a mechanism in parallel on many ranks, each of which stores some of the keys."""
 
 from __future__ import annotations
 
