@@ -143,7 +143,7 @@ def test_masks_with_gaps_are_refused(mask: masks.Mask | None, reason: str) -> No
 def test_keys_out_of_order_are_refused() -> None:
     query, key, _, gates = draw(6)
     places = torch.tensor([0, 2, 1, 3, 4, 5])
-    with pytest.raises(sc.UnsupportedError, match="keys that stand between"):
+    with pytest.raises(sc.UnsupportedError, match="keys between key and query"):
         Forgetting(WIDTH)(query, with_gates(key, gates), mask=masks.Causal(), q_positions=places, kv_positions=places)
 
 
@@ -155,7 +155,7 @@ def test_widths_are_checked() -> None:
         Forgetting(WIDTH + 1)(query, with_gates(key, gates), mask=masks.Causal())
     with pytest.raises(ValueError, match="gates must have shape"):
         with_gates(key, gates[:, :3])
-    with pytest.raises(sc.UnsupportedError, match="its decays are the bias"):
+    with pytest.raises(sc.UnsupportedError, match="its decays are already the bias"):
         Forgetting(WIDTH).with_bias(torch.zeros(1))
 
 

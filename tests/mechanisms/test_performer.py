@@ -386,9 +386,7 @@ def test_states_of_given_directions_go_on_with_equal_ones_only() -> None:
 
 def test_conflicting_sources_of_directions_are_refused() -> None:
     omega = torch.randn(8, D)
-    with pytest.raises(
-        ValueError, match="Performer: num_features must be 8, the number of directions, or None; got 256"
-    ):
+    with pytest.raises(ValueError, match="num_features must be 8, the number of directions, or None; got 256"):
         Performer(256, directions=omega)
     with pytest.raises(ValueError, match="Performer: redraw must be None when directions are given; got 3"):
         Performer(directions=omega, redraw=3)

@@ -120,11 +120,11 @@ def test_it_runs_in_a_decoder_layer_and_is_recorded() -> None:
 
 def test_inputs_without_gates_are_refused() -> None:
     layer, x = _layer(), _input()
-    with pytest.raises(ValueError, match="key must be None in a layer with forget gates"):
+    with pytest.raises(ValueError, match="key must be None, because the forget gates"):
         layer(x, torch.randn_like(x))
-    with pytest.raises(ValueError, match="key must be None in a layer with forget gates"):
+    with pytest.raises(ValueError, match="key must be None, because the forget gates"):
         layer(x, cache=CrossCache())
-    with pytest.raises(sc.UnsupportedError, match="no gates of nested tensors"):
+    with pytest.raises(sc.UnsupportedError, match="it does not support nested tensors"):
         layer(torch.nested.nested_tensor([x[0], x[1, :4]], layout=torch.jagged))
-    with pytest.raises(sc.UnsupportedError, match="its decays are the bias"):
+    with pytest.raises(sc.UnsupportedError, match="its decays are already the bias"):
         layer(x, bias=sc.positions.ALiBi(4))

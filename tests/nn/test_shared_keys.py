@@ -172,7 +172,7 @@ def test_dropout_falls_on_the_reader_too() -> None:
 
 def test_other_caches_are_refused() -> None:
     stack = _stack()
-    with pytest.raises(UnsupportedError, match="a Int8Cache does not hand on all keys and values; a KVCache does"):
+    with pytest.raises(UnsupportedError, match="a Int8Cache does not return all keys and values, as a KVCache does"):
         stack(_tokens(), cache=Cache([Int8Cache(4), Int8Cache(4)]))
     with pytest.raises(ValueError, match="cache must contain the caches of 2 layers; got 4"):
         stack(_tokens(), cache=Cache(KVCache() for _ in range(4)))
@@ -181,7 +181,7 @@ def test_other_caches_are_refused() -> None:
 def test_only_a_stack_can_call_it() -> None:
     layer = SharedKeyAttention(WIDTH, 4, 0)
     for call in (layer, layer.matrix):
-        with pytest.raises(ValueError, match="shared must hold the keys and values of an earlier layer"):
+        with pytest.raises(ValueError, match="shared must contain the keys and values of an earlier layer"):
             call(torch.zeros(1, 3, WIDTH))
     with pytest.raises(UnsupportedError, match="it reads the cache of layer 0"):
         layer.new_cache()

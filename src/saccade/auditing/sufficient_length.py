@@ -108,8 +108,10 @@ def shortest_that_differs(rule: Mask, length: int) -> tuple[Mask, int] | None:
         while most - least > 1:
             middle = (least + most) // 2
             least, most = (least, middle) if _differs(rule, plain, middle) else (middle, most)
-    except Exception:  # a user's function may raise any error at positions for which it was not written
-        return None
+    except Exception:
+        if rule.asks_functions:  # a user's function may raise any error at positions for which it was not written
+            return None
+        raise
     return plain, most
 
 

@@ -31,9 +31,9 @@ class Forgetting(Approximate):
 
     The gates before their sigmoid, z, are the last channels of the keys, so that every cache stores, crops, copies and
     saves them together with the keys, and decoding equals the whole run. Logarithms are summed in float64: the sums
-    grow with the length, and only their differences are rounded. Packed documents need no care, since a difference
-    contains the gates of one document only. `with_gates` makes such keys; `saccade.nn.ForgettingAttention` is the
-    layer.
+    grow with the length, and only their differences are rounded. Packed documents need no special treatment, since a
+    difference contains the gates of only one document. `with_gates` makes such keys;
+    `saccade.nn.ForgettingAttention` is the layer.
 
     Args:
         head_dim: width of the queries, and of the keys without gates.
@@ -45,8 +45,8 @@ class Forgetting(Approximate):
         UnsupportedError: a mask other than Causal, Window, Documents of these, and masks that only hide keys (Padding);
             keys out of order; another bias.
 
-    Cost: as `Softmax` with a bias; memory is linear in the length. On a CPU, the compiled kernel runs unless decays add
-    up to more than 128 between the first and the last key, which one float32 number for each key does not resolve.
+    Cost: that of `Softmax` with a bias; memory is linear in the length. On a CPU, the compiled kernel runs unless
+    decays add up to more than 128 between the first and the last key, which float32 sums for keys cannot resolve.
 
     Example:
         >>> from saccade.masks import Causal
@@ -81,7 +81,7 @@ class Forgetting(Approximate):
 
     def with_bias(self, bias: Tensor | Bias) -> Mechanism:
         """Raise, because the decays are the bias of the scores."""
-        raise unsupported("bias", ["its decays are the bias"], hint="mechanism=Softmax() adds one")
+        raise unsupported("bias", ["its decays are already the bias"], hint="mechanism=Softmax() adds one")
 
     def forward(
         self,
@@ -159,7 +159,7 @@ def _last_keys(inputs: Inputs) -> Tensor:
     """Return the last key whose gate counts for each query, int64 ``[batch | 1, q_len]``.
 
     Raises:
-        UnsupportedError: keys do not stand in order.
+        UnsupportedError: keys are not sorted by position.
     """
     (_, _, q_len, kv_len), (q_start, kv_start) = inputs.shape, inputs.starts
     if q_start is not None and kv_start is not None:
@@ -168,7 +168,7 @@ def _last_keys(inputs: Inputs) -> Tensor:
     q, kv = inputs.position_tables()
     highest = kv.cummax(1).values
     if is_readable(kv) and bool(((kv >= 0) & (kv < highest)).any()):
-        reason = "the gates between a key and a query are those of the keys that stand between them"
+        reason = "a score includes the gates of the keys between key and query, so keys must be sorted"
         raise unsupported("positions", [reason], hint="sort the keys by position")
     size = max(len(q), len(highest))
     last = torch.searchsorted(highest.expand(size, -1).contiguous(), q.expand(size, -1).contiguous(), right=True) - 1

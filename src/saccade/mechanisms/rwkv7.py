@@ -18,13 +18,13 @@ STRONGEST = -30.0
 
 
 class RWKV7(Recurrence):
-    r"""RWKV-7's generalised delta rule: each channel of the state decays, and is corrected, at a rate of its own.
+    r"""RWKV-7's generalised delta rule: each channel of the state has its own decay and its own rate of correction.
 
     .. math:: S_t = \mathrm{diag}(\exp g_t)\, S_{t-1} - (a_t \odot \kappa_t)\, (S_{t-1}^T \kappa_t)^T + k_t v_t^T,
               \qquad o_t = s\, S_t^T q_t
 
     The query is RWKV's receptance r, κ the removal key, a the in-context learning rate and k the replacement key. The
-    terms r·k that RWKV adds to the output are no part of the matrix. Each token takes two steps of one recurrence: one
+    terms r·k that RWKV adds to the output are not part of the matrix. Each token takes two steps of one recurrence: one
     that removes and one that decays and writes.
 
     The removal keys should have length 1 and rates be at most 1, or the state may grow without bound. Nothing is
@@ -37,7 +37,7 @@ class RWKV7(Recurrence):
         ValueError: gates with a wrong shape, or log decays that are not between -30 and 0.
         UnsupportedError: a mask other than Causal, Causal within Documents, and masks that only hide keys (Padding).
 
-    Cost: as `Delta` with a decay for each channel and twice as many tokens.
+    Cost: that of `Delta` with a decay for each channel and twice as many tokens.
 
     Example:
         >>> from saccade.masks import Causal
@@ -104,7 +104,7 @@ class RWKV7(Recurrence):
         key, (batch, heads, q_len, kv_len) = inputs.key.to(inputs.wide), inputs.shape
         removal = key if removal is None else removal.to(inputs.wide)
         removed = removal if rate is None else removal * rate.to(inputs.wide)
-        if decay is not None:  # the second step lets the first one's part decay, too
+        if decay is not None:  # the decay of the second step also applies to what the first one removes
             removed = removed * (-decay.to(inputs.wide)).exp()
             decay = last_of(decay, 2)
         visible = Visible.of(inputs)

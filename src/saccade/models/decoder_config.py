@@ -15,7 +15,7 @@ from saccade.nn.qk_norm import QKNorm
 from saccade.positions import QueryTemperature, Scaling
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import shown, value_error
-from saccade.support.validation import check_bool, check_number, check_type
+from saccade.support.validation import are_integers, check_bool, check_number, check_type
 
 
 @argument_hints(MODEL_NAMES)
@@ -158,11 +158,11 @@ class DecoderConfig(TextConfig):
     def _check_kv_layers(self, kv_layers: tuple[int, ...]) -> None:
         """Raise unless each layer reads its own keys and values, or those of an earlier layer that reads its own."""
         rule = f"be {self.num_layers} indices, each of its own layer or of an earlier one that reads its own"
-        is_right = len(kv_layers) == self.num_layers and all(
+        is_right = isinstance(kv_layers, tuple) and len(kv_layers) == self.num_layers and are_integers(kv_layers)
+        if not is_right or not all(
             0 <= source <= index and kv_layers[source] == source for index, source in enumerate(kv_layers)
-        )
-        if not is_right:
-            raise value_error("kv_layers", rule, kv_layers, hint="(0, 1, 0, 1) in four layers: two store keys")
+        ):
+            raise value_error("kv_layers", rule, shown(kv_layers), hint="(0, 1, 0, 1) in four layers: two store keys")
         if self.short_convolution is not None:
             raise value_error("kv_layers", "be None with a short_convolution", kv_layers)
 

@@ -58,7 +58,7 @@ class SaccadeFormat(DecoderFormat):
         is_rotary = fields.get("position_encoding", "rotary") == "rotary"
         lengths = {"max_position_embeddings": fields.get("max_len")}
         norm, layers = config.get("qk_norm"), config.get("layers")
-        if fields.get("kv_layers") is not None:
+        if isinstance(fields.get("kv_layers"), list):
             fields["kv_layers"] = tuple(fields["kv_layers"])
         return DecoderConfig(
             **fields,

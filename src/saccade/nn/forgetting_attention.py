@@ -19,7 +19,7 @@ from saccade.nn.qk_norm import QKNorm
 from saccade.positions import Rotary
 from saccade.support.errors import unsupported, value_error
 
-_LIFETIMES = 2.0, 1024.0  # tokens after which an initial gate has let a share of 1/e remain: first and last head
+_LIFETIMES = 2.0, 1024.0  # tokens after which weights have fallen to 1/e at the start of training: first and last head
 
 
 class ForgettingAttention(MultiHeadAttention):
@@ -29,9 +29,9 @@ class ForgettingAttention(MultiHeadAttention):
               f_l = \sigma(w \cdot x_l + b)
 
     Each head has its own gates, which are computed from the tokens. The layer is causal, and for self-attention only.
-    It needs no rotation, because gates tell what is near. Caches hold the gates, before their sigmoid, as channels of
-    the keys. The "Pro" layer of the paper also has ``qk_norm``, ``output_gate`` and a shift of keys and values
-    (``short_convolution``).
+    It works without rotary positions, because the gates favour recent tokens. Caches store the gates, before their
+    sigmoid, as channels of the keys. The "Pro" layer of the paper also has ``qk_norm``, ``output_gate`` and a shift of
+    keys and values (``short_convolution``).
 
     Args:
         embed_dim: width of queries and of the output.
@@ -48,7 +48,7 @@ class ForgettingAttention(MultiHeadAttention):
         ValueError: sizes that do not divide evenly, inputs of the wrong width, or keys of other tokens.
         UnsupportedError: nested tensors, or a bias.
 
-    Cost: as `MultiHeadAttention` with a bias, plus a projection to ``num_heads`` numbers; a cache holds one more
+    Cost: that of `MultiHeadAttention` with a bias, plus a projection to ``num_heads`` numbers. A cache stores one more
     channel for each query head of a key head.
 
     Example:
@@ -117,10 +117,11 @@ class ForgettingAttention(MultiHeadAttention):
         tail: LayerCache | None = None,
     ) -> Heads:
         if not (key is None or key is query) or not (value is None or value is query) or isinstance(cache, CrossCache):
-            raise value_error("key", "be None in a layer with forget gates, which are those of the queries", "another")
+            rule = "be None, because the forget gates are computed from the queries"
+            raise value_error("key", rule, "another tensor")
         heads = super()._heads(query, key, value, mask, places, cache, tail)
         return heads._replace(key=with_gates(heads.key, self.forget_projection(query).mT))
 
     def _attend_nested(self, *inputs: object) -> NoReturn:
         hint = "saccade.pack(tensors) gives packed tokens, and a mask of Documents"
-        raise unsupported("ForgettingAttention", ["it has no gates of nested tensors"], hint=hint)
+        raise unsupported("ForgettingAttention", ["it does not support nested tensors"], hint=hint)

@@ -162,7 +162,7 @@ class NativeSparseAttention(AttentionLayer):
     ) -> Heads:
         """Check the inputs of a call, project them to heads, and rotate queries and keys."""
         if bias is not None:
-            raise unsupported("bias", ["the branches have different scores, to which it could be added"])
+            raise unsupported("bias", ["the branches have different scores, so a bias has no single meaning"])
         if isinstance(cache, CrossCache):
             rule, hint = "be that of a self-attention", "new_cache() makes one"
             raise value_error("cache", rule, type(cache).__name__, hint=hint)

@@ -152,7 +152,7 @@ class SharedKeyAttention(AttentionLayer):
         return self._matrix(self._heads(query, shared, mask, positions, rotary_positions, None), bias)
 
     def new_cache(self, max_len: int | None = None) -> LayerCache:
-        """Raise, since the source's cache holds the keys and values.
+        """Raise, because the source's cache stores the keys and values.
 
         Raises:
             UnsupportedError: always.
@@ -181,7 +181,7 @@ class SharedKeyAttention(AttentionLayer):
     ) -> Heads:
         """Check a call, project its queries, and return them with the keys and values of the source."""
         if shared is None or shared.key is None or shared.value is None:
-            rule, hint = "hold the keys and values of an earlier layer", "a DecoderStack passes them on"
+            rule, hint = "contain the keys and values of an earlier layer", "a DecoderStack passes them on"
             raise value_error("shared", rule, "none", hint=hint)
         weight = weight_of(self.query_projection)
         checks.check_inputs(x, x, x, self.embed_dim, self.embed_dim, None if weight is None else weight.dtype)
@@ -255,7 +255,7 @@ def caches_of(layers: nn.ModuleList, cache: Cache) -> list[LayerCache | Cache]:
 def _cached(cache: LayerCache, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Return all keys and values in the source's cache; those of the current call have gradients."""
     if type(cache) is not KVCache:
-        reason = f"a {type(cache).__name__} does not hand on all keys and values; a KVCache does"
+        reason = f"a {type(cache).__name__} does not return all keys and values, as a KVCache does"
         raise unsupported("cache", [reason])
     assert cache.key is not None  # the source has written to it
     assert cache.value is not None
