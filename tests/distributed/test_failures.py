@@ -205,7 +205,7 @@ def test_wrong_arguments_are_refused():
             "ContextParallel.seq_len: rows must be",
             "ContextParallel: layout must be one of 'contiguous', 'zigzag', 'striped'",
             "ContextParallel: strategy must be one of",
-            "ContextParallel: layout must be of 2 ranks; got 4",
+            "ContextParallel: layout must be for 2 ranks; got 4",
             'ContextParallel.attention: strategy="ulysses" cannot run these inputs:',
         )
         for got, start in zip(told, starts, strict=True):
