@@ -69,32 +69,33 @@ def audit(
 
     The model runs unchanged, on its own kernels. An output may depend on a token only if the rule, composed over all
     layers with their residual connections, allows it. Each module that mixes tokens is also rerun in place, and must
-    follow the rule of its layer. There are two probes: one changes the token vectors, and one computes gradients, where
-    any nonzero gradient counts. If the embedding table is compiled, the model receives vectors instead of tokens.
+    follow the rule of its layer. There are two probes: one replaces token embeddings, and one computes gradients, of
+    which any nonzero value counts. If the embedding table is compiled, the model receives embeddings instead of tokens.
     Modules of compiled models are tested uncompiled.
 
     Args:
-        model: a module or function that maps tokens ``[batch, length]``, or vectors ``[batch, length, width]``, to
+        model: a module or function that maps tokens ``[batch, length]``, or embeddings ``[batch, length, width]``, to
             rows ``[batch, length, ...]``.
         rule: one mask for all layers, or the text of a mask (see `saccade.masks.parse`); a list with one mask for each
             layer; or a mapping from patterns of module names to masks. For an encoder-decoder, a mapping from
             "encoder", "decoder" and "cross" to a mask or a list. When None, it is read from ``model.config`` and
             reported as assumed.
-        inputs: tokens or vectors, or all keyword arguments of the model; two random sequences when None. For an
+        inputs: tokens or embeddings, or all keyword arguments of the model; two random sequences when None. For an
             encoder-decoder, they must include ``input_ids`` (the source) and ``decoder_input_ids`` (the target).
-        tokens: name of the keyword argument that holds the tokens or vectors. When None, the audit takes an argument
-            with a name that transformers uses, the only argument that can hold tokens, or the model's first parameter.
-        batch_first: whether tokens or vectors are ``[batch, length, ...]`` rather than ``[length, batch, ...]``. The
+        tokens: name of the keyword argument that holds the tokens or embeddings. When None, the audit uses an argument
+            that transformers also has, the only argument that can hold tokens, or the model's first parameter.
+        batch_first: whether tokens or embeddings are ``[batch, length, ...]`` rather than ``[length, batch, ...]``. The
             layouts of modules and outputs are detected automatically.
         module: the model that ``model`` calls, if ``model`` is a function; its embedding tables and layers are audited.
-        length: length of the random sequences. It must exceed the windows of the rule: a rule that hides nothing more
-            than `Causal` or `Full` at this length gives the claim "length", not answered, with the length to pass.
+        length: length of the random sequences. It must exceed the rule's windows: if the rule equals `Causal` or `Full`
+            at this length, the claim "length" is not answered and says which length to pass.
         layers: number of layers; when None, the number of modules that mix tokens.
         padding: bool ``[batch, length]``, True at tokens and False at padding. Rows of padding are not checked. When
             None, there is no padding. For an encoder-decoder, each row holds the source followed by the target.
         outputs: a function that extracts the output rows from the model's result; by default the logits, the hidden
             states or the tensor itself.
-        packed: lengths of the texts to cut the first sequence into. Each must give the same rows packed as on its own.
+        packed: lengths of texts, into which the first sequence is split. Each text must give the same rows packed as
+            alone.
         padded: whether to check that padding on the left and on the right does not change the rows of real tokens.
         cache: whether to check, for several splits, that running a text in chunks through a cache gives the same rows
             as running it at once.
@@ -229,7 +230,7 @@ def assumed_rule(model: object) -> Declared:
 
 
 def _noise(subject: ModelUnderTest) -> float:
-    """Return the largest output change that noise explains: `FACTOR` times that of a rerun or of rounding modules."""
+    """Return the largest output change due to noise: `FACTOR` times the change from a rerun or from rounding errors."""
     repeated = max(relative(subject.run(), subject.rows) for _ in range(2))
     written = subject.as_written
     rounded = 0.0 if written.module is None else jitter(written.module, written.run, base=written.rows)
@@ -259,14 +260,14 @@ def _end_to_end(subject: ModelUnderTest, reach: Reach, probes: EndToEnd) -> list
 
 
 def _limits(probes: EndToEnd) -> str:
-    """Return why a "reach" claim that held is weak (the rule forbids nothing, or no gradients); empty if it is not."""
+    """Return why a held "reach" claim is weak (it forbids nothing, or there are no gradients); "" if it is not."""
     if not probes.hides_something:
         return "the rule forbids nothing"
     return f"measured only by changing inputs: {probes.no_gradient}" if probes.no_gradient else ""
 
 
 def _located(subject: ModelUnderTest, reach: Reach, probes: EndToEnd, leak: CounterExample) -> CounterExample:
-    """Return the counter-example of a leak, completed with the name of the module where the leak begins."""
+    """Add the name of the module where a leak begins to the leak's counter-example."""
     assert leak.key is not None
     module = first_module(subject, reach, leak.key, probes.swapped(reach.one(*leak.key)))
     return dataclasses.replace(leak, module=module)
@@ -355,7 +356,7 @@ def check_no_dropout(model: object) -> None:
 
 
 def without_cache(model: object, inputs: Tensor | Mapping[str, Any]) -> Tensor | Mapping[str, Any]:
-    """Return the inputs, with ``use_cache=False`` if the model takes it, so that rerun modules find no stale keys."""
+    """Add ``use_cache=False`` to the inputs if the model accepts it, so that rerun modules find no stale keys."""
     if not isinstance(model, nn.Module) or not can_cache(model):
         return inputs
     if isinstance(inputs, Tensor):

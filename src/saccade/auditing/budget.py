@@ -25,7 +25,7 @@ class Budget(NamedTuple):
 
     @property
     def forward(self) -> int:
-        """Number of forward passes if nothing is broken and the rule has one document."""
+        """Number of forward passes if nothing is broken and the text is a single document."""
         return self.tests + 10
 
     @property

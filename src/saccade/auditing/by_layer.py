@@ -25,7 +25,7 @@ from saccade.auditing.replay import replaying
 from saccade.auditing.rounding_noise import row_differences
 from saccade.auditing.zero_gradients import Probe, ZeroGradient, ZeroGradientReport, recheck
 
-# In units of eps. Experts may sum in a different order without mixing, so gradients decide about smaller changes.
+# In units of eps. Smaller changes may come from experts that sum in a different order, so gradients decide.
 _ROUNDING = 64
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NO_ROWS = (nn.Linear, *_CONVOLUTIONS)
@@ -38,8 +38,8 @@ def mixers(subject: ModelUnderTest) -> dict[str, Tensor]:
     that contain a mixing module are not rerun.
 
     Returns:
-        A mapping from module names, in running order, to the tokens of the texts that the module mixes, bool
-        ``[length]``.
+        A mapping from module names, in execution order, to bool ``[length]``: True at all tokens of each text in which
+        the module mixes tokens.
 
     Cost: a forward pass, and one more pass for each level of nested modules that do not mix tokens.
     """
@@ -88,7 +88,7 @@ def _depends(again: Callable[[Tensor], Tensor], hidden: Tensor, row: int, keys: 
 
 
 class ByLayer:
-    """The check of modules that mix tokens against the rules of their layers.
+    """A check of all modules that mix tokens against the rules of their layers.
 
     Args:
         subject: the model and its input.
@@ -98,9 +98,9 @@ class ByLayer:
         least: largest gradient that does not count as a leak, as a fraction of the row's largest gradient.
 
     Attributes:
-        mixed: the argument, plus modules that mix more than their submodules explain, in running order.
+        mixed: the argument ``mixed``, plus modules that mix more than their submodules explain, in execution order.
         findings: the first leak and the first blind pair of each module.
-        differentiable: names of the modules that were checked because their outputs have gradients.
+        differentiable: names of the modules whose outputs have gradients. Only these modules are checked.
         attending: names of the modules that weight tokens by content. A module that mixes in other ways, such as a
             convolution, may see less than its layer allows.
         zero_gradients: the report on gradients that are 0 but should not be.
@@ -126,9 +126,9 @@ class ByLayer:
     def measure(self, positions: Collection[int] = ()) -> ByLayer:
         """Rerun all mixing modules during one forward pass, and measure which tokens some of their rows depend on.
 
-        The rows are evenly spaced, plus the rows ``positions``. Modules that contain a mixing module are also measured.
-        Such a module mixes tokens itself if it reaches more than its submodules explain: for example, a layer that
-        convolves its keys in a submodule but computes attention with plain functions.
+        The rows are evenly spaced; the rows ``positions`` are added. Modules that contain a mixing module are also
+        measured. Such a module mixes tokens itself if it reaches more than its submodules explain: for example, a
+        layer that convolves its keys in a submodule but computes attention with plain functions.
         """
         around, calls = {outer for name in self.mixed for outer in self._around(name)}, list[str]()
         names = [*self.mixed, *around - set(self.mixed)]
@@ -142,7 +142,7 @@ class ByLayer:
             else:
                 tokens = {one: own for one, own in self.mixed.items() if one.startswith(f"{name}.")}
                 self.mixed[name] = torch.stack([*tokens.values()]).any(0)
-                if self.attending & tokens.keys():  # its attention has a module of its own
+                if self.attending & tokens.keys():  # the attention is a separate submodule
                     self.attending.discard(name)
         self.mixed = {name: self.mixed[name] for name in (*calls, *self.mixed) if name in self.mixed}
         return self
@@ -160,7 +160,7 @@ class ByLayer:
             self._sizes |= self._pulled(self.subject, False, probes, names)
 
     def _around(self, name: str) -> Iterator[str]:
-        """Yield the names of the modules that contain a module, up to its layer, and may mix tokens themselves.
+        """Yield the enclosing modules of a module, up to its layer, that may mix tokens themselves.
 
         The layer itself is included only if one of its direct children is a convolution.
         """
@@ -183,7 +183,7 @@ class ByLayer:
         ]
 
     def rules(self, documents: Tensor) -> dict[str, str]:
-        """Return a dict from module names to text that describes which tokens each module was found to reach.
+        """Return the rule that each module was measured to follow, as text, by module name.
 
         Args:
             documents: the document of each token, int ``[batch, length]``.
@@ -191,7 +191,7 @@ class ByLayer:
         return {name: measured_rule(rows, documents) for name in self.mixed if (rows := self.seen(name))}
 
     def distances(self, name: str) -> Tensor:
-        """Extend the pairs measured for a module to all rows by their distances, bool ``[length, length]``."""
+        """Extrapolate a module's measured pairs to all rows by distance, bool ``[length, length]``."""
         length = self.subject.shape[1]
         used = torch.zeros(2 * length, dtype=torch.bool)
         used[0] = True
@@ -202,7 +202,7 @@ class ByLayer:
         return backwards.unfold(0, length, 1).flip(0)
 
     def _pairs(self, name: str) -> Tensor:
-        """Return the pairs that a module reaches, bool ``[length, length]``; unmeasured rows follow from distances."""
+        """Return a module's pairs, bool ``[length, length]``; those of unmeasured rows are extrapolated by distance."""
         pairs, rows = self.distances(name), self.seen(name)
         for position in {one.row[1] for one in rows}:
             pairs[position] = torch.stack([one.seen for one in rows if one.row[1] == position]).any(0)
@@ -211,7 +211,7 @@ class ByLayer:
     def run(
         self, allowed: Callable[[str, int], Tensor], required: Callable[[str, int], Tensor] | None = None
     ) -> ByLayer:
-        """Check all measured rows, and measure again those that seem blind to a token.
+        """Check all measured rows, and remeasure rows that seem blind to a token.
 
         Args:
             allowed: a function that returns the tokens that a row of a module may see, bool ``[batch, length]``.
@@ -230,7 +230,7 @@ class ByLayer:
         return self
 
     def _without_near(self, report: ZeroGradientReport, sizes: Mapping[Probe, Tensor]) -> ZeroGradientReport:
-        """Return the report without tokens that modules other than attention may ignore.
+        """Remove the tokens that modules other than attention may ignore from the report.
 
         A convolution, for example, may ignore a token if another row sees it, or if no row sees any token at this
         distance.
@@ -272,7 +272,7 @@ class ByLayer:
         names: Sequence[str],
         order: list[str] | None = None,
     ) -> dict[Probe, Tensor]:
-        """Return the gradient sizes of the probed rows, float64 ``[batch, length]``, by probe.
+        """Measure the gradient of each probed row with respect to all tokens, float64 ``[batch, length]``, by probe.
 
         If ``changed`` is True, the modules run on different hidden states. After each call of a module, its name is
         appended to ``order``.
@@ -350,19 +350,19 @@ def _unused_distances(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
 
 
 def _seen_beside(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
-    """Return the tokens that the probed row sees through any module of its layer, which may have several that mix."""
+    """Return the tokens that the probed row sees through any mixing module of its layer; there may be several."""
     layer = _layer(probe.module)
     beside = [other for other in sizes if other.position == probe.position and _layer(other.module) == layer]
     return torch.stack([sizes[other] > 0 for other in beside]).any(0)
 
 
 def _layer(name: str) -> str:
-    """Return the name of a module's layer, which is the module name up to the first number."""
+    """Return the name of a module's layer: the module name up to and including its first number."""
     return re.split(r"(?<=\d)(?!\d)", name, maxsplit=1)[0]
 
 
 def _through(pairs: Sequence[Tensor], one: SeenRow) -> Tensor:
-    """Return the tokens that a row sees through a sequence of modules, each with a residual connection."""
+    """Return the tokens that a row sees through modules applied in sequence, each with a residual connection."""
     tokens = torch.arange(len(one.seen)) == one.row[1]
     for own in reversed(pairs):
         tokens = tokens | own[tokens].any(0)

@@ -1,4 +1,4 @@
-"""A compiled model under test. Compiled code ignores hooks, so the model gets vectors instead of tokens."""
+"""A compiled model under test, which receives embeddings instead of tokens because compiled code ignores hooks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CompiledModelUnderTest(ModelUnderTest):
 
     Args:
         model, inputs, outputs, group, form: see `ModelUnderTest`. A model whose embedding table is compiled must take
-            vectors as ``inputs_embeds``.
+            embeddings as ``inputs_embeds``.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class _EagerModelUnderTest(ModelUnderTest):
 
 
 def _vector_inputs(model: Callable[..., Any], written: ModelUnderTest) -> Tensor | Mapping[str, Any]:
-    """Return the inputs for a compiled model, with vectors instead of tokens if the embedding table is compiled."""
+    """Return the inputs for a compiled model, with embeddings instead of tokens if the embedding table is compiled."""
     compiled = [own for own in model.modules() if _is_compiled(own)] if isinstance(model, nn.Module) else []
     if not any(own is written.table for one in compiled for own in one.modules()):
         return written.inputs

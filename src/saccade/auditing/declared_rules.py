@@ -26,7 +26,7 @@ def rules_of(declared: Declared, mixers: Sequence[str], layers: int | None) -> l
 
     Args:
         declared: the rule or rules.
-        mixers: names of the modules that mix tokens, in running order.
+        mixers: names of the modules that mix tokens, in execution order.
         layers: number of layers; when None, the number of mixers.
 
     Raises:
@@ -49,7 +49,7 @@ def rules_of(declared: Declared, mixers: Sequence[str], layers: int | None) -> l
 
 
 def with_rules(declared: Declared, layered: ByLayer, layers: int | None, *, is_pair: bool) -> list[str]:
-    """Return the names of the modules to which the declared rules apply, in running order.
+    """Return the names of the modules to which the declared rules apply, in execution order.
 
     Rules apply to modules that compute attention, and to modules without gradients, which may do so. Rules apply to all
     modules that mix tokens if none of them computes attention, if a mapping or a list of equal length assigns a rule to

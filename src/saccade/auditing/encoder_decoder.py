@@ -63,7 +63,7 @@ class EncoderDecoderUnderTest(ModelUnderTest):
 
     @property
     def depths(self) -> tuple[int, int]:
-        """The number of encoder layers and the number of decoder layers, from the numbers in module names."""
+        """The numbers of encoder and decoder layers, inferred from the layer indices in module names."""
         found = {True: 1, False: 1}
         for name in self.modules:
             inside = name.startswith(self._prefix)

@@ -33,7 +33,7 @@ class EndToEnd:
             not.
         tests: number of sets of rows to test.
         seed: seed of the changes and of the selection of rows.
-        required: what the outputs must depend on; ``reach`` when None.
+        required: the rules for which tokens the outputs must depend on; ``reach`` when None.
 
     Attributes:
         findings: the first leak and the first blind pair.
@@ -43,8 +43,8 @@ class EndToEnd:
         hides_something: whether the rule forbids any pair, so that there is something to test.
         no_gradient: why the outputs have no gradients; empty if they have gradients.
         zero_gradients: the report on gradients that are 0 but should not be.
-        unread: tokens whose vectors no output reads, bool ``[batch, length]``; determined only if some output sees less
-            than it should.
+        unread: tokens whose embeddings no output reads, bool ``[batch, length]``; determined only if some output sees
+            less than it should.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class EndToEnd:
 
     @cached_property
     def floor(self) -> float:
-        """The largest output change that noise explains; 0 if not measured because no row changed that must not."""
+        """The largest output change due to noise; 0 if it was not measured because no forbidden change occurred."""
         return self._noise() if self.largest else 0.0
 
     def run(self) -> EndToEnd:
@@ -90,7 +90,7 @@ class EndToEnd:
         return self
 
     def swapped(self, keys: Tensor) -> Tensor:
-        """Return the model's token vectors, with the vectors of the tokens ``keys`` replaced."""
+        """Return the token embeddings, with those of the tokens ``keys`` replaced."""
         return torch.where(keys.to(self._other.device)[..., None], self._other, self.subject.vectors)
 
     def effect(self, keys: Tensor) -> Tensor:
@@ -130,9 +130,9 @@ class EndToEnd:
             self.findings.append(CounterExample("blind", one.row, one.first, 0.0, "", "gradient", self.subject.passes))
 
     def _without_unread(self, report: ZeroGradientReport) -> ZeroGradientReport:
-        """Return the report without tokens whose vectors no output reads, not even the output at the same position.
+        """Remove tokens whose embeddings no output reads, not even the output at the same position, from the report.
 
-        The model replaces the vectors of such tokens, as vision-language models do with image placeholders.
+        The model replaces the embeddings of such tokens, as vision-language models do with image placeholders.
         """
         if not report.blind:
             return report
@@ -141,9 +141,9 @@ class EndToEnd:
         return report._replace(blind=[one for one in kept if bool(one.keys.any())])
 
     def _puller(self, subject: ModelUnderTest, vectors: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """Return a function that measures gradients of output rows with respect to tokens, float64 ``[batch, length]``.
+        """Return a function that measures the gradient of output rows with respect to each token.
 
-        A token's gradient counts by its largest absolute component.
+        It returns the largest absolute component of each token's gradient, float64 ``[batch, length]``.
         """
         leaf, out = subject.graph(vectors)
         draw = torch.Generator().manual_seed(1)

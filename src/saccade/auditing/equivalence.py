@@ -84,8 +84,8 @@ def sameness(
         model: a transformers model, a `saccade.models.Decoder` or `Encoder`, a module that takes only ids, or a
             `Runner` for the model. The model runs in eval mode and is left unchanged.
         ids: int ``[batch, len]``, without padding.
-        packed: lengths of the texts to cut the first row of ``ids`` into. Each text must give the same rows packed as
-            on its own. None skips this check.
+        packed: lengths of texts, into which the first row of ``ids`` is split. Each text must give the same rows packed
+            as alone. None skips this check.
         padded: whether to check padding.
         cache: whether to check runs in chunks through a cache.
         against: names of attention implementations to compare with, such as ``"eager"`` and ``"sdpa"``.
@@ -131,7 +131,7 @@ def sameness(
 def compare_run_pairs(
     runner: Runner, ids: Tensor, claims: Sequence[tuple[str, RunPair]], *, factor: float = FACTOR, seed: int = 0
 ) -> list[Pair]:
-    """Compare given pairs of equivalent runs of a model, with the tolerance of `sameness`.
+    """Compare pairs of equivalent runs of a model, with the tolerance of `sameness`.
 
     Args:
         runner: the runner of the model.

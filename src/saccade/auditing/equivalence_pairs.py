@@ -1,4 +1,4 @@
-"""Pairs of equivalent ways of running a model. Each pair returns the rows of one way and the rows they should equal."""
+"""Pairs of equivalent ways of running a model. Each pair returns the rows of one run and the expected rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FullRun(NamedTuple):
 
 
 RunPair = Callable[[FullRun], tuple[Tensor, Tensor]]
-"""A function that runs a model in one way. It returns two tensors: the rows, and the rows that they should equal."""
+"""A function that runs a model in one way and returns two tensors: the rows, and the expected rows."""
 
 
 def run_pairs(
@@ -96,7 +96,7 @@ def _split(ids: Tensor, name: str, cuts: Sequence[int]) -> tuple[str, RunPair]:
 
 
 def _cached(ids: Tensor) -> list[tuple[str, RunPair]]:
-    """Return pairs of runs, one of which crops, forks or reorders a cache in the middle; later rows must not change.
+    """Return pairs of runs: one run of each crops, forks or reorders a cache midway, and later rows must not change.
 
     The expected rows come from the same two chunks with an unmodified cache; other pairs compare chunks with a full
     run.

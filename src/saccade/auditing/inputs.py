@@ -19,8 +19,8 @@ class InputFormat(NamedTuple):
     """The parts of a model's input format that cannot be inferred from the inputs.
 
     Args:
-        tokens: name of the argument that holds the tokens or vectors; None to search for it.
-        batch_first: whether the tokens or vectors are ``[batch, length, ...]`` rather than ``[length, batch, ...]``.
+        tokens: name of the argument that holds the tokens or embeddings; None to search for it.
+        batch_first: whether the tokens or embeddings are ``[batch, length, ...]`` rather than ``[length, batch, ...]``.
         module: the module that the model calls, if the model is a function.
     """
 
@@ -40,13 +40,13 @@ class InputFormat(NamedTuple):
 
 
 def found_tokens(model: Callable[..., Any], inputs: object, name: str | None) -> Tensor:
-    """Find the token ids or vectors among a model's inputs.
+    """Find the token ids or embeddings among a model's inputs.
 
-    The tokens are in the argument called ``name``. If ``name`` is None, they are in an argument with a name that
-    transformers uses, in the only tensor that can hold tokens, or in the model's first parameter.
+    The tokens are in the argument called ``name``. If ``name`` is None, they are in an argument that
+    transformers also has, in the only tensor that can hold tokens, or in the model's first parameter.
 
     Raises:
-        TypeError, ValueError: no argument holds tokens or vectors, or several could.
+        TypeError, ValueError: no argument holds tokens or embeddings, or several could.
     """
     if isinstance(inputs, Tensor):
         if name is not None:

@@ -1,4 +1,4 @@
-"""Detect attention: whether a module weights tokens by their content, not by fixed numbers like a convolution."""
+"""Detect attention: whether a module weights tokens by content, unlike the fixed coefficients of a convolution."""
 
 from __future__ import annotations
 

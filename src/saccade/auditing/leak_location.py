@@ -19,9 +19,9 @@ Sums = tuple[list[Tensor], list[Tensor]]
 def first_module(subject: ModelUnderTest, reach: Reach, key: tuple[int, int], vectors: Tensor) -> str:
     """Return the name of the first module that leaks: it carries a change of a token to a row that must not see it.
 
-    Two runs are compared row by row and bit by bit: one with the model's own vectors, and one with a different vector
-    for the token. A row shows a leak if no allowed path leads from the token to the row up to the module's layer, and
-    if the module's output row differs between the runs although its input row does not.
+    Two runs are compared row by row and bit by bit: one with the original embeddings, and one with a different
+    embedding of the token. A row shows a leak if no allowed path leads from the token to the row up to the module's
+    layer, and if the module's output row differs between the runs although its input row does not.
 
     Returns:
         The name of the module in the model; empty if no module shows the leak.
@@ -51,7 +51,7 @@ def first_module(subject: ModelUnderTest, reach: Reach, key: tuple[int, int], ve
         if bool((clean & unmoved & moved).any()):
             if not bool((clean & ~unmoved).any()):
                 return name.partition("#")[0]
-            second = second or name.partition("#")[0]  # it may only spread what an enclosing module has let through
+            second = second or name.partition("#")[0]  # it may only pass on a leak of an enclosing module
     return second
 
 

@@ -30,7 +30,7 @@ def measured_rule(rows: Sequence[SeenRow], documents: Tensor) -> str:
 
     Args:
         rows: the measured rows.
-        documents: the document number of each token, int ``[batch, length]``; tokens with equal numbers may reach each
+        documents: the document index of each token, int ``[batch, length]``; tokens with equal indices may reach each
             other.
 
     Returns:

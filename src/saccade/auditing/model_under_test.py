@@ -1,4 +1,4 @@
-"""The class `ModelUnderTest`: a model whose token vectors an audit can replace, to see how its output rows change."""
+"""The class `ModelUnderTest`: a model whose token embeddings can be replaced, to see how its output rows change."""
 
 from __future__ import annotations
 
@@ -52,21 +52,21 @@ def rows_of(out: Any) -> Tensor:
 
 
 class ModelUnderTest:
-    """A model that maps tokens or vectors to output rows, with access to the tokens' vectors.
+    """A model that maps tokens or embeddings to output rows, with access to the tokens' embeddings.
 
     Args:
         model: a module or a function.
-        inputs: token ids ``[batch, length]`` or vectors ``[batch, length, width]``, or all keyword arguments,
-            including the token ids or vectors.
+        inputs: token ids ``[batch, length]`` or embeddings ``[batch, length, width]``, or all keyword arguments,
+            including the token ids or embeddings.
         outputs: a function that extracts the rows ``[batch, length, ...]`` from the model's result; see `rows_of`.
             Rows ``[length, batch, ...]`` are detected and transposed.
         group: processes that run the model together; None for one process.
         form: the parts of the input format that cannot be inferred from the inputs.
 
     Attributes:
-        tokens: the tokens or vectors, batch first.
-        vectors: the tokens' vectors, ``[batch, length, width]``.
-        rows: the model's outputs for these vectors, ``[batch, length, ...]``.
+        tokens: the tokens or embeddings, batch first.
+        vectors: the tokens' embeddings, ``[batch, length, width]``.
+        rows: the model's outputs for these embeddings, ``[batch, length, ...]``.
         passes: number of forward and backward passes so far.
     """
 
@@ -93,7 +93,7 @@ class ModelUnderTest:
         self._time_first = names_time_first(self.modules, self.run, self._other_text) if is_square else frozenset()
 
     def _find(self) -> None:
-        """Find the tokens or the token vectors among the model's inputs."""
+        """Find the tokens or their embeddings among the model's inputs."""
         self.raw_tokens = found_tokens(self.model, self.inputs, self.form.tokens)
         self.tokens = self.raw_tokens if self.form.batch_first else self.raw_tokens.transpose(0, 1).contiguous()
         self.vectors = self.tokens.detach()
@@ -111,7 +111,7 @@ class ModelUnderTest:
 
     @property
     def _other_text(self) -> Tensor:
-        """A copy of the token vectors in which all vectors of the first batch item are changed."""
+        """A copy of the token embeddings in which all embeddings of the first batch item are changed."""
         draw = torch.Generator().manual_seed(0)
         changed = self.vectors.clone()
         changed[0] += torch.randn(changed[0].shape, generator=draw, dtype=torch.float64).to(changed)
@@ -187,14 +187,14 @@ class ModelUnderTest:
             return wide(model), ""
 
     def run(self, vectors: Tensor | None = None) -> Tensor:
-        """Run the model without gradients and return its rows; if ``vectors`` are passed, they replace the tokens'."""
+        """Run the model without gradients and return its rows; ``vectors``, if passed, replace the token embeddings."""
         with torch.no_grad():
             return broadcast_first(self._run(vectors), self.group)
 
     def graph(self, vectors: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Run the model with gradients, and return the token vectors as a leaf tensor and the output rows.
+        """Run the model with gradients, and return the token embeddings as a leaf tensor and the output rows.
 
-        If ``vectors`` are passed, they replace the token vectors.
+        If ``vectors`` are passed, they replace the token embeddings.
 
         Raises:
             NoGradientError: the outputs have no gradient, or a kernel has no backward pass.
@@ -269,7 +269,7 @@ def can_cache(model: nn.Module) -> bool:
 
 
 def _no_table(module: nn.Module | None, tables: int, *, is_compiled: bool) -> ValueError:
-    """Build the error for a model under test whose token vectors cannot be replaced."""
+    """Build the error for a model under test whose token embeddings cannot be replaced."""
     if module is None:
         hint = "module= names the model that a function calls; or give vectors [batch, length, width]"
         return value_error(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def replicated(model: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the module inside DistributedDataParallel, which runs without communication; return other models as is.
+    """Unwrap a DistributedDataParallel module, so that it runs without communication; return other models unchanged.
 
     Raises:
         ValueError: the replicas are compiled together with their communication.
@@ -41,7 +41,7 @@ def broadcast_first(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
 
 
 def shared(vectors: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Return the token vectors unchanged, but with a gradient that is summed over all processes."""
+    """Return the token embeddings unchanged, but with a gradient that is summed over all processes."""
     return vectors if group is None else _Shared.apply(vectors, group)
 
 

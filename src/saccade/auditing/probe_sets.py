@@ -15,14 +15,14 @@ from saccade.auditing.reachability import Reach
 LONG = 511
 """Number of tokens above which an audit does not count pairs and computes few gradients, because passes are slow."""
 PULLED = 2
-"""Number of sets of rows whose gradients are computed for longer inputs, because backward passes are expensive.
+"""Number of sets of rows whose gradients are computed for inputs longer than `LONG`, to limit backward passes.
 
 Each set costs about two forward passes.
 """
 
 
 class Rows(NamedTuple):
-    """A set of output rows to test together, and their sources, the tokens that may influence the rows.
+    """A set of output rows to test together, and their sources: the tokens that may influence them.
 
     No two rows have a source in common.
 

@@ -13,7 +13,7 @@ from saccade.auditing.model_under_test import ModelUnderTest
 from saccade.auditing.multi_process import shared
 from saccade.auditing.token_axes import tensors_of
 
-# A second run must not find the keys that the first one stored.
+# These arguments are set to None, so that a rerun does not find the keys that the first run stored.
 _CACHES = ("past_key_values", "past_key_value", "cache", "cache_params")
 _HIDDEN = ("hidden_states", "x", "query", "inputs")  # names of keyword arguments that hold the rows that modules mix
 
@@ -126,7 +126,7 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 
 def _spread(rows: Iterable[tuple[Tensor, slice]], length: int) -> Tensor:
-    """Combine a module's rows for ranges of tokens into one tensor with a row for each token, 0 for missing rows."""
+    """Copy rows of several token ranges into one tensor with a row for every token; missing rows are 0."""
     rows = list(rows)
     first, part = rows[0]
     if len(rows) == 1 and part == slice(0, length):

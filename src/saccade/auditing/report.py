@@ -46,7 +46,7 @@ class Report:
         shape: the number of batch items and the number of tokens of the input.
         dtype: dtype in which the model ran.
         seed: seed of the random input and of the random changes.
-        floor: the largest output change that noise explains; 0 if not measured because no row changed that must not.
+        floor: the largest output change due to noise; 0 if it was not measured because no forbidden change occurred.
         tests: number of sets of tokens that were tested.
         covered: fraction of the forbidden pairs for which a change could have shown a leak; None if not counted.
         versions: versions of the packages.

@@ -47,7 +47,7 @@ def script_of(
 
 
 def script_of_leak(model: object, inputs: Tensor | Mapping[str, Any], leak: CounterExample, seed: int) -> str:
-    """Return a script that changes the vector of one token and prints how much an output that must not see it changes.
+    """Return a script that replaces one token's embedding and prints the change of an output that must not see it.
 
     The script builds a transformers model from its configuration, with random weights. For other models, or if an
     argument cannot be written in one line, the script is empty.
@@ -74,7 +74,7 @@ def script_of_leak(model: object, inputs: Tensor | Mapping[str, Any], leak: Coun
 def script_of_pair(model: object, ids: Tensor, claim: str, lengths: Sequence[int], seed: int) -> str:
     """Return a script that runs the model in two equivalent ways and prints how much their rows differ.
 
-    As in `script_of_leak`, the model must be a transformers model. For claims that no script can show, it is empty.
+    As in `script_of_leak`, the model must be a transformers model. The script is empty for claims that it cannot show.
     """
     if not isinstance(model, nn.Module) or not (model_lines := _model_lines(model, ids, seed)):
         return ""

@@ -23,7 +23,7 @@ class Composition:
     Args:
         subject: the model and its input.
         rules: the rule of each layer, first to last.
-        ruled: names of the modules to which the rules apply, in running order.
+        ruled: names of the modules to which the rules apply, in execution order.
         by_layer: the measured modules.
 
     Attributes:
@@ -106,10 +106,10 @@ class Composition:
         return {row for border in borders for row in (border, border + 1)}
 
     def _layer_indices(self, layers: int) -> dict[str, int]:
-        """Return the layer of each module.
+        """Return the layer index of each module.
 
-        If each layer has exactly one module with a rule, the running order determines the layers. If not, the names of
-        the modules do.
+        If each layer has exactly one module with a rule, the execution order determines the layers. If not, the names
+        of the modules do.
         """
         names = list(self._by_layer.mixed)
         if len(self.ruled) != layers or len(self.subject.parts) > 1:

@@ -27,7 +27,7 @@ class WrongArgument(ValueError):  # noqa: N818  # the name says that the argumen
 
 
 class Runner:
-    """Equivalent ways of running a model that takes token ids, as ``model(ids)``. Subclasses support more of them.
+    """Equivalent ways of running a model that takes token ids, as ``model(ids)``. Subclasses support more ways.
 
     Each method returns the rows of all tokens except padding, ``[batch, len, ...]``, or raises `Unanswered`.
 
@@ -77,7 +77,10 @@ class Runner:
         raise Unanswered("the model does not take text lengths")
 
     def packed_inputs(self, ids: Tensor, lengths: Sequence[int]) -> tuple[dict[str, Any], str]:
-        """Return arguments that describe packed texts as fully as the model accepts, and the names of the arguments."""
+        """Return the model's inputs for packed texts, and the names of the arguments that separate the texts.
+
+        The inputs include every packing-related argument that the model accepts.
+        """
         raise Unanswered("the model does not take text lengths; give packed inputs and a rule with documents")
 
     def start(self) -> Any:
@@ -109,7 +112,7 @@ class Runner:
         raise Unanswered("the model has only one attention implementation")
 
     def ours(self, lengths: Sequence[int]) -> Self:
-        """Return a runner for a copy of the model that uses saccade's kernel, given the lengths of packed texts."""
+        """Return a runner for a copy of the model that uses saccade's kernel, with a mask for these text lengths."""
         raise Unanswered("its attention cannot be replaced")
 
     def trained(self) -> Self:

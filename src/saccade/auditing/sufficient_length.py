@@ -1,4 +1,4 @@
-"""The claim that the audited text is long enough: that a rule with a window differs there from one without a window."""
+"""The claim that the audited text is long enough to distinguish a rule with a window from one without a window."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Part(NamedTuple):
 
 
 def parts_of(declared: Declared, rules: Sequence[Mask], subject: ModelUnderTest, *, given: bool) -> list[Part]:
-    """Return the rules of a model with the number of tokens on which an audit tests them.
+    """Return the rules of each part of a model, with the number of tokens on which an audit tests them.
 
     Args:
         declared: the rule as the user passed it.
@@ -63,11 +63,11 @@ def parts_of(declared: Declared, rules: Sequence[Mask], subject: ModelUnderTest,
 def text_is_long_enough(parts: Sequence[Part]) -> list[ClaimResult]:
     """Return the claim "length", not answered, if a rule equals Causal() or Full() only because the text is too short.
 
-    At 48 tokens, a causal window of 256 keys hides nothing more than Causal() does, so a model without any window keeps
-    that rule as well. The list is empty if the text is long enough for every rule.
+    At 48 tokens, a causal window of 256 keys hides nothing more than Causal() does, so a model without any window also
+    follows that rule. The list is empty if the text is long enough for every rule.
 
-    Cost: O(length²) once for each distinct rule, and one row and one column of the rule for each length that is tried,
-        of which there are about 2 log2(length that is needed).
+    Cost: O(length²) once for each distinct rule, and one row and one column of the rule for each of about 2 log2(needed
+        length) lengths.
     """
     sentences = list[str]()
     for name, rules, length, advice in parts:
@@ -87,7 +87,7 @@ def text_is_long_enough(parts: Sequence[Part]) -> list[ClaimResult]:
 
 
 def shortest_that_differs(rule: Mask, length: int) -> tuple[Mask, int] | None:
-    """Return the plain rule that equals a rule at a length, and a length at which they differ; None if there is none.
+    """Return whichever of Causal() and Full() equals a rule at a length, and a length at which they differ, or None.
 
     The length is found by doubling and bisection over the last row and the last column of the rule, so it is the
     shortest one for rules that keep hiding keys from some length on, as windows do. Rules that are defined for a fixed
@@ -116,7 +116,7 @@ def shortest_that_differs(rule: Mask, length: int) -> tuple[Mask, int] | None:
 
 
 def _differs(rule: Mask, plain: Mask, length: int) -> bool:
-    """Return whether a rule hides a pair of the last row or column at a length that the plain rule allows."""
+    """Return whether a rule hides a pair that the plain rule allows, in the last row or column at a given length."""
     last, every = torch.tensor([length - 1], device="cpu"), torch.arange(length, device="cpu")
     return any(bool((_allowed(plain, *pair) & ~_allowed(rule, *pair)).any()) for pair in ((last, every), (every, last)))
 

@@ -24,7 +24,7 @@ def row_sums(x: Tensor) -> Tensor:
 
 
 def is_time_first(before: Tensor, after: Tensor) -> bool:
-    """Return whether the token axis comes first, so that changing the first text changed only the first column.
+    """Return whether the token axis comes first: changing the first text then changes only the first column.
 
     Args:
         before, after: the tensor ``[n, n, ...]`` without and with the change.
@@ -36,12 +36,12 @@ def is_time_first(before: Tensor, after: Tensor) -> bool:
 def names_time_first(
     modules: Mapping[str, nn.Module], run: Callable[[Tensor | None], object], other: Tensor
 ) -> frozenset[str]:
-    """Return the names of modules whose tensors are ``[length, batch, ...]``, for a batch as large as the length.
+    """Return the names of modules whose tensors are ``[length, batch, ...]``, for models with equal batch and length.
 
     Args:
         modules: the modules by name.
-        run: a function that runs the model on the given vectors, or for None on the vectors of its tokens.
-        other: vectors ``[batch, length, width]`` that differ from those of the tokens in the first text.
+        run: a function that runs the model on the embeddings that it receives, or on those of its tokens for None.
+        other: embeddings ``[batch, length, width]`` that differ from those of the tokens in the first text.
 
     Cost: two forward passes, and 8 bytes for each row of each module.
     """

@@ -23,7 +23,7 @@ from saccade.support.errors import value_error
 class TransformersRunner(Runner):
     """Runner for a transformers model, which passes ``input_ids`` and other parameters to the model's ``forward``."""
 
-    _RELATIVE: ClassVar = ("default", "linear", "llama3", "yarn")  # rotations that do not depend on the length
+    _RELATIVE: ClassVar = ("default", "linear", "llama3", "yarn")  # RoPE types that do not depend on the length
 
     @property
     def window(self) -> int | None:
@@ -209,7 +209,7 @@ class TransformersRunner(Runner):
         return positions.to(ids.device) + self.begin(ids)
 
     def begin(self, ids: Tensor) -> int:
-        """Return the model's first position id, which for RoBERTa is one after the padding's.
+        """Return the model's first position id. For RoBERTa, it is one more than the padding id.
 
         With position ids that start at this id, the model gives the same result as without position ids.
         """

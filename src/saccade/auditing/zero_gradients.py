@@ -1,7 +1,7 @@
 """Decide whether a gradient of 0 means a blind pair, or only a dead unit, a saturated softmax or decay.
 
 An output that does not depend on a token has gradient 0 on every input and in every dtype. So a gradient of 0 is
-checked again on different vectors, and then on both sets of vectors in true float64. If it is still 0, the pair is
+measured again on a different input, and then on both inputs in true float64. If it is still 0, the pair is
 blind, unless the gradients of tokens nearer to the output shrink to the smallest floats. A recurrence forgets in this
 way, and forgetting cannot be distinguished from masking.
 """
@@ -30,7 +30,7 @@ class Probe(NamedTuple):
 Pull = Callable[[ModelUnderTest, bool, Collection[Probe]], dict[Probe, Tensor]]
 """A function that measures gradients ``[batch, length]`` by probe.
 
-Its arguments are a model, whether to change the model's vectors, and the probes.
+Its arguments are a model, whether to change the model's input, and the probes.
 """
 
 
@@ -120,7 +120,7 @@ def recheck(
 def _narrowed(
     zeros: Sequence[ZeroGradient], sizes: dict[Probe, Tensor], subject: ModelUnderTest, changed: bool, pull: Pull
 ) -> tuple[list[ZeroGradient], dict[Probe, Tensor]]:
-    """Measure zero gradients again. Return two values: those that are still 0, and the largest gradients so far."""
+    """Measure zero gradients again; return those that are still 0, and the largest gradients so far."""
     if not zeros:
         return [], sizes
     more = pull(subject, changed, {one.probe for one in zeros})

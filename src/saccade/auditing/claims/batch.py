@@ -69,8 +69,8 @@ def _by_gradients(measured: ModelMeasurements) -> CounterExample | None:
 def _first_module(subject: ModelUnderTest, item: int) -> str:
     """Return the name of the first module that mixes ``item`` into rows of other items, or "" if none is detected.
 
-    The module's output rows of other items have gradients with respect to the vectors of ``item``, but its input rows
-    do not.
+    The module's output rows of other items have gradients with respect to the embeddings of ``item``, but its input
+    rows do not.
     """
     calls: list[tuple[str, list[Tensor], list[Tensor]]] = []
 

@@ -14,7 +14,7 @@ from saccade.auditing.finding import ClaimResult, CounterExample
 def compared(
     measured: ModelMeasurements, pairs: Mapping[str, RunPair], optional: Collection[str] = ()
 ) -> list[ClaimResult]:
-    """Return one claim for each pair of ways of running the model, without optional claims that cannot be answered."""
+    """Compare each pair of runs, and return one claim for each; optional claims without an answer are left out."""
     found = compare_run_pairs(measured.runner(), measured.ids, list(pairs.items()), seed=measured.seed)
     kept = [one for one in found if one.verdict != "not answered" or one.name not in optional]
     return [claim_of(one, measured.subject.passes) for one in kept]

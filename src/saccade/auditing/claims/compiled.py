@@ -1,4 +1,4 @@
-"""The claim that a compiled model gives the same rows as in an eager run."""
+"""The claim that a compiled model gives the same rows as an eager run."""
 
 from __future__ import annotations
 

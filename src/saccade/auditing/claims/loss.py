@@ -1,4 +1,4 @@
-"""The claim that the loss reads the next token's label, but no label of padding or of a document's first token."""
+"""The claim that the loss reads the label of each next token, except for padding and the first token of a document."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _labels(measured: ModelMeasurements) -> Tensor:
         documents = torch.arange(3).repeat_interleave(torch.tensor(measured.texts)).expand(ids.shape)
     first = torch.cat([torch.ones(len(ids), 1, dtype=torch.bool), documents[:, 1:] != documents[:, :-1]], 1)
     ignored = first | ~measured.judged
-    ignored[-1, -2:] = True  # as if padded
+    ignored[-1, -2:] = True  # treat the last two tokens as padding
     return ids.masked_fill(ignored.to(ids.device), _IGNORED)
 
 
@@ -88,7 +88,7 @@ def _check_rows(labels: Tensor, logits: Tensor, grad: Tensor, total: Tensor) -> 
 
 
 def _has_other_terms(total: Tensor, mean: Tensor) -> bool:
-    """Return whether a loss may include other terms, such as one that balances experts: it is 1 to 2 times the mean."""
+    """Return whether a loss may include other terms, such as expert balancing: it is between 1 and 2 times the mean."""
     return bool(total > mean) and bool(total < 2 * mean)
 
 

@@ -29,7 +29,7 @@ class ModelMeasurements(NamedTuple):
         outputs: a function that extracts rows from the model's result.
         lengths: lengths of packed texts; empty if they were not given.
         noise: a function that measures how much rounding changes the outputs.
-        seed: seed of all changes.
+        seed: seed of all random changes.
     """
 
     model: Callable[..., Any]
@@ -45,7 +45,7 @@ class ModelMeasurements(NamedTuple):
 
     @property
     def documents(self) -> Tensor:
-        """The document of each token, int ``[batch, length]``."""
+        """The document index of each token, int ``[batch, length]``."""
         return self.composed.declared.components()[0]
 
     @property
@@ -53,7 +53,7 @@ class ModelMeasurements(NamedTuple):
         """The token ids ``[batch, length]``.
 
         Raises:
-            Unanswered: the model takes vectors, or reads two texts.
+            Unanswered: the model takes embeddings, reads two texts, or is not batch first.
         """
         tokens = self.subject.tokens
         if tokens.is_floating_point() or len(self.subject.parts) > 1 or not self.subject.form.batch_first:

@@ -1,4 +1,4 @@
-"""The claims that shifting all position ids does not matter, and that the model uses the position ids it receives."""
+"""The claims that shifting all position ids changes nothing, and that the model uses the position ids it receives."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _SHIFT, _STRETCH = 13, 3
 
 
 def positions(measured: ModelMeasurements) -> list[ClaimResult]:
-    """Check that shifting all positions does not matter in models with relative positions, and that positions are used.
+    """Check that shifting all positions changes nothing if they are relative, and that the model uses its positions.
 
-    Positions are used if multiplying them by 3 changes the outputs. In models with several position axes, equal
+    The model uses positions if multiplying them by 3 changes the outputs. In models with several position axes, equal
     positions on all axes must also give the same outputs as no explicit positions.
     """
     ids = measured.ids

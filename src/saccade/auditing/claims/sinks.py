@@ -20,7 +20,7 @@ _EQUAL = 1e-2  # smaller differences, relative to all rows, count as rounding
 def sinks(measured: ModelMeasurements) -> list[ClaimResult]:
     """Check each learned sink: a module's parameter with "sink" in its name, one logit for each head.
 
-    - A larger logit takes weight from all keys: with a logit of 80, every row is what the module returns without keys.
+    - A larger logit takes weight from all keys: with a logit of 80, every row equals the module's output without keys.
     - Each head's logit has a gradient; an implementation that ignores the logit fails this check.
     """
     owners = _sink_parameters(measured)
@@ -42,7 +42,7 @@ def _sink_parameters(measured: ModelMeasurements) -> dict[str, nn.Parameter]:
 
 
 def _check_sink(measured: ModelMeasurements, name: str, sink: nn.Parameter) -> CounterExample | None:
-    """Return a counter-example for a module whose sink does not act as a sink, or None."""
+    """Return a counter-example if a module's sink does not work, otherwise None."""
     found: list[CounterExample] = []
     subject, module = measured.subject, measured.subject.modules[name]
 

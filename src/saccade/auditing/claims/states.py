@@ -46,7 +46,7 @@ def _packed(measured: ModelMeasurements) -> ClaimResult:
 
 
 def _in_documents(measured: ModelMeasurements) -> tuple[ModelUnderTest, Tensor, str]:
-    """Return the model on packed documents, each token's document, and the arguments that mark documents, as text."""
+    """Return the model on packed documents, each token's document index, and a description of the packed documents."""
     documents = measured.documents
     if bool((documents[:, 1:] != documents[:, :-1]).any()):
         return measured.subject, documents, ""

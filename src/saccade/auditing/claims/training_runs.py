@@ -1,4 +1,4 @@
-"""The claim that training computes the same as inference: in train mode, when recomputed, and under autocast."""
+"""The claim that training matches inference: in train mode, with recomputed activations, and under autocast."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SETS = 6
 
 
 def training(measured: ModelMeasurements) -> list[ClaimResult]:
-    """Check that running a model as in training gives the same rows and gradients as a plain run."""
+    """Check that running a model in the ways of a training step gives the same rows and gradients as a plain run."""
     ids = measured.ids
     pairs: dict[str, RunPair] = {
         "in training, without dropout": lambda own: (own.runner.trained().whole(ids), own.whole),
