@@ -25,7 +25,7 @@ def main() -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise
-        # Otherwise Python would try to flush the rest at exit.
+        # Otherwise, Python would try to flush the remaining output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(f"saccade: the standard output must be writable; got {error.strerror}")
 

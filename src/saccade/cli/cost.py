@@ -148,7 +148,7 @@ def cost_on_one_machine(
     asks_seconds: bool,
     out: Path | None,
 ) -> None:
-    """Print and draw the cost of a rule or a model; ``size`` is heads, key heads and head width for a rule."""
+    """Print and draw the cost of a rule or a model; for a rule, ``size`` is (heads, key heads, head width)."""
     try:
         subject: Mask | nn.Module = loaded(command, load, model) if model is not None else parse(rule or "")
     except (TypeError, ValueError) as error:

@@ -29,7 +29,7 @@ _CHOSEN = "#00738c"
 
 
 def without_special(subject: Subject, weights: Tensor) -> tuple[Subject, Tensor]:
-    """Return the words of a text that are not special tokens, with the weights between them, to be drawn in figures.
+    """Remove special tokens from a text and from its attention weights, for figures.
 
     The weights are not renormalised: a row sums to 1 minus the weight that its word gives to special tokens.
 

@@ -122,7 +122,7 @@ def _new(steps: Iterable[Step], stop: Collection[int]) -> Iterator[int]:
 
 
 def _traced(console: Console, steps: Iterable[Step], tokenizer: "Tokenizer") -> Iterator[Step]:
-    """Yield the decoding steps of a generation, and print one line for each step."""
+    """Yield the decoding steps of a generation, printing one line for each step."""
     console.print(f"{'step':>5}  {'phase':<7}  {'tokens':>6}  {'K,V read':>10}  {'appended':>10}  chosen")
     for number, step in enumerate(steps):
         read, appended = (_bytes(count) for count in (step.bytes_read, step.bytes_appended))
@@ -208,7 +208,7 @@ class TextPrinter:
     def _print(self, text: str) -> None:
         if text.startswith(self._printed):
             new = text[len(self._printed) :]
-            self._printed, self._waiting = text, 0  # before printing, which an interrupt may end if a pipe is full
+            self._printed, self._waiting = text, 0  # first, because printing to a full pipe may be interrupted
             typer.echo(visible_text(new), nl=False)  # flushes
 
 

@@ -87,7 +87,7 @@ def print_choice(
         ranking: the ranked heads, starting with the shown head.
         statistic: the statistic that ranks the heads.
         special: tokens that the tokenizer added.
-        lost: the share of the words' attention that goes to special tokens, which the statistic leaves out.
+        lost: the share of the words' attention that goes to special tokens and that the statistic leaves out.
         is_asked: whether the user specified the head.
     """
     best = ranking[0]
@@ -116,7 +116,7 @@ def print_parts(console: Console, summary: Summary, head: int) -> None:
     Args:
         console: the console to print to.
         summary: the summary of the head's layer, with parts, for one batch item.
-        head: the number of the head.
+        head: the index of the head.
     """
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column(translated("part"))
@@ -224,7 +224,7 @@ def written(matrices: Sequence[Matrix], model: str, form: Format, window: int, *
         matrices: one matrix for each layer, for one batch item.
         model: the model's name.
         form: JSON (an object with a list of heads) or CSV (a line for each number).
-        window: the number of the window.
+        window: the index of the window.
         is_cross: whether the attention is between two texts.
     """
     summaries = [matrix.summary(PARTS_OF_A_TEXT) for matrix in matrices]

@@ -58,7 +58,7 @@ def load_model(name: str) -> Model:
         ValueError, ImportError, UnsupportedError, OSError: neither library can load the model.
     """
     if name not in NAMED and (Path(name) / "config.json").is_file():
-        config = read_config(Path(name))  # if the file cannot be read, raises here instead of in transformers
+        config = read_config(Path(name))  # raises here, not in transformers, if the file cannot be read
         kind = config.get("model_type")
         if isinstance(kind, str) and kind in EncoderDecoder.formats:
             return EncoderDecoder.from_pretrained(name)
