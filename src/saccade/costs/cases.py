@@ -90,9 +90,9 @@ class Subject(NamedTuple):
         return sum(x.nbytes for layer in layers for x in (layer.keys, layer.values))
 
     def filled(self, length: int) -> dict[str, Any]:
-        """Return the arguments with which the forecast's subject continues after ``length`` cached tokens.
+        """Return the cache argument of a call after ``length`` cached tokens.
 
-        They are empty if the forecast of each product can add the cached tokens itself.
+        The dict is empty if the forecast of each attention product can itself account for the cached tokens.
         """
         if length == 0:
             return {}
@@ -210,7 +210,7 @@ def _without_memory(module: Any, device: str) -> Any:
 
 
 def _inputs_of(module: nn.Module, sizes: Sizes) -> Inputs:
-    """Return the input function of a module: tokens for a text model, vectors for a layer."""
+    """Return the input function of a module: token ids for a text model, embeddings for a layer."""
     config = getattr(module, "config", None)
     if isinstance(getattr(config, "vocab_size", None), int):
         texts = 2 if isinstance(module, EncoderDecoder) else 1

@@ -174,7 +174,7 @@ def cost(
         num_heads, num_kv_heads, head_dim: sizes of query, key and value; layers and models define their own.
         dtype: dtype of all numbers; by default, the dtype of the module, or float32.
         inputs: a function that returns the module's arguments for a sequence length, for modules whose input is neither
-            tokens nor vectors ``[batch, seq_len, embed_dim]``.
+            tokens nor embeddings ``[batch, seq_len, embed_dim]``.
         optimizer_tensors: numbers that the optimizer stores per weight: 2 for Adam, 0 for plain SGD.
 
     Returns:
@@ -249,7 +249,7 @@ def _training(subject: Subject, mode: FakeTensorMode, length: int, optimizer_ten
 
 
 def _decoding(subject: Subject, mode: FakeTensorMode, length: int, cache_bytes: int) -> Pass:
-    """Predict the cost of decoding one more token after ``length - 1`` cached tokens."""
+    """Forecast a decoding step for one token after ``length - 1`` cached tokens."""
     subject.module.eval()
     with dry(DryRun(), mode), torch.no_grad():
         inputs = subject.tensors(1)

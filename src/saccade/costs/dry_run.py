@@ -196,7 +196,7 @@ def without_values(x: Any) -> Any:
 
 
 def _with_past_keys(inputs: Any, past: int) -> Any:
-    """Return attention inputs with ``past`` cached keys added before the first key, for a dry run of decoding."""
+    """Prepend ``past`` cached keys to attention inputs, for a dry run of decoding."""
     batch, heads, q_len, _ = inputs.shape
     key = torch.empty(1, 1, past + q_len, inputs.key.shape[3], dtype=inputs.key.dtype)
     key = key.expand(*inputs.key.shape[:2], -1, -1)
@@ -204,7 +204,7 @@ def _with_past_keys(inputs: Any, past: int) -> Any:
 
 
 def _with_sums(inputs: Any) -> Any:
-    """Return attention inputs whose decay bias, if they have one, has a sum for each key, cached ones included."""
+    """Extend the decay bias of attention inputs, if they have one, to a sum for each key, including cached keys."""
     bias, (_, _, q_len, kv_len) = inputs.bias, inputs.shape
     if not isinstance(bias, DecayTerm):
         return inputs

@@ -72,7 +72,7 @@ ELEMENTWISE: dict[str, Callable[[Tensor], Any]] = {
     "native_dropout": lambda x: _aten.native_dropout(x, 0.1, True),
     "bernoulli_": lambda x: torch.empty_like(x).bernoulli_(0.9),
 }
-"""Elementwise operations whose time depends on the arithmetic per number, not on the bytes moved."""
+"""Elementwise and row-wise operations whose time is limited by arithmetic, not by memory bandwidth."""
 
 
 def _layer_norm_backward(x: Tensor) -> object:
@@ -114,13 +114,13 @@ def streams() -> list[list[float]]:
 
 
 def _in_turns(run: Callable[..., Tensor], inputs: Sequence[tuple[Tensor, ...]]) -> Callable[[], None]:
-    """Return a function to be timed that cycles through inputs, so that the CPU cache contains none of them."""
+    """Return a function to time, which cycles through the inputs so that the CPU cache contains none of them."""
     turns, results = itertools.cycle(inputs), deque[Tensor](maxlen=8)
     return lambda: results.append(run(*next(turns)))
 
 
 def elementwise(name: str, dtype: str) -> list[list[float]]:
-    """Measure an elementwise operation: ``[numbers, seconds]`` for several sizes."""
+    """Measure an elementwise operation: ``[elements, seconds]`` for several sizes."""
     run = ELEMENTWISE[name]
     inputs = [torch.rand(4, count).add_(0.1).to(getattr(torch, dtype)) for count in _COUNTS]
     return [[float(x.shape[1]), timed(_in_turns(run, [(each,) for each in x]))] for x in inputs]
