@@ -68,8 +68,8 @@ def quality_on(
         ValueError: the name is unknown, or ``seeds`` is below 1.
         TypeError: ``question`` is neither a name nor a `Question`.
 
-    Cost: at the default settings up to 600 training steps for each mechanism or mask and seed, half a minute of one
-        core.
+    Cost: at the default settings up to 600 training steps for each mechanism or mask and seed, half a minute on
+        one core.
 
     Example:
         >>> from saccade.masks import sliding_window

@@ -1,4 +1,4 @@
-"""Run trainings in several processes, save each outcome in a file, and tabulate the outcomes."""
+"""Train models in several processes, save each outcome in a file, and tabulate the outcomes."""
 
 from __future__ import annotations
 

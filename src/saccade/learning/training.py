@@ -141,9 +141,9 @@ class Learner(nn.Module):
 
     Args:
         mixer: builds the mixer of each layer.
-        vocab_size: number of tokens.
+        vocab_size: number of tokens in the vocabulary.
         length: number of tokens in a sequence.
-        width: width of the token vectors.
+        width: width of the token embeddings.
         num_layers: number of layers.
 
     Raises:
