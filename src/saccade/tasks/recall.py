@@ -119,7 +119,7 @@ def mqar(examples: int, length: int, num_pairs: int, *, vocab_size: int, seed: i
         examples: number of sequences.
         length: number of tokens in a sequence, at least ``4 * num_pairs``.
         num_pairs: number of pairs in a sequence.
-        vocab_size: number of tokens.
+        vocab_size: number of tokens in the vocabulary.
         seed: seed of the random generator.
 
     Raises:
@@ -161,7 +161,7 @@ def induction(examples: int, length: int, *, copied: int, vocab_size: int, seed:
         examples: number of sequences.
         length: number of tokens in a sequence.
         copied: length of the copied segment, at least 2; the original segment starts at a random position.
-        vocab_size: number of tokens; token 0 is not used.
+        vocab_size: number of tokens in the vocabulary; token 0 is not used.
         seed: seed of the random generator.
 
     Raises:
@@ -199,7 +199,7 @@ def selective_copying(examples: int, length: int, *, copied: int, vocab_size: in
         examples: number of sequences.
         length: number of tokens in a sequence, including markers.
         copied: number of tokens to copy, at most half of ``length``.
-        vocab_size: number of tokens, at least 3.
+        vocab_size: number of tokens in the vocabulary, at least 3.
         seed: seed of the random generator.
 
     Raises:
