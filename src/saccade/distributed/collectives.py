@@ -1,4 +1,4 @@
-"""Collectives that exchange rows between ranks, and their gradients in the opposite direction."""
+"""Collectives that exchange rows between ranks, and send their gradients in the opposite direction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from saccade.distributed.exchange_plan import Exchange
 from saccade.distributed.layouts import Layout, numbers
 from saccade.support.called_function import called_function
 
-# With more ranks, only pairs of ranks that have data exchange messages. All ranks must make the same decision.
+# With more ranks, only ranks that have data for each other exchange messages. All ranks must use the same method.
 _MANY = 8
 
 

@@ -43,7 +43,7 @@ class RankPlan(NamedTuple):
     """One rank's part of an exchange plan.
 
     Attributes:
-        rank: number of the rank.
+        rank: index of the rank.
         rows: the rank's tokens, in order.
         receives, sends: (peer, keys) pairs: the tokens whose keys and values are received from or sent to another rank.
             Empty with "ulysses", which exchanges all rows.
@@ -76,7 +76,7 @@ class Exchange:
         layout: the tokens of each rank.
         strategy: one of `STRATEGIES`.
         refused: the rejected strategies and layouts, with reasons.
-        needs: the keys that each rank needs.
+        needs: the key ranges that each rank requires.
     """
 
     mask: Mask
@@ -302,7 +302,7 @@ def _reasons(strategy: str, mask: Mask, heads: int, kv_heads: int, ranks: int) -
 
 
 def _needs(mask: Mask, layout: str | Layout, seq_len: int, ranks: int) -> Needs:
-    """Return the keys that each rank needs; the result is cached if the mask can be compared by value."""
+    """Return the keys that each rank requires; the result is cached if the mask can be compared by value."""
     function: Any = _cached_needs if mask.is_value else _cached_needs.__wrapped__
     needs: Needs = function(mask, layout, seq_len, ranks)
     return needs

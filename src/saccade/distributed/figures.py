@@ -37,7 +37,6 @@ def picture(plan: Exchange) -> str:
 
     The number after each row is the rank's work, as a multiple of the mean.
 
-
     With more than 32 ranks, adjacent ranks are grouped, and the maximum of each group is shown.
     """
     sent, work = traffic(plan), plan.pairs / max(1.0, plan.pairs.mean())

@@ -1,4 +1,4 @@
-"""Needs: the keys that each rank's rows require and the number of pairs, computed from the bounds of the mask."""
+"""The class `KeyRequirements`: the key ranges and query-key pairs of each rank, computed from the mask's bounds."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Needs:
         area = np.concatenate([[0.0], np.cumsum(readers[:-1] * np.diff(edges))]) if len(edges) else np.zeros(1)
 
         def before(place: Ints) -> np.ndarray:
-            """Return the total number of reads by all ranks of the keys before a position."""
+            """Return how often all ranks together read the keys before each position."""
             return np.interp(place, edges, area) if len(edges) else np.zeros(len(place))
 
         layout = self.layout
@@ -107,7 +107,7 @@ class Needs:
         marks = self.ranks * width + self.starts
 
         def before(place: Ints) -> Ints:
-            """Return how many keys all lower ranks require, plus how many this rank requires before a position."""
+            """Count the keys that all lower ranks require, plus those that this rank requires before a position."""
             which = np.searchsorted(marks, layout.owners * width + place, "right")
             last = np.maximum(which - 1, 0)
             is_local = (which > 0) & (self.ranks[last] == layout.owners) if len(marks) else which > 0
@@ -145,7 +145,7 @@ class _Groups(NamedTuple):
 
     @classmethod
     def of(cls, mask: Mask, starts: Ints, stops: Ints) -> _Groups:
-        """Split chunks into blocks of rows, with the bounds of the mask."""
+        """Split chunks into blocks of rows, and compute the mask's bounds for each block."""
         length = int(stops[-1]) if len(stops) else 0
         rows = max(_ROWS, -(-length // _MOST_GROUPS))
         counts = -(-(stops - starts) // rows)

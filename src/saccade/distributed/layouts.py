@@ -18,12 +18,12 @@ _PARTS = 16  # chunks per rank in a balanced layout
 
 
 class ContiguousRun(NamedTuple):
-    """A run of consecutive tokens on this rank, and the ranks that store the tokens before and after it.
+    """A run of consecutive tokens on a rank, and the ranks that store the tokens before and after it.
 
     Attributes:
         rows: indices of the tokens among the local rows.
         tokens: positions of the tokens.
-        before, behind: ranks of the adjacent tokens; None at the ends of the sequence.
+        before, after: ranks of the adjacent tokens; None at the ends of the sequence.
     """
 
     rows: slice

@@ -24,8 +24,8 @@ _ALL_ROWS = (nn.MultiheadAttention, nn.RNNBase, AttentionPool, TableAttention)
 def parallelize(model: M, cp: ContextParallel, *, mask: Mask | None = None) -> M:
     """Make each rank run a model on its part of the sequence, with the same results as for the full sequence.
 
-    Its attention layers get mechanisms that run across ranks; parameters, their names and token-wise layers do not
-    change. Call the model with the local rows and their positions:
+    The model's attention layers get mechanisms that run across ranks; parameters, their names and token-wise layers
+    do not change. Call the model with the local rows and their positions:
     ``model(cp.shard_sequence(tokens), positions=cp.positions(n))``. Masks passed to a call describe the full sequence.
     Shift labels before sharding them; the loss is the sum over all ranks divided by the count over all ranks.
 

@@ -86,7 +86,7 @@ class StateChannel:
             peer: the rank with the previous tokens, numbered within the group.
             device: the device of the state.
             sources: tensors of the receiving rank; a backward pass to any of them sends the gradient.
-            is_first: whether this is the first state that the rank receives, whose gradient is therefore sent last.
+            is_first: whether this is the first state that the rank receives; its gradient is then sent last.
         """
         numbers = torch.empty(len(_Header._fields), dtype=torch.int64, device=device)
         header = _Header(*self.receive(numbers, peer).tolist())
@@ -133,8 +133,8 @@ class _Sent(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, out: Tensor, floats: Tensor, channel: StateChannel, peer: int) -> Tensor:
         ctx.channel, ctx.peer, ctx.length = channel, peer, len(floats)
-        # The backward pass reads this first. Under checkpointing, that repeats the forward pass, and the peer may be
-        # waiting for the tensors that the forward pass sends.
+        # The backward pass reads this saved tensor first. Under checkpointing, reading it repeats the forward pass, and
+        # the peer may be waiting for the tensors that the forward pass sends.
         ctx.save_for_backward(floats.detach().new_empty(0))
         channel.send(floats.detach().contiguous(), peer)
         return out.view_as(out)

@@ -122,7 +122,7 @@ class _Attention:
     def before(
         self, model: Any, args: tuple[Any, ...], given: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Before the model runs, add the positions of the local rows, and gather documents and padding of all rows."""
+        """Add the positions of the local rows to a model call, and gather the documents and padding of all rows."""
         signature = inspect.signature(model.forward)
         arguments = dict(signature.bind_partial(*args, **given).arguments)
         for name, parameter in signature.parameters.items():
@@ -191,7 +191,7 @@ class _Attention:
         **kwargs: Any,
     ) -> LazyMask:
         """Return the mask of the full sequence; the arguments are those of transformers' mask functions."""
-        del kwargs  # positions of this rank's rows as if they were the full sequence
+        del kwargs  # they hold positions that treat this rank's rows as the full sequence
         facts = self.facts
         if facts is None:
             hint = "call the model that was passed to parallelize, not a part of it or its forward"
