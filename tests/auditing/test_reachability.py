@@ -5,7 +5,7 @@ import torch
 
 from saccade import masks
 from saccade.auditing import Reach
-from saccade.auditing.probe_sets import combs, separating
+from saccade.auditing.probe_sets import row_sets, separating_sets
 
 RULES = {
     "one rule": [masks.Causal() & masks.Window(2, 0)] * 3,
@@ -48,7 +48,7 @@ def test_few_sets_distinguish_components():
     reach = Reach([masks.Documents([3] * 8)] * 2, batch=2, length=24)
     label, count = reach.components()
     assert count == 16
-    sets = list(separating(reach))
+    sets = list(separating_sets(reach))
     assert len(sets) == 6  # 6 over 3 is 20
     for one in range(count):
         for other in set(range(count)) - {one}:
@@ -59,7 +59,7 @@ def test_rows_of_a_comb_share_no_source():
     reach = Reach([masks.Causal() & masks.Window(2, 0)] * 2, batch=2, length=40)
     judged = torch.ones(2, 40, dtype=torch.bool)
     judged[:, :5] = False
-    for own in combs(reach, judged, 6, 0):
+    for own in row_sets(reach, judged, 6, 0):
         assert not (own.rows & ~judged).any()
         counted = sum(reach.sources(reach.one(*row)).int() for row in own.rows.nonzero().tolist())
         assert int(counted.max()) == 1

@@ -57,7 +57,7 @@ def is_zero_somewhere(model, name, inputs):
     last = Probe(name, 0, inputs.shape[1] - 1)
     whole = torch.ones(inputs.shape, dtype=torch.bool)
     probes = ByLayer(subject, {name: whole[0]}, whole)
-    return bool((probes._pulled(subject, False, lambda *of: [last], [name])[last] == 0).any())
+    return bool((probes._measure_gradients(subject, False, lambda *of: [last], [name])[last] == 0).any())
 
 
 def test_a_saturated_softmax_is_not_blind():

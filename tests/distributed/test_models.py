@@ -11,7 +11,7 @@ from transformers.masking_utils import causal_mask_function
 import saccade as sc
 from saccade import masks, mechanisms, nn
 from saccade.distributed import ContextParallel, parallelize
-from saccade.distributed.transformers_ranks import _Attention, _Facts
+from saccade.distributed.transformers_ranks import _Attention, _SequenceInfo
 from saccade.models import Decoder, DecoderConfig
 
 N = 32
@@ -140,7 +140,7 @@ def test_a_pattern_counts_from_the_start_of_each_text(texts, side):
     there = torch.ones(2, N, dtype=torch.bool)
     there[1, slice(5) if side == "left" else slice(-5, None)] = False
     function = _Attention(None, pattern)  # makes masks without the other ranks
-    function.facts = _Facts(texts, None if texts else there)
+    function.sequence = _SequenceInfo(texts, None if texts else there)
     lazy = function.mask(2, N // 2, N // 2, causal_mask_function)
     padding = [[5, N - 5], [5, N - 5]] if side == "left" else [[N], [N]]
     starts = torch.tensor(

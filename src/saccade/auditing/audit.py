@@ -18,8 +18,8 @@ from saccade.auditing.claims import check_claims, checked_names
 from saccade.auditing.claims.compared import claim_of
 from saccade.auditing.claims.model_measurements import ModelMeasurements
 from saccade.auditing.compiled_model import CompiledModelUnderTest, is_compiled, run_eagerly, uncompiled
-from saccade.auditing.declared_rules import Declared, from_config, rules_of, with_rules
-from saccade.auditing.encoder_decoder import EncoderDecoderUnderTest, is_pair, joint_rules, pair_from_config
+from saccade.auditing.declared_rules import Declared, from_config, ruled_modules, rules_of
+from saccade.auditing.encoder_decoder import EncoderDecoderUnderTest, default_rules, is_encoder_decoder, joint_rules
 from saccade.auditing.end_to_end import EndToEnd
 from saccade.auditing.equivalence import sameness
 from saccade.auditing.finding import ClaimResult, CounterExample, Verdict
@@ -27,7 +27,7 @@ from saccade.auditing.float64 import TrueFloat64
 from saccade.auditing.inputs import InputFormat
 from saccade.auditing.leak_location import first_module
 from saccade.auditing.model_under_test import ModelUnderTest, NoGradientError, can_cache, rows_of
-from saccade.auditing.multi_process import replicated
+from saccade.auditing.multi_process import unwrap_ddp
 from saccade.auditing.reachability import Reach
 from saccade.auditing.report import DRAWN, Report, reached_by_gradient
 from saccade.auditing.reproduction_script import script_of
@@ -129,7 +129,7 @@ def audit(
     check_int("tests", tests, 1)
     check_int("seed", seed, 0)
     names = checked_names(claims)
-    run = replicated(model)
+    run = unwrap_ddp(model)
     model = uncompiled(run)
     form = InputFormat.of(model, tokens, batch_first, module)
     audited = model if module is None else module
@@ -137,40 +137,44 @@ def audit(
     with restoring_state(audited) if isinstance(audited, nn.Module) else nullcontext():
         model_inputs = without_cache(model, random_inputs(audited, length, seed, form) if inputs is None else inputs)
         subject = _subject(run, model_inputs, outputs, group, form)
-        judged = rows_to_judge(padding, subject.shape)
+        checked_rows = rows_to_check(padding, subject.shape)
         mask = parse(rule) if isinstance(rule, str) else rule
         declared, is_assumed = (mask, False) if mask is not None else (assumed_rule(audited), True)
-        layered = ByLayer(subject.as_written, mixers(subject.as_written), judged).measure()
+        layered = ByLayer(subject.eager, mixers(subject.eager), checked_rows).measure()
         if is_assumed and isinstance(declared, list):  # a layer may have several modules that mix tokens, or none
             layers = layers or len(declared)
-        ruled = with_rules(declared, layered, layers, is_pair=isinstance(subject, EncoderDecoderUnderTest))
+        ruled = ruled_modules(
+            declared, layered, layers, is_encoder_decoder=isinstance(subject, EncoderDecoderUnderTest)
+        )
         rules, words = _rules(declared, subject, ruled, layers)
-        composed = Composition(subject.as_written, rules, ruled, layered)
+        composed = Composition(subject.eager, rules, ruled, layered)
         reach = composed.reach
         noise = partial(_noise, subject)
-        probes = EndToEnd(subject, reach, judged, noise=noise, tests=tests, seed=seed, required=composed.declared).run()
-        results = [*_end_to_end(subject, reach, probes), _by_layer(subject.as_written, composed, layered)]
+        probes = EndToEnd(
+            subject, reach, checked_rows, noise=noise, tests=tests, seed=seed, required=composed.declared
+        ).run()
+        results = [*_end_to_end(subject, reach, probes), _by_layer(subject.eager, composed, layered)]
         results += text_is_long_enough(parts_of(declared, rules, subject, given=inputs is not None))
         if packed is not None or padded or cache or against:
             comparisons = {"packed": packed, "padded": padded, "cache": cache, "against": against}
             with run_eagerly():
-                results += _same(model, subject.as_written, comparisons, outputs, seed)
+                results += _compare_runs(model, subject.eager, comparisons, outputs, seed)
         measurements = ModelMeasurements(
-            model, subject.as_written, composed, layered, judged, model_inputs, outputs, packed or (), noise, seed
+            model, subject.eager, composed, layered, checked_rows, model_inputs, outputs, packed or (), noise, seed
         )
         with run_eagerly() if isinstance(subject, CompiledModelUnderTest) else nullcontext():
             known = {one.name for one in results}
             results += [one for one in check_claims(measurements, names) if one.name not in known]
         if isinstance(subject, CompiledModelUnderTest):
             results = results[:2] + [
-                one if one.name == "length" else dataclasses.replace(one, why=_as_written(one.why))
+                one if one.name == "length" else dataclasses.replace(one, why=_measured_uncompiled(one.why))
                 for one in results[2:]
             ]
-        pictured = _pictured(subject, reach)
+        pairs = _pairs_for_picture(subject, reach)
         return Report(
             _name(model) + (", compiled" if isinstance(subject, CompiledModelUnderTest) else ""),
             ("assumed: " if is_assumed else "") + words,
-            tuple(_in_own_texts(claim, subject) for claim in results),
+            tuple(_localized(claim, subject) for claim in results),
             subject.shape,
             str(subject.vectors.dtype).removeprefix("torch."),
             seed,
@@ -180,8 +184,8 @@ def audit(
             _versions(model),
             ""
             if isinstance(subject, EncoderDecoderUnderTest)
-            else script_of(model, model_inputs, subject.as_written.tokens, results, packed or (), seed),
-            *pictured,
+            else script_of(model, model_inputs, subject.eager.tokens, results, packed or (), seed),
+            *pairs,
             {} if isinstance(subject, EncoderDecoderUnderTest) else layered.rules(composed.declared.components()[0]),
         )
 
@@ -193,7 +197,7 @@ def _subject(
     group: ProcessGroup | None,
     form: InputFormat,
 ) -> ModelUnderTest:
-    if is_pair(uncompiled(model)):
+    if is_encoder_decoder(uncompiled(model)):
         if form != InputFormat():
             rule = "be left out for an encoder-decoder"
             raise value_error("tokens, batch_first, module", rule, "given")
@@ -205,7 +209,7 @@ def _subject(
     return (CompiledModelUnderTest if is_compiled(model) else ModelUnderTest)(model, inputs, outputs, group, form)
 
 
-def _as_written(why: str) -> str:
+def _measured_uncompiled(why: str) -> str:
     return "; ".join(part for part in (why, "measured on the uncompiled modules") if part)
 
 
@@ -222,7 +226,7 @@ def _versions(model: object) -> dict[str, str]:
 
 def assumed_rule(model: object) -> Declared:
     """Return the rule that a model's configuration declares; raise an error if it declares none."""
-    rule = pair_from_config(model) if is_pair(model) else from_config(model)
+    rule = default_rules(model) if is_encoder_decoder(model) else from_config(model)
     if rule is None:
         hint = "use the masks of saccade.masks: audit(model, masks.sliding_window(128))"
         raise value_error("rule", "be given, since the model's configuration does not define it", None, hint=hint)
@@ -232,7 +236,7 @@ def assumed_rule(model: object) -> Declared:
 def _noise(subject: ModelUnderTest) -> float:
     """Return the largest output change due to noise: `FACTOR` times the change from a rerun or from rounding errors."""
     repeated = max(relative(subject.run(), subject.rows) for _ in range(2))
-    written = subject.as_written
+    written = subject.eager
     rounded = 0.0 if written.module is None else jitter(written.module, written.run, base=written.rows)
     return FACTOR * max(repeated, rounded)
 
@@ -242,10 +246,10 @@ def _end_to_end(subject: ModelUnderTest, reach: Reach, probes: EndToEnd) -> list
     leak = next((one for one in probes.findings if one.kind == "leak"), None)
     blind = next((one for one in probes.findings if one.kind == "blind"), None)
     if leak is not None:
-        located = _located(subject.as_written, reach, probes, leak)
-        reached = ClaimResult("reach", "broken", max(probes.largest, leak.size), probes.floor, located)
+        with_module = _with_module(subject.eager, reach, probes, leak)
+        reached = ClaimResult("reach", "broken", max(probes.largest, leak.size), probes.floor, with_module)
     else:
-        reached = ClaimResult("reach", "held", probes.largest, probes.floor, why=_limits(probes))
+        reached = ClaimResult("reach", "held", probes.largest, probes.floor, why=_weakness(probes))
     if probes.no_gradient:
         return [reached, ClaimResult("sight", "not answered", why=probes.no_gradient)]
     verdict: Verdict = "broken" if blind else "not answered" if probes.zero_gradients.unsure else "held"
@@ -259,14 +263,14 @@ def _end_to_end(subject: ModelUnderTest, reach: Reach, probes: EndToEnd) -> list
     return [reached, ClaimResult("sight", verdict, finding=blind, why=why)]
 
 
-def _limits(probes: EndToEnd) -> str:
+def _weakness(probes: EndToEnd) -> str:
     """Return why a held "reach" claim is weak (it forbids nothing, or there are no gradients); "" if it is not."""
     if not probes.hides_something:
         return "the rule forbids nothing"
     return f"measured only by changing inputs: {probes.no_gradient}" if probes.no_gradient else ""
 
 
-def _located(subject: ModelUnderTest, reach: Reach, probes: EndToEnd, leak: CounterExample) -> CounterExample:
+def _with_module(subject: ModelUnderTest, reach: Reach, probes: EndToEnd, leak: CounterExample) -> CounterExample:
     """Add the name of the module where a leak begins to the leak's counter-example."""
     assert leak.key is not None
     module = first_module(subject, reach, leak.key, probes.swapped(reach.one(*leak.key)))
@@ -294,11 +298,11 @@ def _by_layer(subject: ModelUnderTest, composed: Composition, layered: ByLayer) 
     return ClaimResult("by layer", "broken" if results else "held", largest, 0.0, first, why)
 
 
-def _in_own_texts(claim: ClaimResult, subject: ModelUnderTest) -> ClaimResult:
-    return claim if claim.finding is None else dataclasses.replace(claim, finding=subject.in_its_text(claim.finding))
+def _localized(claim: ClaimResult, subject: ModelUnderTest) -> ClaimResult:
+    return claim if claim.finding is None else dataclasses.replace(claim, finding=subject.localized(claim.finding))
 
 
-def _same(
+def _compare_runs(
     model: Callable[..., Any],
     subject: ModelUnderTest,
     comparisons: dict[str, Any],
@@ -317,7 +321,7 @@ def _same(
     return [claim_of(pair, subject.passes) for pair in pairs]
 
 
-def _pictured(subject: ModelUnderTest, reach: Reach) -> tuple[Tensor | None, Tensor | None]:
+def _pairs_for_picture(subject: ModelUnderTest, reach: Reach) -> tuple[Tensor | None, Tensor | None]:
     length = subject.shape[1]
     if length > DRAWN:
         return None, None
@@ -378,13 +382,13 @@ def random_inputs(model: object, length: int, seed: int, form: InputFormat) -> T
     device = tables[0].weight.device
     draw = torch.Generator().manual_seed(seed)
     tokens = torch.randint(min(3, size - 1), size, (2, length), generator=draw).to(device)
-    if not is_pair(model):
+    if not is_encoder_decoder(model):
         return tokens if form.batch_first else tokens.mT.contiguous()
     targets = torch.randint(min(3, size - 1), size, (2, max(2, 2 * length // 3)), generator=draw).to(device)
     return {"input_ids": tokens, "decoder_input_ids": targets}
 
 
-def rows_to_judge(padding: Tensor | None, shape: tuple[int, int]) -> Tensor:
+def rows_to_check(padding: Tensor | None, shape: tuple[int, int]) -> Tensor:
     """Return the rows that the audit checks, bool ``[batch, length]``: all except padding."""
     if padding is None:
         return torch.ones(shape, dtype=torch.bool)

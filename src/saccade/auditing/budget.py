@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from saccade.auditing.probe_sets import LONG, PULLED
+from saccade.auditing.probe_sets import GRADIENT_SETS, LONG
 
 
 class Budget(NamedTuple):
@@ -31,7 +31,7 @@ class Budget(NamedTuple):
     @property
     def backward(self) -> int:
         """Number of backward passes of the end-to-end checks."""
-        return 2 * (self.tests if self.length <= LONG else min(self.tests, PULLED))
+        return 2 * (self.tests if self.length <= LONG else min(self.tests, GRADIENT_SETS))
 
     def missed(self, share: float) -> float:
         """Return the probability of missing a fault that shows in the fraction ``share`` of random rows."""
@@ -40,7 +40,7 @@ class Budget(NamedTuple):
     def __str__(self) -> str:
         surely = 1 - 0.05 ** (1 / self.tests)
         one = self.missed(1 / self.length)
-        less = "" if self.length <= LONG else f" (for only {PULLED} sets, from {LONG + 1} tokens on)"
+        less = "" if self.length <= LONG else f" (for only {GRADIENT_SETS} sets, from {LONG + 1} tokens on)"
         lines = [
             f"{self.tests} sets of rows of {self.length} tokens",
             f"cost: about {self.forward} forward passes and {self.backward} backward passes{less}",

@@ -46,7 +46,7 @@ def mixers(subject: ModelUnderTest) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     trained: list[str] = []
 
-    def visit(name: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
+    def visit(name: str, rerun: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
         if any(inner.startswith(f"{name}.") for inner in trained):
             return
         draw = torch.Generator().manual_seed(0)
@@ -57,10 +57,10 @@ def mixers(subject: ModelUnderTest) -> dict[str, Tensor]:
             half[part] = chosen[part]
             changed = hidden.clone()
             changed[:, half] += other[:, half]
-            moved = row_differences(again(changed), out).masked_fill(half.to(out.device), 0)
+            moved = row_differences(rerun(changed), out).masked_fill(half.to(out.device), 0)
             moved = broadcast_first(moved, subject.group)
             surely = float(moved.max()) > _ROUNDING * torch.finfo(out.dtype).eps
-            if surely or (bool(moved.any()) and _depends(again, hidden, int(moved.argmax()), half)):
+            if surely or (bool(moved.any()) and _depends(rerun, hidden, int(moved.argmax()), half)):
                 found.setdefault(name, torch.zeros_like(chosen))[part] = True
         if name in found and any(True for _ in subject.modules[name].parameters()):
             trained.append(name)
@@ -73,14 +73,14 @@ def mixers(subject: ModelUnderTest) -> dict[str, Tensor]:
     return {name: found[name] for name in names if not any(other.startswith(f"{name}.") for other in names)}
 
 
-def _depends(again: Callable[[Tensor], Tensor], hidden: Tensor, row: int, keys: Tensor) -> bool:
+def _depends(rerun: Callable[[Tensor], Tensor], hidden: Tensor, row: int, keys: Tensor) -> bool:
     """Return whether an output row of a module has a nonzero gradient with respect to any token in ``keys``.
 
     ``row`` is an index into the flattened ``[batch, length]``.
     """
     with torch.enable_grad():
         leaf = hidden.detach().clone().requires_grad_()
-        rows = again(leaf).flatten(0, 1)
+        rows = rerun(leaf).flatten(0, 1)
         if not rows.requires_grad:
             return True
         (grad,) = torch.autograd.grad(rows[row].sum(), leaf)
@@ -93,7 +93,7 @@ class ByLayer:
     Args:
         subject: the model and its input.
         mixed: the tokens that each module mixes, as `mixers` returns them. A module need not see other tokens.
-        judged: the rows to check, bool ``[batch, length]``.
+        checked_rows: the rows to check, bool ``[batch, length]``.
         rows: approximate number of rows to test in each module; from 512 tokens on, only three are tested.
         least: largest gradient that does not count as a leak, as a fraction of the row's largest gradient.
 
@@ -110,12 +110,12 @@ class ByLayer:
         self,
         subject: ModelUnderTest,
         mixed: Mapping[str, Tensor],
-        judged: Tensor,
+        checked_rows: Tensor,
         *,
         rows: int = 9,
         least: float = 1e-30,
     ):
-        self.subject, self.mixed, self.judged = subject, dict(mixed), judged
+        self.subject, self.mixed, self.checked_rows = subject, dict(mixed), checked_rows
         self.rows, self.least = rows, least
         self.findings: list[CounterExample] = []
         self.differentiable: set[str] = set()
@@ -130,12 +130,14 @@ class ByLayer:
         measured. Such a module mixes tokens itself if it reaches more than its submodules explain: for example, a
         layer that convolves its keys in a submodule but computes attention with plain functions.
         """
-        around, calls = {outer for name in self.mixed for outer in self._around(name)}, list[str]()
+        around, calls = {outer for name in self.mixed for outer in self._enclosing(name)}, list[str]()
         names = [*self.mixed, *around - set(self.mixed)]
-        self._sizes = self._pulled(self.subject, False, partial(self._probes, positions=positions), names, calls)
+        self._sizes = self._measure_gradients(
+            self.subject, False, partial(self._probes, positions=positions), names, calls
+        )
         for name in [one for one in dict.fromkeys(calls) if one not in self.mixed]:
             inner = [self._pairs(one) for one in self.mixed if one.startswith(f"{name}.")]
-            if all(bool((~one.seen | _through(inner, one)).all()) for one in self.seen(name)):
+            if all(bool((~one.seen | _sequential_reach(inner, one)).all()) for one in self.measured_rows(name)):
                 self._sizes = {probe: size for probe, size in self._sizes.items() if probe.module != name}
                 self.attending.discard(name)
                 self.differentiable.discard(name)
@@ -157,9 +159,9 @@ class ByLayer:
             return [probe for probe in found if probe not in self._sizes]
 
         if more and names:
-            self._sizes |= self._pulled(self.subject, False, probes, names)
+            self._sizes |= self._measure_gradients(self.subject, False, probes, names)
 
-    def _around(self, name: str) -> Iterator[str]:
+    def _enclosing(self, name: str) -> Iterator[str]:
         """Yield the enclosing modules of a module, up to its layer, that may mix tokens themselves.
 
         The layer itself is included only if one of its direct children is a convolution.
@@ -172,14 +174,14 @@ class ByLayer:
             if is_inside and (convolves or not any(map(str.isdigit, parts[count - 1 :]))):
                 yield outer
 
-    def seen(self, name: str) -> list[SeenRow]:
+    def measured_rows(self, name: str) -> list[SeenRow]:
         """Return the measured rows of a module, each with the tokens for which its gradient is not 0."""
         found = [(probe.position, size) for probe, size in self._sizes.items() if probe.module == name]
         return [
             SeenRow((item, position), size[item] > self.least * size[item].max())
             for position, size in found
             for item in range(len(size))
-            if self.judged[item, position]
+            if self.checked_rows[item, position]
         ]
 
     def rules(self, documents: Tensor) -> dict[str, str]:
@@ -188,14 +190,14 @@ class ByLayer:
         Args:
             documents: the document of each token, int ``[batch, length]``.
         """
-        return {name: measured_rule(rows, documents) for name in self.mixed if (rows := self.seen(name))}
+        return {name: measured_rule(rows, documents) for name in self.mixed if (rows := self.measured_rows(name))}
 
     def distances(self, name: str) -> Tensor:
         """Extrapolate a module's measured pairs to all rows by distance, bool ``[length, length]``."""
         length = self.subject.shape[1]
         used = torch.zeros(2 * length, dtype=torch.bool)
         used[0] = True
-        for one in self.seen(name):
+        for one in self.measured_rows(name):
             used[one.row[1] - one.seen.nonzero().flatten()] = True  # a negative index means a later token
         # Row q of the result is `used` read backwards from q, so all rows are windows of one vector.
         backwards = torch.cat([used[length + 1 :], used[:length]]).flip(0)
@@ -203,7 +205,7 @@ class ByLayer:
 
     def _pairs(self, name: str) -> Tensor:
         """Return a module's pairs, bool ``[length, length]``; those of unmeasured rows are extrapolated by distance."""
-        pairs, rows = self.distances(name), self.seen(name)
+        pairs, rows = self.distances(name), self.measured_rows(name)
         for position in {one.row[1] for one in rows}:
             pairs[position] = torch.stack([one.seen for one in rows if one.row[1] == position]).any(0)
         return pairs
@@ -221,15 +223,15 @@ class ByLayer:
         zeros = list[ZeroGradient]()
         for probe, size in sizes.items():
             may = allowed(probe.module, probe.position)
-            zeros += self._judge(probe, size, may, required(probe.module, probe.position) if required else may)
-        self.zero_gradients = self._without_near(recheck(self.subject, zeros, sizes, self._pull_again), sizes)
+            zeros += self._check_row(probe, size, may, required(probe.module, probe.position) if required else may)
+        self.zero_gradients = self._without_ignorable(recheck(self.subject, zeros, sizes, self._remeasure), sizes)
         for one in self.zero_gradients.blind:
-            keys = one.keys & ~_seen_beside(one.probe, sizes)
+            keys = one.keys & ~_seen_in_layer(one.probe, sizes)
             if bool(keys.any()):
-                self._note("blind", one.probe.module, one.row, one._replace(keys=keys).first, 0.0)
+                self._record("blind", one.probe.module, one.row, one._replace(keys=keys).first, 0.0)
         return self
 
-    def _without_near(self, report: ZeroGradientReport, sizes: Mapping[Probe, Tensor]) -> ZeroGradientReport:
+    def _without_ignorable(self, report: ZeroGradientReport, sizes: Mapping[Probe, Tensor]) -> ZeroGradientReport:
         """Remove the tokens that modules other than attention may ignore from the report.
 
         A convolution, for example, may ignore a token if another row sees it, or if no row sees any token at this
@@ -238,17 +240,17 @@ class ByLayer:
         names = {one.probe.module for one in (*report.blind, *report.unsure)} - self.attending
         reaching = dict[str, Tensor]()
 
-        def visit(name: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
+        def visit(name: str, rerun: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
             with torch.enable_grad():
                 leaf = hidden.detach().clone().requires_grad_()
-                found = reaching_others(again(leaf), leaf)
+                found = reaching_others(rerun(leaf), leaf)
             reaching[name] = reaching.get(name, False) | found
 
         if names:
             with replaying(self.subject, {name: self.subject.modules[name] for name in names}, visit):
                 self.subject.run()
 
-        def narrowed(zeros: list[ZeroGradient]) -> list[ZeroGradient]:
+        def without_ignorable(zeros: list[ZeroGradient]) -> list[ZeroGradient]:
             near = [
                 reaching[one.probe.module] | _unused_distances(one.probe, sizes)
                 if one.probe.module in names
@@ -258,13 +260,15 @@ class ByLayer:
             left = [one._replace(keys=one.keys & ~own) for one, own in zip(zeros, near, strict=True)]
             return [one for one in left if bool(one.keys.any())]
 
-        return report._replace(blind=narrowed(report.blind), unsure=narrowed(report.unsure))
+        return report._replace(blind=without_ignorable(report.blind), unsure=without_ignorable(report.unsure))
 
-    def _pull_again(self, subject: ModelUnderTest, changed: bool, probes: Collection[Probe]) -> dict[Probe, Tensor]:
+    def _remeasure(self, subject: ModelUnderTest, changed: bool, probes: Collection[Probe]) -> dict[Probe, Tensor]:
         chosen = [*dict.fromkeys(probe.module for probe in sorted(probes))]
-        return self._pulled(subject, changed, lambda *of: [one for one in sorted(probes) if one[:2] == of], chosen)
+        return self._measure_gradients(
+            subject, changed, lambda *of: [one for one in sorted(probes) if one[:2] == of], chosen
+        )
 
-    def _pulled(
+    def _measure_gradients(
         self,
         subject: ModelUnderTest,
         changed: bool,
@@ -280,7 +284,7 @@ class ByLayer:
         found: dict[Probe, Tensor] = {}
         calls = Counter[str]()
 
-        def visit(name: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
+        def visit(name: str, rerun: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
             if order is not None:
                 order.append(name)
             chosen = probes(name, calls[name])
@@ -290,7 +294,7 @@ class ByLayer:
             with torch.enable_grad():
                 leaf = (hidden + other * hidden.std() if changed else hidden).detach().clone().requires_grad_()
                 try:
-                    rows = again(leaf) if chosen else hidden
+                    rows = rerun(leaf) if chosen else hidden
                 except NotImplementedError:  # a kernel without a backward pass; the audit reports it
                     return
                 if not rows.requires_grad:
@@ -318,23 +322,23 @@ class ByLayer:
             even = [own.start + length // 3, own.start + 2 * length // 3, own.stop - 1]
         return [Probe(name, call, position) for position in sorted({*even, *positions, *self.subject.borders})]
 
-    def _judge(self, probe: Probe, size: Tensor, allowed: Tensor, required: Tensor) -> Iterator[ZeroGradient]:
+    def _check_row(self, probe: Probe, size: Tensor, allowed: Tensor, required: Tensor) -> Iterator[ZeroGradient]:
         """Record leaks of a module's row, and yield the required tokens for which the row's gradient is 0."""
         name, _, position = probe
         itself = torch.arange(size.shape[1]) == position  # a row always depends on its own token, through the query
         for item in range(len(size)):
-            if not self.judged[item, position]:
+            if not self.checked_rows[item, position]:
                 continue
             leaks = (size[item] > self.least * size[item].max()) & ~allowed[item] & ~itself
             if bool(leaks.any()):
                 share = float(size[item][leaks].max() / size[item].max())
-                self._note("leak", name, (item, position), (item, int(leaks.nonzero()[0])), share)
-            shown = torch.zeros_like(self.judged)
-            shown[item] = required[item] & self.judged[item] & self.mixed[name] & ~itself
-            if bool((shown & (size == 0)).any()):
-                yield ZeroGradient(probe, (item, position), shown, shown & (size == 0))
+                self._record("leak", name, (item, position), (item, int(leaks.nonzero()[0])), share)
+            expected = torch.zeros_like(self.checked_rows)
+            expected[item] = required[item] & self.checked_rows[item] & self.mixed[name] & ~itself
+            if bool((expected & (size == 0)).any()):
+                yield ZeroGradient(probe, (item, position), expected, expected & (size == 0))
 
-    def _note(self, kind: Kind, name: str, row: tuple[int, int], key: tuple[int, int], share: float) -> None:
+    def _record(self, kind: Kind, name: str, row: tuple[int, int], key: tuple[int, int], share: float) -> None:
         if not any((one.kind, one.module) == (kind, name) for one in self.findings):
             self.findings.append(CounterExample(kind, row, key, share, name, "replay", self.subject.passes))
 
@@ -349,7 +353,7 @@ def _unused_distances(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
     return ~used[probe.position - torch.arange(length)]
 
 
-def _seen_beside(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
+def _seen_in_layer(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
     """Return the tokens that the probed row sees through any mixing module of its layer; there may be several."""
     layer = _layer(probe.module)
     beside = [other for other in sizes if other.position == probe.position and _layer(other.module) == layer]
@@ -361,7 +365,7 @@ def _layer(name: str) -> str:
     return re.split(r"(?<=\d)(?!\d)", name, maxsplit=1)[0]
 
 
-def _through(pairs: Sequence[Tensor], one: SeenRow) -> Tensor:
+def _sequential_reach(pairs: Sequence[Tensor], one: SeenRow) -> Tensor:
     """Return the tokens that a row sees through modules applied in sequence, each with a residual connection."""
     tokens = torch.arange(len(one.seen)) == one.row[1]
     for own in reversed(pairs):

@@ -12,7 +12,7 @@ from saccade.auditing.finding import ClaimResult, CounterExample, Kind
 from saccade.support.errors import kind, type_error, value_error
 
 _IGNORED = -100
-_TELLING = ("position_ids", "seq_idx", "cu_seq_lens_q", "cu_seqlens", "document_ids")
+_BOUNDARY_ARGUMENTS = ("position_ids", "seq_idx", "cu_seq_lens_q", "cu_seqlens", "document_ids")
 
 
 class TextLocation(NamedTuple):
@@ -102,22 +102,22 @@ class SetupBatch:
     def _positions(self) -> ClaimResult:
         name, position_ids = "collator: positions", self.inputs.get("position_ids")
         if position_ids is None:
-            is_marked = any(one in self.inputs for one in _TELLING)
+            is_marked = any(one in self.inputs for one in _BOUNDARY_ARGUMENTS)
             mask = self.inputs.get("attention_mask")
             if self.is_packed and not is_marked and not (isinstance(mask, Tensor) and mask.dim() > 2):
-                begins = torch.zeros_like(self.documents, dtype=torch.bool)
-                begins[:, 1:] = (self.documents[:, 1:] != self.documents[:, :-1]) & (self.documents[:, 1:] >= 0)
-                return self._broken(name, begins, "leak", "no argument marks where the texts of a packed row begin")
+                starts = torch.zeros_like(self.documents, dtype=torch.bool)
+                starts[:, 1:] = (self.documents[:, 1:] != self.documents[:, :-1]) & (self.documents[:, 1:] >= 0)
+                return self._broken(name, starts, "leak", "no argument marks where the texts of a packed row begin")
             return ClaimResult(name, "not answered", why="the collator returns none")
         if not isinstance(position_ids, Tensor) or position_ids.dim() != 2:
             return ClaimResult(name, "not answered", why="position_ids are not [batch, length]")
         first = next(location for location in self.locations if location is not None)
-        begin = int(position_ids[first.item, first.tokens.start])
+        first_position = int(position_ids[first.item, first.tokens.start])
         wrong = torch.zeros_like(self.documents, dtype=torch.bool)
         for location in filter(None, self.locations):
             own = position_ids[location.item, location.tokens].cpu()
-            wrong[location.item, location.tokens] = own != torch.arange(begin, begin + len(own))
-        return self._broken(name, wrong, "leak", f"positions of a text do not count from {begin}")
+            wrong[location.item, location.tokens] = own != torch.arange(first_position, first_position + len(own))
+        return self._broken(name, wrong, "leak", f"positions of a text do not count from {first_position}")
 
     def _labels(self) -> ClaimResult:
         name, labels = "collator: labels", self.inputs.get("labels")
@@ -126,13 +126,13 @@ class SetupBatch:
         if labels.shape != self.ids.shape:
             return ClaimResult(name, "not answered", why=f"the shape of labels is {list(labels.shape)}")
         labels, ids, real = labels.cpu(), self.ids.cpu(), self.documents >= 0
-        begins = torch.zeros_like(real)  # the first token of a row is never predicted
-        begins[:, 1:] = (self.documents[:, 1:] != self.documents[:, :-1]) & real[:, 1:] & real[:, :-1]
+        starts = torch.zeros_like(real)  # the first token of a row is never predicted
+        starts[:, 1:] = (self.documents[:, 1:] != self.documents[:, :-1]) & real[:, 1:] & real[:, :-1]
         learned = labels != _IGNORED
         learned[:, 0] = False
         cases = {
             "padding has labels": (learned & ~real, "leak"),
-            "the first token of a text is a label of the text before it": (learned & begins, "leak"),
+            "the first token of a text is a label of the text before it": (learned & starts, "leak"),
             "labels differ from the token ids": (learned & real & (labels != ids), "blind"),
         }
         for why, (wrong, seen) in cases.items():

@@ -39,7 +39,7 @@ def run_eagerly() -> Any:
 class CompiledModelUnderTest(ModelUnderTest):
     """A fully or partly compiled model under test.
 
-    The end-to-end checks run the compiled code. Modules are tested on `as_written`, without compilation.
+    The end-to-end checks run the compiled code. Modules are tested on `eager`, without compilation.
 
     Args:
         model, inputs, outputs, group, form: see `ModelUnderTest`. A model whose embedding table is compiled must take
@@ -69,7 +69,7 @@ class CompiledModelUnderTest(ModelUnderTest):
         return self._eager.modules
 
     @property
-    def as_written(self) -> ModelUnderTest:
+    def eager(self) -> ModelUnderTest:
         return self._eager
 
     @property

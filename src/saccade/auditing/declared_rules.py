@@ -48,7 +48,7 @@ def rules_of(declared: Declared, mixers: Sequence[str], layers: int | None) -> l
     return [rule for rule in found if isinstance(rule, Mask)]
 
 
-def with_rules(declared: Declared, layered: ByLayer, layers: int | None, *, is_pair: bool) -> list[str]:
+def ruled_modules(declared: Declared, layered: ByLayer, layers: int | None, *, is_encoder_decoder: bool) -> list[str]:
     """Return the names of the modules to which the declared rules apply, in execution order.
 
     Rules apply to modules that compute attention, and to modules without gradients, which may do so. Rules apply to all
@@ -58,7 +58,7 @@ def with_rules(declared: Declared, layered: ByLayer, layers: int | None, *, is_p
     names = list(layered.mixed)
     attending = [name for name in names if name in layered.attending or name not in layered.differentiable]
     is_each = isinstance(declared, Sequence) and layers is None and len(declared) == len(names)
-    return names if is_pair or is_each or isinstance(declared, Mapping) or not attending else attending
+    return names if is_encoder_decoder or is_each or isinstance(declared, Mapping) or not attending else attending
 
 
 def _by_pattern(declared: Mapping[str, Mask | Sequence[Mask]], name: str) -> Mask | Sequence[Mask]:

@@ -23,7 +23,7 @@ _SOURCE, _TARGET = "input_ids", "decoder_input_ids"
 _DEEP = 1 << 20  # a number larger than the depth of any model
 
 
-def is_pair(model: object) -> bool:
+def is_encoder_decoder(model: object) -> bool:
     """Return whether a model takes a source and a target, like the encoder-decoders of transformers and saccade."""
     if isinstance(model, EncoderDecoder):
         return True
@@ -42,7 +42,7 @@ class EncoderDecoderUnderTest(ModelUnderTest):
     """
 
     def _find(self) -> None:
-        self.source, self.target = _two(self.inputs)
+        self.source, self.target = _source_and_target(self.inputs)
         named: Any = self.model
         encoder = named.get_encoder() if hasattr(named, "get_encoder") else getattr(named, "encoder", None)
         if not isinstance(encoder, nn.Module):
@@ -78,17 +78,17 @@ class EncoderDecoderUnderTest(ModelUnderTest):
     def part_of(self, name: str) -> slice:
         return self.parts["source" if name.startswith(self._prefix) else "target"]
 
-    def read_from(self, hidden: Tensor) -> slice | None:
+    def encoder_span(self, hidden: Tensor) -> slice | None:
         is_source = hidden.shape == self.encoded.shape and torch.equal(hidden, self.encoded)
         return self.parts["source"] if is_source else None
 
-    def in_its_text(self, finding: CounterExample) -> CounterExample:
-        row, key = (None if at is None else self._own(at) for at in (finding.row, finding.key))
+    def localized(self, finding: CounterExample) -> CounterExample:
+        row, key = (None if at is None else self._text_and_position(at) for at in (finding.row, finding.key))
         assert row is not None
         nouns = (row[0], "token" if key is None else key[0])
         return dataclasses.replace(finding, row=row[1], key=None if key is None else key[1], nouns=nouns)
 
-    def _own(self, at: tuple[int, int]) -> tuple[str, tuple[int, int]]:
+    def _text_and_position(self, at: tuple[int, int]) -> tuple[str, tuple[int, int]]:
         start = self.parts["target"].start
         return ("source", at) if at[1] < start else ("target", (at[0], at[1] - start))
 
@@ -113,7 +113,7 @@ class EncoderDecoderUnderTest(ModelUnderTest):
         handles = [own.register_forward_hook(swap) for own in tables]
         handles.append(self.encoder.register_forward_hook(keep))
         try:
-            target = self.outputs(self._called(self.tokens))
+            target = self.outputs(self._call_model(self.tokens))
         finally:
             for handle in handles:
                 handle.remove()
@@ -125,7 +125,7 @@ class EncoderDecoderUnderTest(ModelUnderTest):
             self.vectors = torch.cat([kept["source"], kept["target"]], 1)
         return _joined(self.encoded, target)
 
-    def _called(self, given: Tensor) -> Any:
+    def _call_model(self, given: Tensor) -> Any:
         assert isinstance(self.inputs, Mapping)  # otherwise _two would have raised an error
         if isinstance(self.model, EncoderDecoder):
             more = {name: one for name, one in self.inputs.items() if name not in (_SOURCE, _TARGET)}
@@ -133,7 +133,7 @@ class EncoderDecoderUnderTest(ModelUnderTest):
         return self.model(**self.inputs)
 
 
-def _two(inputs: object) -> tuple[Tensor, Tensor]:
+def _source_and_target(inputs: object) -> tuple[Tensor, Tensor]:
     found = [inputs.get(name) if isinstance(inputs, Mapping) else None for name in (_SOURCE, _TARGET)]
     source, target = found
     if not (isinstance(source, Tensor) and isinstance(target, Tensor) and source.dim() == target.dim() == 2):
@@ -154,12 +154,26 @@ def _joined(source: Tensor, target: Tensor) -> Tensor:
 
 
 _NAMES = ("encoder", "decoder", "cross")
-_WHOLE = ("t5", "mt5", "umt5", "bart", "mbart", "marian", "pegasus", "m2m_100", "blenderbot", "blenderbot-small")
+_WITHOUT_WINDOWS = (
+    "t5",
+    "mt5",
+    "umt5",
+    "bart",
+    "mbart",
+    "marian",
+    "pegasus",
+    "m2m_100",
+    "blenderbot",
+    "blenderbot-small",
+)
 
 
-def pair_from_config(model: Any) -> dict[str, Mask] | None:
+def default_rules(model: Any) -> dict[str, Mask] | None:
     """Return the three rules of a plain encoder-decoder; None for other models, such as models with windows."""
-    if isinstance(model, EncoderDecoder) or getattr(getattr(model, "config", None), "model_type", "") in _WHOLE:
+    if (
+        isinstance(model, EncoderDecoder)
+        or getattr(getattr(model, "config", None), "model_type", "") in _WITHOUT_WINDOWS
+    ):
         return {"encoder": masks.Full(), "decoder": masks.Causal(), "cross": masks.Full()}
     return None
 
@@ -183,7 +197,7 @@ def joint_rules(declared: Declared, subject: EncoderDecoderUnderTest) -> tuple[l
         rule = f"have the keys {', '.join(_NAMES)} for an encoder-decoder"
         raise value_error("rule", rule, got, hint=hint)
     depths = dict(zip(_NAMES, (subject.depths[0], subject.depths[1], subject.depths[1]), strict=True))
-    each = {name: _each(name, declared[name], depths[name]) for name in _NAMES}
+    each = {name: _rules_of_layers(name, declared[name], depths[name]) for name in _NAMES}
     source, target = subject.source.shape[1], subject.target.shape[1]
     is_one = all(rule.shape[0] == 1 for rules in each.values() for rule in rules)
     batch = 1 if is_one else subject.shape[0]
@@ -203,7 +217,7 @@ def joint_rules(declared: Declared, subject: EncoderDecoderUnderTest) -> tuple[l
     return layers, "; ".join(f"{name} {_describe(rules)}" for name, rules in each.items())
 
 
-def _each(name: str, rule: Mask | Sequence[Mask], layers: int) -> list[Mask]:
+def _rules_of_layers(name: str, rule: Mask | Sequence[Mask], layers: int) -> list[Mask]:
     found = [rule] * layers if isinstance(rule, Mask) else list(rule) if isinstance(rule, list | tuple) else []
     if not found or not all(isinstance(one, Mask) for one in found):
         raise type_error(f"rule of {name}", "be a mask, or a list with one for each layer", shown(rule))

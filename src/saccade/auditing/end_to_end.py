@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.auditing.finding import CounterExample
 from saccade.auditing.model_under_test import ModelUnderTest, NoGradientError
-from saccade.auditing.probe_sets import LONG, PULLED, Rows, bisect, combs, separating
+from saccade.auditing.probe_sets import GRADIENT_SETS, LONG, Rows, bisect, row_sets, separating_sets
 from saccade.auditing.reachability import Reach
 from saccade.auditing.rounding_noise import row_differences
 from saccade.auditing.zero_gradients import Probe, ZeroGradient, ZeroGradientReport, recheck
@@ -28,7 +28,7 @@ class EndToEnd:
     Args:
         subject: the model and its input.
         reach: the declared rules.
-        judged: the rows to check, bool ``[batch, length]``: all except padding.
+        checked_rows: the rows to check, bool ``[batch, length]``: all except padding.
         noise: a function that measures how much noise changes the outputs. It is called only if a row changes that must
             not.
         tests: number of sets of rows to test.
@@ -51,7 +51,7 @@ class EndToEnd:
         self,
         subject: ModelUnderTest,
         reach: Reach,
-        judged: Tensor,
+        checked_rows: Tensor,
         *,
         noise: Callable[[], float],
         tests: int,
@@ -59,13 +59,13 @@ class EndToEnd:
         required: Reach | None = None,
     ):
         self.required = required or reach
-        self.subject, self.reach, self.judged, self._noise = subject, reach, judged, noise
+        self.subject, self.reach, self.checked_rows, self._noise = subject, reach, checked_rows, noise
         self.findings: list[CounterExample] = []
         self.largest, self.covered = 0.0, None if reach.shape[1] > LONG else 0.0
         self.hides_something, self.no_gradient = False, ""
-        self.unread = torch.zeros_like(judged)
+        self.unread = torch.zeros_like(checked_rows)
         self.zero_gradients = ZeroGradientReport([], [], [])
-        self._sets = list(combs(reach, judged, tests, seed, subject.borders))
+        self._sets = list(row_sets(reach, checked_rows, tests, seed, subject.borders))
         draw = torch.Generator().manual_seed(seed)
         vectors = subject.vectors
         other = torch.randn(vectors.shape, generator=draw, dtype=torch.float64).to(vectors)
@@ -79,8 +79,8 @@ class EndToEnd:
     def run(self) -> EndToEnd:
         """Test all sets of tokens with both probes, up to the first finding of each kind."""
         tried: list[tuple[Tensor, Tensor]] = []
-        for keys in [*separating(self.reach), *(~own.sources for own in self._sets)]:
-            clean = self.judged & ~self.reach.through(keys)
+        for keys in [*separating_sets(self.reach), *(~own.sources for own in self._sets)]:
+            clean = self.checked_rows & ~self.reach.through(keys)
             if bool(clean.any()) and bool(keys.any()) and not self._found("leak"):
                 tried.append((clean, keys))
                 self._change(clean, keys)
@@ -114,18 +114,18 @@ class EndToEnd:
 
     def _gradients(self) -> None:
         try:
-            pull = self._puller(self.subject, None)
+            measure = self._gradient_function(self.subject, None)
         except NoGradientError as error:
             self.no_gradient = str(error)
             return
         zeros, sizes = list[ZeroGradient](), dict[Probe, Tensor]()
-        for number, own in enumerate(self._sets if self.reach.shape[1] <= LONG else self._sets[:PULLED]):
-            self._pull_clean(own, pull)
+        for number, own in enumerate(self._sets if self.reach.shape[1] <= LONG else self._sets[:GRADIENT_SETS]):
+            self._check_clean_gradients(own, measure)
             probe = Probe("", 0, number)
-            sizes[probe] = pull(own.rows)
-            zeros += self._zero_gradients(probe, own, (sizes[probe] == 0) & own.sources & self.judged)
-        del pull  # free this graph before building the next
-        self.zero_gradients = self._without_unread(recheck(self.subject, zeros, sizes, self._pull_again))
+            sizes[probe] = measure(own.rows)
+            zeros += self._zero_gradients(probe, own, (sizes[probe] == 0) & own.sources & self.checked_rows)
+        del measure  # free this graph before building the next
+        self.zero_gradients = self._without_unread(recheck(self.subject, zeros, sizes, self._remeasure))
         for one in self.zero_gradients.blind[:1]:
             self.findings.append(CounterExample("blind", one.row, one.first, 0.0, "", "gradient", self.subject.passes))
 
@@ -136,11 +136,11 @@ class EndToEnd:
         """
         if not report.blind:
             return report
-        self.unread = self._puller(self.subject, None)(torch.ones_like(self.judged)) == 0
+        self.unread = self._gradient_function(self.subject, None)(torch.ones_like(self.checked_rows)) == 0
         kept = [one._replace(keys=one.keys & ~self.unread) for one in report.blind]
         return report._replace(blind=[one for one in kept if bool(one.keys.any())])
 
-    def _puller(self, subject: ModelUnderTest, vectors: Tensor | None) -> Callable[[Tensor], Tensor]:
+    def _gradient_function(self, subject: ModelUnderTest, vectors: Tensor | None) -> Callable[[Tensor], Tensor]:
         """Return a function that measures the gradient of output rows with respect to each token.
 
         It returns the largest absolute component of each token's gradient, float64 ``[batch, length]``.
@@ -148,29 +148,29 @@ class EndToEnd:
         leaf, out = subject.graph(vectors)
         draw = torch.Generator().manual_seed(1)
 
-        def pull(rows: Tensor) -> Tensor:
+        def measure(rows: Tensor) -> Tensor:
             weights = torch.randn(out.shape, generator=draw).to(out)
             weights *= rows.to(out.device).view(*rows.shape, *[1] * (out.dim() - 2))
             subject.passes += 1
             (grad,) = torch.autograd.grad(out, leaf, weights, retain_graph=True)
             return grad.abs().amax(-1).cpu().double().nan_to_num(nan=math.inf)
 
-        return pull
+        return measure
 
-    def _pull_again(self, subject: ModelUnderTest, changed: bool, probes: Collection[Probe]) -> dict[Probe, Tensor]:
-        pull = self._puller(subject, self._other.to(subject.vectors) if changed else None)
-        return {probe: pull(self._sets[probe.position].rows) for probe in sorted(probes)}
+    def _remeasure(self, subject: ModelUnderTest, changed: bool, probes: Collection[Probe]) -> dict[Probe, Tensor]:
+        measure = self._gradient_function(subject, self._other.to(subject.vectors) if changed else None)
+        return {probe: measure(self._sets[probe.position].rows) for probe in sorted(probes)}
 
-    def _pull_clean(self, own: Rows, pull: Callable[[Tensor], Tensor]) -> None:
-        clean = self.judged & ~self.reach.through(~own.sources)
+    def _check_clean_gradients(self, own: Rows, measure: Callable[[Tensor], Tensor]) -> None:
+        clean = self.checked_rows & ~self.reach.through(~own.sources)
         if self._found("leak") or not bool(clean.any()):
             return
-        size = pull(clean)
+        size = measure(clean)
         bad = (size > 0) & ~own.sources
         if not bool(bad.any()):
             return
         item, position = bad.nonzero()[0].tolist()
-        row = bisect(clean, lambda half: bool(pull(half)[item, position] > 0))
+        row = bisect(clean, lambda half: bool(measure(half)[item, position] > 0))
         typical = size[own.sources].median() if bool(own.sources.any()) else size.new_tensor(1.0)
         relative = float(size[item, position] / typical) if float(typical) else math.inf
         self.findings.append(
@@ -180,9 +180,9 @@ class EndToEnd:
     def _zero_gradients(self, probe: Probe, own: Rows, zero: Tensor) -> Iterator[ZeroGradient]:
         """Yield the zero gradients of each row of a set. The rows must have no source in common."""
         for item, position in own.rows.nonzero().tolist() if bool(zero.any()) else ():
-            shown = self.required.sources(self.required.one(item, position))
-            if bool((zero & shown).any()):
-                yield ZeroGradient(probe, (item, position), shown, zero & shown)
+            expected = self.required.sources(self.required.one(item, position))
+            if bool((zero & expected).any()):
+                yield ZeroGradient(probe, (item, position), expected, zero & expected)
 
     def _cover(self, tried: Sequence[tuple[Tensor, Tensor]]) -> None:
         if self.covered is None:
@@ -194,5 +194,5 @@ class EndToEnd:
         hidden = torch.stack(
             [~self.reach.sources(self.reach.one(item, position)) for item in range(batch) for position in range(length)]
         ).view_as(seen)
-        hidden &= self.judged[:, :, None, None]
+        hidden &= self.checked_rows[:, :, None, None]
         self.covered = float((seen & hidden).sum() / hidden.sum().clamp_min(1))

@@ -125,7 +125,7 @@ def sameness(
             pairs = _with_remedy(
                 pairs, _run_pair("with saccade's kernel", packed_with_our_kernel(ids, lengths), models), lengths
             )
-        return [*pairs, *_dtypes(own, wide, reason)]
+        return [*pairs, *_compare_dtypes(own, wide, reason)]
 
 
 def compare_run_pairs(
@@ -218,7 +218,7 @@ def _with_remedy(pairs: Sequence[Pair], by_ours: Pair, lengths: Sequence[int]) -
     ]
 
 
-def _dtypes(own: _ModelInDtype, wide: _ModelInDtype | None, reason: str) -> Iterator[Pair]:
+def _compare_dtypes(own: _ModelInDtype, wide: _ModelInDtype | None, reason: str) -> Iterator[Pair]:
     """Yield the comparison of a model with its float64 copy, allowing for rounding in the dtype of the model."""
     if own.whole.dtype is torch.float64:
         return

@@ -38,12 +38,12 @@ def run_pairs(
     if cache:
         yield from _steps(ids, runner.window)
         yield from _cached(ids)
-    yield from ((f"attention by {name}", _implemented(ids, name)) for name in against)
+    yield from ((f"attention by {name}", _with_implementation(ids, name)) for name in against)
 
 
 def packed_with_our_kernel(ids: Tensor, lengths: Sequence[int]) -> RunPair:
     """Return the pair that compares packed with separate texts on saccade's kernel, which receives the text lengths."""
-    return lambda own: (own.runner.ours(lengths).packed(ids[:1], lengths), _alone(own.runner, ids[:1], lengths))
+    return lambda own: (own.runner.ours(lengths).packed(ids[:1], lengths), _separately(own.runner, ids[:1], lengths))
 
 
 def _batched(ids: Tensor) -> RunPair:
@@ -61,14 +61,14 @@ def _padded(ids: Tensor, side: Side) -> RunPair:
 
 def _packed(ids: Tensor, lengths: Sequence[int]) -> Iterator[tuple[str, RunPair]]:
     def run_pair(beside: Beside) -> RunPair:
-        return lambda own: (own.runner.packed(ids, lengths, beside=beside), _alone(own.runner, ids, lengths))
+        return lambda own: (own.runner.packed(ids, lengths, beside=beside), _separately(own.runner, ids, lengths))
 
     others: tuple[Beside, ...] = ("a cache", "a mask of ones", "a mask of four dimensions")
     yield "packed", run_pair("positions")
     yield from ((f"packed, with {beside}", run_pair(beside)) for beside in others)
 
 
-def _alone(runner: Runner, ids: Tensor, lengths: Sequence[int]) -> Tensor:
+def _separately(runner: Runner, ids: Tensor, lengths: Sequence[int]) -> Tensor:
     return torch.cat([runner.whole(text) for text in ids.split(list(lengths), 1)], 1)
 
 
@@ -136,5 +136,5 @@ def _continued(want: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([want[:, : want.shape[1] - after.shape[1]], after], 1), want
 
 
-def _implemented(ids: Tensor, name: str) -> RunPair:
+def _with_implementation(ids: Tensor, name: str) -> RunPair:
     return lambda own: (own.runner.implemented(name).whole(ids), own.whole)

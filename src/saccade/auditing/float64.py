@@ -34,7 +34,7 @@ class TrueFloat64(TorchFunctionMode):
     ) -> Any:
         if func is torch.Tensor.float:
             return args[0].double()
-        return func(*map(_widened, args), **{name: _widened(value) for name, value in (kwargs or {}).items()})
+        return func(*map(_to_float64, args), **{name: _to_float64(value) for name, value in (kwargs or {}).items()})
 
 
 def float64_copy(model: Model, run: Callable[[Model], Tensor]) -> tuple[Model | None, str]:
@@ -63,5 +63,5 @@ def describe_error(error: Exception) -> str:
     return visible(f"{type(error).__name__}: {first}" if first else type(error).__name__)
 
 
-def _widened(value: Any) -> Any:
+def _to_float64(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value

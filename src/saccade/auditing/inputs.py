@@ -39,7 +39,7 @@ class InputFormat(NamedTuple):
         return cls(tokens, check_bool("batch_first", batch_first), module)  # type: ignore[arg-type]  # checked
 
 
-def found_tokens(model: Callable[..., Any], inputs: object, name: str | None) -> Tensor:
+def find_tokens(model: Callable[..., Any], inputs: object, name: str | None) -> Tensor:
     """Find the token ids or embeddings among a model's inputs.
 
     The tokens are in the argument called ``name``. If ``name`` is None, they are in an argument that
@@ -71,7 +71,7 @@ def found_tokens(model: Callable[..., Any], inputs: object, name: str | None) ->
     raise value_error("tokens", rule, None, hint=" or ".join(f'tokens="{key}"' for key in could))
 
 
-def is_turned(ids: object, tokens: Tensor) -> bool | None:
+def is_transposed(ids: object, tokens: Tensor) -> bool | None:
     """Return whether an embedding table receives the tokens as ``[length, batch]`` instead of ``[batch, length]``.
 
     Args:

@@ -62,8 +62,8 @@ def reaching_others(rows: Tensor, leaf: Tensor) -> Tensor:
     weights = torch.randn(rows.shape, generator=draw, dtype=torch.float64).to(rows)
     for bit in range((rows.shape[1] - 1).bit_length()):
         for chosen in ((number >> bit & 1).bool(), ~(number >> bit & 1).bool()):
-            pulled = weights * chosen.to(rows).view(-1, *[1] * (rows.dim() - 2))
-            (size,) = torch.autograd.grad(rows, leaf, pulled, retain_graph=True)
+            selected = weights * chosen.to(rows).view(-1, *[1] * (rows.dim() - 2))
+            (size,) = torch.autograd.grad(rows, leaf, selected, retain_graph=True)
             found |= (size.flatten(2).abs().amax(-1) > 0).cpu() & ~chosen
     return found
 

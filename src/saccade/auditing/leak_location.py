@@ -28,7 +28,7 @@ def first_module(subject: ModelUnderTest, reach: Reach, key: tuple[int, int], ve
 
     Cost: two forward passes, and 8 bytes for each row and module.
     """
-    before, after = _Sums(subject), _Sums(subject)
+    before, after = _Checksums(subject), _Checksums(subject)
     for recorder, changed in ((before, None), (after, vectors)):
         handles = [
             module.register_forward_hook(recorder.hook(name), with_kwargs=True)
@@ -69,7 +69,7 @@ class SavedRuns:
 
     def run(self, modules: Mapping[str, nn.Module] | None = None, run: Callable[[], object] | None = None) -> None:
         """Run the model, or another model on the same texts, and save the checksums of all rows."""
-        recorder, named = _Sums(self.subject), self.subject.modules if modules is None else modules
+        recorder, named = _Checksums(self.subject), self.subject.modules if modules is None else modules
         handles = [own.register_forward_hook(recorder.hook(name), with_kwargs=True) for name, own in named.items()]
         try:
             (run or self.subject.run)()
@@ -78,7 +78,7 @@ class SavedRuns:
                 handle.remove()
         self._found.append(recorder.found)
 
-    def first_unlike(self) -> str:
+    def first_difference(self) -> str:
         """Return the first module whose output rows differ between the runs although its input rows do not.
 
         If there is no such module, the name is empty.
@@ -87,13 +87,13 @@ class SavedRuns:
         for name, (into, out) in second.items():
             other_into, other_out = first.get(name, ([], []))
             if into and len(into) == len(other_into) and len(out) == len(other_out):
-                is_unlike = not all(map(torch.equal, out, other_out))
-                if is_unlike and all(map(torch.equal, into, other_into)):
+                differs = not all(map(torch.equal, out, other_out))
+                if differs and all(map(torch.equal, into, other_into)):
                     return name.partition("#")[0]
         return ""
 
 
-class _Sums:
+class _Checksums:
     """Checksums of all input rows and output rows of each module call."""
 
     def __init__(self, subject: ModelUnderTest):

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from saccade.auditing.finding import CounterExample
 from saccade.auditing.float64 import TrueFloat64, describe_error, float64_copy
-from saccade.auditing.inputs import InputFormat, found_tokens, is_turned
-from saccade.auditing.multi_process import broadcast_first, check_same, shared
+from saccade.auditing.inputs import InputFormat, find_tokens, is_transposed
+from saccade.auditing.multi_process import broadcast_first, check_same, sum_gradients
 from saccade.auditing.token_axes import is_time_first, names_time_first
 from saccade.support.errors import type_error, value_error
 from saccade.support.torch_modes import is_tracing
@@ -82,19 +82,19 @@ class ModelUnderTest:
         self.form = InputFormat() if form is None else form
         self.passes = 0
         self.table: nn.Module | None = None
-        self._rows_are_turned = False  # used only if batch and length are equal; otherwise the shape decides
+        self._rows_are_transposed = False  # used only if batch and length are equal; otherwise the shape decides
         self._find()
         check_same(self.tokens, group)
         self.rows = self.run()
         self._check(self.rows)
         if self.shape[0] == self.shape[1] > 1 and is_time_first(self.rows, self.run(self._other_text)):
-            self._rows_are_turned, self.rows = True, self.rows.transpose(0, 1)
+            self._rows_are_transposed, self.rows = True, self.rows.transpose(0, 1)
         is_square = any(part.stop - part.start == self.shape[0] > 1 for part in self.parts.values())
         self._time_first = names_time_first(self.modules, self.run, self._other_text) if is_square else frozenset()
 
     def _find(self) -> None:
         """Find the tokens or their embeddings among the model's inputs."""
-        self.raw_tokens = found_tokens(self.model, self.inputs, self.form.tokens)
+        self.raw_tokens = find_tokens(self.model, self.inputs, self.form.tokens)
         self.tokens = self.raw_tokens if self.form.batch_first else self.raw_tokens.transpose(0, 1).contiguous()
         self.vectors = self.tokens.detach()
 
@@ -126,13 +126,13 @@ class ModelUnderTest:
         """
         own, (batch, _), sizes = self.part_of(name), self.shape, tuple(x.shape[:2])
         length = own.stop - own.start
-        is_turned = name in self._time_first if batch == length else sizes == (length, batch)
-        if sizes != ((length, batch) if is_turned else (batch, length)):
+        is_transposed = name in self._time_first if batch == length else sizes == (length, batch)
+        if sizes != ((length, batch) if is_transposed else (batch, length)):
             return None
-        return (x.transpose(0, 1) if is_turned else x), is_turned
+        return (x.transpose(0, 1) if is_transposed else x), is_transposed
 
     @property
-    def as_written(self) -> ModelUnderTest:
+    def eager(self) -> ModelUnderTest:
         """The same model without compiled code, so that hooks run for every module."""
         return self
 
@@ -145,7 +145,7 @@ class ModelUnderTest:
         """Return the range of tokens whose rows a module processes."""
         return slice(0, self.shape[1])
 
-    def read_from(self, hidden: Tensor) -> slice | None:
+    def encoder_span(self, hidden: Tensor) -> slice | None:
         """Return the token range of the source if ``hidden`` is the output of an encoder; otherwise return None."""
         return None
 
@@ -153,7 +153,7 @@ class ModelUnderTest:
         """Return the index of a module's layer in a model with ``layers`` layers."""
         return depth_of(name, layers)
 
-    def in_its_text(self, finding: CounterExample) -> CounterExample:
+    def localized(self, finding: CounterExample) -> CounterExample:
         """Return a counter-example with positions counted from the start of the text (source or target) they are in."""
         return finding
 
@@ -177,7 +177,11 @@ class ModelUnderTest:
 
         def wide(model: Callable[..., Any]) -> ModelUnderTest:
             inputs = self.inputs
-            wider = _wide(inputs) if isinstance(inputs, Tensor) else {name: _wide(one) for name, one in inputs.items()}
+            wider = (
+                _to_float64(inputs)
+                if isinstance(inputs, Tensor)
+                else {name: _to_float64(one) for name, one in inputs.items()}
+            )
             return type(self)(model, wider, self.outputs, self.group, self.form)
 
         model, why = float64_copy(self.model, lambda model: wide(model).run())
@@ -202,7 +206,7 @@ class ModelUnderTest:
         leaf = (self.vectors if vectors is None else vectors).clone().requires_grad_()
         with torch.enable_grad():
             try:
-                out = self._run(shared(leaf, self.group))
+                out = self._run(sum_gradients(leaf, self.group))
             except NotImplementedError as error:
                 raise NoGradientError(describe_error(error)) from error
         if not out.requires_grad:
@@ -212,26 +216,28 @@ class ModelUnderTest:
     def _run(self, vectors: Tensor | None) -> Tensor:
         self.passes += 1
         if self.tokens.is_floating_point():
-            return self._in_rows(self._called(self.tokens if vectors is None else vectors))
+            return self._in_rows(self._call_model(self.tokens if vectors is None else vectors))
         is_traced: list[bool] = []
 
         def swap(module: nn.Module, arguments: tuple[Any, ...], out: Tensor) -> Tensor | None:
-            turned = is_turned(arguments[0], self.tokens) if arguments and self.table in (None, module) else None
-            if turned is None:
+            transposed = (
+                is_transposed(arguments[0], self.tokens) if arguments and self.table in (None, module) else None
+            )
+            if transposed is None:
                 return None
             if self.table is None:
-                own = out.reshape(*(self.shape[::-1] if turned else self.shape), -1)
-                self.table, self.vectors = module, (own.transpose(0, 1) if turned else own).detach().clone()
+                own = out.reshape(*(self.shape[::-1] if transposed else self.shape), -1)
+                self.table, self.vectors = module, (own.transpose(0, 1) if transposed else own).detach().clone()
             is_traced.append(is_tracing())
             if vectors is None:
                 return None
-            changed = vectors.transpose(0, 1) if turned else vectors
+            changed = vectors.transpose(0, 1) if transposed else vectors
             return changed.clone(memory_format=torch.contiguous_format).view(out.shape)  # some models scale it in place
 
         tables = [] if self.module is None else [own for own in self.module.modules() if isinstance(own, nn.Embedding)]
         handles = [own.register_forward_hook(swap) for own in tables]
         try:
-            called = self._called(self.tokens)
+            called = self._call_model(self.tokens)
         finally:
             for handle in handles:
                 handle.remove()
@@ -239,7 +245,7 @@ class ModelUnderTest:
             raise _no_table(self.module, len(tables), is_compiled=bool(is_traced))
         return self._in_rows(called)
 
-    def _called(self, tokens: Tensor) -> Any:
+    def _call_model(self, tokens: Tensor) -> Any:
         if tokens is self.tokens:
             tokens = self.raw_tokens
         elif not self.form.batch_first:
@@ -251,8 +257,8 @@ class ModelUnderTest:
     def _in_rows(self, out: Any) -> Tensor:
         """Extract the output rows ``[batch, length, ...]`` from the model's result."""
         rows, (batch, length) = self.outputs(out), self.shape
-        is_turned = self._rows_are_turned if batch == length else tuple(rows.shape[:2]) == (length, batch)
-        return rows.transpose(0, 1) if is_turned else rows
+        is_transposed = self._rows_are_transposed if batch == length else tuple(rows.shape[:2]) == (length, batch)
+        return rows.transpose(0, 1) if is_transposed else rows
 
     def _check(self, rows: Tensor) -> None:
         if rows.dim() < 2 or tuple(rows.shape[:2]) != self.shape:
@@ -281,5 +287,5 @@ def _no_table(module: nn.Module | None, tables: int, *, is_compiled: bool) -> Va
     return value_error("the model", rule, got, hint=hint)
 
 
-def _wide(value: Any) -> Any:
+def _to_float64(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value

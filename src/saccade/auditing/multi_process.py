@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-def replicated(model: Callable[..., Any]) -> Callable[..., Any]:
+def unwrap_ddp(model: Callable[..., Any]) -> Callable[..., Any]:
     """Unwrap a DistributedDataParallel module, so that it runs without communication; return other models unchanged.
 
     Raises:
@@ -40,9 +40,9 @@ def broadcast_first(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     return received
 
 
-def shared(vectors: Tensor, group: ProcessGroup | None) -> Tensor:
+def sum_gradients(vectors: Tensor, group: ProcessGroup | None) -> Tensor:
     """Return the token embeddings unchanged, but with a gradient that is summed over all processes."""
-    return vectors if group is None else _Shared.apply(vectors, group)
+    return vectors if group is None else _SumGradients.apply(vectors, group)
 
 
 def check_same(tensor: Tensor, group: ProcessGroup | None) -> None:
@@ -55,7 +55,7 @@ def check_same(tensor: Tensor, group: ProcessGroup | None) -> None:
         raise value_error("inputs", "be the same in all processes of the group", "different inputs")
 
 
-class _Shared(torch.autograd.Function):
+class _SumGradients(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group

@@ -14,7 +14,7 @@ from saccade.auditing.reachability import Reach
 
 LONG = 511
 """Number of tokens above which an audit does not count pairs and computes few gradients, because passes are slow."""
-PULLED = 2
+GRADIENT_SETS = 2
 """Number of sets of rows whose gradients are computed for inputs longer than `LONG`, to limit backward passes.
 
 Each set costs about two forward passes.
@@ -35,7 +35,7 @@ class Rows(NamedTuple):
     sources: Tensor
 
 
-def separating(reach: Reach) -> Iterator[Tensor]:
+def separating_sets(reach: Reach) -> Iterator[Tensor]:
     """Yield sets of tokens that separate components: for any two components, some set contains one but not the other.
 
     Each component is contained in a different half of the k sets (Sperner 1928), so k is about log2 of the number of
@@ -50,25 +50,25 @@ def separating(reach: Reach) -> Iterator[Tensor]:
         yield torch.tensor([test in code for code in codes])[label]
 
 
-def combs(reach: Reach, judged: Tensor, tests: int, seed: int, borders: Sequence[int] = ()) -> Iterator[Rows]:
+def row_sets(reach: Reach, checked_rows: Tensor, tests: int, seed: int, borders: Sequence[int] = ()) -> Iterator[Rows]:
     """Yield sets of rows to test. Each set collects rows with disjoint sources, starting from one row.
 
     The first row of a set is at an edge or at a random position. The edges ``borders``, in the first item, come first.
     """
     draw = torch.Generator().manual_seed(seed)
-    edges = _edges(reach, judged)
+    edges = _edges(reach, checked_rows)
     edges = [edges[position] for position in torch.randperm(len(edges), generator=draw).tolist()]
-    edges = [(0, position) for position in borders if judged[0, position]] + edges
-    positions = judged.nonzero().tolist()
+    edges = [(0, position) for position in borders if checked_rows[0, position]] + edges
+    positions = checked_rows.nonzero().tolist()
     for test in range(tests if positions else 0):
         if test % 3 == 0 and test // 3 < len(edges):
             item, first = edges[test // 3]
         else:
             item, first = positions[int(torch.randint(len(positions), (), generator=draw))]
-        yield _comb(reach, judged, item, first)
+        yield _row_set(reach, checked_rows, item, first)
 
 
-def _edges(reach: Reach, judged: Tensor) -> list[tuple[int, int]]:
+def _edges(reach: Reach, checked_rows: Tensor) -> list[tuple[int, int]]:
     """Return rows where errors are likely: ends of texts and components, and both sides of tile borders."""
     label, _ = reach.components()
     between = label[:, 1:] != label[:, :-1]
@@ -76,17 +76,17 @@ def _edges(reach: Reach, judged: Tensor) -> list[tuple[int, int]]:
     is_edge = torch.cat([end, between], 1) | torch.cat([between, end], 1)
     position = torch.arange(label.shape[1])
     is_edge |= (position % 64 == 0) | (position % 64 == 63)
-    return [(item, position) for item, position in (judged & is_edge).nonzero().tolist()]
+    return [(item, position) for item, position in (checked_rows & is_edge).nonzero().tolist()]
 
 
-def _comb(reach: Reach, judged: Tensor, item: int, first: int) -> Rows:
+def _row_set(reach: Reach, checked_rows: Tensor, item: int, first: int) -> Rows:
     batch, length = reach.shape
     rows = reach.one(item, first)
     taken = reach.sources(rows)
     where = taken[item].nonzero()
     step = int(where.max() - where.min()) + 2 if len(where) else 2
     for other, position in itertools.product(range(batch), range(first % step, length, step)):
-        if not judged[other, position]:
+        if not checked_rows[other, position]:
             continue
         own = reach.sources(reach.one(other, position))
         if not bool((taken & own).any()):

@@ -62,17 +62,17 @@ class Reach:
         if check_int("length", length, 1) > _LONGEST:
             raise value_error("length", f"be at most {_LONGEST:,}, since each pair takes a byte", length)
         self.rules, self.shape = tuple(rules), (batch, length)
-        known = {rule: _written(rule, batch, length) for rule in dict.fromkeys(rules)}
+        known = {rule: _materialized(rule, batch, length) for rule in dict.fromkeys(rules)}
         self._own = [known[rule] for rule in rules]
         self._layers = list[Tensor]()
         for layer, own in enumerate(self._own):
             pairs = list((beside or {}).get(layer, ()))
             before = list((beside or {}).get(layer - 1, ()))
             is_like = layer > 0 and own is self._own[layer - 1] and len(pairs) == len(before)
-            if is_like and all(map(torch.equal, pairs, before)):  # share the object, so that `_grown` can skip layers
+            if is_like and all(map(torch.equal, pairs, before)):  # shared, so that `_propagated` can skip layers
                 self._layers.append(self._layers[-1])
             else:
-                self._layers.append(_between(own, pairs))
+                self._layers.append(_with_other_modules(own, pairs))
 
     def own(self, layer: int) -> Tensor:
         """Return the pairs that the rule of one layer allows, bool ``[batch, length, length]``."""
@@ -83,11 +83,11 @@ class Reach:
 
         ``layers`` is the number of layers; None means all.
         """
-        return _grown(keys, self._layers[:layers], _rows_of)
+        return _propagated(keys, self._layers[:layers], _rows_of)
 
     def sources(self, rows: Tensor) -> Tensor:
         """Return the tokens that may influence any of the output rows, bool ``[batch, length]``."""
-        return _grown(rows, reversed(self._layers), _keys_of)
+        return _propagated(rows, reversed(self._layers), _keys_of)
 
     def one(self, item: int, position: int) -> Tensor:
         """Return the set that contains only the token at ``position`` of ``item``, bool ``[batch, length]``."""
@@ -116,7 +116,7 @@ class Reach:
 _Bools = NDArray[np.bool_]
 
 
-def _written(rule: Mask, batch: int, length: int) -> Tensor:
+def _materialized(rule: Mask, batch: int, length: int) -> Tensor:
     """Return the pairs that a layer's rule allows in any head, bool ``[batch, length, length]``.
 
     If the rule is the same for all batch items, the batch items share memory.
@@ -130,7 +130,7 @@ def _written(rule: Mask, batch: int, length: int) -> Tensor:
     return allowed.expand(batch, -1, -1)
 
 
-def _between(rule: Tensor, beside: Sequence[Tensor]) -> Tensor:
+def _with_other_modules(rule: Tensor, beside: Sequence[Tensor]) -> Tensor:
     """Compose a layer's rule with the pairs that its other modules let through before or after the rule."""
     itself = torch.eye(rule.shape[-1], dtype=torch.bool)
     whole = rule
@@ -140,15 +140,15 @@ def _between(rule: Tensor, beside: Sequence[Tensor]) -> Tensor:
     return whole
 
 
-def _grown(tokens: Tensor, layers: Iterable[Tensor], step: Callable[[_Bools, _Bools], _Bools]) -> Tensor:
+def _propagated(tokens: Tensor, layers: Iterable[Tensor], step: Callable[[_Bools, _Bools], _Bools]) -> Tensor:
     """Extend a set of tokens by those reached through each layer; residual connections keep earlier ones in the set."""
     settled = None
     for layer in layers:
         if layer is settled:
             continue
         near = [step(rule.numpy(), own.numpy()) for rule, own in zip(layer, tokens, strict=True)]
-        grown = tokens | torch.from_numpy(np.stack(near))
-        tokens, settled = grown, layer if torch.equal(grown, tokens) else None
+        reached = tokens | torch.from_numpy(np.stack(near))
+        tokens, settled = reached, layer if torch.equal(reached, tokens) else None
     return tokens
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.auditing.model_under_test import ModelUnderTest
-from saccade.auditing.multi_process import shared
+from saccade.auditing.multi_process import sum_gradients
 from saccade.auditing.token_axes import tensors_of
 
 # These arguments are set to None, so that a rerun does not find the keys that the first run stored.
@@ -35,31 +35,31 @@ def replaying(
         def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
             nonlocal running
             own, found = subject.part_of(name), tensors_of(out)
-            places = {} if running else _hidden(subject, name, args, kwargs)
-            if not places or not found or found[0].dim() < 3:  # a tensor of two dimensions may hold pooled rows
+            row_arguments = {} if running else _row_arguments(subject, name, args, kwargs)
+            if not row_arguments or not found or found[0].dim() < 3:  # a tensor of two dimensions may hold pooled rows
                 return
             rows = subject.as_rows(name, found[0])
             if rows is None:
                 return
             uncached = {name: None if name in _CACHES else value for name, value in kwargs.items()}
 
-            def again(other: Tensor) -> Tensor:
-                other = shared(other, subject.group)
+            def rerun(other: Tensor) -> Tensor:
+                other = sum_gradients(other, subject.group)
                 # Keep identical arguments identical, because modules test whether the query is the key.
-                parts = {one.key: one.with_rows(other) for one in places.values()}
-                changed = {place: parts[one.key] for place, one in places.items()}
-                positional = [changed.get(place, one) for place, one in enumerate(args)]
+                parts = {one.key: one.with_rows(other) for one in row_arguments.values()}
+                changed = {slot: parts[one.key] for slot, one in row_arguments.items()}
+                positional = [changed.get(slot, one) for slot, one in enumerate(args)]
                 named = {name: changed.get(name, one) for name, one in uncached.items()}
                 result = tensors_of(module(*positional, **named))[0]
-                return _spread([(result.transpose(0, 1) if rows[1] else result, own)], subject.shape[1])
+                return _scatter_rows([(result.transpose(0, 1) if rows[1] else result, own)], subject.shape[1])
 
             running = True
             try:
                 visit(
                     name,
-                    again,
-                    _spread([(one.rows, one.part) for one in places.values()], subject.shape[1]),
-                    _spread([(rows[0], own)], subject.shape[1]),
+                    rerun,
+                    _scatter_rows([(one.rows, one.part) for one in row_arguments.values()], subject.shape[1]),
+                    _scatter_rows([(rows[0], own)], subject.shape[1]),
                 )
             finally:
                 running = False
@@ -80,25 +80,25 @@ class _Argument(NamedTuple):
     Args:
         rows: ``[batch, length, ...]``.
         part: the range of tokens that the rows belong to.
-        is_turned: whether the module takes the rows as ``[length, batch, ...]``.
+        is_transposed: whether the module takes the rows as ``[length, batch, ...]``.
     """
 
     rows: Tensor
     part: slice
-    is_turned: bool = False
+    is_transposed: bool = False
 
     @property
     def key(self) -> tuple[int, int, bool]:
         """A dictionary key for the argument, equal for arguments that hold the same rows."""
-        return self.part.start, self.part.stop, self.is_turned
+        return self.part.start, self.part.stop, self.is_transposed
 
     def with_rows(self, other: Tensor) -> Tensor:
         """Select the rows of this argument's tokens from the rows of all tokens, in the argument's layout."""
         own = other[:, self.part]
-        return (own.transpose(0, 1) if self.is_turned else own).contiguous()
+        return (own.transpose(0, 1) if self.is_transposed else own).contiguous()
 
 
-def _hidden(
+def _row_arguments(
     subject: ModelUnderTest, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[int | str, _Argument]:
     """Return the arguments of a module that hold rows of its text, or rows of another text that it attends to.
@@ -108,16 +108,16 @@ def _hidden(
     own, found = subject.part_of(name), dict[int | str, _Argument]()
     first: Tensor | None = None
     given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-    for place, one in given:
+    for slot, one in given:
         if not isinstance(one, Tensor) or not one.is_floating_point() or one.dim() < 3:
             continue
-        if (other := subject.read_from(one)) is not None and other != own:
-            found[place] = _Argument(one, other)
-        elif first is None and (isinstance(place, int) or place in _HIDDEN):
+        if (other := subject.encoder_span(one)) is not None and other != own:
+            found[slot] = _Argument(one, other)
+        elif first is None and (isinstance(slot, int) or slot in _HIDDEN):
             if (rows := subject.as_rows(name, one)) is not None:
-                found[place], first, known = _Argument(rows[0], own, rows[1]), one, place
+                found[slot], first, known = _Argument(rows[0], own, rows[1]), one, slot
         elif first is not None and _is_same(one, first):
-            found[place] = found[known]
+            found[slot] = found[known]
     return {} if first is None else found
 
 
@@ -125,7 +125,7 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
     return one is other or (one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other))
 
 
-def _spread(rows: Iterable[tuple[Tensor, slice]], length: int) -> Tensor:
+def _scatter_rows(rows: Iterable[tuple[Tensor, slice]], length: int) -> Tensor:
     """Copy rows of several token ranges into one tensor with a row for every token; missing rows are 0."""
     rows = list(rows)
     first, part = rows[0]

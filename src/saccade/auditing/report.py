@@ -14,7 +14,7 @@ from torch import Tensor
 
 from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.measured_rules import grouped
-from saccade.auditing.probe_sets import LONG, PULLED
+from saccade.auditing.probe_sets import GRADIENT_SETS, LONG
 from saccade.support.errors import value_error
 from saccade.text import visible
 from saccade.text.labels import shorten
@@ -124,7 +124,7 @@ class Report:
     __repr__ = __str__
 
     def _coverage(self) -> list[str]:
-        pulled = f", {min(PULLED, self.tests)} of them by gradients too" if self.shape[1] > LONG else ""
+        gradients = f", {min(GRADIENT_SETS, self.tests)} of them by gradients too" if self.shape[1] > LONG else ""
         share = "" if self.covered is None else f"; changes covered {self.covered:.0%} of the forbidden pairs"
         missed = f"a fault in more than {3 / max(self.tests, 1):.0%} of them is missed in fewer than 1 of 20 audits"
         noise = (
@@ -133,7 +133,7 @@ class Report:
             else "no forbidden change was seen, so noise was not measured"
         )
         return [
-            f"{self.tests} sets of rows{pulled}{share}. If rows are drawn at random, {missed}.",
+            f"{self.tests} sets of rows{gradients}{share}. If rows are drawn at random, {missed}.",
             f"{noise}; " + ", ".join(f"{k} {v}" for k, v in self.versions.items()),
         ]
 

@@ -86,7 +86,7 @@ def jitter(
         stored = [(table, table.detach().clone()) for table in _tables(model)] if tables else []
         try:
             for leaf in leaves:
-                handles.append(leaf.register_forward_hook(lambda module, args, out: _moved(out, draw)))
+                handles.append(leaf.register_forward_hook(lambda module, args, out: _perturbed(out, draw)))
             for table, own in stored:
                 table.data.mul_(1 + tables * torch.randn(own.shape, generator=draw).sign().to(own))
             return max(relative(run(), base) for _ in range(times))
@@ -129,7 +129,7 @@ def _copy(buffer: Tensor | None) -> Tensor | None:
     return None if buffer is None else buffer.detach().clone()
 
 
-def _moved(out: Any, draw: torch.Generator) -> Any:
+def _perturbed(out: Any, draw: torch.Generator) -> Any:
     """Move each number in a module's result by one unit in the last place, except infinities, NaN and 0."""
     if isinstance(out, Tensor):
         if not out.is_floating_point() or type(out) is LazyTensor:  # weights of replaced attention are never built
@@ -138,5 +138,5 @@ def _moved(out: Any, draw: torch.Generator) -> Any:
         ends = torch.where(up, math.inf, -math.inf).to(out.dtype)
         return torch.where(out.isfinite() & (out != 0), torch.nextafter(out, ends), out)  # a result of 0 is often exact
     if type(out) in (tuple, list):
-        return type(out)(_moved(one, draw) for one in out)
+        return type(out)(_perturbed(one, draw) for one in out)
     return out

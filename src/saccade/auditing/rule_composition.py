@@ -36,11 +36,11 @@ class Composition:
         batch, length = subject.shape
         self.declared = Reach(rules, batch=batch, length=length)
         self._whole = dict[int, Tensor]()
-        by_layer.measure_rows(self._beginnings(), self.others)
+        by_layer.measure_rows(self._document_borders(), self.others)
         self._layers = self._layer_indices(len(rules))
         beside: dict[int, list[Tensor]] = {}
         for name in self.others:
-            pairs = self._within(name)
+            pairs = self._measured_pairs(name)
             if pairs is not None:
                 beside.setdefault(self._layers[name], []).append(pairs)
         self._beside = beside
@@ -56,7 +56,11 @@ class Composition:
 
         A module without a rule must see a token only if no other row sees it; see `ByLayer`.
         """
-        return self.declared.own(self._layers[name])[:, position] if name in self.ruled else self._through_all(position)
+        return (
+            self.declared.own(self._layers[name])[:, position]
+            if name in self.ruled
+            else self._allowed_by_model(position)
+        )
 
     def allowed(self, name: str, position: int) -> Tensor:
         """Return the tokens that a row of a module may see, bool ``[batch, length]``.
@@ -66,40 +70,40 @@ class Composition:
         own = self.required(name, position)
         if name not in self.ruled:
             return own
-        inner = [self._within(other) for other in self.others if other.startswith(f"{name}.")]
+        inner = [self._measured_pairs(other) for other in self.others if other.startswith(f"{name}.")]
         for pairs in inner:
             if pairs is not None:
-                own = own | _step(own, pairs)
+                own = own | _reached(own, pairs)
                 near = torch.zeros_like(own)
                 near[:, position] = True
-                for item, row in enumerate(_step(near, pairs)):
+                for item, row in enumerate(_reached(near, pairs)):
                     own[item] |= self.declared.own(self._layers[name])[item, row].any(0)
-                own = own | _step(own, pairs)
+                own = own | _reached(own, pairs)
         return own
 
-    def _through_all(self, position: int) -> Tensor:
+    def _allowed_by_model(self, position: int) -> Tensor:
         if position not in self._whole:
             batch = self.subject.shape[0]
             rows = [self.declared.sources(self.declared.one(item, position))[item] for item in range(batch)]
             self._whole[position] = torch.stack(rows)
         return self._whole[position]
 
-    def _within(self, name: str) -> Tensor | None:
+    def _measured_pairs(self, name: str) -> Tensor | None:
         """Return the pairs that a module without a rule reaches, bool ``[batch, length, length]``; None if it leaks.
 
         The pairs are extended from the measured rows to all rows by distance, without pairs across documents, and
         without later tokens if the whole model is causal.
         """
-        for one in self._by_layer.seen(name):
+        for one in self._by_layer.measured_rows(name):
             item, position = one.row
-            if bool((one.seen & ~self._through_all(position)[item]).any()):
+            if bool((one.seen & ~self._allowed_by_model(position)[item]).any()):
                 return None
         label, _ = self.declared.components()
         pairs = self._by_layer.distances(name) & (label[:, :, None] == label[:, None])
         is_causal = all(not bool(self.declared.own(layer).triu(1).any()) for layer in range(len(self.declared.rules)))
         return pairs.tril() if is_causal else pairs
 
-    def _beginnings(self) -> set[int]:
+    def _document_borders(self) -> set[int]:
         """Return the rows on both sides of each boundary between documents, for at most eight boundaries."""
         label, _ = self.declared.components()
         borders = (label[:, 1:] != label[:, :-1]).any(0).nonzero().flatten().tolist()[:8]
@@ -121,6 +125,6 @@ class Composition:
         return found
 
 
-def _step(tokens: Tensor, pairs: Tensor) -> Tensor:
+def _reached(tokens: Tensor, pairs: Tensor) -> Tensor:
     """Return the tokens that any of the rows ``tokens`` reaches through ``pairs``, bool ``[batch, length]``."""
     return torch.stack([own[rows].any(0) for own, rows in zip(pairs, tokens, strict=True)])

@@ -78,11 +78,11 @@ def text_is_long_enough(parts: Sequence[Part]) -> list[ClaimResult]:
                 needed[found[0]] = max(needed.get(found[0], 0), found[1])
                 layers.setdefault(found[0], []).extend(i for i, own in enumerate(rules, 1) if own == rule)
         for plain, own in layers.items():
-            told = f"the {name} rule" if name else "the rule"
+            subject_text = f"the {name} rule" if name else "the rule"
             if len(set(rules)) > 1:
-                told += f" of layer{'s' if len(own) > 1 else ''} {', '.join(map(str, sorted(own)))}"
+                subject_text += f" of layer{'s' if len(own) > 1 else ''} {', '.join(map(str, sorted(own)))}"
             more = f"pass {advice(needed[plain])} or more"
-            sentences.append(f"at {length} tokens {told} hides nothing more than {plain} does; {more}")
+            sentences.append(f"at {length} tokens {subject_text} hides nothing more than {plain} does; {more}")
     return [ClaimResult("length", "not answered", why="; ".join(sentences))] if sentences else []
 
 

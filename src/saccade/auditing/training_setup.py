@@ -89,7 +89,7 @@ def audit_setup(
             tests=tests,
             seed=seed,
         )
-        alone = _alone(model, batch, inputs)
+        alone = _compare_with_alone(model, batch, inputs)
     rules = [rule for one in _listed(within) for rule in ([one] if isinstance(one, Mask) else one)]
     longest = max(length for item in batch.lengths for length in item)
     part = Part("", rules, longest, lambda count: f"texts of {count} tokens")
@@ -117,7 +117,7 @@ def _in_texts(rule: Declared, lengths: Sequence[Sequence[int]]) -> Declared:
     return [masks.Documents(lengths, rule=one) for one in rule]
 
 
-def _alone(model: nn.Module, batch: SetupBatch, inputs: Mapping[str, Any]) -> ClaimResult:
+def _compare_with_alone(model: nn.Module, batch: SetupBatch, inputs: Mapping[str, Any]) -> ClaimResult:
     """Check that each text gives the same rows in the batch as on its own."""
     name, more = "texts in the batch = alone", {"use_cache": False} if can_cache(model) else {}
 

@@ -44,7 +44,9 @@ class TransformersRunner(Runner):
         each = [one for one in rope.values() if isinstance(one, dict)] or [rope]
         if not all(one.get("rope_type") in self._RELATIVE for one in each):
             raise Unanswered("its config does not show that positions are relative")
-        return self._run(ids, position_ids=self._placed(ids, torch.arange(by, by + ids.shape[1])).expand(ids.shape))
+        return self._run(
+            ids, position_ids=self._position_ids(ids, torch.arange(by, by + ids.shape[1])).expand(ids.shape)
+        )
 
     def padded(self, ids: Tensor, side: Side, pad: int) -> Tensor:
         self._need("attention_mask")
@@ -55,13 +57,15 @@ class TransformersRunner(Runner):
         wide = torch.cat([extra, ids] if side == "left" else [ids, extra], 1)
         mask = torch.cat([none, real] if side == "left" else [real, none], 1)
         positions = (mask.cumsum(1) - 1).clamp(min=0)
-        more: dict[str, Any] = {"position_ids": self._placed(ids, positions)} if self._takes("position_ids") else {}
+        more: dict[str, Any] = (
+            {"position_ids": self._position_ids(ids, positions)} if self._takes("position_ids") else {}
+        )
         rows = self._run(wide, attention_mask=mask, **more)
         return rows[:, pad:] if side == "left" else rows[:, :n]
 
     def packed(self, ids: Tensor, lengths: Sequence[int], *, beside: Beside = "positions") -> Tensor:
         self._need("position_ids")
-        positions = self._placed(ids, torch.cat([torch.arange(length) for length in lengths])[None])
+        positions = self._position_ids(ids, torch.cat([torch.arange(length) for length in lengths])[None])
         if beside == "positions":
             return self._run(ids, position_ids=positions)
         if beside == "a cache":
@@ -74,14 +78,17 @@ class TransformersRunner(Runner):
 
     def packed_inputs(self, ids: Tensor, lengths: Sequence[int]) -> tuple[dict[str, Any], str]:
         self._need("position_ids")
-        positions = self._placed(ids, torch.cat([torch.arange(length) for length in lengths])[None])
+        positions = self._position_ids(ids, torch.cat([torch.arange(length) for length in lengths])[None])
         inputs = {"input_ids": ids, "position_ids": positions} | ({"use_cache": False} if can_cache(self.model) else {})
         label = torch.arange(len(lengths), dtype=torch.int32).repeat_interleave(torch.tensor(lengths))[None]
         ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        facts: dict[str, Any] = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), ends.to(ids.device))
-        facts |= dict.fromkeys(("max_length_q", "max_length_k"), max(lengths))
-        told = {"seq_idx, cu_seq_lens": facts | {"seq_idx": label.to(ids.device)}, "cu_seq_lens": facts}
-        for names, more in told.items():  # arguments that transformers' collators pass; some models reject them
+        boundaries: dict[str, Any] = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), ends.to(ids.device))
+        boundaries |= dict.fromkeys(("max_length_q", "max_length_k"), max(lengths))
+        packing_arguments = {
+            "seq_idx, cu_seq_lens": boundaries | {"seq_idx": label.to(ids.device)},
+            "cu_seq_lens": boundaries,
+        }
+        for names, more in packing_arguments.items():  # as transformers' collators pass; some models reject them
             try:
                 with torch.no_grad():
                     self.model(**inputs, **more)
@@ -137,7 +144,7 @@ class TransformersRunner(Runner):
 
     def stretched(self, ids: Tensor, by: int, axis: int | None = None) -> Tensor:
         self._need("position_ids")
-        positions = self._placed(ids, torch.arange(ids.shape[1]))
+        positions = self._position_ids(ids, torch.arange(ids.shape[1]))
         if axis is None:
             return self._run(ids, position_ids=(positions * by).expand(ids.shape))
         axes = positions.expand(self._axes, *ids.shape).clone()
@@ -146,7 +153,7 @@ class TransformersRunner(Runner):
 
     def on_axes(self, ids: Tensor) -> Tensor:
         self._need("position_ids")
-        positions = self._placed(ids, torch.arange(ids.shape[1]))
+        positions = self._position_ids(ids, torch.arange(ids.shape[1]))
         return self._run(ids, position_ids=positions.expand(self._axes, *ids.shape))
 
     @property
@@ -204,7 +211,7 @@ class TransformersRunner(Runner):
         """The names of the parameters of the model's ``forward``."""
         return inspect.signature(self.model.forward).parameters.keys()
 
-    def _placed(self, ids: Tensor, positions: Tensor) -> Tensor:
+    def _position_ids(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Convert positions that start at 0 to the model's position ids, which may start elsewhere."""
         return positions.to(ids.device) + self.begin(ids)
 
@@ -214,9 +221,9 @@ class TransformersRunner(Runner):
         With position ids that start at this id, the model gives the same result as without position ids.
         """
         own, text = self._run(ids), torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
-        behind = getattr(self._text_config, "pad_token_id", None)
+        padding_id = getattr(self._text_config, "pad_token_id", None)
         limit = getattr(self._text_config, "max_position_embeddings", None) or ids.shape[1]
-        others = {2, behind + 1 if isinstance(behind, int) else 1}
+        others = {2, padding_id + 1 if isinstance(padding_id, int) else 1}
         begins = [0, *(begin for begin in sorted(others) if begin + ids.shape[1] <= limit)]
         return min(begins, key=lambda begin: relative(self._run(ids, position_ids=text + begin), own))
 

@@ -27,7 +27,7 @@ class Probe(NamedTuple):
     position: int
 
 
-Pull = Callable[[ModelUnderTest, bool, Collection[Probe]], dict[Probe, Tensor]]
+MeasureGradients = Callable[[ModelUnderTest, bool, Collection[Probe]], dict[Probe, Tensor]]
 """A function that measures gradients ``[batch, length]`` by probe.
 
 Its arguments are a model, whether to change the model's input, and the probes.
@@ -40,13 +40,13 @@ class ZeroGradient(NamedTuple):
     Attributes:
         probe: the probe that can measure the gradient again.
         row: batch item and position of the output.
-        shown: the tokens that the rule allows, bool ``[batch, length]``.
+        expected: the tokens that the output should depend on, bool ``[batch, length]``.
         keys: the allowed tokens with gradient 0.
     """
 
     probe: Probe
     row: tuple[int, int]
-    shown: Tensor
+    expected: Tensor
     keys: Tensor
 
     @property
@@ -85,7 +85,7 @@ class ZeroGradientReport(NamedTuple):
 
 
 def recheck(
-    subject: ModelUnderTest, zeros: Sequence[ZeroGradient], sizes: dict[Probe, Tensor], pull: Pull
+    subject: ModelUnderTest, zeros: Sequence[ZeroGradient], sizes: dict[Probe, Tensor], measure: MeasureGradients
 ) -> ZeroGradientReport:
     """Measure zero gradients again, and report which of them show blind pairs.
 
@@ -93,43 +93,47 @@ def recheck(
         subject: the model and its input.
         zeros: outputs and tokens with gradient 0.
         sizes: the gradients by probe, float64 ``[batch, length]``.
-        pull: a function that measures the gradients again.
+        measure: a function that measures the gradients again.
 
     Cost: nothing if no gradient was 0; otherwise a backward pass for each of these outputs. If a gradient is 0 again,
         also a float64 copy of the model, and two more measurements with the copy.
     """
-    left, sizes = _narrowed(zeros, sizes, subject, True, pull)
+    left, sizes = _still_zero(zeros, sizes, subject, True, measure)
     if not left:
         return ZeroGradientReport([], [], [])
     wide, why = subject.in_float64
     dtype = subject.vectors.dtype if wide is None else torch.float64
     if wide is not None:
         with TrueFloat64():
-            left, sizes = _narrowed(left, {}, wide, False, pull)
-            left, sizes = _narrowed(left, sizes, wide, True, pull)
+            left, sizes = _still_zero(left, {}, wide, False, measure)
+            left, sizes = _still_zero(left, sizes, wide, True, measure)
         subject.passes, wide.passes = subject.passes + wide.passes, 0
     exact: list[ZeroGradient] = []
     decayed: list[ZeroGradient] = []
     for one in left:
-        faded = _faded(torch.where(one.shown, sizes[one.probe], 0.0), one, dtype)
-        exact += [one._replace(keys=one.keys & ~faded)] if bool((one.keys & ~faded).any()) else []
-        decayed += [one._replace(keys=faded)] if bool(faded.any()) else []
+        decayed_keys = _decayed(torch.where(one.expected, sizes[one.probe], 0.0), one, dtype)
+        exact += [one._replace(keys=one.keys & ~decayed_keys)] if bool((one.keys & ~decayed_keys).any()) else []
+        decayed += [one._replace(keys=decayed_keys)] if bool(decayed_keys.any()) else []
     return ZeroGradientReport([], decayed, exact, why) if wide is None else ZeroGradientReport(exact, decayed, [])
 
 
-def _narrowed(
-    zeros: Sequence[ZeroGradient], sizes: dict[Probe, Tensor], subject: ModelUnderTest, changed: bool, pull: Pull
+def _still_zero(
+    zeros: Sequence[ZeroGradient],
+    sizes: dict[Probe, Tensor],
+    subject: ModelUnderTest,
+    changed: bool,
+    measure: MeasureGradients,
 ) -> tuple[list[ZeroGradient], dict[Probe, Tensor]]:
     """Measure zero gradients again; return those that are still 0, and the largest gradients so far."""
     if not zeros:
         return [], sizes
-    more = pull(subject, changed, {one.probe for one in zeros})
+    more = measure(subject, changed, {one.probe for one in zeros})
     again = [one._replace(keys=one.keys & (more[one.probe] == 0)) for one in zeros]
     largest = {probe: torch.maximum(size, sizes.get(probe, size)) for probe, size in more.items()}
     return [one for one in again if bool(one.keys.any())], largest
 
 
-def _faded(size: Tensor, one: ZeroGradient, dtype: torch.dtype) -> Tensor:
+def _decayed(size: Tensor, one: ZeroGradient, dtype: torch.dtype) -> Tensor:
     """Return the tokens whose gradient is 0 because of decay: beyond all large gradients and preceded by small ones.
 
     Each side of the row is examined separately. A token that is nearer than a token with a large gradient was masked,
@@ -138,21 +142,21 @@ def _faded(size: Tensor, one: ZeroGradient, dtype: torch.dtype) -> Tensor:
     """
     item, position = one.row
     info = torch.finfo(dtype)
-    faded = torch.zeros_like(one.keys)
+    decayed_keys = torch.zeros_like(one.keys)
     for side in (range(position - 1, -1, -1), range(position + 1, size.shape[1])):
         order = torch.tensor(side, dtype=torch.long)
         along = size[item, order]
         for least in (info.tiny ** (2 / 3), 100 * info.eps * float(size[item].max())):
             if bool(((along > 0) & (along <= least)).any()):
                 plain = (along > least).nonzero()
-                behind = order[int(plain.max()) + 1 if len(plain) else 0 :]
-                faded[item, behind] = one.keys[item, behind]
+                beyond = order[int(plain.max()) + 1 if len(plain) else 0 :]
+                decayed_keys[item, beyond] = one.keys[item, beyond]
                 break
-    return faded
+    return decayed_keys
 
 
 def _pairs(subject: ModelUnderTest, zeros: Sequence[ZeroGradient]) -> str:
-    one = subject.in_its_text(CounterExample("blind", zeros[0].row, zeros[0].first, 0.0))
+    one = subject.localized(CounterExample("blind", zeros[0].row, zeros[0].first, 0.0))
     where = f" in {zeros[0].probe.module}" if zeros[0].probe.module else ""
     count = sum(int(one.keys.sum()) for one in zeros)
     assert one.key is not None

@@ -18,7 +18,7 @@ _NEEDED = ("typer", "rich", "tokenizers", "safetensors", "matplotlib")
 def main() -> None:
     """Run the command line; if a package is missing, print how to install it."""
     try:
-        with _ended_as_by_ctrl_c():
+        with _sigterm_like_ctrl_c():
             _run()
     except KeyboardInterrupt:  # during imports; commands handle it themselves
         sys.exit(130)
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 @contextmanager
-def _ended_as_by_ctrl_c() -> Iterator[None]:
+def _sigterm_like_ctrl_c() -> Iterator[None]:
     """Handle SIGTERM like Ctrl-C within the block, so that incomplete files are removed."""
     before = signal.getsignal(signal.SIGTERM)
     if before is signal.SIG_DFL:  # keep other handlers in place

@@ -54,8 +54,8 @@ def translate_help(command: Any) -> None:
         words = getattr(parameter, "help", None)
         if words:
             parameter.help = translated(words)
-    for below in getattr(command, "commands", {}).values():
-        translate_help(below)
+    for subcommand in getattr(command, "commands", {}).values():
+        translate_help(subcommand)
 
 
 def _set_language(context: typer.Context, requested: str | None) -> None:

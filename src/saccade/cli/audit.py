@@ -18,7 +18,7 @@ from saccade.auditing.training_setup import SETUP_CLAIMS
 from saccade.cli.exit_status import fail, loaded, refuse, refuse_combination
 from saccade.cli.loading import NAMED, load
 from saccade.cli.output_files import save_figure
-from saccade.cli.setup_file import made_by, model_made_by, names_a_function
+from saccade.cli.setup_file import call_model_function, call_setup_function, names_a_function
 from saccade.masks import Mask, parse
 
 _Model = Annotated[
@@ -129,7 +129,7 @@ def audit(
     try:
         if subject is None:
             names = SETUP_CLAIMS if claim is None else claim
-            report = audit_setup(*made_by(str(trainer)), declared, claims=names, tests=tests, seed=seed)
+            report = audit_setup(*call_setup_function(str(trainer)), declared, claims=names, tests=tests, seed=seed)
         else:
             report = run(
                 subject,
@@ -185,7 +185,7 @@ def _loaded(model: str, seed: int) -> nn.Module:
         return loaded("audit", load, model)
     if names_a_function(model):
         try:
-            return model_made_by(model)
+            return call_model_function(model)
         except (TypeError, ValueError) as error:
             refuse("audit", str(error).removeprefix("audit: "))
     path = Path(model)

@@ -11,7 +11,7 @@ from torch import Tensor
 from saccade import viz
 from saccade.cli.exit_status import loaded, refuse, refuse_combination
 from saccade.cli.learn import learn
-from saccade.cli.loading import FittingModel, fitting_name, load, shown_name
+from saccade.cli.loading import OptionalModelName, default_encoder_name, load, shown_name
 from saccade.cli.output_files import save_figure
 from saccade.learning import QUESTIONS, quality_on
 from saccade.learning.training import DEFAULT
@@ -33,7 +33,7 @@ def compare(
     text: Annotated[
         list[str] | None, typer.Argument(metavar="TEXT", help="The text; several arguments are joined by spaces.")
     ] = None,
-    model_name: FittingModel = None,
+    model_name: OptionalModelName = None,
     layer: Annotated[int, typer.Option(help="The layer whose queries and keys are used, counted from 0.")] = 0,
     features: Annotated[int, typer.Option(min=1, help="Number of random features of the Performer.")] = 256,
     landmarks: Annotated[
@@ -93,10 +93,10 @@ def compare(
         others = ("--only", "--seeds", "--steps", "--runs", "--workers", "--markdown")
         refuse_combination(context, "TEXT", others, "trains nothing; --train does")
         words = text or []
-        several = _parsed(rules or DEFAULT_MASKS)
+        masks = _parsed(rules or DEFAULT_MASKS)
         measure = None if quality is None else _quality(quality)
-        name = model_name or fitting_name("".join(words))
-        _compare(words, name, layer, features, landmarks, several, measure, out)
+        name = model_name or default_encoder_name("".join(words))
+        _compare(words, name, layer, features, landmarks, masks, measure, out)
         return
     why = "reads no text"
     refuse_combination(
@@ -128,7 +128,7 @@ def _compare(
     layer: int,
     features: int,
     landmarks: int,
-    several: list[Mask],
+    masks: list[Mask],
     quality: Callable[[Mechanism | Mask], float] | None,
     out: Path | None,
 ) -> None:
@@ -144,7 +144,7 @@ def _compare(
     query, key, value, mask = _read(model, joined, layer)
     length = key.shape[2]
     mechanisms: list[Mechanism | Mask] = [
-        *several,
+        *masks,
         Linear(),
         Performer(features),
         Performer(features, kind="hyperbolic"),

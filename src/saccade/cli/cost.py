@@ -92,7 +92,7 @@ def cost(
         refuse_without(context, "--ranks", ("--layout", "--strategy", "--picture", "--json"))
         size = (heads, heads if kv_heads is None else kv_heads, head_dim)
         cost_on_one_machine(
-            "cost", rule, model, tokens, size, _DTYPES[dtype], memory=memory, asks_seconds=seconds, out=out
+            "cost", rule, model, tokens, size, _DTYPES[dtype], memory=memory, with_seconds=seconds, out=out
         )
         return
     refuse_combination(context, "--ranks", ("--model", "--memory", "--seconds"), "plans attention over many machines")
@@ -145,7 +145,7 @@ def cost_on_one_machine(
     dtype: torch.dtype,
     *,
     memory: float | None,
-    asks_seconds: bool,
+    with_seconds: bool,
     out: Path | None,
 ) -> None:
     """Print and draw the cost of a rule or a model; for a rule, ``size`` is (heads, key heads, head width)."""
@@ -155,29 +155,29 @@ def cost_on_one_machine(
         refuse(command, f"RULE: {error}")
     heads, kv_heads, head_dim = size
 
-    def at(length: int) -> Cost:
+    def cost_at(length: int) -> Cost:
         if isinstance(subject, nn.Module):
             return costs.cost(subject, length)
         return costs.cost(subject, length, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
 
     try:
-        estimate = at(tokens)
+        estimate = cost_at(tokens)
     except (TypeError, ValueError, NotImplementedError) as error:
         refuse(command, str(error).removeprefix("cost: "))
     typer.echo(str(estimate))
-    if asks_seconds:
+    if with_seconds:
         try:
             typer.echo(f"\n{estimate.seconds()}")
         except NotImplementedError as error:
             refuse(command, str(error).removeprefix("Cost.seconds: "))
-    room = None if memory is None else memory * 2**30
-    if room is not None:
+    memory_bytes = None if memory is None else memory * 2**30
+    if memory_bytes is not None:
         answers = {True: "fits", False: "does not fit"}
-        typer.echo(f"\nin {memory:g} GiB: a run {answers[estimate.fits(room)]}", nl=False)
-        typer.echo(f", a training step {answers[estimate.fits(room, training=True)]}")
+        typer.echo(f"\nin {memory:g} GiB: a run {answers[estimate.fits(memory_bytes)]}", nl=False)
+        typer.echo(f", a training step {answers[estimate.fits(memory_bytes, training=True)]}")
     if out is not None:
         lengths = sorted({max(1, tokens >> halvings) for halvings in range(_DOUBLINGS + 1)})
         if len(lengths) < 2:
             refuse(command, f"--out must be used with at least two tokens; got --tokens {tokens}")
-        curve = [*map(at, lengths[:-1]), estimate]
-        save_figure(command, growth(curve, "seconds") if asks_seconds else growth(curve, memory=room), out)
+        curve = [*map(cost_at, lengths[:-1]), estimate]
+        save_figure(command, growth(curve, "seconds") if with_seconds else growth(curve, memory=memory_bytes), out)

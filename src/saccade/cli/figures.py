@@ -37,9 +37,9 @@ def without_special(subject: Subject, weights: Tensor) -> tuple[Subject, Tensor]
         subject: the matrices of the text.
         weights: weights between words, ``[layers, heads, words, words]``.
     """
-    kept = [[place for place, word in enumerate(side) if not word.special] for side in (subject.rows, subject.columns)]
+    kept = [[index for index, word in enumerate(side) if not word.special] for side in (subject.rows, subject.columns)]
     rows, columns = (
-        tuple(side[place] for place in own) for side, own in zip((subject.rows, subject.columns), kept, strict=True)
+        tuple(side[index] for index in own) for side, own in zip((subject.rows, subject.columns), kept, strict=True)
     )
     return subject._replace(rows=rows, columns=columns), weights[:, :, kept[0]][..., kept[1]]
 
@@ -80,7 +80,7 @@ def figures(
         yield "lines.png", lines, translated("between the two texts in {where}", where=where)
 
 
-def whole(
+def draw_full_text(
     model: Model, subject: Subject, best: Head, advance: Callable[[], None], title: str | None = None
 ) -> "Figure":
     """Draw one head over the full text, with the windows of the text along the diagonal.
@@ -131,7 +131,7 @@ def _pooled(model: Model, subject: Subject, best: Head, count: int, advance: Cal
             layer = model.matrices(torch.tensor([window.tokens]))[best.layer].to_dense()[0, :, window.own, window.own]
         nonzero = layer.amax(0) > 0
         weights = layer[best.head].where(nonzero, torch.nan).float().numpy()
-        places = np.arange(window.start, window.stop) * side // count
-        np.fmax.at(cells, (places[:, None], places), weights)
+        cell_indices = np.arange(window.start, window.stop) * side // count
+        np.fmax.at(cells, (cell_indices[:, None], cell_indices), weights)
         advance()
     return cells

@@ -85,8 +85,8 @@ def generate(
         else:
             steps = stream(decoder, [tokens], max_new_tokens, sampler=sampler, stop=stop, seed=seed)
             if trace or not sys.stdout.isatty():  # on a terminal the text itself shows the progress
-                steps = _counted(console, steps, max_new_tokens)
-            new = _new(_traced(console, steps, tokenizer) if trace else steps, stop)
+                steps = _with_progress_bar(console, steps, max_new_tokens)
+            new = _without_end_token(_traced(console, steps, tokenizer) if trace else steps, stop)
         for token in new:
             printer.add(token)
     except KeyboardInterrupt:
@@ -113,7 +113,7 @@ def _check_options(sampler: Sampler | None, max_new_tokens: int, beams: int, see
             refuse("generate", f"{option} must be at most {sys.maxsize}; got {number}")
 
 
-def _new(steps: Iterable[Step], stop: Collection[int]) -> Iterator[int]:
+def _without_end_token(steps: Iterable[Step], stop: Collection[int]) -> Iterator[int]:
     """Yield the generated tokens of one text, without the token that ends it."""
     for step in steps:
         token = int(step.tokens[0])
@@ -132,7 +132,7 @@ def _traced(console: Console, steps: Iterable[Step], tokenizer: "Tokenizer") -> 
         yield step
 
 
-def _counted(console: Console, steps: Iterable[Step], most: int) -> Iterator[Step]:
+def _with_progress_bar(console: Console, steps: Iterable[Step], most: int) -> Iterator[Step]:
     """Yield the decoding steps of a generation while showing a progress bar."""
     with progress(console, "tokens", most) as advance:
         for step in steps:

@@ -92,19 +92,19 @@ def judge(
     """
     if as_json:
         refuse_combination(context, "--json", ("--scripts",), "contains the scripts")
-    found = _judged(kernel, _declaration(claims, claim or ()), law, case, dtype, device, minutes, seed)
-    typer.echo(json.dumps(found.to_json(), indent=2) if as_json else str(found))
+    judgement = _run_judge(kernel, _declaration(claims, claim or ()), law, case, dtype, device, minutes, seed)
+    typer.echo(json.dumps(judgement.to_json(), indent=2) if as_json else str(judgement))
     for option, path, text in (("--html", html, html_page), ("--junit", junit, junit_xml)):
         if path is not None:
             with writing("judge", option, path, "file"):
-                path.write_text(text(found), encoding="utf-8")
+                path.write_text(text(judgement), encoding="utf-8")
     if scripts is not None:
-        _write_scripts(found, scripts)
-    if not found.ok or (strict and found.passing_xfail):
+        _write_scripts(judgement, scripts)
+    if not judgement.ok or (strict and judgement.passing_xfail):
         raise typer.Exit(1)
 
 
-def _judged(
+def _run_judge(
     kernel: str,
     claims: Declaration,
     laws: Sequence[str] | None,
@@ -155,14 +155,14 @@ def _declaration(claims: str | None, more: Sequence[str]) -> Declaration:
         refuse("judge", str(error).partition(": ")[2] or str(error))
 
 
-def _write_scripts(found: Judgement, folder: Path) -> None:
+def _write_scripts(judgement: Judgement, folder: Path) -> None:
     with folder_for("judge", "--scripts", folder), all_or_none("judge", "--scripts", folder) as staging:
-        for example in found.counter_examples:
+        for example in judgement.counter_examples:
             if example.script:
                 (staging / f"{example.law}.py").write_text(example.script, encoding="utf-8")
         for path in folder.glob("*.py"):
             if MARK in path.read_text(encoding="utf-8", errors="replace").partition("\nfrom __future__")[0]:
                 path.unlink()
-    for example in found.counter_examples:
+    for example in judgement.counter_examples:
         written = f"wrote {visible(str(folder / f'{example.law}.py'))}"
         typer.echo(written if example.script else f"no script for {example.law}: {example.no_script}")

@@ -28,7 +28,7 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 ModelName = Annotated[str, typer.Option("--model", metavar="NAME|FOLDER", help="The name of a model, or its folder.")]
 """The command-line option that names a model."""
-FittingModel = Annotated[
+OptionalModelName = Annotated[
     str | None,
     typer.Option(
         "--model",
@@ -40,7 +40,7 @@ FittingModel = Annotated[
 """The same option with a default that depends on the text."""
 
 
-def fitting_name(text: str) -> str:
+def default_encoder_name(text: str) -> str:
     """Return the name of the default encoder for the language of a text."""
     chinese = sum("\u4e00" <= character <= "\u9fff" for character in text)
     return CHINESE_ENCODER if 2 * chinese > sum(not character.isspace() for character in text) else MINILM

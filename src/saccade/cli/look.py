@@ -12,19 +12,19 @@ from rich.console import Console
 
 from saccade import viz
 from saccade.cli.exit_status import fail, loaded, refuse, refuse_combination
-from saccade.cli.figures import MOST_WINDOWS, figures, whole, without_special
-from saccade.cli.loading import FittingModel, fitting_name, shown_name
+from saccade.cli.figures import MOST_WINDOWS, draw_full_text, figures, without_special
+from saccade.cli.loading import OptionalModelName, default_encoder_name, shown_name
 from saccade.cli.look_tables import (
     PARTS_OF_A_TEXT,
     Format,
     Statistic,
+    format_statistics,
     print_choice,
     print_notes,
     print_parts,
     print_unknown,
     print_words,
     which_window,
-    written,
 )
 from saccade.cli.model_reading import Model, Subject, load_model, subject_of
 from saccade.cli.output_files import all_or_none, folder_for, writing
@@ -88,7 +88,7 @@ def look(
     stats: _Stats = None,
     hide_special: _HideSpecial = False,
     title: _Title = None,
-    model_name: FittingModel = None,
+    model_name: OptionalModelName = None,
     out: _Out = Path("out/look"),
     html: _Html = None,
 ) -> None:
@@ -116,16 +116,16 @@ def look(
         if html.is_dir():
             refuse("look", f"--html must be a file that can be written; got {html} (Is a directory)")
     parts = _text_of(text, file)
-    model_name = model_name or fitting_name("".join(parts))
+    model_name = model_name or default_encoder_name("".join(parts))
     model: Model = loaded("look", load_model, model_name)
     name = shown_name(model_name)
-    subject = _subject(model, name, parts, to, given=tokens, window=window, at_once=at_once)
+    subject = _subject(model, name, parts, to, is_pretokenized=tokens, window=window, at_once=at_once)
     _check_range("--layer", layer, len(subject.matrices))
     _check_range("--head", head, subject.matrices[0].shape[1])
     window_line = which_window(name, subject.windows, subject.shown, subject.most)
     if stats is not None:
         typer.echo(f"{window_line}\n" if window_line else "", err=True, nl=False)
-        typer.echo(written(subject.matrices, name, stats, subject.shown, is_cross=subject.is_cross))
+        typer.echo(format_statistics(subject.matrices, name, stats, subject.shown, is_cross=subject.is_cross))
         return
     if html is not None:
         typer.echo(f"{window_line}\n" if window_line else "", nl=False)
@@ -133,7 +133,7 @@ def look(
         return
     weights = _weights(subject)
     with folder_for("look", "--out", out):
-        among_words = weights[:, :, _ordinary(subject.rows)][..., _ordinary(subject.columns)]
+        among_words = weights[:, :, _word_indices(subject.rows)][..., _word_indices(subject.columns)]
         ranking = rank_heads(by.function(among_words), layer=layer, head=head)
         best = ranking[0]
 
@@ -142,7 +142,7 @@ def look(
         special = [word.text for word in subject.columns if word.special]
         if window_line:
             console.print(f"{window_line}\n")
-        print_choice(console, name, ranking, by, special=special, lost=lost, is_asked=None not in (layer, head))
+        print_choice(console, name, ranking, by, special=special, lost=lost, is_requested=None not in (layer, head))
         looked_at = subject.columns if subject.is_cross else None
         print_unknown(console, name, [*subject.rows, *(looked_at or ())], subject.unknown)
         if hide_special:
@@ -158,7 +158,7 @@ def look(
         console.print(translated("wrote {path}  ({what})", path=visible(str(path)), what=what), soft_wrap=True)
 
 
-def _ordinary(words: Sequence[Word]) -> list[int]:
+def _word_indices(words: Sequence[Word]) -> list[int]:
     """Return the indices of the words that are not special tokens."""
     return [number for number, word in enumerate(words) if not word.special]
 
@@ -226,7 +226,7 @@ def _draw(
         if 1 < count <= MOST_WINDOWS:
             errors = Console(stderr=True, highlight=False, markup=False, emoji=False)
             with progress(errors, "windows", count) as advance:
-                viz.save(whole(model, subject, best, advance, title), staging / "whole.png")
+                viz.save(draw_full_text(model, subject, best, advance, title), staging / "whole.png")
             where = translated("layer {layer}, head {head}", layer=best.layer, head=best.head)
             files.append((out / "whole.png", translated("{where} in all {count} windows", where=where, count=count)))
         elif count > MOST_WINDOWS:

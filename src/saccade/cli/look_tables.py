@@ -77,7 +77,7 @@ def print_choice(
     *,
     special: Sequence[str],
     lost: float,
-    is_asked: bool,
+    is_requested: bool,
 ) -> None:
     """Print which attention head is shown and why.
 
@@ -88,7 +88,7 @@ def print_choice(
         statistic: the statistic that ranks the heads.
         special: tokens that the tokenizer added.
         lost: the share of the words' attention that goes to special tokens and that the statistic leaves out.
-        is_asked: whether the user specified the head.
+        is_requested: whether the user specified the head.
     """
     best = ranking[0]
     requested, ranked = (
@@ -96,7 +96,7 @@ def print_choice(
         "layer {layer}, head {head} of {model}, the most informative of {count}",
     )
     values = {"layer": best.layer, "head": best.head, "model": visible(model), "count": len(ranking)}
-    console.print(Text(translated(requested if is_asked else ranked, **values), "bold"))
+    console.print(Text(translated(requested if is_requested else ranked, **values), "bold"))
     measured = {"statistic": statistic.label, "value": best.value, "meaning": statistic.meaning}
     console.print(translated("{statistic}: {value:.2f} nats ({meaning})", **measured))
     if len(ranking) > 1:
@@ -217,7 +217,7 @@ def _names(words: Sequence[Word]) -> list[str]:
     return [word if counts[word] == 1 else f"{word} #{number}" for number, word in enumerate(shown, start=1)]
 
 
-def written(matrices: Sequence[Matrix], model: str, form: Format, window: int, *, is_cross: bool) -> str:
+def format_statistics(matrices: Sequence[Matrix], model: str, form: Format, window: int, *, is_cross: bool) -> str:
     """Format the statistics of all layers and heads as JSON or CSV; missing numbers are null or empty cells.
 
     Args:

@@ -76,7 +76,7 @@ def subject_of(
     text: Sequence[str],
     other: str | None,
     *,
-    given: bool = False,
+    is_pretokenized: bool = False,
     window: int | None = None,
     at_once: int | None = None,
 ) -> Subject:
@@ -85,9 +85,9 @@ def subject_of(
     Args:
         model: the model.
         name: the model's name in messages.
-        text: the text arguments of the command; joined by spaces, unless ``given``.
+        text: the text arguments of the command; joined by spaces, unless ``is_pretokenized``.
         other: the output text of an encoder-decoder; None for the attention within ``text``.
-        given: whether each argument is one word.
+        is_pretokenized: whether each argument is one word.
         window: the index of the window if the text is longer than the model can read; by default, the first one.
         at_once: maximum number of tokens in a window; by default, the maximum of the model.
 
@@ -96,12 +96,14 @@ def subject_of(
     """
     if model.tokenizer is None:
         raise value_error("--model", "have a tokenizer.json", name)
-    is_pair = isinstance(model, EncoderDecoder) or (isinstance(model, TransformersModel) and model.is_pair)
-    if other is not None and not is_pair:
+    is_encoder_decoder = isinstance(model, EncoderDecoder) or (
+        isinstance(model, TransformersModel) and model.is_encoder_decoder
+    )
+    if other is not None and not is_encoder_decoder:
         raise value_error("--to", "be left out if the model is not an encoder-decoder", name)
     most = model.max_len if isinstance(model, TransformersModel) else model.config.max_len
     most, unknown = min(most, at_once or most), _unknown(model)
-    windows = _read(model.tokenizer, unknown, most, "TEXT", list(text) if given else " ".join(text))
+    windows = _read(model.tokenizer, unknown, most, "TEXT", list(text) if is_pretokenized else " ".join(text))
     shown = window or 0
     if shown >= len(windows):
         raise value_error("--window", f"be from 0 to {len(windows) - 1} for this text", shown)

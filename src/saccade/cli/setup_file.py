@@ -12,7 +12,7 @@ from torch import nn
 from saccade.support.errors import kind, shown, type_error, value_error
 
 
-def made_by(text: str) -> tuple[nn.Module, Callable[..., Any], Sequence[Any]]:
+def call_setup_function(text: str) -> tuple[nn.Module, Callable[..., Any], Sequence[Any]]:
     """Call a function in a file, and return the model, the collator and the texts that it returns.
 
     Args:
@@ -21,7 +21,7 @@ def made_by(text: str) -> tuple[nn.Module, Callable[..., Any], Sequence[Any]]:
     Raises:
         TypeError, ValueError: there is no such file or function, or it returns something else.
     """
-    made = _called(text, "--trainer")
+    made = _call_function(text, "--trainer")
     if not isinstance(made, tuple) or len(made) != 3 or not isinstance(made[0], nn.Module) or not callable(made[1]):
         raise type_error("--trainer", "return a model, a collator and a list of texts", kind(made))
     return made
@@ -33,15 +33,15 @@ def names_a_function(text: str) -> bool:
     return path.endswith(".py") and name.isidentifier()
 
 
-def model_made_by(text: str) -> nn.Module:
-    """Call a function in a file, and return the model that it returns; see `made_by`."""
-    made = _called(text, "MODEL")
+def call_model_function(text: str) -> nn.Module:
+    """Call a function in a file, and return the model that it returns; see `call_setup_function`."""
+    made = _call_function(text, "MODEL")
     if not isinstance(made, nn.Module):
         raise type_error("MODEL", "return a torch module", kind(made))
     return made
 
 
-def _called(text: str, argument: str) -> Any:
+def _call_function(text: str, argument: str) -> Any:
     """Run a Python file, call the function in it that the argument names, and return its result."""
     path, _, name = text.rpartition(":")
     if not name.isidentifier() or not Path(path).is_file():

@@ -55,10 +55,10 @@ def windows_of(tokens: Sequence[int], words: Sequence[Word], most: int) -> list[
     for group in _groups(words[text[0] : text[-1] + 1], room):
         start, stop = group[0].start, group[-1].stop
         own = slice(first, first + stop - start)
-        inside = _moved(group, first - start)
-        behind = _moved(back, own.stop - last)
-        numbers = [*tokens[:first], *tokens[start:stop], *tokens[last:]]
-        found.append(Window(numbers, (*front, *inside, *behind), own, start - first))
+        inside = _shifted(group, first - start)
+        behind = _shifted(back, own.stop - last)
+        token_ids = [*tokens[:first], *tokens[start:stop], *tokens[last:]]
+        found.append(Window(token_ids, (*front, *inside, *behind), own, start - first))
     return found
 
 
@@ -75,5 +75,5 @@ def _groups(words: Sequence[Word], room: int) -> Iterator[list[Word]]:
     yield group
 
 
-def _moved(words: Sequence[Word], by: int) -> list[Word]:
+def _shifted(words: Sequence[Word], by: int) -> list[Word]:
     return [replace(word, start=word.start + by, stop=word.stop + by) for word in words]

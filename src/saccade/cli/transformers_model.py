@@ -31,7 +31,7 @@ class TransformersModel:
         tokenizer: the fast tokenizer of the model.
         unknown: the token for unknown words.
         max_len: maximum number of tokens that the model can read.
-        is_pair: whether the model is an encoder-decoder.
+        is_encoder_decoder: whether the model is an encoder-decoder.
     """
 
     def __init__(self, model: Any, tokenizer: Any):
@@ -43,12 +43,12 @@ class TransformersModel:
         config = model.config
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         limit = getattr(text, "max_position_embeddings", None)
-        self.max_len: int = min(limit or 1 << 30, tokenizer.model_max_length, *_places(model))
-        self.is_pair = bool(config.is_encoder_decoder)
+        self.max_len: int = min(limit or 1 << 30, tokenizer.model_max_length, *_position_counts(model))
+        self.is_encoder_decoder = bool(config.is_encoder_decoder)
 
     def matrices(self, tokens: Tensor) -> list[Matrix]:
         """Return a lazy matrix for each layer, or for each encoder layer of an encoder-decoder."""
-        return self._recorded(self.module.get_encoder() if self.is_pair else self.module, tokens)
+        return self._recorded(self.module.get_encoder() if self.is_encoder_decoder else self.module, tokens)
 
     def cross_matrices(self, tokens: Tensor, other: Tensor) -> list[Matrix]:
         """Return the cross-attention from the other text to the first one, as a lazy matrix for each layer."""
@@ -67,7 +67,7 @@ class TransformersModel:
         return matrices
 
 
-def _places(model: nn.Module) -> Iterator[int]:
+def _position_counts(model: nn.Module) -> Iterator[int]:
     """Yield the number of usable positions in each position table with a padding index, as in RoBERTa."""
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
@@ -97,7 +97,7 @@ def load_transformers(folder: Path) -> TransformersModel:
 
 
 def _check_layers(folder: Path) -> None:
-    """Raise if config.json has more layers than there are tensors, because transformers would allocate them all first."""
+    """Raise if config.json has more layers than tensors, because transformers would allocate them all first."""
     config = read_config(folder)
     if not (folder / "model.safetensors").is_file():
         return

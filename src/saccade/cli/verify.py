@@ -90,10 +90,10 @@ def verify(
     errors = Console(stderr=True, highlight=False, markup=False, emoji=False)
     with progress(errors, "claims", len(claims) * seeds) as advance:
 
-        def tell(finding: Finding) -> None:
+        def show_progress(finding: Finding) -> None:
             advance(1 if finding.is_random else seeds - (finding.seed - seed), finding.claim.topic)
 
-        verification = run(claims, seed=seed, seeds=seeds, progress=tell)
+        verification = run(claims, seed=seed, seeds=seeds, progress=show_progress)
     if as_json:
         typer.echo(json.dumps(verification.to_json(), indent=2, allow_nan=False))
     else:

@@ -140,15 +140,15 @@ class DryRun(Watch):
 @contextmanager
 def dry(run: DryRun, mode: FakeTensorMode) -> Iterator[DryRun]:
     """Run the body of a ``with`` statement as a dry run: nothing is computed, and ``run`` records the costs."""
-    with mode, _program(True), assuming_finite(), _layers_of_torch(), run:
+    with mode, _compiling_flag(True), assuming_finite(), _layers_of_torch(), run:
         yield run
 
 
 @contextmanager
-def _program(is_one: bool) -> Iterator[None]:
+def _compiling_flag(value: bool) -> Iterator[None]:
     """Set torch's compiling flag in a dry run, so that code depends only on shapes and attention is a custom op."""
     before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = is_one
+    torch.compiler._is_compiling_flag = value
     try:
         yield
     finally:
@@ -177,7 +177,7 @@ def _layers_of_torch() -> Iterator[None]:
 
 @contextmanager
 def _real_tensors() -> Iterator[None]:
-    with unset_fake_temporarily(), _program(False):
+    with unset_fake_temporarily(), _compiling_flag(False):
         yield
 
 

@@ -82,13 +82,13 @@ class Machine:
         """Return the estimated time of a sequence of operations on the machine."""
         steps = list(steps)
         starts = sum(step.kernel is None for step in steps)  # the time of a kernel includes its startup overhead
-        return sum(map(self._of_step, steps)) + (starts * self._start() if starts else 0.0)
+        return sum(map(self._of_step, steps)) + (starts * self._overhead() if starts else 0.0)
 
-    def _start(self) -> float:
+    def _overhead(self) -> float:
         """Return the measured overhead per operation when Python runs many small operations in a row."""
-        return self._measured("start", self._starts)[0][0]
+        return self._measured("start", self._measure_overhead)[0][0]
 
-    def _starts(self) -> list[list[float]]:
+    def _measure_overhead(self) -> list[list[float]]:
         run = DryRun()
         with dry(run, FakeTensorMode(allow_non_fake_inputs=True)):
             small_operations()

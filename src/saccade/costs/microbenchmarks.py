@@ -77,8 +77,8 @@ ELEMENTWISE: dict[str, Callable[[Tensor], Any]] = {
 
 def _layer_norm_backward(x: Tensor) -> object:
     wide = torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
-    number = torch.zeros(len(x), 1, dtype=wide)
-    return _aten.native_layer_norm_backward(x, x, [x.shape[1]], number, number, x[0], x[0], [True, True, True])
+    statistic = torch.zeros(len(x), 1, dtype=wide)
+    return _aten.native_layer_norm_backward(x, x, [x.shape[1]], statistic, statistic, x[0], x[0], [True, True, True])
 
 
 def timed(run: Callable[[], object]) -> float:
@@ -88,13 +88,13 @@ def timed(run: Callable[[], object]) -> float:
     run()
     once = max(1e-7, time.perf_counter() - start)
     times: list[float] = []
-    number = max(1, min(1000, int(_SAMPLE_SECONDS / once)))
+    repeats = max(1, min(1000, int(_SAMPLE_SECONDS / once)))
     end = time.perf_counter() + _TOTAL_SECONDS
     while len(times) < _MIN_SAMPLES or time.perf_counter() < end:
         start = time.perf_counter()
-        for _ in range(number):
+        for _ in range(repeats):
             run()
-        times.append((time.perf_counter() - start) / number)
+        times.append((time.perf_counter() - start) / repeats)
     return min(times)
 
 
@@ -159,8 +159,8 @@ def _attention(
 ) -> tuple[float, int, int]:
     """Return the seconds, pairs and tiles of an attention product or its gradients."""
     tensors = [torch.randn(1, 4, length, width).to(getattr(torch, dtype)) for _ in range(3)]
-    given = AttentionInputs.of(tensors[0], tensors[1], mask)
-    cost = choose_kernel(given, Request(impl=kernel)).cost(given, width, 0.0)
+    inputs = AttentionInputs.of(tensors[0], tensors[1], mask)
+    cost = choose_kernel(inputs, Request(impl=kernel)).cost(inputs, width, 0.0)
 
     def forward() -> Tensor:
         query, key, value = tensors

@@ -12,28 +12,28 @@ import torch.distributed as dist
 from torch import Tensor
 
 from saccade.distributed.exchange_plan import Exchange
-from saccade.distributed.layouts import Layout, numbers
+from saccade.distributed.layouts import Layout, positions_in
 from saccade.support.called_function import called_function
 
 # With more ranks, only ranks that have data for each other exchange messages. All ranks must use the same method.
 _MANY = 8
 
 
-def exchanged(x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply ``there``, a linear exchange between ranks, and use its transpose ``back`` in the backward pass."""
-    result: Tensor = _Moved.apply(x, there, back)
+def apply_exchange(x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply ``forward``, a linear exchange between ranks, and use its transpose ``backward`` in the backward pass."""
+    result: Tensor = _LinearExchange.apply(x, forward, backward)
     return result
 
 
-class _Moved(torch.autograd.Function):
+class _LinearExchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
-        ctx.there, ctx.back = there, back
-        return there(x)
+    def forward(ctx: Any, x: Tensor, run: Callable[[Tensor], Tensor], transpose: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.run, ctx.transpose = run, transpose
+        return run(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return exchanged(grad.contiguous(), ctx.back, ctx.there), None, None
+        return apply_exchange(grad.contiguous(), ctx.transpose, ctx.run), None, None
 
 
 class Fetch(NamedTuple):
@@ -63,7 +63,7 @@ class Fetch(NamedTuple):
             lists: list[list[range]] = [[] for _ in range(plan.ranks)]
             for peer, keys in pieces:
                 lists[peer].append(keys)
-            return tuple(torch.from_numpy(np.searchsorted(among, numbers(keys))).to(device) for keys in lists)
+            return tuple(torch.from_numpy(np.searchsorted(among, positions_in(keys))).to(device) for keys in lists)
 
         positions = torch.from_numpy(np.searchsorted(columns, rows)).to(device)
         send_rows, receive_columns = by_peer(part.sends, rows), by_peer(part.receives, columns)
@@ -71,9 +71,9 @@ class Fetch(NamedTuple):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Fetch rows from other ranks: return ``[B, G, columns, D]`` for local ``[B, G, rows, D]``."""
-        return exchanged(x, self._there, self._back)
+        return apply_exchange(x, self._fetch_rows, self._return_gradients)
 
-    def _there(self, x: Tensor) -> Tensor:
+    def _fetch_rows(self, x: Tensor) -> Tensor:
         batch, groups, _, width = x.shape
         out = x.new_empty(batch, groups, len(self.columns), width)
         out[:, :, self.local_columns] = x
@@ -83,7 +83,7 @@ class Fetch(NamedTuple):
             out[:, :, part] = rows
         return out
 
-    def _back(self, grad: Tensor) -> Tensor:
+    def _return_gradients(self, grad: Tensor) -> Tensor:
         batch, groups, _, width = grad.shape
         wide = torch.promote_types(grad.dtype, torch.float32)  # several ranks add to the same key: round only once
         total = grad[:, :, self.local_columns].to(wide)
@@ -113,11 +113,11 @@ class Swap(NamedTuple):
 
     def to_heads(self, x: Tensor) -> Tensor:
         """Exchange rows for heads: return ``[B, H / ranks, all rows, D]`` for ``[B, H, rows, D]``."""
-        return exchanged(x, self._to_heads, self._to_rows)
+        return apply_exchange(x, self._to_heads, self._to_rows)
 
     def to_rows(self, x: Tensor) -> Tensor:
         """Exchange heads for rows: return ``[B, H, rows, D]`` for ``[B, H / ranks, all rows, D]``."""
-        return exchanged(x, self._to_rows, self._to_heads)
+        return apply_exchange(x, self._to_rows, self._to_heads)
 
     def _to_heads(self, x: Tensor) -> Tensor:
         batch, heads, _, width = x.shape

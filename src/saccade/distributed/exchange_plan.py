@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from saccade.distributed.key_requirements import Needs, work_of_chunks
+from saccade.distributed.key_requirements import KeyRequirements, work_of_chunks
 from saccade.distributed.layouts import NAMES as LAYOUTS
-from saccade.distributed.layouts import Layout, balanced, chunk_size, layout_of, numbers
+from saccade.distributed.layouts import Layout, balanced, chunk_size, layout_of, positions_in
 from saccade.masks import Full, Mask
 from saccade.plan.key_ranges import Ints
 from saccade.support.errors import unsupported, value_error
@@ -64,7 +64,7 @@ class RankPlan(NamedTuple):
     @property
     def columns(self) -> Ints:
         """Positions of the rank's keys after the exchange, local and received, ascending, int64."""
-        return np.sort(np.concatenate([numbers(self.rows), numbers([keys for _, keys in self.receives])]))
+        return np.sort(np.concatenate([positions_in(self.rows), positions_in([keys for _, keys in self.receives])]))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -88,7 +88,7 @@ class Exchange:
     layout: Layout
     strategy: str
     refused: dict[str, tuple[str, ...]]
-    needs: Needs
+    needs: KeyRequirements
 
     @property
     def ranks(self) -> int:
@@ -301,17 +301,18 @@ def _reasons(strategy: str, mask: Mask, heads: int, kv_heads: int, ranks: int) -
     return tuple(why)
 
 
-def _needs(mask: Mask, layout: str | Layout, seq_len: int, ranks: int) -> Needs:
+def _needs(mask: Mask, layout: str | Layout, seq_len: int, ranks: int) -> KeyRequirements:
     """Return the keys that each rank requires; the result is cached if the mask can be compared by value."""
     function: Any = _cached_needs if mask.is_value else _cached_needs.__wrapped__
-    needs: Needs = function(mask, layout, seq_len, ranks)
+    needs: KeyRequirements = function(mask, layout, seq_len, ranks)
     return needs
 
 
 @lru_cache(maxsize=64)
-def _cached_needs(mask: Mask, layout: str | Layout, seq_len: int, ranks: int) -> Needs:
+def _cached_needs(mask: Mask, layout: str | Layout, seq_len: int, ranks: int) -> KeyRequirements:
     if isinstance(layout, Layout):
-        return Needs(mask, layout)
+        return KeyRequirements(mask, layout)
     if layout == "balanced":
-        return Needs(mask, balanced(seq_len, ranks, work_of_chunks(mask, seq_len, chunk_size(seq_len, ranks))))
-    return Needs(mask, layout_of(layout, seq_len, ranks))
+        work = work_of_chunks(mask, seq_len, chunk_size(seq_len, ranks))
+        return KeyRequirements(mask, balanced(seq_len, ranks, work))
+    return KeyRequirements(mask, layout_of(layout, seq_len, ranks))

@@ -15,7 +15,7 @@ from saccade.plan.key_ranges import Ints, KeyDomain
 _ROWS, _MOST_GROUPS = 128, 1 << 15  # rows in a block, and maximum number of blocks
 
 
-class Needs:
+class KeyRequirements:
     """The key ranges that each rank requires to compute attention for its rows.
 
     Args:
@@ -34,7 +34,7 @@ class Needs:
 
     def __init__(self, mask: Mask, layout: Layout):
         self.layout = layout
-        groups = _Groups.of(mask, layout.starts, layout.stops)
+        groups = _RowBlocks.of(mask, layout.starts, layout.stops)
         owner = layout.owners[groups.chunk]
         pairs = np.bincount(owner, groups.pairs, layout.ranks)
         self.pairs: Ints = (pairs / groups.items).astype(np.int64)
@@ -58,9 +58,9 @@ class Needs:
         edges, readers = edges[order].astype(np.float64), np.cumsum(steps)
         area = np.concatenate([[0.0], np.cumsum(readers[:-1] * np.diff(edges))]) if len(edges) else np.zeros(1)
 
-        def before(place: Ints) -> np.ndarray:
+        def before(position: Ints) -> np.ndarray:
             """Return how often all ranks together read the keys before each position."""
-            return np.interp(place, edges, area) if len(edges) else np.zeros(len(place))
+            return np.interp(position, edges, area) if len(edges) else np.zeros(len(position))
 
         layout = self.layout
         of_chunks = before(layout.stops) - before(layout.starts)
@@ -92,11 +92,11 @@ class Needs:
             last = int(np.searchsorted(layout.starts, stop, "left"))
             for chunk in range(first, last):
                 keys = range(max(start, int(layout.starts[chunk])), min(stop, int(layout.stops[chunk])))
-                holder = int(layout.owners[chunk])
-                if pieces and pieces[-1][0] == holder and pieces[-1][1].stop == keys.start:
-                    pieces[-1] = (holder, range(pieces[-1][1].start, keys.stop))
+                owner = int(layout.owners[chunk])
+                if pieces and pieces[-1][0] == owner and pieces[-1][1].stop == keys.start:
+                    pieces[-1] = (owner, range(pieces[-1][1].start, keys.stop))
                 else:
-                    pieces.append((holder, keys))
+                    pieces.append((owner, keys))
         return pieces
 
     @cached_property
@@ -106,13 +106,15 @@ class Needs:
         lengths = np.concatenate([[0], np.cumsum(self.stops - self.starts)])
         marks = self.ranks * width + self.starts
 
-        def before(place: Ints) -> Ints:
+        def before(position: Ints) -> Ints:
             """Count the keys that all lower ranks require, plus those that this rank requires before a position."""
-            which = np.searchsorted(marks, layout.owners * width + place, "right")
+            which = np.searchsorted(marks, layout.owners * width + position, "right")
             last = np.maximum(which - 1, 0)
             is_local = (which > 0) & (self.ranks[last] == layout.owners) if len(marks) else which > 0
             over = (
-                np.where(is_local, np.maximum(self.stops[last] - place, 0), 0) if len(marks) else np.zeros_like(place)
+                np.where(is_local, np.maximum(self.stops[last] - position, 0), 0)
+                if len(marks)
+                else np.zeros_like(position)
             )
             return (lengths[which] - over).astype(np.int64)
 
@@ -123,11 +125,11 @@ class Needs:
 def work_of_chunks(mask: Mask, seq_len: int, size: int) -> Ints:
     """Return the estimated number of query-key pairs in each chunk of rows, int64 ``[chunks]``."""
     starts = np.arange(0, seq_len, size)
-    groups = _Groups.of(mask, starts, np.minimum(starts + size, seq_len))
+    groups = _RowBlocks.of(mask, starts, np.minimum(starts + size, seq_len))
     return (np.bincount(groups.chunk, groups.pairs, len(starts)) / groups.items).astype(np.int64)
 
 
-class _Groups(NamedTuple):
+class _RowBlocks(NamedTuple):
     """Blocks of query rows, with the bounds of the keys that they see.
 
     Attributes:
@@ -144,7 +146,7 @@ class _Groups(NamedTuple):
     items: int
 
     @classmethod
-    def of(cls, mask: Mask, starts: Ints, stops: Ints) -> _Groups:
+    def of(cls, mask: Mask, starts: Ints, stops: Ints) -> _RowBlocks:
         """Split chunks into blocks of rows, and compute the mask's bounds for each block."""
         length = int(stops[-1]) if len(stops) else 0
         rows = max(_ROWS, -(-length // _MOST_GROUPS))

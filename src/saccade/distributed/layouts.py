@@ -100,7 +100,7 @@ class Layout:
 
     def tokens(self, rank: int) -> Ints:
         """Return the positions of a rank's tokens, in order, int64."""
-        return numbers(self.rows(rank))
+        return positions_in(self.rows(rank))
 
 
 @lru_cache(maxsize=64)
@@ -145,7 +145,7 @@ def chunk_size(seq_len: int, ranks: int) -> int:
     return max(1, -(-seq_len // (_PARTS * ranks)))
 
 
-def numbers(ranges: Sequence[range]) -> Ints:
+def positions_in(ranges: Sequence[range]) -> Ints:
     """Return the token positions in ranges of a layout as a single int64 array."""
     return np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(span.start, span.stop) for span in ranges)])
 

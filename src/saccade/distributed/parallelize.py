@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from saccade.distributed import transformers_ranks as theirs
+from saccade.distributed import transformers_ranks
 from saccade.distributed.context_parallel import ContextParallel
 from saccade.distributed.parallel_mechanism import ParallelMechanism
 from saccade.integrations.replace_attention import is_pretrained
@@ -55,7 +55,7 @@ def parallelize(model: M, cp: ContextParallel, *, mask: Mask | None = None) -> M
     check_type("cp", cp, ContextParallel, "be a ContextParallel")
     check_type("mask", mask, (Mask, type(None)), "be a saccade mask or None")
     if is_pretrained(model):
-        theirs.parallelize(model, cp, mask)
+        transformers_ranks.parallelize(model, cp, mask)
         return model
     layers = [(name, part) for name, part in model.named_modules() if isinstance(part, AttentionLayer)]
     reasons = [
@@ -83,4 +83,4 @@ def _kind_that_mixes(part: nn.Module) -> str:
         return f"{type(part).__name__}, which mixes tokens of all rows"
     if isinstance(part, DecoderLayer) and part.cross_attention is not None:
         return "DecoderLayer with cross-attention, but only self-attention runs over ranks"
-    return theirs.why_it_mixes(part)
+    return transformers_ranks.why_it_mixes(part)

@@ -55,7 +55,7 @@ def block_mask(
         raise unsupported('strategy="ulysses"', [reason])
     rows, columns = plan.layout.tokens(rank), plan.rank(rank).columns
     where = torch.device(device)
-    q, kv = (Positions(None, torch.from_numpy(places)[None]) for places in (rows, columns))
+    q, kv = (Positions(None, torch.from_numpy(positions)[None]) for positions in (rows, columns))
     mask = PositionedMask.of(plan.mask, q, kv, where)
     return blocks_of(mask, (plan.mask.shape[0], 1, len(rows), len(columns)), (0, 0), where, block_size)
 
@@ -176,11 +176,11 @@ def _keys(mask: Mask, start: int, stop: int, seq_len: int) -> list[list[tuple[in
     bounds = mask.bounds(Groups(np.full_like(rows, ALL), rows, rows), whole)
     is_exact = bounds.any_row.sizes() == bounds.all_rows.sizes()
     ranges = [_ranges(*pair) for pair in zip(bounds.any_row.starts, bounds.any_row.ends, strict=True)]
-    for place in np.flatnonzero(~is_exact).tolist():
+    for index in np.flatnonzero(~is_exact).tolist():
         zero, keys = torch.zeros(1, 1, dtype=torch.int64), torch.arange(seq_len)[None]
-        allowed = mask.allows(zero, zero, zero + int(rows[place]), keys).expand(1, seq_len)[0]
+        allowed = mask.allows(zero, zero, zero + int(rows[index]), keys).expand(1, seq_len)[0]
         edges = np.flatnonzero(np.diff(np.concatenate([[0], allowed.numpy().astype(np.int8), [0]])))
-        ranges[place] = _ranges(edges[::2], edges[1::2])
+        ranges[index] = _ranges(edges[::2], edges[1::2])
     return ranges
 
 

@@ -55,9 +55,9 @@ class StateChannel:
 
     def __init__(self, group: dist.ProcessGroup | None):
         self.group = group
-        self._under_way: list[tuple[Any, Tensor]] = []
+        self._pending_sends: list[tuple[Any, Tensor]] = []
 
-    def sent(self, out: Tensor, memory: Memory, peer: int) -> Tensor:
+    def send_state(self, out: Tensor, memory: Memory, peer: int) -> Tensor:
         """Send a recurrent state to a rank and return ``out``, whose backward pass receives the state's gradient.
 
         Args:
@@ -77,7 +77,7 @@ class StateChannel:
         tied_out: Tensor = _Sent.apply(out, floats, self, peer)
         return tied_out
 
-    def received(
+    def receive_state(
         self, peer: int, device: torch.device, sources: Sequence[Tensor] = (), *, is_first: bool = False
     ) -> Memory:
         """Receive a recurrent state from a peer; the backward pass sends its gradient back.
@@ -109,7 +109,7 @@ class StateChannel:
 
     def send(self, x: Tensor, peer: int) -> None:
         """Start sending a tensor to another rank, without waiting for its arrival."""
-        with_hint(lambda: self._under_way.append((dist.isend(x, group=self.group, group_dst=peer), x)))
+        with_hint(lambda: self._pending_sends.append((dist.isend(x, group=self.group, group_dst=peer), x)))
 
     def receive(self, x: Tensor, peer: int) -> Tensor:
         """Wait for a tensor from another rank, and write it into ``x``."""
@@ -118,8 +118,8 @@ class StateChannel:
 
     def wait(self) -> None:
         """Wait until every tensor that this rank sent has been received."""
-        under_way, self._under_way = self._under_way, []
-        for work, _ in under_way:
+        pending, self._pending_sends = self._pending_sends, []
+        for work, _ in pending:
             with_hint(work.wait)
 
 
@@ -245,11 +245,11 @@ class CarriedMatrix(Matrix):
             memory = None
             if run.before is not None:
                 sources = (*self._sources, value)
-                memory = channel.received(run.before, value.device, sources, is_first=is_first and not out)
+                memory = channel.receive_state(run.before, value.device, sources, is_first=is_first and not out)
                 memory = memory._replace(source=part.source)
             read, after = part.advance(part_value, memory)
             read = read if memory is None else tied(read, memory)
-            out.append(read if run.after is None else channel.sent(read, after, run.after))
+            out.append(read if run.after is None else channel.send_state(read, after, run.after))
         return torch.cat(out, 1)
 
 

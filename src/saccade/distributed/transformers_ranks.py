@@ -96,7 +96,7 @@ def _values_of(config: Any, key: str) -> Iterator[Any]:
             yield from _values_of(value, key)
 
 
-class _Facts(NamedTuple):
+class _SequenceInfo(NamedTuple):
     """Data about the full sequence that all ranks share during one call to a transformers model.
 
     Attributes:
@@ -113,7 +113,7 @@ class _Attention:
 
     def __init__(self, cp: ContextParallel, mask: Mask | None):
         self.cp, self.pattern = cp, mask
-        self.facts: _Facts | None = None
+        self.sequence: _SequenceInfo | None = None
 
     def __deepcopy__(self, memo: object) -> _Attention:
         """Return the object itself, because transformers refers to it by a name that copies of the model share."""
@@ -141,7 +141,7 @@ class _Attention:
         whole = None if ids is None else self._whole(ids.expand(len(rows), -1), seq_len)
         is_token = None if padding is None else self._whole(padding, seq_len).bool()
         is_token = None if is_token is None or bool(is_token.all()) else is_token
-        self.facts = _Facts(None if whole is None else _lengths(whole), is_token)
+        self.sequence = _SequenceInfo(None if whole is None else _lengths(whole), is_token)
         # A mask of ones stops transformers from detecting documents: gaps in the positions are not document ends.
         ones = torch.ones_like(positions)
         arguments |= {"position_ids": positions if ids is None else ids, "attention_mask": ones}
@@ -156,7 +156,7 @@ class _Attention:
 
     def end(self, *_: object) -> None:
         """Discard the documents and padding of the last model call."""
-        self.facts = None
+        self.sequence = None
 
     def _whole(self, x: Tensor, seq_len: int) -> Tensor:
         """Gather an integer tensor from the rows of all ranks."""
@@ -192,21 +192,21 @@ class _Attention:
     ) -> LazyMask:
         """Return the mask of the full sequence; the arguments are those of transformers' mask functions."""
         del kwargs  # they hold positions that treat this rank's rows as the full sequence
-        facts = self.facts
-        if facts is None:
+        sequence = self.sequence
+        if sequence is None:
             hint = "call the model that was passed to parallelize, not a part of it or its forward"
             raise unsupported("a call", ["its arguments were not collected from all ranks"], hint=hint)
         mask = as_rule(mask_function)
         if not mask.is_value:
             reason = "the model's mask is a function, which may contain tensors of this rank's rows"
             raise unsupported(f"{mask}", [reason])
-        lengths = None if facts.lengths is None else tuple(map(tuple, facts.lengths))
+        lengths = None if sequence.lengths is None else tuple(map(tuple, sequence.lengths))
         if lengths is not None:
             mask = Documents(lengths, rule=mask)
-        whole = range(kv_length if facts.padding is None else facts.padding.shape[1])
+        whole = range(kv_length if sequence.padding is None else sequence.padding.shape[1])
         placed = Placed(mask, whole, whole, lengths)
-        if facts.padding is not None:
-            placed = with_padding(placed, facts.padding)
+        if sequence.padding is not None:
+            placed = with_padding(placed, sequence.padding)
         joined = placed.rule if self.pattern is None else with_pattern(placed, self.pattern)
         placed = Placed(joined, range(q_length), range(kv_length))
         reason = "the model reads its mask itself, but each rank has only a part of its rows"
@@ -254,7 +254,7 @@ def _lengths(ids: Tensor) -> list[list[int]] | None:
         return None
     items = []
     for row in ids.tolist():
-        starts = [place for place, number in enumerate(row) if number == 0]
+        starts = [index for index, number in enumerate(row) if number == 0]
         lengths = [stop - start for start, stop in itertools.pairwise([*starts, len(row)])]
         if row != [number for length in lengths for number in range(length)]:
             reason = "position_ids are neither those of the whole sequence nor of texts that count from 0"

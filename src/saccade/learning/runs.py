@@ -153,7 +153,7 @@ def _checksum(outcome: dict[str, object], settings: dict[str, object]) -> str:
     return hashlib.sha256(json.dumps([outcome, settings], sort_keys=True).encode()).hexdigest()
 
 
-_NOT_ASKED = "-"
+_NO_RUN = "-"
 _SAMPLE = 2000  # number of sequences in which the most common answer is counted
 
 
@@ -199,7 +199,7 @@ def _select(outcomes: Mapping[Run, Outcome], mixer: str, question: str) -> list[
 
 def _cell(outcomes: Sequence[Outcome]) -> str:
     if not outcomes:
-        return _NOT_ASKED
+        return _NO_RUN
     shares = [outcome.accuracy for outcome in outcomes]
     if min(shares) >= SOLVED:
         return f"learned, {round(statistics.mean(outcome.steps for outcome in outcomes))}"

@@ -7,7 +7,7 @@ import random
 import torch
 
 from saccade.support.errors import value_error
-from saccade.tasks.recall import IGNORED, Recall, begin
+from saccade.tasks.recall import IGNORED, Recall, task_generator
 
 _OPERATIONS = ("max", "min", "median", "sum")
 _OPEN = {name: 11 + index for index, name in enumerate(_OPERATIONS)}  # an opening bracket with its operation
@@ -39,7 +39,7 @@ def listops(examples: int, length: int, *, depth: int, seed: int) -> Recall:
 
     Reference: Nangia and Bowman 2018, arXiv:1804.06028; Tay et al. 2020, arXiv:2011.04006, section 2.2.1.
     """
-    begin(seed, examples=examples, length=length, depth=depth)
+    task_generator(seed, examples=examples, length=length, depth=depth)
     if length < _SHORTEST:
         raise value_error("length", f"be at least {_SHORTEST}, a list of 5 digits and the question", length)
     draw = random.Random(seed)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from saccade.support.errors import value_error
 from saccade.support.validation import check_number
-from saccade.tasks.recall import begin
+from saccade.tasks.recall import task_generator
 
 
 class Needle(NamedTuple):
@@ -51,7 +51,7 @@ def needle(examples: int, kv_len: int, head_dim: int, *, needle_len: int, streng
         >>> sorted(scores.topk(2).indices.tolist()) == [int(start), int(start) + 1]
         True
     """
-    random = begin(seed, examples=examples, kv_len=kv_len, head_dim=head_dim, needle_len=needle_len)
+    random = task_generator(seed, examples=examples, kv_len=kv_len, head_dim=head_dim, needle_len=needle_len)
     if needle_len > kv_len:
         raise value_error("needle_len", f"be at most kv_len {kv_len}", needle_len)
     strength = check_number("strength", strength)

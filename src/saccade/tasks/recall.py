@@ -58,7 +58,7 @@ class Recall:
         return float((logits.argmax(-1) == targets)[asked].double().mean())
 
 
-def begin(seed: int, **sizes: int) -> torch.Generator:
+def task_generator(seed: int, **sizes: int) -> torch.Generator:
     """Check that all sizes of a recall task are ints of at least 1; return a random generator for the task."""
     for name, size in sizes.items():
         check_int(name, size)
@@ -88,7 +88,7 @@ def passkey(examples: int, length: int, *, key_len: int, vocab_size: int, seed: 
 
     Reference: Mohtashami and Jaggi 2023, arXiv:2305.16300, section 4.2, with token ids instead of words.
     """
-    random = begin(seed, examples=examples, length=length, key_len=key_len, vocab_size=vocab_size)
+    random = task_generator(seed, examples=examples, length=length, key_len=key_len, vocab_size=vocab_size)
     context = length - key_len - 1
     if context < key_len + 1:
         raise value_error("length", f"be large enough for a key of {key_len} tokens and its marker, twice", length)
@@ -132,7 +132,7 @@ def mqar(examples: int, length: int, num_pairs: int, *, vocab_size: int, seed: i
 
     Reference: Arora et al. 2023, arXiv:2312.04927, section 3.2; here with uniformly distributed gaps.
     """
-    random = begin(seed, examples=examples, length=length, num_pairs=num_pairs, vocab_size=vocab_size)
+    random = task_generator(seed, examples=examples, length=length, num_pairs=num_pairs, vocab_size=vocab_size)
     if length < 4 * num_pairs:
         raise value_error("length", f"be at least {4 * num_pairs}, for {num_pairs} pairs and as many questions", length)
     keys = (vocab_size - 1) // 2
@@ -174,7 +174,7 @@ def induction(examples: int, length: int, *, copied: int, vocab_size: int, seed:
 
     Reference: Olsson et al. 2022, arXiv:2209.11895.
     """
-    random = begin(seed, examples=examples, length=length, copied=copied, vocab_size=vocab_size)
+    random = task_generator(seed, examples=examples, length=length, copied=copied, vocab_size=vocab_size)
     if copied < 2 or length < 2 * copied:
         raise value_error("copied", f"be from 2 to half of length {length}", copied)
     first = length - copied
@@ -212,15 +212,15 @@ def selective_copying(examples: int, length: int, *, copied: int, vocab_size: in
 
     Reference: Gu and Dao 2023, arXiv:2312.00752, section 3.1.
     """
-    random = begin(seed, examples=examples, length=length, copied=copied, vocab_size=vocab_size)
+    random = task_generator(seed, examples=examples, length=length, copied=copied, vocab_size=vocab_size)
     context = length - copied
     if copied > context:
         raise value_error("copied", f"be at most half of length {length}", copied)
     if vocab_size < 3:
         raise value_error("vocab_size", "contain a blank, a marker and a token to copy", vocab_size)
-    places = torch.rand(examples, context, generator=random).argsort(1)[:, :copied].sort(1).values
+    positions = torch.rand(examples, context, generator=random).argsort(1)[:, :copied].sort(1).values
     answers = torch.randint(2, vocab_size, (examples, copied), generator=random)
-    tokens = torch.zeros(examples, length, dtype=torch.int64).scatter_(1, places, answers)
+    tokens = torch.zeros(examples, length, dtype=torch.int64).scatter_(1, positions, answers)
     tokens[:, context:] = 1
     targets = torch.full_like(tokens, IGNORED)
     targets[:, context:] = answers

@@ -35,7 +35,7 @@ def _by_changes(measured: ModelMeasurements) -> CounterExample | None:
         vectors = subject.vectors.clone()
         other = torch.randn(vectors[item].shape, generator=draw, dtype=torch.float64).to(vectors)
         vectors[item] = other * 4 * vectors.std()
-        moved = row_differences(subject.run(vectors), subject.rows).cpu().masked_fill(~measured.judged, 0)
+        moved = row_differences(subject.run(vectors), subject.rows).cpu().masked_fill(~measured.checked_rows, 0)
         moved[item] = 0
         size = float(moved.max())
         if size and size > measured.noise():
@@ -54,7 +54,7 @@ def _by_gradients(measured: ModelMeasurements) -> CounterExample | None:
     draw = torch.Generator().manual_seed(measured.seed)
     for item in range(min(_ITEMS, subject.shape[0])):
         weights = torch.randn(out.shape, generator=draw, dtype=torch.float64).to(out)
-        weights *= measured.judged.to(out).view(*measured.judged.shape, *[1] * (out.dim() - 2))
+        weights *= measured.checked_rows.to(out).view(*measured.checked_rows.shape, *[1] * (out.dim() - 2))
         weights[item] = 0
         (size,) = torch.autograd.grad(out, leaf, weights, retain_graph=True)
         if bool((own := size[item].flatten(1).abs().amax(-1)).any()):

@@ -44,7 +44,7 @@ def _labels(measured: ModelMeasurements) -> Tensor:
     if not bool((documents[:, 1:] != documents[:, :-1]).any()):
         documents = torch.arange(3).repeat_interleave(torch.tensor(measured.texts)).expand(ids.shape)
     first = torch.cat([torch.ones(len(ids), 1, dtype=torch.bool), documents[:, 1:] != documents[:, :-1]], 1)
-    ignored = first | ~measured.judged
+    ignored = first | ~measured.checked_rows
     ignored[-1, -2:] = True  # treat the last two tokens as padding
     return ids.masked_fill(ignored.to(ids.device), _IGNORED)
 

@@ -24,7 +24,7 @@ class ModelMeasurements(NamedTuple):
         subject: the model and its input.
         composed: the declared rules, composed.
         layered: the measured modules that mix tokens.
-        judged: the rows to check, bool ``[batch, length]``.
+        checked_rows: the rows to check, bool ``[batch, length]``.
         inputs: the inputs of the model.
         outputs: a function that extracts rows from the model's result.
         lengths: lengths of packed texts; empty if they were not given.
@@ -36,7 +36,7 @@ class ModelMeasurements(NamedTuple):
     subject: ModelUnderTest
     composed: Composition
     layered: ByLayer
-    judged: Tensor
+    checked_rows: Tensor
     inputs: Tensor | Mapping[str, Any]
     outputs: Callable[[Any], Tensor]
     lengths: Sequence[int]

@@ -46,12 +46,12 @@ def _check_sink(measured: ModelMeasurements, name: str, sink: nn.Parameter) -> C
     found: list[CounterExample] = []
     subject, module = measured.subject, measured.subject.modules[name]
 
-    def visit(_: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
+    def visit(_: str, rerun: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
         if found:
             return
         row = (0, out.shape[1] - 1)
         with torch.enable_grad():
-            rows = again(hidden)
+            rows = rerun(hidden)
             grads = (
                 torch.autograd.grad(rows.float().square().sum(), sink, allow_unused=True)
                 if rows.requires_grad
@@ -63,7 +63,7 @@ def _check_sink(measured: ModelMeasurements, name: str, sink: nn.Parameter) -> C
         kept = sink.detach().clone()
         try:
             sink.data.fill_(_LARGE)
-            large = again(hidden)
+            large = rerun(hidden)
         finally:
             sink.data.copy_(kept)
         apart = row_differences(large - large[:, :1] + out, out)  # without keys, all rows are the same constant

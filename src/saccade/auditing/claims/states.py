@@ -30,14 +30,16 @@ def _packed(measured: ModelMeasurements) -> ClaimResult:
     """Check that no module carries tokens of one document into rows of another in a packed run."""
     try:
         subject, documents, separators = _in_documents(measured)
-        judged = measured.judged if subject is measured.subject else torch.ones(subject.shape, dtype=torch.bool)
+        checked_rows = (
+            measured.checked_rows if subject is measured.subject else torch.ones(subject.shape, dtype=torch.bool)
+        )
     except Unanswered as answer:
         return ClaimResult("states", "not answered", why=str(answer))
     mixed = mixers(subject)
     if not mixed:
         return ClaimResult("states", "not answered", why="no module that mixes tokens was found")
     borders = (documents[:, 1:] != documents[:, :-1]).any(0).nonzero().flatten().tolist()
-    layered = ByLayer(subject, mixed, judged)
+    layered = ByLayer(subject, mixed, checked_rows)
     layered.measure({row for border in borders for row in (border, border + 1)})
     leaks = _by_changes(layered, documents) | _by_gradients(layered, documents)
     first = next((leaks[name] for name in layered.mixed if name in leaks), None)
@@ -60,7 +62,7 @@ def _in_documents(measured: ModelMeasurements) -> tuple[ModelUnderTest, Tensor, 
 def _by_gradients(layered: ByLayer, documents: Tensor) -> dict[str, CounterExample]:
     found = dict[str, CounterExample]()
     for name in layered.mixed:
-        for one in layered.seen(name):
+        for one in layered.measured_rows(name):
             item, position = one.row
             across = one.seen & (documents[item] != documents[item, position])
             if bool(across.any()) and name not in found:
@@ -76,12 +78,15 @@ def _by_changes(layered: ByLayer, documents: Tensor) -> dict[str, CounterExample
     """
     found, subject = dict[str, CounterExample](), layered.subject
 
-    def visit(name: str, again: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
+    def visit(name: str, rerun: Callable[[Tensor], Tensor], hidden: Tensor, out: Tensor) -> None:
         draw = torch.Generator().manual_seed(0)
         other = torch.randn(hidden.shape, generator=draw, dtype=torch.float64).to(hidden) * hidden.std()
         for odd in (0, 1):
             chosen = (documents % 2 == odd).expand(len(hidden), -1)
-            if name not in found and (one := _moved(again, hidden, other, out, chosen, layered.judged)) is not None:
+            if (
+                name not in found
+                and (one := _changed_row(rerun, hidden, other, out, chosen, layered.checked_rows)) is not None
+            ):
                 found[name] = CounterExample("leak", *one, name, "change", subject.passes)
 
     with torch.no_grad(), replaying(subject, {name: subject.modules[name] for name in layered.mixed}, visit):
@@ -89,17 +94,17 @@ def _by_changes(layered: ByLayer, documents: Tensor) -> dict[str, CounterExample
     return found
 
 
-def _moved(
-    again: Callable[[Tensor], Tensor], hidden: Tensor, other: Tensor, out: Tensor, chosen: Tensor, judged: Tensor
+def _changed_row(
+    rerun: Callable[[Tensor], Tensor], hidden: Tensor, other: Tensor, out: Tensor, chosen: Tensor, checked_rows: Tensor
 ) -> tuple[tuple[int, int], tuple[int, int], float] | None:
     """Return a row that changes with a token of another document, the token, and the size; None if there is none.
 
-    Only tokens in ``chosen`` are changed, and only rows in ``judged`` are checked.
+    Only tokens in ``chosen`` are changed, and only rows in ``checked_rows`` are checked.
     """
 
     def sizes(keys: Tensor) -> Tensor:
         changed = torch.where(keys.to(hidden.device)[..., None], other, hidden)
-        return row_differences(again(changed), out).cpu().masked_fill(chosen | ~judged, 0)
+        return row_differences(rerun(changed), out).cpu().masked_fill(chosen | ~checked_rows, 0)
 
     size, least = sizes(chosen), _ROUNDING * torch.finfo(out.dtype).eps
     if float(size.max()) <= least:
@@ -118,7 +123,7 @@ def _between_calls(measured: ModelMeasurements) -> ClaimResult:
     subject.run()
     first, second = subject.run(), subject.run()
     subject.run(other)
-    moved = row_differences(subject.run(), second).cpu().masked_fill(~measured.judged, 0)
+    moved = row_differences(subject.run(), second).cpu().masked_fill(~measured.checked_rows, 0)
     size, allowed = float(moved.max()), FACTOR * float(row_differences(first, second).max())
     if size <= allowed:
         return result(name, None)
@@ -129,5 +134,5 @@ def _between_calls(measured: ModelMeasurements) -> ClaimResult:
     subject.run(other)
     recorder.run()
     row = first_of(moved > allowed)
-    found = CounterExample("differs", row, None, size, recorder.first_unlike(), "change", subject.passes)
+    found = CounterExample("differs", row, None, size, recorder.first_difference(), "change", subject.passes)
     return result(name, found, allowed=allowed)

@@ -12,7 +12,7 @@ from saccade.auditing.claims.model_measurements import ModelMeasurements, first_
 from saccade.auditing.equivalence_pairs import FullRun, RunPair
 from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.leak_location import SavedRuns, first_module
-from saccade.auditing.probe_sets import combs, separating
+from saccade.auditing.probe_sets import row_sets, separating_sets
 from saccade.auditing.rounding_noise import row_differences
 from saccade.auditing.runner import Runner
 
@@ -28,11 +28,11 @@ def training(measured: ModelMeasurements) -> list[ClaimResult]:
         "gradients, recomputed": _checkpointed(ids, gradients=True),
         "while it fills a cache": lambda own: (own.runner.filling_cache(ids), own.whole),
     }
-    claims = [_located(measured, claim) for claim in compared(measured, pairs)]
+    claims = [_with_module(measured, claim) for claim in compared(measured, pairs)]
     return [*claims, _under_autocast(measured)]
 
 
-def _located(measured: ModelMeasurements, claim: ClaimResult) -> ClaimResult:
+def _with_module(measured: ModelMeasurements, claim: ClaimResult) -> ClaimResult:
     """Add to a broken claim the first module whose rows differ in training; return other claims unchanged."""
     makers = {"in training, without dropout": "trained", "recomputed in the backward pass": "checkpointed"}
     if claim.finding is None or claim.name not in makers:
@@ -42,7 +42,7 @@ def _located(measured: ModelMeasurements, claim: ClaimResult) -> ClaimResult:
     saved.run(run=lambda: runner.whole(measured.ids))
     with torch.enable_grad():
         saved.run({name: own for name, own in other.model.named_modules() if name}, lambda: other.whole(measured.ids))
-    return dataclasses.replace(claim, finding=dataclasses.replace(claim.finding, module=saved.first_unlike()))
+    return dataclasses.replace(claim, finding=dataclasses.replace(claim.finding, module=saved.first_difference()))
 
 
 def _checkpointed(ids: Tensor, *, gradients: bool) -> RunPair:
@@ -76,7 +76,10 @@ def _under_autocast(measured: ModelMeasurements) -> ClaimResult:
     reach = measured.composed.reach
     other = torch.randn(subject.vectors.shape, generator=torch.Generator().manual_seed(measured.seed + 1))
     vectors = subject.vectors + other.to(subject.vectors) * subject.vectors.std()
-    sets = [*separating(reach), *(~one.sources for one in combs(reach, measured.judged, _SETS, measured.seed))]
+    sets = [
+        *separating_sets(reach),
+        *(~one.sources for one in row_sets(reach, measured.checked_rows, _SETS, measured.seed)),
+    ]
     with torch.autocast(subject.vectors.device.type, torch.bfloat16):
         plain = subject.run()
         floor = 4 * float(row_differences(subject.run(), plain).max())
@@ -84,7 +87,7 @@ def _under_autocast(measured: ModelMeasurements) -> ClaimResult:
             row = first_of(~plain.isfinite().flatten(2).all(-1))
             return result(name, CounterExample("differs", row, None, float("inf"), "", "autocast", subject.passes))
         for keys in sets:
-            clean = measured.judged & ~reach.through(keys)
+            clean = measured.checked_rows & ~reach.through(keys)
             if not bool(clean.any()) or not bool(keys.any()):
                 continue
             changed = torch.where(keys.to(vectors.device)[..., None], vectors, subject.vectors)

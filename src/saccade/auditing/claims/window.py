@@ -23,7 +23,7 @@ def _width(measured: ModelMeasurements) -> ClaimResult:
     composed, descriptions, found = measured.composed, list[str](), list[CounterExample]()
     length = measured.subject.shape[1]
     for name in composed.ruled:
-        for one in measured.layered.seen(name):
+        for one in measured.layered.measured_rows(name):
             item, position = one.row
             own = composed.required(name, position)[item].nonzero().flatten()
             if position <= length // 2 or not len(own) or not (width := position - int(own.min())) or width >= position:
