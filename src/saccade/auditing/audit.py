@@ -69,9 +69,9 @@ def audit(
 
     The model runs unchanged, on its own kernels. An output may depend on a token only if the rule, composed over all
     layers with their residual connections, allows it. Each module that mixes tokens is also rerun in place, and must
-    follow the rule of its layer. There are two probes: one replaces token embeddings, and one computes gradients, of
-    which any nonzero value counts. If the embedding table is compiled, the model receives embeddings instead of tokens.
-    Modules of compiled models are tested uncompiled.
+    follow the rule of its layer. There are two probes: one replaces token embeddings; the other computes gradients, and
+    any nonzero gradient counts as an influence. If the embedding table is compiled, the model receives embeddings
+    instead of tokens. Modules of compiled models are tested uncompiled.
 
     Args:
         model: a module or function that maps tokens ``[batch, length]``, or embeddings ``[batch, length, width]``, to
@@ -83,7 +83,7 @@ def audit(
         inputs: tokens or embeddings, or all keyword arguments of the model; two random sequences when None. For an
             encoder-decoder, they must include ``input_ids`` (the source) and ``decoder_input_ids`` (the target).
         tokens: name of the keyword argument that holds the tokens or embeddings. When None, the audit uses an argument
-            that transformers also has, the only argument that can hold tokens, or the model's first parameter.
+            with a common name such as ``input_ids``, the only argument that can hold tokens, or the first parameter.
         batch_first: whether tokens or embeddings are ``[batch, length, ...]`` rather than ``[length, batch, ...]``. The
             layouts of modules and outputs are detected automatically.
         module: the model that ``model`` calls, if ``model`` is a function; its embedding tables and layers are audited.

@@ -32,7 +32,7 @@ _NO_ROWS = (nn.Linear, *_CONVOLUTIONS)
 
 
 def mixers(subject: ModelUnderTest) -> dict[str, Tensor]:
-    """Find the modules that mix tokens: innermost modules with parameters whose output rows depend on other input rows.
+    """Find the modules that mix tokens: the innermost modules with parameters in which a row depends on other rows.
 
     Each module that takes rows is rerun with half of the rows changed (or half of each text, if there are two). Modules
     that contain a mixing module are not rerun.
@@ -188,7 +188,7 @@ class ByLayer:
         """Return the rule that each module was measured to follow, as text, by module name.
 
         Args:
-            documents: the document of each token, int ``[batch, length]``.
+            documents: the document index of each token, int ``[batch, length]``.
         """
         return {name: measured_rule(rows, documents) for name in self.mixed if (rows := self.measured_rows(name))}
 
@@ -232,7 +232,7 @@ class ByLayer:
         return self
 
     def _without_ignorable(self, report: ZeroGradientReport, sizes: Mapping[Probe, Tensor]) -> ZeroGradientReport:
-        """Remove the tokens that modules other than attention may ignore from the report.
+        """Return the report without tokens that modules other than attention may ignore.
 
         A convolution, for example, may ignore a token if another row sees it, or if no row sees any token at this
         distance.
@@ -344,7 +344,7 @@ class ByLayer:
 
 
 def _unused_distances(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
-    """Return the tokens at a distance from the probed row at which no row of the module sees any token."""
+    """Return the tokens at distances from the probed row that no row of the module reaches."""
     length = next(iter(sizes.values())).shape[1]
     used = torch.zeros(2 * length, dtype=torch.bool)
     for other, size in sizes.items():

@@ -135,19 +135,19 @@ class SetupBatch:
             "the first token of a text is a label of the text before it": (learned & starts, "leak"),
             "labels differ from the token ids": (learned & real & (labels != ids), "blind"),
         }
-        for why, (wrong, seen) in cases.items():
+        for why, (wrong, fault) in cases.items():
             if bool(wrong.any()):
-                return self._broken(name, wrong, seen, why)  # type: ignore[arg-type]  # a kind
+                return self._broken(name, wrong, fault, why)  # type: ignore[arg-type]  # a kind
         return _held(name)
 
-    def _broken(self, name: str, wrong: Tensor, seen: Kind, why: str) -> ClaimResult:
-        """Return a claim that is broken at the first position where ``wrong`` is True; if there is none, it held."""
+    def _broken(self, name: str, wrong: Tensor, fault: Kind, why: str) -> ClaimResult:
+        """Return a claim broken at the first position where ``wrong`` is True, or a held claim if there is none."""
         if not bool(wrong.any()):
             return _held(name)
         item, position = wrong.nonzero()[0].tolist()
         nouns = ("output", "the label of token" if name.endswith("labels") else "token")
         row = (item, max(position - 1, 0)) if name.endswith("labels") else (item, position)
-        found = CounterExample(seen, row, (item, position), float(wrong.float().mean()), "", "collator", 0, nouns)
+        found = CounterExample(fault, row, (item, position), float(wrong.float().mean()), "", "collator", 0, nouns)
         return ClaimResult(name, "broken", found.size, 0.0, found, why)
 
 

@@ -78,7 +78,7 @@ class CompiledModelUnderTest(ModelUnderTest):
 
 
 class _EagerModelUnderTest(ModelUnderTest):
-    """A compiled model under test, run eagerly instead of by its compiled code."""
+    """A compiled model under test that runs eagerly, without its compiled code."""
 
     @property
     def modules(self) -> dict[str, nn.Module]:

@@ -51,9 +51,9 @@ def rules_of(declared: Declared, mixers: Sequence[str], layers: int | None) -> l
 def ruled_modules(declared: Declared, layered: ByLayer, layers: int | None, *, is_encoder_decoder: bool) -> list[str]:
     """Return the names of the modules to which the declared rules apply, in execution order.
 
-    Rules apply to modules that compute attention, and to modules without gradients, which may do so. Rules apply to all
-    modules that mix tokens if none of them computes attention, if a mapping or a list of equal length assigns a rule to
-    each, or if the model is an encoder-decoder.
+    Rules apply to modules that compute attention, and to modules without gradients, because they may compute it. Rules
+    apply to all modules that mix tokens if none of them computes attention, if a mapping or a list of equal length
+    assigns a rule to each, or if the model is an encoder-decoder.
     """
     names = list(layered.mixed)
     attending = [name for name in names if name in layered.attending or name not in layered.differentiable]

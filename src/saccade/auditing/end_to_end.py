@@ -29,8 +29,8 @@ class EndToEnd:
         subject: the model and its input.
         reach: the declared rules.
         checked_rows: the rows to check, bool ``[batch, length]``: all except padding.
-        noise: a function that measures how much noise changes the outputs. It is called only if a row changes that must
-            not.
+        noise: a function that measures how much noise changes the outputs. It is called only if a forbidden
+            change occurs.
         tests: number of sets of rows to test.
         seed: seed of the changes and of the selection of rows.
         required: the rules for which tokens the outputs must depend on; ``reach`` when None.
@@ -130,7 +130,7 @@ class EndToEnd:
             self.findings.append(CounterExample("blind", one.row, one.first, 0.0, "", "gradient", self.subject.passes))
 
     def _without_unread(self, report: ZeroGradientReport) -> ZeroGradientReport:
-        """Remove tokens whose embeddings no output reads, not even the output at the same position, from the report.
+        """Return the report without tokens whose embeddings no output reads, not even the output at the same position.
 
         The model replaces the embeddings of such tokens, as vision-language models do with image placeholders.
         """

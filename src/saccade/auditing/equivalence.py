@@ -34,7 +34,7 @@ class Pair:
         name: the claim that both ways give equal rows.
         difference: the largest difference, relative to the root mean square of the expected rows; NaN for
             "not answered".
-        allowed: the difference that rounding explains; NaN for "not answered".
+        allowed: the largest difference that rounding can explain; NaN for "not answered".
         verdict: "held", "broken", or "not answered" if the model cannot be run this way or raised an error.
         why: the dtype of the comparison, or why there is no answer.
         where: the first row that differs by more than is allowed, as (batch item, position); None if there is none.

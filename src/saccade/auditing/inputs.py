@@ -42,8 +42,8 @@ class InputFormat(NamedTuple):
 def find_tokens(model: Callable[..., Any], inputs: object, name: str | None) -> Tensor:
     """Find the token ids or embeddings among a model's inputs.
 
-    The tokens are in the argument called ``name``. If ``name`` is None, they are in an argument that
-    transformers also has, in the only tensor that can hold tokens, or in the model's first parameter.
+    The tokens are in the argument called ``name``. If ``name`` is None, they are in an argument with a
+    common name such as ``input_ids``, in the only tensor that can hold tokens, or in the model's first parameter.
 
     Raises:
         TypeError, ValueError: no argument holds tokens or embeddings, or several could.

@@ -154,7 +154,7 @@ class ModelUnderTest:
         return depth_of(name, layers)
 
     def localized(self, finding: CounterExample) -> CounterExample:
-        """Return a counter-example with positions counted from the start of the text (source or target) they are in."""
+        """Return a counter-example with positions counted from the start of their text, the source or the target."""
         return finding
 
     @property

@@ -30,7 +30,7 @@ class Reach:
         rules: the masks of the layers, first to last.
         batch: number of batch items, which do not influence each other.
         length: number of tokens of each item.
-        beside: by layer index, the pairs that the layer's other modules let through before or after its rule, bool
+        beside: by layer index, the pairs that the layer's other modules connect before or after its rule, bool
             ``[batch, length, length]``.
 
     Raises:
@@ -131,7 +131,7 @@ def _materialized(rule: Mask, batch: int, length: int) -> Tensor:
 
 
 def _with_other_modules(rule: Tensor, beside: Sequence[Tensor]) -> Tensor:
-    """Compose a layer's rule with the pairs that its other modules let through before or after the rule."""
+    """Compose a layer's rule with the pairs that its other modules connect before or after the rule."""
     itself = torch.eye(rule.shape[-1], dtype=torch.bool)
     whole = rule
     for pairs in beside:
@@ -153,14 +153,14 @@ def _propagated(tokens: Tensor, layers: Iterable[Tensor], step: Callable[[_Bools
 
 
 def _rows_of(rule: _Bools, keys: _Bools) -> _Bools:
-    """Return the rows that a rule lets attend to any of the keys, bool ``[length]``, without copying the full rule."""
+    """Return the rows that may attend to any of the keys under a rule, bool ``[length]``, without copying the rule."""
     if np.count_nonzero(keys) < _BLOCK:
         return np.asarray(rule[:, keys].any(1))
     return np.concatenate([(rule[start : start + _BLOCK] & keys).any(1) for start in range(0, len(rule), _BLOCK)])
 
 
 def _keys_of(rule: _Bools, rows: _Bools) -> _Bools:
-    """Return the keys that a rule lets any of the rows attend to, bool ``[length]``."""
+    """Return the keys that any of the rows may attend to under a rule, bool ``[length]``."""
     keys, positions = np.zeros(rule.shape[1], dtype=bool), np.flatnonzero(rows)
     for start in range(0, len(positions), _BLOCK):
         keys |= rule[positions[start : start + _BLOCK]].any(0)

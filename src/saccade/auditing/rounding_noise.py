@@ -132,7 +132,7 @@ def _copy(buffer: Tensor | None) -> Tensor | None:
 def _perturbed(out: Any, draw: torch.Generator) -> Any:
     """Move each number in a module's result by one unit in the last place, except infinities, NaN and 0."""
     if isinstance(out, Tensor):
-        if not out.is_floating_point() or type(out) is LazyTensor:  # weights of replaced attention are never built
+        if not out.is_floating_point() or type(out) is LazyTensor:  # weights that are never materialised
             return out
         up = torch.randint(0, 2, out.shape, generator=draw, dtype=torch.bool).to(out.device)
         ends = torch.where(up, math.inf, -math.inf).to(out.dtype)

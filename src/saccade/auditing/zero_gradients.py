@@ -35,13 +35,13 @@ Its arguments are a model, whether to change the model's input, and the probes.
 
 
 class ZeroGradient(NamedTuple):
-    """An output, and the allowed tokens with respect to which its gradient is 0.
+    """An output, and the tokens that it should depend on although its gradient for them is 0.
 
     Attributes:
         probe: the probe that can measure the gradient again.
         row: batch item and position of the output.
         expected: the tokens that the output should depend on, bool ``[batch, length]``.
-        keys: the allowed tokens with gradient 0.
+        keys: the expected tokens with gradient 0.
     """
 
     probe: Probe

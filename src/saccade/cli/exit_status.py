@@ -20,7 +20,7 @@ Loaded = TypeVar("Loaded", bound=nn.Module | TransformersModel)
 
 
 def refuse(command: str, sentence: str) -> NoReturn:
-    """End the command with a sentence about wrong arguments and exit status 2.
+    """End the command with an error message about wrong arguments and exit status 2.
 
     Args:
         command: the command's name.
@@ -30,7 +30,7 @@ def refuse(command: str, sentence: str) -> NoReturn:
 
 
 def fail(command: str, sentence: str) -> NoReturn:
-    """End the command with a sentence about a failure not caused by the arguments, and exit status 1."""
+    """End the command with an error message about a failure not caused by the arguments, and exit status 1."""
     _end(command, sentence, 1)
 
 

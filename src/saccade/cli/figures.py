@@ -22,8 +22,8 @@ CALLED_AS = "look"  # the name in error messages
 
 MOST_WINDOWS = 150  # in one picture, so that each window is several pixels wide
 _LINES_AT_MOST = 80
-_ANNOTATED_AT_MOST = 24  # maximum words: the numbers of a larger map are too small to read on a screen
-_NUMBERED_AT_MOST = 40  # windows
+_ANNOTATED_AT_MOST = 24  # maximum number of words; the numbers in a larger map are too small to read
+_NUMBERED_AT_MOST = 40  # maximum number of windows that get an index
 _SIDE = 1200  # pixels of the map of the full text, and its maximum number of cells
 _CHOSEN = "#00738c"
 

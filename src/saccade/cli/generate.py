@@ -17,7 +17,7 @@ from saccade.text import visible
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how a character with incomplete bytes is decoded
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # the result of decoding incomplete bytes of a character
 _AT_ONCE = 512  # number of tokens up to which each token is printed immediately
 _Prompt = Annotated[
     list[str],

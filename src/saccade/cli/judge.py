@@ -86,9 +86,8 @@ def judge(
     """Test a kernel against the laws of attention, and show the smallest input that violates each law.
 
     The exit status is 1 if a law is violated that the claims do not expect to fail, or if the oracle could not be
-    compared, or no law could be tested; with
-    --strict, also if a law holds that the claims expect to fail. A law is not tested if it needs a feature that the
-    kernel does not claim.
+    compared, or no law could be tested; with --strict, also if a law holds that the claims expect to fail. A law is not
+    tested if it needs a feature that the kernel does not claim.
     """
     if as_json:
         refuse_combination(context, "--json", ("--scripts",), "contains the scripts")

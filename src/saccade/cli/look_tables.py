@@ -133,7 +133,7 @@ def print_parts(console: Console, summary: Summary, head: int) -> None:
 def print_words(
     console: Console, words: Sequence[Word], weights: torch.Tensor, *, looked_at: Sequence[Word] | None = None
 ) -> None:
-    """Print a table of words and the words that each of them attends to.
+    """Print a table of words, each with the words that it attends to.
 
     Args:
         console: the console to print to.

@@ -56,7 +56,7 @@ def folder_for(command: str, option: str, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def all_or_none(command: str, option: str, folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder whose files are moved to ``folder`` when all of them are complete."""
+    """Yield a temporary folder, and move its files to ``folder`` when all of them are complete."""
     with writing(command, option, folder), TemporaryDirectory(prefix=".", suffix=".part", dir=folder) as staging:
         yield Path(staging)
         for path in sorted(Path(staging).iterdir()):

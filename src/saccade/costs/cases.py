@@ -148,7 +148,7 @@ def subject_of(
 
 
 def _checked(subject: Subject) -> Subject:
-    """Return the subject of a cost forecast; raise if it specifies a kernel whose memory cannot be forecast."""
+    """Check that the memory of the subject's attention kernels can be forecast, and return the subject."""
     for mechanism in _softmaxes(subject.module):
         if mechanism.impl not in custom_op.KERNELS:
             reason = "the memory that it uses inside torch is not known before it runs"

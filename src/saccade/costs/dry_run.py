@@ -242,7 +242,7 @@ def _operation(func: Any, args: Any, kwargs: Any, result: Any) -> Operation | No
         flops = int(flop_registry[product](*args, **options, out_val=result))
         shape = _product_shape(name, results[0], flops)
     elif name.startswith(_SDPA):
-        flops, shape = _attention_on_a_processor(name, args)
+        flops, shape = _cpu_attention(name, args)
     moved = sum(_bytes_of(x) for x in (*inputs, *results))
     largest = max((x.numel() for x in results), default=0)
     if name in ("sum", "mean", "amax", "amin", "any", "all", "norm", "linalg_vector_norm"):
@@ -250,7 +250,7 @@ def _operation(func: Any, args: Any, kwargs: Any, result: Any) -> Operation | No
     return Operation(name, flops, moved, largest, shape, _name_of(results[0].dtype))
 
 
-def _attention_on_a_processor(name: str, args: Any) -> tuple[int, tuple[int, ...]]:
+def _cpu_attention(name: str, args: Any) -> tuple[int, tuple[int, ...]]:
     """Return the FLOPs of torch's attention or of its gradients, and the shape of the equivalent matrix products."""
     sizes = [x.shape for x in args if isinstance(x, Tensor) and x.dim() == 4]
     if name.endswith("backward"):

@@ -82,7 +82,7 @@ class Machine:
         """Return the estimated time of a sequence of operations on the machine."""
         steps = list(steps)
         starts = sum(step.kernel is None for step in steps)  # the time of a kernel includes its startup overhead
-        return sum(map(self._of_step, steps)) + (starts * self._overhead() if starts else 0.0)
+        return sum(map(self._operation_seconds, steps)) + (starts * self._overhead() if starts else 0.0)
 
     def _overhead(self) -> float:
         """Return the measured overhead per operation when Python runs many small operations in a row."""
@@ -92,9 +92,9 @@ class Machine:
         run = DryRun()
         with dry(run, FakeTensorMode(allow_non_fake_inputs=True)):
             small_operations()
-        return [[max(0.0, timed(small_operations) - sum(map(self._of_step, run.steps))) / len(run.steps)]]
+        return [[max(0.0, timed(small_operations) - sum(map(self._operation_seconds, run.steps))) / len(run.steps)]]
 
-    def _of_step(self, step: Operation) -> float:
+    def _operation_seconds(self, step: Operation) -> float:
         """Return the estimated time of an operation without its startup overhead."""
         if step.kernel is not None:
             return self._attention(step, step.kernel)
@@ -181,7 +181,7 @@ class MachineFile(NamedTuple):
         return cls((Path(folder) if folder else base / "saccade") / f"machine-{name}.json")
 
     def read(self) -> dict[str, list[list[float]]]:
-        """Return the machine's stored measurements, which are empty if the file is missing or invalid."""
+        """Return the machine's stored measurements, or an empty dict if the file is missing or invalid."""
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
             known = content["measured"]

@@ -146,7 +146,7 @@ def chunk_size(seq_len: int, ranks: int) -> int:
 
 
 def positions_in(ranges: Sequence[range]) -> Ints:
-    """Return the token positions in ranges of a layout as a single int64 array."""
+    """Concatenate ranges of token positions into one int64 array."""
     return np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(span.start, span.stop) for span in ranges)])
 
 

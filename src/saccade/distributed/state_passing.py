@@ -169,7 +169,7 @@ class _Received(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
         ctx.channel.send(grad.contiguous(), ctx.peer)
-        if ctx.is_first:  # no peer waits for anything else
+        if ctx.is_first:  # this was the last gradient to send
             ctx.channel.wait()
         return (None,) * ctx.count
 
@@ -178,7 +178,7 @@ class CarriedMatrix(Matrix):
     """This rank's rows of a recurrence or causal linear attention, which continue from the previous rank's state.
 
     Args:
-        make: returns the matrix of the given local rows at the given positions.
+        make: a function that maps a slice of local rows and their positions to a matrix.
         runs: runs of consecutive local rows, in order.
         shape: (batch, heads, local rows, tokens of the full sequence).
         channel: the transfer between the ranks.
@@ -232,7 +232,7 @@ class CarriedMatrix(Matrix):
             raise unsupported(type(self._like).__name__, [reason])
         rows = [self._rows_of_run(run, value[:, :, run.rows]) for run in self._runs]
         self._channel.wait()
-        if not rows:  # no rows, but part of the graph, as on other ranks
+        if not rows:  # an empty result that belongs to the graph, as on other ranks
             return value.new_zeros(*self.shape[:3], value.shape[3]) + value.sum()
         return torch.cat(rows, 2)
 

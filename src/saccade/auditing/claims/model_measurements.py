@@ -22,7 +22,7 @@ class ModelMeasurements(NamedTuple):
     Attributes:
         model: the model, uncompiled.
         subject: the model and its input.
-        composed: the declared rules, composed.
+        composed: the composition of the declared rules.
         layered: the measured modules that mix tokens.
         checked_rows: the rows to check, bool ``[batch, length]``.
         inputs: the inputs of the model.
