@@ -151,14 +151,14 @@ class ByLayer:
 
     def measure_rows(self, positions: Collection[int], names: Sequence[str]) -> None:
         """Measure additional rows of the modules ``names``, such as the first row of each document."""
-        more = sorted(positions)
+        added = sorted(positions)
 
         def probes(name: str, call: int) -> list[Probe]:
-            own = self.subject.part_of(name)
-            found = [Probe(name, call, position) for position in more if own.start <= position < own.stop]
-            return [probe for probe in found if probe not in self._sizes]
+            span = self.subject.part_of(name)
+            new = [Probe(name, call, position) for position in added if span.start <= position < span.stop]
+            return [probe for probe in new if probe not in self._sizes]
 
-        if more and names:
+        if added and names:
             self._sizes |= self._measure_gradients(self.subject, False, probes, names)
 
     def _enclosing(self, name: str) -> Iterator[str]:
@@ -197,8 +197,8 @@ class ByLayer:
         length = self.subject.shape[1]
         used = torch.zeros(2 * length, dtype=torch.bool)
         used[0] = True
-        for one in self.measured_rows(name):
-            used[one.row[1] - one.seen.nonzero().flatten()] = True  # a negative index means a later token
+        for measured in self.measured_rows(name):
+            used[measured.row[1] - measured.seen.nonzero().flatten()] = True  # a negative index means a later token
         # Row q of the result is `used` read backwards from q, so all rows are windows of one vector.
         backwards = torch.cat([used[length + 1 :], used[:length]]).flip(0)
         return backwards.unfold(0, length, 1).flip(0)
@@ -206,8 +206,8 @@ class ByLayer:
     def _pairs(self, name: str) -> Tensor:
         """Return a module's pairs, bool ``[length, length]``; those of unmeasured rows are extrapolated by distance."""
         pairs, rows = self.distances(name), self.measured_rows(name)
-        for position in {one.row[1] for one in rows}:
-            pairs[position] = torch.stack([one.seen for one in rows if one.row[1] == position]).any(0)
+        for position in {measured.row[1] for measured in rows}:
+            pairs[position] = torch.stack([measured.seen for measured in rows if measured.row[1] == position]).any(0)
         return pairs
 
     def run(
@@ -314,12 +314,12 @@ class ByLayer:
         return found
 
     def _probes(self, name: str, call: int, positions: Collection[int] = ()) -> list[Probe]:
-        own = self.subject.part_of(name)
-        length = own.stop - own.start
+        span = self.subject.part_of(name)
+        length = span.stop - span.start
         step = max(1, length // self.rows)
-        even = [*range(own.start + step // 2, own.stop, step), own.stop - 1, own.start]
+        even = [*range(span.start + step // 2, span.stop, step), span.stop - 1, span.start]
         if length > LONG:
-            even = [own.start + length // 3, own.start + 2 * length // 3, own.stop - 1]
+            even = [span.start + length // 3, span.start + 2 * length // 3, span.stop - 1]
         return [Probe(name, call, position) for position in sorted({*even, *positions, *self.subject.borders})]
 
     def _check_row(self, probe: Probe, size: Tensor, allowed: Tensor, required: Tensor) -> Iterator[ZeroGradient]:
@@ -365,9 +365,9 @@ def _layer(name: str) -> str:
     return re.split(r"(?<=\d)(?!\d)", name, maxsplit=1)[0]
 
 
-def _sequential_reach(pairs: Sequence[Tensor], one: SeenRow) -> Tensor:
+def _sequential_reach(pairs: Sequence[Tensor], measured: SeenRow) -> Tensor:
     """Return the tokens that a row sees through modules applied in sequence, each with a residual connection."""
-    tokens = torch.arange(len(one.seen)) == one.row[1]
-    for own in reversed(pairs):
-        tokens = tokens | own[tokens].any(0)
+    tokens = torch.arange(len(measured.seen)) == measured.row[1]
+    for module_pairs in reversed(pairs):
+        tokens = tokens | module_pairs[tokens].any(0)
     return tokens

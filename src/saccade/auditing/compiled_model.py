@@ -89,18 +89,18 @@ class _EagerModelUnderTest(ModelUnderTest):
             return super()._run(vectors)
 
 
-def _vector_inputs(model: Callable[..., Any], written: ModelUnderTest) -> Tensor | Mapping[str, Any]:
+def _vector_inputs(model: Callable[..., Any], eager: ModelUnderTest) -> Tensor | Mapping[str, Any]:
     """Return the inputs for a compiled model, with embeddings instead of tokens if the embedding table is compiled."""
     compiled = [own for own in model.modules() if _is_compiled(own)] if isinstance(model, nn.Module) else []
-    if not any(own is written.table for one in compiled for own in one.modules()):
-        return written.inputs
+    if not any(own is eager.table for one in compiled for own in one.modules()):
+        return eager.inputs
     if "inputs_embeds" not in inspect.signature(uncompiled(model).forward).parameters:
         rule = "take inputs_embeds, since hooks cannot change tensors in compiled code"
         hint = "audit it before compiling it; or compile only the part after its table, and pass vectors as inputs="
         raise value_error("a compiled model", rule, type(uncompiled(model)).__name__, hint=hint)
-    others = {} if isinstance(written.inputs, Tensor) else written.inputs
-    kept = {name: value for name, value in others.items() if value is not written.raw_tokens}
-    vectors = written.vectors if written.form.batch_first else written.vectors.transpose(0, 1).contiguous()
+    others = {} if isinstance(eager.inputs, Tensor) else eager.inputs
+    kept = {name: value for name, value in others.items() if value is not eager.raw_tokens}
+    vectors = eager.vectors if eager.form.batch_first else eager.vectors.transpose(0, 1).contiguous()
     return kept | {"inputs_embeds": vectors}
 
 

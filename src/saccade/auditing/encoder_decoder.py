@@ -125,7 +125,7 @@ class EncoderDecoderUnderTest(ModelUnderTest):
             self.vectors = torch.cat([kept["source"], kept["target"]], 1)
         return _joined(self.encoded, target)
 
-    def _call_model(self, given: Tensor) -> Any:
+    def _call_model(self, tokens: Tensor) -> Any:
         assert isinstance(self.inputs, Mapping)  # otherwise _two would have raised an error
         if isinstance(self.model, EncoderDecoder):
             more = {name: one for name, one in self.inputs.items() if name not in (_SOURCE, _TARGET)}

@@ -79,7 +79,7 @@ class EndToEnd:
     def run(self) -> EndToEnd:
         """Test all sets of tokens with both probes, up to the first finding of each kind."""
         tried: list[tuple[Tensor, Tensor]] = []
-        for keys in [*separating_sets(self.reach), *(~own.sources for own in self._sets)]:
+        for keys in [*separating_sets(self.reach), *(~row_set.sources for row_set in self._sets)]:
             clean = self.checked_rows & ~self.reach.through(keys)
             if bool(clean.any()) and bool(keys.any()) and not self._found("leak"):
                 tried.append((clean, keys))
@@ -119,11 +119,11 @@ class EndToEnd:
             self.no_gradient = str(error)
             return
         zeros, sizes = list[ZeroGradient](), dict[Probe, Tensor]()
-        for number, own in enumerate(self._sets if self.reach.shape[1] <= LONG else self._sets[:GRADIENT_SETS]):
-            self._check_clean_gradients(own, measure)
+        for number, row_set in enumerate(self._sets if self.reach.shape[1] <= LONG else self._sets[:GRADIENT_SETS]):
+            self._check_clean_gradients(row_set, measure)
             probe = Probe("", 0, number)
-            sizes[probe] = measure(own.rows)
-            zeros += self._zero_gradients(probe, own, (sizes[probe] == 0) & own.sources & self.checked_rows)
+            sizes[probe] = measure(row_set.rows)
+            zeros += self._zero_gradients(probe, row_set, (sizes[probe] == 0) & row_set.sources & self.checked_rows)
         del measure  # free this graph before building the next
         self.zero_gradients = self._without_unread(recheck(self.subject, zeros, sizes, self._remeasure))
         for one in self.zero_gradients.blind[:1]:
@@ -161,25 +161,25 @@ class EndToEnd:
         measure = self._gradient_function(subject, self._other.to(subject.vectors) if changed else None)
         return {probe: measure(self._sets[probe.position].rows) for probe in sorted(probes)}
 
-    def _check_clean_gradients(self, own: Rows, measure: Callable[[Tensor], Tensor]) -> None:
-        clean = self.checked_rows & ~self.reach.through(~own.sources)
+    def _check_clean_gradients(self, row_set: Rows, measure: Callable[[Tensor], Tensor]) -> None:
+        clean = self.checked_rows & ~self.reach.through(~row_set.sources)
         if self._found("leak") or not bool(clean.any()):
             return
         size = measure(clean)
-        bad = (size > 0) & ~own.sources
+        bad = (size > 0) & ~row_set.sources
         if not bool(bad.any()):
             return
         item, position = bad.nonzero()[0].tolist()
         row = bisect(clean, lambda half: bool(measure(half)[item, position] > 0))
-        typical = size[own.sources].median() if bool(own.sources.any()) else size.new_tensor(1.0)
+        typical = size[row_set.sources].median() if bool(row_set.sources.any()) else size.new_tensor(1.0)
         relative = float(size[item, position] / typical) if float(typical) else math.inf
         self.findings.append(
             CounterExample("leak", row, (item, position), relative, "", "gradient", self.subject.passes)
         )
 
-    def _zero_gradients(self, probe: Probe, own: Rows, zero: Tensor) -> Iterator[ZeroGradient]:
+    def _zero_gradients(self, probe: Probe, row_set: Rows, zero: Tensor) -> Iterator[ZeroGradient]:
         """Yield the zero gradients of each row of a set. The rows must have no source in common."""
-        for item, position in own.rows.nonzero().tolist() if bool(zero.any()) else ():
+        for item, position in row_set.rows.nonzero().tolist() if bool(zero.any()) else ():
             expected = self.required.sources(self.required.one(item, position))
             if bool((zero & expected).any()):
                 yield ZeroGradient(probe, (item, position), expected, zero & expected)

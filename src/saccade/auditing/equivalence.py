@@ -114,18 +114,18 @@ def sameness(
     with restoring_state(runner.model), torch.no_grad():
         runner.model.eval()
         try:
-            own, wide, reason = _in_both_dtypes(runner, ids, factor, seed)
+            original, wide, reason = _in_both_dtypes(runner, ids, factor, seed)
         except WrongArgument:
             raise
         except Exception as error:
             return [_unanswered(name, describe_error(error)) for name, _ in claims]
-        models = [wide, own] if wide else [own]
+        models = [wide, original] if wide else [original]
         pairs = [_run_pair(name, run_pair, models) for name, run_pair in claims]
         if any(pair.verdict == "broken" and pair.name.startswith("packed") for pair in pairs):
             pairs = _with_remedy(
                 pairs, _run_pair("with saccade's kernel", packed_with_our_kernel(ids, lengths), models), lengths
             )
-        return [*pairs, *_compare_dtypes(own, wide, reason)]
+        return [*pairs, *_compare_dtypes(original, wide, reason)]
 
 
 def compare_run_pairs(
@@ -142,8 +142,8 @@ def compare_run_pairs(
     """
     with restoring_state(runner.model), torch.no_grad():
         runner.model.eval()
-        own, wide, _ = _in_both_dtypes(runner, ids, factor, seed)
-        return [_run_pair(name, run_pair, [wide, own] if wide else [own]) for name, run_pair in claims]
+        original, wide, _ = _in_both_dtypes(runner, ids, factor, seed)
+        return [_run_pair(name, run_pair, [wide, original] if wide else [original]) for name, run_pair in claims]
 
 
 def _in_both_dtypes(
@@ -156,13 +156,17 @@ def _in_both_dtypes(
     dtype = str(whole.dtype).removeprefix("torch.")
     why = dtype + (f"; in float64: {reason}" if reason else "")
     why += f"; one rounding changes the outputs by {noise:.1g}, so the comparison is weak" if noise > _UNSURE else ""
-    own = _ModelInDtype(runner, whole, noise, factor * noise, why, nullcontext)
+    original = _ModelInDtype(runner, whole, noise, factor * noise, why, nullcontext)
     if copied is None:
-        return own, None, reason
+        return original, None, reason
     other = runner.on(copied)
     with TrueFloat64():
         whole, noise = _with_noise(other, ids, seed, stored)
-    return own, _ModelInDtype(other, whole, noise, max(_TOLERANCE, factor * noise), "true float64", TrueFloat64), reason
+    return (
+        original,
+        _ModelInDtype(other, whole, noise, max(_TOLERANCE, factor * noise), "true float64", TrueFloat64),
+        reason,
+    )
 
 
 def _with_noise(runner: Runner, ids: Tensor, seed: int, stored: float = 0.0) -> tuple[Tensor, float]:
@@ -218,12 +222,16 @@ def _with_remedy(pairs: Sequence[Pair], by_ours: Pair, lengths: Sequence[int]) -
     ]
 
 
-def _compare_dtypes(own: _ModelInDtype, wide: _ModelInDtype | None, reason: str) -> Iterator[Pair]:
+def _compare_dtypes(original: _ModelInDtype, wide: _ModelInDtype | None, reason: str) -> Iterator[Pair]:
     """Yield the comparison of a model with its float64 copy, allowing for rounding in the dtype of the model."""
-    if own.whole.dtype is torch.float64:
+    if original.whole.dtype is torch.float64:
         return
-    name = f"{str(own.whole.dtype).removeprefix('torch.')} = float64"
-    yield _compare(name, own.whole, wide.whole, own.allowed, own.why) if wide else _unanswered(name, reason)
+    name = f"{str(original.whole.dtype).removeprefix('torch.')} = float64"
+    yield (
+        _compare(name, original.whole, wide.whole, original.allowed, original.why)
+        if wide
+        else _unanswered(name, reason)
+    )
 
 
 def _checked(runner: Runner, ids: Tensor, packed: Sequence[int] | None, against: Sequence[str]) -> tuple[int, ...]:

@@ -29,8 +29,8 @@ def run_pairs(
 ) -> Iterator[tuple[str, RunPair]]:
     """Yield the selected pairs of equivalent ways of running a model, each with the name of its claim."""
     yield "one by one = in a batch", _batched(ids)
-    yield "in training, without dropout", lambda own: (own.runner.trained().whole(ids), own.whole)
-    yield "positions shifted", lambda own: (own.runner.shifted(ids, _SHIFT), own.whole)
+    yield "in training, without dropout", lambda full_run: (full_run.runner.trained().whole(ids), full_run.whole)
+    yield "positions shifted", lambda full_run: (full_run.runner.shifted(ids, _SHIFT), full_run.whole)
     if padded:
         yield from (("padded at the right", _padded(ids, "right")), ("padded at the left", _padded(ids, "left")))
     if packed:
@@ -43,25 +43,31 @@ def run_pairs(
 
 def packed_with_our_kernel(ids: Tensor, lengths: Sequence[int]) -> RunPair:
     """Return the pair that compares packed with separate texts on saccade's kernel, which receives the text lengths."""
-    return lambda own: (own.runner.ours(lengths).packed(ids[:1], lengths), _separately(own.runner, ids[:1], lengths))
+    return lambda full_run: (
+        full_run.runner.ours(lengths).packed(ids[:1], lengths),
+        _separately(full_run.runner, ids[:1], lengths),
+    )
 
 
 def _batched(ids: Tensor) -> RunPair:
     batch = ids if len(ids) > 1 else torch.cat([ids, ids.flip(1)])
 
-    def run_pair(own: FullRun) -> tuple[Tensor, Tensor]:
-        return torch.cat([own.runner.whole(one) for one in batch.split(1)]), own.runner.whole(batch)
+    def run_pair(full_run: FullRun) -> tuple[Tensor, Tensor]:
+        return torch.cat([full_run.runner.whole(one) for one in batch.split(1)]), full_run.runner.whole(batch)
 
     return run_pair
 
 
 def _padded(ids: Tensor, side: Side) -> RunPair:
-    return lambda own: (own.runner.padded(ids, side, _PAD), own.whole)
+    return lambda full_run: (full_run.runner.padded(ids, side, _PAD), full_run.whole)
 
 
 def _packed(ids: Tensor, lengths: Sequence[int]) -> Iterator[tuple[str, RunPair]]:
     def run_pair(beside: Beside) -> RunPair:
-        return lambda own: (own.runner.packed(ids, lengths, beside=beside), _separately(own.runner, ids, lengths))
+        return lambda full_run: (
+            full_run.runner.packed(ids, lengths, beside=beside),
+            _separately(full_run.runner, ids, lengths),
+        )
 
     others: tuple[Beside, ...] = ("a cache", "a mask of ones", "a mask of four dimensions")
     yield "packed", run_pair("positions")
@@ -92,7 +98,7 @@ def steps_at_window(ids: Tensor, window: int) -> list[tuple[str, RunPair]]:
 
 
 def _split(ids: Tensor, name: str, cuts: Sequence[int]) -> tuple[str, RunPair]:
-    return f"steps: {name}", lambda own: (own.runner.steps(ids, cuts), own.whole)
+    return f"steps: {name}", lambda full_run: (full_run.runner.steps(ids, cuts), full_run.whole)
 
 
 def _cached(ids: Tensor) -> list[tuple[str, RunPair]]:
@@ -104,15 +110,15 @@ def _cached(ids: Tensor) -> list[tuple[str, RunPair]]:
     n, half = ids.shape[1], ids.shape[1] // 2
     other = torch.cat([ids[:, :half], ids.flip(1)[:, : n - half]], 1)
 
-    def cropped(own: FullRun) -> tuple[Tensor, Tensor]:
-        runner = own.runner
+    def cropped(full_run: FullRun) -> tuple[Tensor, Tensor]:
+        runner = full_run.runner
         _, state = runner.more(ids[:, :half], runner.start())
         _, state = runner.more(other[:, half:], runner.rewindable(state))
         after, _ = runner.more(ids[:, half:], runner.cropped(state, n - half))
         return _continued(runner.steps(ids, [half]), after)
 
-    def forked(own: FullRun) -> tuple[Tensor, Tensor]:
-        runner = own.runner
+    def forked(full_run: FullRun) -> tuple[Tensor, Tensor]:
+        runner = full_run.runner
         _, state = runner.more(ids[:, :half], runner.start())
         fork = runner.forked(state)
         in_fork, _ = runner.more(other[:, half:], fork)
@@ -120,8 +126,8 @@ def _cached(ids: Tensor) -> list[tuple[str, RunPair]]:
         want = torch.cat([runner.steps(ids, [half]), runner.steps(other, [half])])
         return _continued(want, torch.cat([after, in_fork]))
 
-    def reordered(own: FullRun) -> tuple[Tensor, Tensor]:
-        runner = own.runner
+    def reordered(full_run: FullRun) -> tuple[Tensor, Tensor]:
+        runner = full_run.runner
         rows = torch.arange(len(ids) - 1, -1, -1) if len(ids) > 1 else torch.zeros(2, dtype=torch.long)
         rows = rows.to(ids.device)
         _, state = runner.more(ids[:, :half], runner.start())
@@ -137,4 +143,4 @@ def _continued(want: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _with_implementation(ids: Tensor, name: str) -> RunPair:
-    return lambda own: (own.runner.implemented(name).whole(ids), own.whole)
+    return lambda full_run: (full_run.runner.implemented(name).whole(ids), full_run.whole)

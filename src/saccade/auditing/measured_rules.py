@@ -97,27 +97,27 @@ class _Ends(NamedTuple):
         return (at >= self.position - back) & (at <= self.position + ahead)
 
 
-def _ends(one: SeenRow, documents: Tensor) -> _Ends:
-    item, position = one.row
-    own = (documents[item] == documents[item, position]).nonzero().flatten()
-    seen = one.seen.nonzero().flatten()
+def _ends(measured: SeenRow, documents: Tensor) -> _Ends:
+    item, position = measured.row
+    same_document = (documents[item] == documents[item, position]).nonzero().flatten()
+    seen = measured.seen.nonzero().flatten()
     first, last = (int(seen.min()), int(seen.max())) if len(seen) else (position, position)
     return _Ends(
         max(position - first, 0),
         max(last - position, 0),
-        position - int(own.min()),
-        int(own.max()) - position,
+        position - int(same_document.min()),
+        int(same_document.max()) - position,
         position,
     )
 
 
-def _same(one: SeenRow, documents: Tensor) -> Tensor:
-    item, position = one.row
+def _same(measured: SeenRow, documents: Tensor) -> Tensor:
+    item, position = measured.row
     return documents[item] == documents[item, position]
 
 
-def _itself(one: SeenRow) -> Tensor:
-    return torch.arange(len(one.seen)) == one.row[1]
+def _itself(measured: SeenRow) -> Tensor:
+    return torch.arange(len(measured.seen)) == measured.row[1]
 
 
 def _words(left: int, right: int, is_far: Sequence[bool]) -> str:

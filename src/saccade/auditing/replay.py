@@ -121,8 +121,8 @@ def _row_arguments(
     return {} if first is None else found
 
 
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    return one is other or (one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other))
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    return a is b or (a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b))
 
 
 def _scatter_rows(rows: Iterable[tuple[Tensor, slice]], length: int) -> Tensor:

@@ -98,22 +98,22 @@ def recheck(
     Cost: nothing if no gradient was 0; otherwise a backward pass for each of these outputs. If a gradient is 0 again,
         also a float64 copy of the model, and two more measurements with the copy.
     """
-    left, sizes = _still_zero(zeros, sizes, subject, True, measure)
-    if not left:
+    remaining, sizes = _still_zero(zeros, sizes, subject, True, measure)
+    if not remaining:
         return ZeroGradientReport([], [], [])
     wide, why = subject.in_float64
     dtype = subject.vectors.dtype if wide is None else torch.float64
     if wide is not None:
         with TrueFloat64():
-            left, sizes = _still_zero(left, {}, wide, False, measure)
-            left, sizes = _still_zero(left, sizes, wide, True, measure)
+            remaining, sizes = _still_zero(remaining, {}, wide, False, measure)
+            remaining, sizes = _still_zero(remaining, sizes, wide, True, measure)
         subject.passes, wide.passes = subject.passes + wide.passes, 0
     exact: list[ZeroGradient] = []
     decayed: list[ZeroGradient] = []
-    for one in left:
-        decayed_keys = _decayed(torch.where(one.expected, sizes[one.probe], 0.0), one, dtype)
-        exact += [one._replace(keys=one.keys & ~decayed_keys)] if bool((one.keys & ~decayed_keys).any()) else []
-        decayed += [one._replace(keys=decayed_keys)] if bool(decayed_keys.any()) else []
+    for zero in remaining:
+        decayed_keys = _decayed(torch.where(zero.expected, sizes[zero.probe], 0.0), zero, dtype)
+        exact += [zero._replace(keys=zero.keys & ~decayed_keys)] if bool((zero.keys & ~decayed_keys).any()) else []
+        decayed += [zero._replace(keys=decayed_keys)] if bool(decayed_keys.any()) else []
     return ZeroGradientReport([], decayed, exact, why) if wide is None else ZeroGradientReport(exact, decayed, [])
 
 
@@ -133,32 +133,32 @@ def _still_zero(
     return [one for one in again if bool(one.keys.any())], largest
 
 
-def _decayed(size: Tensor, one: ZeroGradient, dtype: torch.dtype) -> Tensor:
+def _decayed(size: Tensor, zero: ZeroGradient, dtype: torch.dtype) -> Tensor:
     """Return the tokens whose gradient is 0 because of decay: beyond all large gradients and preceded by small ones.
 
     Each side of the row is examined separately. A token that is nearer than a token with a large gradient was masked,
     not forgotten. A gradient is small if it is near the smallest numbers of the dtype, or near the rounding error of
     larger gradients, which may cancel in their sum.
     """
-    item, position = one.row
+    item, position = zero.row
     info = torch.finfo(dtype)
-    decayed_keys = torch.zeros_like(one.keys)
+    decayed_keys = torch.zeros_like(zero.keys)
     for side in (range(position - 1, -1, -1), range(position + 1, size.shape[1])):
         order = torch.tensor(side, dtype=torch.long)
         along = size[item, order]
         for least in (info.tiny ** (2 / 3), 100 * info.eps * float(size[item].max())):
             if bool(((along > 0) & (along <= least)).any()):
-                plain = (along > least).nonzero()
-                beyond = order[int(plain.max()) + 1 if len(plain) else 0 :]
-                decayed_keys[item, beyond] = one.keys[item, beyond]
+                large = (along > least).nonzero()
+                beyond = order[int(large.max()) + 1 if len(large) else 0 :]
+                decayed_keys[item, beyond] = zero.keys[item, beyond]
                 break
     return decayed_keys
 
 
 def _pairs(subject: ModelUnderTest, zeros: Sequence[ZeroGradient]) -> str:
-    one = subject.localized(CounterExample("blind", zeros[0].row, zeros[0].first, 0.0))
+    finding = subject.localized(CounterExample("blind", zeros[0].row, zeros[0].first, 0.0))
     where = f" in {zeros[0].probe.module}" if zeros[0].probe.module else ""
-    count = sum(int(one.keys.sum()) for one in zeros)
-    assert one.key is not None
-    pair = f"{one.nouns[0]} {one.row[1]} and {one.nouns[1]} {one.key[1]}"
+    count = sum(int(zero.keys.sum()) for zero in zeros)
+    assert finding.key is not None
+    pair = f"{finding.nouns[0]} {finding.row[1]} and {finding.nouns[1]} {finding.key[1]}"
     return pair + where + (f", and {count - 1} more pairs," if count > 1 else "")

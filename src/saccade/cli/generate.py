@@ -214,4 +214,4 @@ class TextPrinter:
 
 def visible_text(text: str) -> str:
     """Escape the control characters of a generated text, except line breaks and tabs."""
-    return re.sub(r"[^\n\t]+", lambda found: visible(found.group()), text)
+    return re.sub(r"[^\n\t]+", lambda match: visible(match.group()), text)

@@ -144,10 +144,10 @@ def _run_judge(
         refuse("judge", str(error).partition(": ")[2] or str(error))
 
 
-def _declaration(claims: str | None, more: Sequence[str]) -> Declaration:
+def _declaration(claims: str | None, overrides: Sequence[str]) -> Declaration:
     """Read the claims in a file, and let single claims from the command line override them."""
     try:
-        return read_claims(claims, more)
+        return read_claims(claims, overrides)
     except OSError as error:
         refuse("judge", f"--claims must be a file that can be read; got {claims} ({error.strerror})")
     except (ValueError, TypeError) as error:

@@ -184,16 +184,16 @@ class MachineFile(NamedTuple):
         """Return the machine's stored measurements, or an empty dict if the file is missing or invalid."""
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
-            known = content["measured"]
-            if content["machine"] == _machine_key() and content["sum"] == _sum(known):
-                return {str(name): [[float(x) for x in row] for row in rows] for name, rows in known.items()}
+            measurements = content["measured"]
+            if content["machine"] == _machine_key() and content["sum"] == _sum(measurements):
+                return {str(name): [[float(x) for x in row] for row in rows] for name, rows in measurements.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
         return {}
 
-    def write(self, known: dict[str, list[list[float]]]) -> None:
+    def write(self, measurements: dict[str, list[list[float]]]) -> None:
         """Write the machine's measurements atomically; if writing fails, the next process measures again."""
-        text = json.dumps({"machine": _machine_key(), "measured": known, "sum": _sum(known)})
+        text = json.dumps({"machine": _machine_key(), "measured": measurements, "sum": _sum(measurements)})
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False, encoding="utf-8") as file:
@@ -222,5 +222,5 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def _sum(known: object) -> str:
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+def _sum(measurements: object) -> str:
+    return hashlib.sha256(json.dumps(measurements, sort_keys=True).encode()).hexdigest()

@@ -120,11 +120,11 @@ class _Attention:
         return self
 
     def before(
-        self, model: Any, args: tuple[Any, ...], given: dict[str, Any]
+        self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Add the positions of the local rows to a model call, and gather the documents and padding of all rows."""
         signature = inspect.signature(model.forward)
-        arguments = dict(signature.bind_partial(*args, **given).arguments)
+        arguments = dict(signature.bind_partial(*args, **kwargs).arguments)
         for name, parameter in signature.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
                 arguments |= arguments.pop(name, {})

@@ -16,7 +16,7 @@ def compiled(measured: ModelMeasurements) -> list[ClaimResult]:
     Cost: a few seconds for tracing.
     """
     ids = measured.ids
-    pairs: dict[str, RunPair] = {"compiled": lambda own: (own.runner.compiled().whole(ids), own.whole)}
+    pairs: dict[str, RunPair] = {"compiled": lambda full_run: (full_run.runner.compiled().whole(ids), full_run.whole)}
     try:
         return compared(measured, pairs)
     finally:

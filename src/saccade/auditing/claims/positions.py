@@ -20,8 +20,8 @@ def positions(measured: ModelMeasurements) -> list[ClaimResult]:
     """
     ids = measured.ids
     pairs: dict[str, RunPair] = {
-        "positions shifted": lambda own: (own.runner.shifted(ids, _SHIFT), own.whole),
-        "positions in several axes": lambda own: (own.runner.on_axes(ids), own.whole),
+        "positions shifted": lambda full_run: (full_run.runner.shifted(ids, _SHIFT), full_run.whole),
+        "positions in several axes": lambda full_run: (full_run.runner.on_axes(ids), full_run.whole),
     }
     found = compared(measured, pairs, optional=("positions in several axes",))
     return [*found, _used(measured, None, "positions are used"), *_each_axis(measured)]

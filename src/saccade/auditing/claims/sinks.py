@@ -60,12 +60,12 @@ def _check_sink(measured: ModelMeasurements, name: str, sink: nn.Parameter) -> C
         if grads[0] is None or not bool((grads[0] != 0).all()):
             found.append(_blind(row, name, subject.passes))
             return
-        kept = sink.detach().clone()
+        original = sink.detach().clone()
         try:
             sink.data.fill_(_LARGE)
             large = rerun(hidden)
         finally:
-            sink.data.copy_(kept)
+            sink.data.copy_(original)
         apart = row_differences(large - large[:, :1] + out, out)  # without keys, all rows are the same constant
         if float(apart.max()) > _EQUAL:
             at = first_of(apart == apart.max())

@@ -23,10 +23,10 @@ def training(measured: ModelMeasurements) -> list[ClaimResult]:
     """Check that running a model in the ways of a training step gives the same rows and gradients as a plain run."""
     ids = measured.ids
     pairs: dict[str, RunPair] = {
-        "in training, without dropout": lambda own: (own.runner.trained().whole(ids), own.whole),
+        "in training, without dropout": lambda full_run: (full_run.runner.trained().whole(ids), full_run.whole),
         "recomputed in the backward pass": _checkpointed(ids, gradients=False),
         "gradients, recomputed": _checkpointed(ids, gradients=True),
-        "while it fills a cache": lambda own: (own.runner.filling_cache(ids), own.whole),
+        "while it fills a cache": lambda full_run: (full_run.runner.filling_cache(ids), full_run.whole),
     }
     claims = [_with_module(measured, claim) for claim in compared(measured, pairs)]
     return [*claims, _under_autocast(measured)]
@@ -46,15 +46,15 @@ def _with_module(measured: ModelMeasurements, claim: ClaimResult) -> ClaimResult
 
 
 def _checkpointed(ids: Tensor, *, gradients: bool) -> RunPair:
-    def way(own: FullRun) -> tuple[Tensor, Tensor]:
-        recomputed = own.runner.checkpointed()
-        plain = own.runner.trained()
+    def run_pair(full_run: FullRun) -> tuple[Tensor, Tensor]:
+        recomputed = full_run.runner.checkpointed()
+        plain = full_run.runner.trained()
         if gradients:
             return _gradient(recomputed, ids), _gradient(plain, ids)
         with torch.enable_grad():
-            return recomputed.whole(ids).detach(), own.whole
+            return recomputed.whole(ids).detach(), full_run.whole
 
-    return way
+    return run_pair
 
 
 def _gradient(runner: Runner, ids: Tensor) -> Tensor:
