@@ -1,4 +1,4 @@
-"""The function `audit`, which checks a model against a declared rule."""
+"""The function `audit`: check a model against a declared rule."""
 
 from __future__ import annotations
 

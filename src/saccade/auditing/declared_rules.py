@@ -1,4 +1,4 @@
-"""The declared rule of each layer of a model, given by the user or read from the model's configuration."""
+"""The declared rule of each layer of a model, passed by the user or read from the model's configuration."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def run_pairs(
 
 
 def packed_with_our_kernel(ids: Tensor, lengths: Sequence[int]) -> RunPair:
-    """Return the pair that compares packed with separate texts on saccade's kernel, which receives the text lengths."""
+    """Return the pair of runs that compares packed with separate texts on saccade's kernel."""
     return lambda full_run: (
         full_run.runner.ours(lengths).packed(ids[:1], lengths),
         _separately(full_run.runner, ids[:1], lengths),

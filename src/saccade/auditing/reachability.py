@@ -28,7 +28,7 @@ class Reach:
 
     Args:
         rules: the masks of the layers, first to last.
-        batch: number of batch items, which do not influence each other.
+        batch: number of batch items; they do not influence each other.
         length: number of tokens of each item.
         beside: by layer index, the pairs that the layer's other modules connect before or after its rule, bool
             ``[batch, length, length]``.

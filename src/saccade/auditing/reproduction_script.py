@@ -1,6 +1,6 @@
-"""Write short scripts for bug reports, which demonstrate broken claims without this library.
+"""Write short scripts for bug reports that demonstrate broken claims without this library.
 
-Each script prints one number, which is below 1e-5 for a correct model.
+Each script prints one number; it is below 1e-5 for a correct model.
 """
 
 from __future__ import annotations

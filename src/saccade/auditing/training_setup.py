@@ -55,7 +55,7 @@ def audit_setup(
         seed: seed for all random changes.
 
     Returns:
-        A `Report`, whose first claims are about the collator.
+        A `Report` that begins with the claims about the collator.
 
     Raises:
         TypeError, ValueError: the texts are not token ids, the collator does not return a batch that contains them, or

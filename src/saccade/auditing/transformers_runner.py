@@ -21,7 +21,7 @@ from saccade.support.errors import value_error
 
 
 class TransformersRunner(Runner):
-    """Runner for a transformers model, which passes ``input_ids`` and other parameters to the model's ``forward``."""
+    """Runner for transformers models. It passes ``input_ids`` and other arguments to the model's ``forward``."""
 
     _RELATIVE: ClassVar = ("default", "linear", "llama3", "yarn")  # RoPE types that do not depend on the length
 

@@ -170,7 +170,7 @@ class TextPrinter:
 
     Args:
         tokenizer: the tokenizer that decodes the tokens.
-        tokens: the beginning of the text, which is printed with the first new token.
+        tokens: the beginning of the text; it is printed with the first new token.
         at_once: whether to print tokens as they arrive; if False, all of them are printed at the end.
 
     Cost: every print decodes the full text, because the text of a token depends on the tokens before it. In a long

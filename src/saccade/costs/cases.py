@@ -162,7 +162,7 @@ def _softmaxes(module: nn.Module) -> list[Softmax]:
 
 
 def _with_any_kernel(module: nn.Module) -> nn.Module:
-    """Copy a module with ``impl="auto"`` to measure its cache, which does not depend on the attention kernel."""
+    """Copy a module with ``impl="auto"`` to measure its cache, because every attention kernel needs the same cache."""
     copied = _without_memory(module, "meta")
     for mechanism in _softmaxes(copied):
         mechanism.impl = "auto"

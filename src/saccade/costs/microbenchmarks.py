@@ -114,7 +114,7 @@ def streams() -> list[list[float]]:
 
 
 def _in_turns(run: Callable[..., Tensor], inputs: Sequence[tuple[Tensor, ...]]) -> Callable[[], None]:
-    """Return a function to time, which cycles through the inputs so that the CPU cache contains none of them."""
+    """Return a function to time that cycles through the inputs, so that none of them is in the CPU cache."""
     turns, results = itertools.cycle(inputs), deque[Tensor](maxlen=8)
     return lambda: results.append(run(*next(turns)))
 

@@ -107,7 +107,7 @@ class Swap(NamedTuple):
 
     @classmethod
     def of(cls, layout: Layout, group: dist.ProcessGroup | None, device: torch.device) -> Swap:
-        """Build the all-to-all exchange of a layout, which must be the same on all ranks."""
+        """Build the all-to-all exchange of a layout; the layout must be the same on all ranks."""
         rows = (torch.from_numpy(layout.tokens(rank)).to(device) for rank in range(layout.ranks))
         return cls(group, tuple(rows))
 
@@ -162,7 +162,7 @@ def check_agreement(plan: str, group: dist.ProcessGroup | None, device: torch.de
 def _all_to_all(
     parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], group: dist.ProcessGroup | None
 ) -> list[Tensor]:
-    """Send a part to each rank, and return the parts received from all ranks, whose shapes are known."""
+    """Send one part to each rank, and return the parts received from all ranks; ``shapes`` are their shapes."""
     ranks, rank = len(parts), dist.get_rank(group)
     like, peers = parts[rank], [peer for peer in range(ranks) if peer != rank]
     if ranks > _MANY:

@@ -105,7 +105,7 @@ class Layout:
 
 @lru_cache(maxsize=64)
 def layout_of(name: str, seq_len: int, ranks: int) -> Layout:
-    """Return a named layout, which does not depend on the mask.
+    """Return the layout with the given name; it does not depend on the mask.
 
     Args:
         name: "contiguous" (one run of tokens per rank), "zigzag" (two runs, one from each end, which balances a causal
@@ -123,7 +123,7 @@ def layout_of(name: str, seq_len: int, ranks: int) -> Layout:
 
 
 def balanced(seq_len: int, ranks: int, work: Ints) -> Layout:
-    """Return a layout with balanced work, which gives each rank the same number of equal chunks.
+    """Return a layout with balanced work, in which each rank has the same number of equal chunks.
 
     Chunks are assigned in order of decreasing work: each goes to the rank with the least work so far, among the ranks
     that do not yet have all their chunks.

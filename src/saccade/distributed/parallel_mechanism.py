@@ -1,4 +1,4 @@
-"""ParallelMechanism: run a mechanism in parallel on many ranks, each of which stores some of the keys."""
+"""ParallelMechanism: run a mechanism in parallel on many ranks that each store some of the keys."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CARRIED = (Recurrence, S4D)  # their past is summarized in one memory state
 
 
 class ParallelMechanism(Mechanism):
-    """A mechanism that runs in parallel on many ranks, each of which computes the rows of its queries.
+    """A mechanism that runs in parallel on many ranks; each rank computes the rows of its queries.
 
     Visible keys are fetched from other ranks. Recurrences, and linear attention with a causal mask, instead receive a
     recurrent state from the previous rank. Parameters are those of the mechanism, under the same names, so that a

@@ -83,7 +83,7 @@ def _comm_type(mask: Mask, number: int) -> CommType:
 
 
 class QKRanges(NamedTuple):
-    """Segments of a mask as (query range, key range, kind), which together cover each allowed pair exactly once.
+    """Segments of a mask that together cover each allowed pair exactly once: query range, key range and kind.
 
     Attributes:
         q_ranges, k_ranges: (start, stop) of each segment.
@@ -164,7 +164,7 @@ def _pieces(mask: Mask, seq_len: int) -> Iterator[tuple[tuple[int, int], tuple[i
 
 
 def _follows(piece: _Open, keys: tuple[int, int]) -> bool:
-    """Return whether a row with the given key range continues the mask segment under construction."""
+    """Return whether a row with the key range ``keys`` continues the mask segment under construction."""
     step = (keys[0] - piece.last[0], keys[1] - piece.last[1])
     return step in _KINDS and piece.step in (None, step)
 

@@ -24,7 +24,7 @@ _PARTS = 8  # groups of heads: the next rank starts on the first group while thi
 
 
 class _Header(NamedTuple):
-    """The header that is sent before a recurrent state, with its sizes and dtype as int64 numbers.
+    """The header sent before a recurrent state: the state's sizes and dtype as int64 numbers.
 
     Attributes:
         batch, heads, features, width: sizes of the state.
@@ -45,7 +45,7 @@ class _Header(NamedTuple):
 
 
 class StateChannel:
-    """The transfer of recurrent states between ranks.
+    """A channel that transfers recurrent states between ranks.
 
     A rank waits for its sends only at the end of a pass, because the receiver may be sending at the same time.
 
@@ -58,7 +58,7 @@ class StateChannel:
         self._pending_sends: list[tuple[Any, Tensor]] = []
 
     def send_state(self, out: Tensor, memory: Memory, peer: int) -> Tensor:
-        """Send a recurrent state to a rank and return ``out``, whose backward pass receives the state's gradient.
+        """Send a recurrent state to a rank; return ``out`` with a backward pass that receives the state's gradient.
 
         Args:
             out: the output of the earlier tokens; its backward pass waits for the peer's gradient.
@@ -175,7 +175,7 @@ class _Received(torch.autograd.Function):
 
 
 class CarriedMatrix(Matrix):
-    """This rank's rows of a recurrence or causal linear attention, which continue from the previous rank's state.
+    """This rank's rows of a recurrence or causal linear attention, continued from the previous rank's state.
 
     Args:
         make: a function that maps a slice of local rows and their positions to a matrix.

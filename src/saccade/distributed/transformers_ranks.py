@@ -159,7 +159,7 @@ class _Attention:
         self.sequence = None
 
     def _whole(self, x: Tensor, seq_len: int) -> Tensor:
-        """Gather an integer tensor from the rows of all ranks."""
+        """Gather the rows of an integer tensor from all ranks."""
         return self.cp.unshard_sequence(x.double(), seq_len=seq_len).long()
 
     def _check(self, model: Any, arguments: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ _SHORTEST = 8
 
 
 def listops(examples: int, length: int, *, depth: int, seed: int) -> Recall:
-    """Generate ListOps sequences: nested lists of digits, each with an operation, whose result the model must predict.
+    """Generate ListOps sequences: nested lists of digits, each with an operation; the model must predict the result.
 
     Tokens 1 to 10 are the digits 0 to 9. Tokens 11 to 14 open a list whose operation is max, min, median (the lower of
     the two middle digits if there are two) or sum modulo 10, and token 15 closes the list. Token 16 asks for the

@@ -66,7 +66,7 @@ def task_generator(seed: int, **sizes: int) -> torch.Generator:
 
 
 def passkey(examples: int, length: int, *, key_len: int, vocab_size: int, seed: int) -> Recall:
-    """Generate passkey sequences: a marker and a key, hidden in repeated filler tokens; the end asks for the key.
+    """Generate passkey sequences: a marker and a key, hidden in repeated filler tokens; the last tokens ask for the key.
 
     Token 0 is the marker, tokens 1 to 8 are filler, and a key consists of distinct other tokens. The marker at the end
     is the question; the model must predict the key token by token.
@@ -109,7 +109,7 @@ def passkey(examples: int, length: int, *, key_len: int, vocab_size: int, seed: 
 
 
 def mqar(examples: int, length: int, num_pairs: int, *, vocab_size: int, seed: int) -> Recall:
-    """Generate sequences for multi-query associative recall: pairs of a key and a value, then the keys as questions.
+    """Generate sequences for multi-query associative recall: key-value pairs, then the keys as questions.
 
     The pairs come first. The questions follow at random positions, each with its answer as the next token. Token 0
     fills the remaining positions. Keys are sampled without repetition from the lower half of the other tokens, values

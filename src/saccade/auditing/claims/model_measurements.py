@@ -71,7 +71,7 @@ class ModelMeasurements(NamedTuple):
         return [length - 2 * (length // 3) + 1, length // 3, length // 3 - 1]
 
     def runner(self) -> Runner:
-        """Return a runner, which can run the model in equivalent ways.
+        """Return a runner that can run the model in equivalent ways.
 
         Raises:
             Unanswered: the model is a function.
