@@ -19,8 +19,8 @@ def model_of(path: Path, *, seed: int = 0) -> nn.Module:
     """Load a transformers model for an audit, in evaluation mode.
 
     Args:
-        path: a folder with config.json and safetensors, or only a config.json. If there are no weights, random ones are
-            used, which is enough to detect a leak.
+        path: a folder with config.json and safetensors, or only a config.json. If there are no weights, random weights
+            are used; they suffice to detect a leak.
         seed: seed of random weights.
 
     Raises:
