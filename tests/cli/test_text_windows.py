@@ -130,7 +130,7 @@ def test_statistics_are_those_of_the_window(run, encoder):
 def test_the_map_of_the_whole_has_each_weight_where_its_tokens_stand(model):
     model, steps = model(), []
     text = TEXT[: 5700 if model.config.max_len == 512 else 1800]
-    subject = subject_of(model, "model", [text], None, given=False, window=1)
+    subject = subject_of(model, "model", [text], None, is_pretokenized=False, window=1)
     best = Head(1, 2, 0.0)
     figure = figures.draw_full_text(model, subject, best, lambda: steps.append(1))
     count = subject.windows[-1].stop
@@ -156,7 +156,7 @@ def test_the_map_of_the_whole_has_each_weight_where_its_tokens_stand(model):
 def test_many_tokens_share_pixels_and_the_largest_is_drawn(monkeypatch):
     monkeypatch.setattr(figures, "_SIDE", 100)
     model = small_decoder()
-    subject = subject_of(model, "model", [TEXT[:1800]], None, given=False, window=0)
+    subject = subject_of(model, "model", [TEXT[:1800]], None, is_pretokenized=False, window=0)
     figure = figures.draw_full_text(model, subject, Head(0, 0, 0.0), lambda: None)
     cells = figure.axes[0].images[0].get_array()
     assert cells.shape == (100, 100)
