@@ -47,7 +47,7 @@ class Report:
         dtype: dtype in which the model ran.
         seed: seed of the random input and of the random changes.
         floor: the largest output change due to noise; 0 if it was not measured because no forbidden change occurred.
-        tests: number of sets of tokens that were tested.
+        tests: number of sets of rows that were tested.
         covered: fraction of the forbidden pairs for which a change could have shown a leak; None if not counted.
         versions: versions of the packages.
         script: a short script that shows the first broken claim (preferably a leak) without this library; empty if no
