@@ -133,7 +133,7 @@ class Exchange:
 
     @property
     def rounds(self) -> int:
-        """Number of communication rounds in a forward pass; two for "ulysses", which exchanges rows for heads and back."""
+        """Number of communication rounds in a forward pass; "ulysses" takes two, rows for heads and back."""
         return 2 if self.strategy == "ulysses" else 1 if self.bytes_received.any() else 0
 
     @cached_property
