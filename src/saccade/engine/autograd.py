@@ -1,4 +1,4 @@
-"""Autograd functions for kernels with their own backward pass: first and second derivatives, and `vmap`."""
+"""Autograd functions for kernels that define a backward pass: first and second derivatives, and `vmap`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_recorded(inputs: AttentionInputs, value: Tensor) -> bool:
         return True
     if not torch.is_grad_enabled():
         return False
-    for x in inputs.sources(value):  # noqa: SIM110  a generator costs a call for each source of every product
+    for x in inputs.sources(value):  # noqa: SIM110  a generator would cost one call per source
         if x is not None and x.requires_grad:
             return True
     return False
@@ -50,7 +50,7 @@ def differentiable(
     except RuntimeError as error:
         if isinstance(error, NotImplementedError) or not inputs.rule.asks_functions:
             raise
-        # By now the mapped axis is part of the batch, but not in tensors that the function captured.
+        # The mapped axis has been folded into the batch, but not in tensors that the function captured.
         reason = "the mask function could not be called; it may read a mapped tensor"
         hint = "pass what it reads as part of the mask, e.g. masks.Dense for each batch item, outside of vmap"
         raise unsupported("vmap", [reason], hint=hint) from error
@@ -59,7 +59,7 @@ def differentiable(
 def differentiable_again(
     inputs: AttentionInputs, value: Tensor, out: Tensor, lse: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return a kernel's output and lse unchanged, but with gradients that autograd can differentiate a second time."""
+    """Return a kernel's output and lse unchanged, but make their gradients differentiable a second time."""
     if not out.requires_grad:
         return out, lse
     again, *others = _Redifferentiable.apply(inputs.emptied(), out, lse, *inputs.sources(value))
@@ -91,7 +91,7 @@ class _Redifferentiable(torch.autograd.Function):
 
 
 class _Product(torch.autograd.Function):
-    """Autograd function that runs a kernel's forward pass and the kernel's own backward pass."""
+    """Autograd function that runs a kernel's forward and backward pass."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -123,7 +123,7 @@ def _run_kernel(
     if not has_values(value):
         return results_like(own, value)
     out, lse = nonfinite.forward(kernel, own, value, dropped)
-    assert lse is not None  # kernels with a backward pass return one
+    assert lse is not None  # kernels with a backward pass always return an lse
     return out, lse
 
 
@@ -135,7 +135,7 @@ def _save_for_backward(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Te
 
 
 class _TransformedProduct(_Product):
-    """Variant of `_Product` with ``setup_context``, which transforms require but which is slower to call."""
+    """Variant of `_Product` with ``setup_context``, which transforms require. It is slower to call."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
@@ -193,7 +193,7 @@ class _BackwardPass(torch.autograd.Function):
         again = torch.is_grad_enabled() and not is_transformed()
         second = _second_derivatives if again or not is_transformed() else _SecondDerivatives.apply
         *found, of_out, of_lse = second(ctx.inputs, ctx.dropped, needed, again, *ctx.saved_tensors, *grads)
-        # Output and lse depend on the sources, whose gradients already include this dependence.
+        # None for the output and the lse: the gradients of the sources already include the paths through them.
         return None, None, None, None, None, None, of_out, of_lse, *found
 
     @staticmethod
@@ -219,7 +219,7 @@ class _BackwardPass(torch.autograd.Function):
 
 
 def _refuse_batched(*grads: Tensor | None) -> None:
-    """Raise an error for batched gradients (``is_grads_batched=True``), whose values cannot be read."""
+    """Raise an error for batched gradients (``is_grads_batched=True``), because their values cannot be read."""
     if any(x is not None and torch._C._functorch.is_legacy_batchedtensor(x) for x in grads):
         reason = "its backward pass takes one gradient at a time"
         hint = "vectorize=False, or torch.func.jacrev, which takes many at once"
@@ -304,7 +304,7 @@ def folded_into_batch(
         raise unsupported("vmap", reasons, hint="put the mapped axis into the batch yourself")
     folded = [into_batch(x, dim, size) for x, dim in zip(tensors, dims, strict=True)]
     bias = folded[3]
-    if bias is not None:  # expand a tensor that batch items share, so that each sample has a separate copy
+    if bias is not None:  # expand a bias that batch items share, so that each sample has a separate copy
         bias = bias.unflatten(0, (size, -1)).expand(-1, inputs.shape[0], *bias.shape[1:])
         folded[3] = bias.flatten(0, 1)
     batch, *others = inputs.shape
@@ -317,7 +317,7 @@ def _folded_dropout(dropped: Dropped | None, inputs: AttentionInputs, size: int)
 
 
 def into_batch(x: Tensor | None, dim: int | None, size: int) -> Tensor | None:
-    """Fold the axis of a tensor that `vmap` maps (``size`` samples) into the batch axis."""
+    """Fold a tensor's axis that `vmap` maps (``size`` samples) into the batch axis."""
     if x is None:
         return None
     x = x.movedim(dim, 0) if dim is not None else x.expand(size, *x.shape)

@@ -35,7 +35,7 @@ from saccade.support.torch_modes import is_autocast, wants_gradient, without_aut
 
 CALLED_AS = "attention"  # in errors
 
-_HEAD = 7  # number of integers in a program that precede those of the mask and the score function
+_HEAD = 7  # number of integers in a program before the serialised mask and score function
 KERNELS = ("auto", *(kernel.name for kernel in eager.KERNELS if kernel.has_backward))
 """Kernels that can run inside the operator, where autograd is off, because they compute their own gradients. "auto" may
 choose a different kernel for the forward pass. One of the listed kernels then computes the gradients."""
@@ -140,7 +140,7 @@ class _OperatorArguments(NamedTuple):
         program: list[int],
         tensors: list[Tensor],
     ) -> _OperatorArguments:
-        """Return the custom operator's arguments for checked inputs. Mask and score function are already serialised."""
+        """Convert checked inputs to the custom operator's arguments. Mask and score function are already serialised."""
         bias = inputs.bias
         kind = _NO_TERM if bias is None else _DENSE if isinstance(bias, DenseTerm) else _DISTANCES
         lowest, first, addresses = 0, 0, []
@@ -239,7 +239,7 @@ class _WithGradients:
 
 
 def _without_zeros(call: _OperatorArguments) -> AttentionInputs:
-    """Return the inputs, without a bias that is all zeros, as can result from a float mask in a traced program."""
+    """Return the inputs without an all-zero bias, which a float mask in a traced program may produce."""
     inputs = call.inputs()
     is_zero = isinstance(inputs.bias, DenseTerm) and not call.wants_bias and not bool(inputs.bias.source.any())
     return inputs.replaced(bias=None) if is_zero else inputs
@@ -250,7 +250,7 @@ def _product(*arguments: Any) -> tuple[Tensor, Tensor]:
     call = _OperatorArguments(*arguments)
     seed = None if call.dropped is None else call.dropped.seed
     inputs = _without_zeros(call)
-    # While sizes are symbolic, the numbers of batch items and heads that a mask distinguishes cannot be checked.
+    # During tracing, sizes were symbolic and the mask's numbers of batch items and heads could not be checked.
     check_batch_and_heads(inputs.rule, inputs.shape)
     out, lse = eager.attend(inputs, call.value, Request(call.numbers[2], call.kernel_name, seed, True))
     assert lse is not None
@@ -312,7 +312,7 @@ def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
 
 
 def _of_tensors(grads: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor | None]:
-    """Pad the gradients of the first tensors to the number of tensors; the others have no gradient."""
+    """Pad the gradients with None to one per tensor; only the first tensors have gradients."""
     return [*grads, *(None,) * (len(tensors) - len(grads))]
 
 

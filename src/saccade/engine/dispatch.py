@@ -142,7 +142,7 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -
     dropout_p, _, seed, _, _ = request
     if type(dropout_p) is not float or dropout_p != 0.0 or seed is not None:
         check_dropout(dropout_p, seed)
-    if value.dtype != inputs.query.dtype:  # a query prepared in float32, since scores are computed in float32 or wider
+    if value.dtype != inputs.query.dtype:  # the score prepared query and key in float32
         value = value.to(inputs.query.dtype)
     inputs = inputs.current() if inputs.is_live else inputs
     inputs.plan  # noqa: B018  computed here, to be cached for the backward pass
@@ -204,7 +204,7 @@ def _run(
 
 
 def _run_if_finite(kernel: Kernel, inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, Tensor | None] | None:
-    """Run a kernel that cannot mask individual rows. If NaN or inf could spread, return None instead of the results."""
+    """Run a kernel that cannot mask individual rows. Return None if NaN or inf could spread."""
     results = nonfinite.forward_if_clean(kernel, inputs, value)
     if results is None or kernel.has_second_derivatives:
         return results

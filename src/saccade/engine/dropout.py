@@ -27,8 +27,8 @@ class Dropped(NamedTuple):
         p: probability that a weight is dropped.
         seed: seed of the random numbers.
         levels: levels of ``vmap`` with ``randomness="different"``, for which each sample drops different weights.
-        repeats: for every other axis that ``vmap`` has folded into the batch, the previous number of batch items and
-            the size of the axis. The samples along such an axis drop the same weights.
+        repeats: for every other axis that ``vmap`` has folded into the batch, the batch size before folding and the
+            size of the axis. The samples along such an axis drop the same weights.
     """
 
     p: float
@@ -151,7 +151,7 @@ def _threshold(dropout_p: float) -> int:
 
 
 def _words_of(seed: int, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the hashes of rows and of columns that together determine the dropout of each pair, int32."""
+    """Hash rows and columns separately, int32. The two hashes determine the dropout of a pair."""
     low, high = seed & _WORD, seed >> 32 & _WORD
     start = _mix(torch.full_like(q, low) ^ _mix(torch.full_like(q, high)))
     rows = _mix(_mix(_mix(start ^ (b & _WORD)) ^ (h & _WORD)) ^ (q & _WORD))

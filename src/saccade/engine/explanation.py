@@ -21,7 +21,7 @@ class Explanation:
 
     Attributes:
         kernel: name of the kernel that runs.
-        passed_over: the reason why each of the other kernels does not run; empty if the kernel was requested by name.
+        skipped: the reasons why each of the other kernels does not run; empty if the kernel was requested by name.
         shape: (batch, heads, q_len, kv_len).
         seen: result of the kernel's first-use check on this device; empty for kernels that need no check.
         mask: the mask as text, including the pattern recognised in a bool tensor.
@@ -121,7 +121,7 @@ def _extra_bytes(inputs: AttentionInputs, kernel: Kernel, cost: Cost, value_dim:
     rows, ledger = batch * heads * q_len, Ledger()
     out, lse = rows * value_dim * query.dtype.itemsize, rows * wide.itemsize
     look = nonfinite.bytes_of_check(kernel, inputs, value_dim)
-    if query.dtype != inputs.dtype:  # scores are computed in float32 or wider, and some are prepared in it
+    if query.dtype != inputs.dtype:  # the score prepared query and key in float32
         ledger.take(batch * inputs.key.shape[1] * kv_len * value_dim * query.dtype.itemsize)
     bias = None if inputs.bias is None or inputs.bias.source.shape[2] == 1 else inputs.bias.source
     copied = query.numel() * query.dtype.itemsize + (0 if bias is None else bias.numel() * bias.dtype.itemsize)

@@ -64,7 +64,7 @@ class AttentionInputs:
         key: ``[batch, kv_heads, kv_len, width]``; head h reads group ``h // (heads // kv_heads)``.
         rule: the mask, in the coordinates of the plan.
         origin: coordinates of the first query and the first key in the mask. Further coordinates are consecutive.
-        scale: factor of the scores, with the default filled in.
+        scale: factor that multiplies the scores; the default has been filled in.
         softcap: bound on the scores; None if there is none.
         bias: the bias added to the scores; None without a bias.
         sink_logit: ``[heads]``, in `compute_dtype`; None without a sink.
@@ -165,13 +165,13 @@ class AttentionInputs:
         return made
 
     def current(self) -> AttentionInputs:
-        """Return inputs for the current contents of the mask's tensors. Patterns and plan are recomputed."""
+        """Return inputs that reflect the current contents of the mask's tensors. Patterns and plan are recomputed."""
         if not self.is_live:
             return self
         return self.replaced(rule=recognise_tensors(self.rule, self.shape, self.origin), is_live=False)
 
     def after_tracing(self) -> AttentionInputs:
-        """Prepare the inputs of a traced program for a run outside of its graph: read and check the mask."""
+        """Read and check the mask of a traced program, so that these inputs can run outside of the graph."""
         shape, encoded = self.shape, encode(self.rule)
         if encoded is None:
             rule = self.rule.with_atoms(lambda atom: cast("Mask", read_mask(atom, shape)))
@@ -224,7 +224,7 @@ class AttentionInputs:
         """Return the inputs with the given fields replaced. The plan is reused unless mask, shape or origin change."""
         other = object.__new__(AttentionInputs)
         other.__dict__.update(self.__dict__, **changes)
-        if "rule" in changes or "shape" in changes or "origin" in changes:  # in words that a compiler can trace
+        if "rule" in changes or "shape" in changes or "origin" in changes:  # a form that a compiler can trace
             other.__dict__.pop("plan", None)
         return other
 

@@ -19,7 +19,7 @@ from saccade.support.errors import unsupported, value_error
 
 def is_nested(*tensors: object) -> bool:
     """Return whether any of the tensors is a nested tensor."""
-    for x in tensors:  # noqa: SIM110  a generator costs a call for each tensor of every product
+    for x in tensors:  # noqa: SIM110  a generator would cost one call per tensor
         if isinstance(x, Tensor) and x.is_nested:
             return True
     return False
@@ -125,7 +125,7 @@ class Nested(NamedTuple):
 
     @property
     def positions(self) -> dict[str, Tensor]:
-        """Return keyword arguments for positions in the packed sequence, int64 ``[T]``; empty if defaults apply."""
+        """Keyword arguments for positions in the packed sequence, int64 ``[T]``; empty if defaults apply."""
         if self.q_lengths == self.kv_lengths:
             return {}
         device, longest = self.query.device, self._blocks
@@ -159,11 +159,11 @@ class Nested(NamedTuple):
 
     @property
     def _blocks(self) -> tuple[int, ...]:
-        """Return the length of each nested item in the packed sequence."""
+        """Length of each nested item in the packed sequence."""
         return tuple(map(max, self.q_lengths, self.kv_lengths))
 
     def _table(self) -> Tensor:
-        """Return each packed position's nested item, and where the keys of the item start, int64 ``[2, len]``."""
+        """Return each packed position's nested item, and the start of the item's keys, int64 ``[2, len]``."""
         rows, start = [], 0
         for item, (block, kv_len) in enumerate(zip(self._blocks, self.kv_lengths, strict=True)):
             rows.append(torch.tensor([[item], [start + block - kv_len]]).expand(2, block))
@@ -195,6 +195,6 @@ def _packed(name: str, x: Tensor, axis: int) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def _at_end(lengths: tuple[int, ...], blocks: tuple[int, ...]) -> Tensor:
-    """Return the packed positions of the tokens of nested items, which are at the end of each item's block."""
+    """Return the packed positions of the nested items' tokens, aligned with the end of each item's block."""
     ends = torch.tensor(blocks).cumsum(0).tolist()
     return torch.cat([torch.arange(end - length, end) for length, end in zip(lengths, ends, strict=True)])

@@ -208,7 +208,7 @@ def _without_large_values(inputs: AttentionInputs, value: Tensor) -> tuple[Atten
         affected = affected_queries(inputs.replaced(answers=None), no_query, large_key, large_value)
     if any(bool(x.any()) for x in affected):
         return None
-    # No query may attend to these keys, by the mask or by a score of -inf; a zeroed key would have score 0.
+    # No query attends to these keys, because of the mask or a score of -inf; a zeroed key would have score 0.
     bias = _hide_in_bias(inputs, no_query, large_key) if bool(large_key.any()) else inputs.bias
     key = inputs.key.masked_fill(large_key[..., None], 0)
     return inputs.replaced(key=key, bias=bias), value.masked_fill(large_value[..., None], 0)
@@ -277,7 +277,7 @@ def sanitize(inputs: AttentionInputs, value: Tensor, nan_rows: Tensor | None = N
 def affected_queries(
     inputs: AttentionInputs, bad_query: Tensor, bad_key: Tensor, bad_value: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the queries that NaN reaches: through visible scores of non-finite queries or keys, and through values."""
+    """Return the queries that NaN reaches through visible scores, and those that it reaches through visible values."""
     _, heads, _, _ = inputs.shape
     groups = bad_key.shape[1]
     by_scores, by_value = torch.zeros_like(bad_query), torch.zeros_like(bad_query)
@@ -306,7 +306,7 @@ def affected_queries(
 
 
 def _marked_columns(tile: Tile, marked: np.ndarray) -> Iterator[ColumnRange]:
-    """Yield the runs of a tile's columns that are non-finite, as marked by True in ``marked``, bool ``[kv_len]``."""
+    """Yield runs of adjacent columns of a tile that are marked as non-finite in ``marked``, bool ``[kv_len]``."""
     for strip in tile.columns:
         keys = strip.keys
         places = np.flatnonzero(marked[keys.start : keys.stop : keys.step])

@@ -1,4 +1,4 @@
-"""Evaluation under `vmap`: a function that must read values runs once, on all samples as a batch."""
+"""Evaluation under `vmap`: functions that read tensor values run once, with all samples in the batch."""
 
 from __future__ import annotations
 

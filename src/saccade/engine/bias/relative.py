@@ -28,7 +28,7 @@ class DistanceTerm(Term):
             the table use its first or last value.
         lowest: the smallest distance in the table.
         first: the distance between query 0 and key 0, if the positions of queries and keys are consecutive.
-        q_addresses, kv_addresses: if the positions are not consecutive, int64 ``[B | 1, L]`` and ``[B | 1, S]``, whose
+        q_addresses, kv_addresses: if the positions are not consecutive, int64 ``[B | 1, L]`` and ``[B | 1, S]``. Their
             differences are the distances.
     """
 
@@ -117,14 +117,14 @@ class DistanceTerm(Term):
         return is_alike and tile.height > 0 and tile.width > 0
 
     def _run(self, rows: range, span: range) -> Tensor:
-        """Return the index in the bias table for each diagonal of a tile, starting with the first row's last column."""
+        """Return each diagonal's index in the bias table, starting with that of the first row's last column."""
         step, length = rows.step, len(rows) + len(span) - 1
         start = self.first + rows.start - span[-1]
         index = torch.arange(length, device=self.source.device) * step + (start - self.lowest)
         return index.clamp_(0, self.source.shape[3] - 1)
 
     def _index(self, tile: Tile) -> Tensor:
-        """Return the index in the bias table for each pair of a tile, int64 ``[B | 1, 1, R, C]``."""
+        """Return each query-key pair's index in the bias table, int64 ``[B | 1, 1, R, C]``."""
         q, kv = self.q_addresses, self.kv_addresses
         if q is None or kv is None:
             columns = torch.cat([torch.arange(s.start, s.stop, s.step, device=self.source.device) for s in tile.spans])
@@ -140,8 +140,8 @@ class DistanceTerm(Term):
 def _diagonal_sums(x: Tensor) -> Tensor:
     """Sum a bias gradient along its diagonals, ``[..., R, C] -> [..., R + C - 1]``, ordered by row minus column."""
     rows, columns = x.shape[-2:]
-    # Pad each row with zeros and cut the result into rows shorter by one, which shifts each row right by one column
-    # more than the row above.
+    # Pad each row with zeros and cut the result into rows that are one shorter. This shifts each row one column
+    # further to the right than the row above.
     skewed = F.pad(x.flip(-1), (0, rows)).flatten(-2)[..., : rows * (rows + columns - 1)]
     return skewed.unflatten(-1, (rows, rows + columns - 1)).sum(-2)
 
@@ -180,7 +180,7 @@ def distance_term(
 def _addresses(
     bias: Bias, shape: tuple[int, int, int, int], rule: Mask, origin: tuple[int, int], device: torch.device
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the positions whose differences index a relative bias, int64 ``[batch | 1, len]``; None if consecutive."""
+    """Return the addresses whose differences index a relative bias, int64 ``[batch | 1, len]``; None if consecutive."""
     if isinstance(rule, PositionedMask):
         return bias.address(rule.q_positions), bias.address(rule.kv_positions)
     q, kv = (

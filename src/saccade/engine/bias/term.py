@@ -31,7 +31,7 @@ class Term(Protocol):
         ...
 
     def in_order(self, rows: Tensor, kv_len: int) -> Term:
-        """Return the bias term with permuted rows: row i is the former row ``rows[i]``, int64 ``[L]``."""
+        """Return the bias term with its rows permuted: row i is the former row ``rows[i]``, int64 ``[L]``."""
         ...
 
     def read(self, tile: Tile) -> Tensor:
@@ -83,7 +83,7 @@ class DenseTerm(Term):
 
 
 class MaskedTerm(Term):
-    """An optional bias term combined with -inf for some queries and keys.
+    """A bias term (or None) with -inf for some queries and keys.
 
     Args:
         term: the bias for all other queries and keys.
@@ -126,7 +126,7 @@ class MaskedTerm(Term):
 
 
 def rows_of(x: Tensor, tile: Tile) -> Tensor:
-    """Return the part of a bias tensor ``x [B | 1, H | 1, L | 1, ...]`` that belongs to the rows of a tile."""
+    """Slice a bias tensor ``x [B | 1, H | 1, L | 1, ...]`` to the batch items, heads and rows of a tile."""
     x = x[tile.batch] if x.shape[0] > 1 else x
     x = x[:, tile.heads] if x.shape[1] > 1 else x
     return take(x, (tile.rows,), 2) if x.shape[2] > 1 else x

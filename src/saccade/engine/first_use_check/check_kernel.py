@@ -35,8 +35,8 @@ def check_kernel(kernel: Kernel, inputs: AttentionInputs, value: Tensor, *, grad
     Args:
         kernel: the kernel to check.
         inputs, value: the checked inputs and the value; finite and not empty.
-        gradients: whether to also compare the gradients with respect to query, key, value and other tensors that need
-            one.
+        gradients: whether to also compare the gradients with respect to query, key, value and other tensors that
+            require gradients.
 
     Cost: one run of the kernel (with its backward pass for ``gradients``), and the definition on a few rows of 5 heads.
     """
@@ -91,7 +91,7 @@ class _KernelResults(NamedTuple):
     """Results of the kernel being checked, and the upstream gradients for its backward pass.
 
     Attributes:
-        out, lse: the kernel's results; the lse is None for a kernel without one.
+        out, lse: the kernel's results; the lse is None if the kernel returns none.
         of_rows, of_lse: upstream gradients of output and lse at the compared rows, one for each `Pick`.
     """
 
@@ -177,7 +177,7 @@ def _errors_of_gradients(
         totals: dict[tuple[int, int], tuple[Tensor, Tensor, Pick]] = {}
         for pick, truth in zip(picks, truths, strict=True):
             grad, size = truth.grads[place], truth.sizes[place]
-            assert grad is not None  # every output depends on it
+            assert grad is not None  # every output depends on each of these tensors
             where = (pick.item, pick.head if place == 0 else pick.group)
             before = totals.get(where)
             if before is not None:  # a different head of the same group

@@ -119,7 +119,7 @@ _BLOCK = 128
 
 
 class _Kind(NamedTuple):
-    """Kind of a product for first-use checks: the properties for which compilers may generate different code."""
+    """Kind of product in first-use checks: the properties that may change the code that compilers generate."""
 
     kernel: Kernel | str
     device: torch.device
@@ -144,7 +144,7 @@ _RECORDS: dict[_Kind, _Record] = {}
 def holds(kernel: Kernel, inputs: AttentionInputs, value: Tensor, own: AttentionInputs) -> bool:
     """Return whether a kernel passes the first-use check for this kind of product. Run the check if necessary.
 
-    A warning is given once for each kind of product whose check failed.
+    Each kind of product that fails the check causes one warning.
 
     Args:
         kernel, inputs, value: those of the product.
@@ -249,5 +249,5 @@ def _structure(rule: Mask) -> tuple[object, ...]:
 
 
 def _length_class(size: int) -> str:
-    """Return the class of a length as kernels distinguish it: one row, a short block, full blocks, or a remainder."""
+    """Classify a length by how kernels process it: one row, a short block, full blocks, or a remainder."""
     return "one" if size == 1 else "short" if size < _BLOCK else "rest" if size % _BLOCK else "whole"

@@ -5,11 +5,11 @@ attention needs both, and no public function offers them. Pitfalls in torch 2.13
 
 - zero lengths and zero heads end the *process*;
 - a head dimension with a stride other than 1 is read out of bounds;
-- a row whose scores are all -inf, masked or not, gets lse 0, and -inf in the lse turns gradients to NaN;
+- a row whose scores are all -inf, masked or not, gets lse 0, and -inf in the lse turns gradients into NaN;
 - the causal flag aligns upper-left;
 - masked scores, already -inf, are multiplied by the scale, which must therefore be above 0;
 - scores that are all NaN give 0 and lse 0 if they fit into one vector register, unless something is added to them;
-- widths of key and value must be equal, and head counts that do not divide give a meaningless result.
+- widths of key and value must be equal, and if kv heads do not divide heads, the result is meaningless.
 
 Callers pass checked shapes; this file handles the rest. `pairs` and `held` compute the cost of a call from the block
 sizes of the operation (``cpu_flash_attention`` in torch's ``FlashAttentionKernel.cpp``). They do not include the
@@ -201,7 +201,7 @@ def _forward_folded(
     (batch, heads, rows, width), groups = q.shape, k.shape[1]
     share = heads // groups
     if added is not None and rows * added.shape[1] > 1:
-        # Repeat a mask that all heads share for the heads of a group; a single row needs no repetition.
+        # Repeat a mask that all heads share for each head of a group; a single row needs no repetition.
         own = added if added.shape[1] == heads else added.expand(-1, heads, -1, -1)
         added = own.reshape(own.shape[0], groups, share * rows, own.shape[3])
     elif added is not None:

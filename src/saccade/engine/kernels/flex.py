@@ -67,7 +67,7 @@ class Flex(Kernel):
         return Verdict(tuple(why), rather_not)
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the number of pairs that FlexAttention computes, and the bytes of its lists of blocks."""
+        """Return the number of pairs that FlexAttention computes, and the bytes of the block lists."""
         batch, heads, q_len, kv_len = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + 4)
         blocks = 8 * batch * (q_len // 128 + 1) * (kv_len // 128 + 1)
@@ -136,7 +136,7 @@ def _cached_block_mask(inputs: AttentionInputs) -> Any:
 def _score_mod(inputs: AttentionInputs) -> Any:
     """Return the ``score_mod`` for FlexAttention: scale, softcap and bias, in this order.
 
-    Numbers are passed as tensors. Python numbers would be compiled in, so each would need a separate graph, and a
+    Numbers are passed as tensors. Python numbers would become constants, so each would need a separate graph, and a
     changed softcap does not compile at all.
     """
     bias, device = inputs.bias, inputs.device

@@ -127,7 +127,7 @@ class Fused(KernelWithBackward):
 
 
 def _has_large_gradient(inputs: AttentionInputs) -> bool:
-    """Return whether autograd needs gradients of so many scores that their products take longer than starting them."""
+    """Return whether gradients are required and there are so many scores that kernel start-up is negligible."""
     is_large = inputs.shape[2] * inputs.shape[3] > _FEW_SCORES
     return is_large and (wants_gradient(inputs.query) or wants_gradient(inputs.key))
 
@@ -146,7 +146,7 @@ def _prepared_inputs(inputs: AttentionInputs, value: Tensor) -> tuple[AttentionI
         )  # faster to test than strides
         if is_whole or query.stride(3) == key.stride(3) == value.stride(3) == 1:
             return inputs, value
-    # Zero columns change no product.
+    # Columns of zeros change no dot product.
     width = max(value.shape[3], query.shape[3], 1)
     query, key, value = _padded(query, width), _padded(key, width), _padded(value, width)
     sign = _sign(inputs)
@@ -217,7 +217,7 @@ def _keys_and_values(inputs: AttentionInputs, value: Tensor, call: Call) -> tupl
 
 
 def _keys_of_one_range(inputs: AttentionInputs, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    """Return the keys and values for a call of torch's flash operation on all rows and one range of columns."""
+    """Return the keys and values of a flash call on all rows and a single range of columns."""
     if call.tile.width == inputs.shape[3]:
         return inputs.key, value
     span = call.columns[0]
@@ -252,7 +252,7 @@ def _backward(inputs: AttentionInputs, value: Tensor, results: Backward) -> tupl
 def _backward_of_tiles(inputs: AttentionInputs, value: Tensor, results: Backward) -> tuple[Tensor, Tensor, Tensor]:
     query, key, overlaps = inputs.query, inputs.key, inputs.plan.overlaps
     gq = torch.zeros_like(query, dtype=inputs.compute_dtype if overlaps else query.dtype)
-    # Many tiles add to one key: sum in float32, and round once.
+    # Many tiles add to the same key, so sum in float32 and round once.
     gk, gv = (torch.zeros(x.shape, dtype=inputs.compute_dtype, device=x.device) for x in (key, value))
 
     def compute(call: Call) -> tuple[Tensor, Tensor, Tensor]:

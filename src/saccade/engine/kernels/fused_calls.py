@@ -21,15 +21,15 @@ from saccade.support.torch_modes import unobserved
 
 # Tiles with many columns visible to all rows run in two calls, which saves adding zeros to most scores.
 _WIDE = 2048
-_FEW_ROWS, _LONG = 16, 256  # rows of a tile, keys of a range: copying the keys costs more than a call
-_READ_ROWS, _READ_ENTRIES = 256, 1 << 22  # entries of a tile whose bias is read from a table: 16 MB in float32
+_FEW_ROWS, _LONG = 16, 256  # for so few rows, copying a range of so many keys costs more than one more call
+_READ_ROWS, _READ_ENTRIES = 256, 1 << 22  # largest tile whose bias is read from a table: 16 MB
 
 
 class Call(NamedTuple):
     """One call of torch's flash operation.
 
     Attributes:
-        tile: the rows of a tile and those of its columns that the call covers.
+        tile: the tile's rows, with only the columns that the call covers.
         causal: whether the operation's causal flag masks pairs. With a bias, the additive mask does so instead.
         is_sure: whether every column is visible to every row.
         is_first: whether this is the first call for its tile.
@@ -62,14 +62,14 @@ def calls_of(inputs: AttentionInputs, tile: Tile) -> Iterator[Call]:
 def single_call(inputs: AttentionInputs) -> Call | None:
     """Return a call of torch's flash operation that computes the full product; None if several calls are needed.
 
-    The call covers all rows and columns or, without a bias, a single range of columns, whose keys are a view.
+    The call covers all rows and columns or, without a bias, a single range of columns, so that its keys are a view.
     """
     plan, bias = inputs.plan, inputs.bias
     key = ("single call", bias is None, bias is None or bias.is_written_out)
     if key in plan.memo:
         return cast("Call | None", plan.memo[key])
     found, shape = None, plan.shape
-    if plan.count == 1 and key[2]:  # a plan with a single tile has all rows in it
+    if plan.count == 1 and key[2]:  # a single tile contains all rows
         (tile,) = plan.tiles
         if len(tile.columns) == 1 and tile.columns[0].partial is True:  # most decoding steps
             is_whole = len(tile.columns[0].keys) == shape[3]
@@ -161,7 +161,7 @@ def with_bias(inputs: AttentionInputs, piece: Tile, hidden: Tensor | None) -> Ad
     assert inputs.bias is not None  # callers have checked
     bias = inputs.bias.read(piece)
     bias = bias if bias.dtype == torch.float32 else bias.to(inputs.query.dtype)  # the operation accepts only these
-    bias = bias if bias.stride(3) in (0, 1) else bias.contiguous()  # the operation would do it in each call
+    bias = bias if bias.stride(3) in (0, 1) else bias.contiguous()  # the operation would copy it each time
     # Fill instead of adding, so that a NaN in the bias of a masked pair is also masked.
     terms = bias if hidden is None else bias.masked_fill(hidden == -math.inf, -math.inf)
     return Added.of(terms.expand(*terms.shape[:2], piece.height, piece.width))
@@ -204,7 +204,7 @@ def hidden_terms(inputs: AttentionInputs, piece: Tile) -> Added:
     """Compute the additive mask of a tile, 0 for allowed pairs and -inf for masked pairs, without the cache."""
     seen = allowed(inputs, piece)
     assert seen is not None  # some column range is partial
-    if inputs.rule.is_value:  # the cache serves all items and heads that the mask does not distinguish
+    if inputs.rule.is_value:  # batch items and heads with the same mask share a cache entry
         items, heads = inputs.rule.shape
         seen = seen[: 1 if items == 1 else None, : 1 if heads == 1 else None]
     terms = torch.full(seen.shape, -math.inf, dtype=inputs.query.dtype, device=inputs.device)

@@ -111,7 +111,7 @@ class _SimulatedRun:
         self._probe = Probe(inputs)
         self._kept: dict[Hashable, tuple[int, int]] = {}
         self._entries = 0
-        self._own = Ledger()  # of one call
+        self._own = Ledger()  # memory of one call
 
     def call(self, call: Call) -> int:
         """Account for one call of torch's flash operation. Return the bytes of its results, which the ledger omits."""
@@ -154,7 +154,7 @@ class _SimulatedRun:
         return held.left, (max(own[0], bias.source.shape[0]), max(own[1], bias.source.shape[1]))
 
     def _hidden(self, call: Call) -> tuple[int, tuple[int, int] | None]:
-        """Return the two values of `_added` for an additive mask without a bias. A cached mask stays on the ledger."""
+        """Return the values of `_added` if there is no bias. A cached mask stays on the ledger."""
         inputs, tile = self._given, call.tile
         if all(strip.partial is True for strip in tile.columns):
             return 0, None
@@ -175,6 +175,6 @@ class _SimulatedRun:
 
 
 def _num_distinct(copies: int, items: int, heads: int, own_heads: int) -> tuple[int, int]:
-    """Return the numbers of batch items and heads of an additive mask that has ``copies`` matrices."""
+    """Return how many batch items and heads an additive mask with ``copies`` matrices has."""
     apart = heads if own_heads > 1 or copies > items else 1
     return max(1, copies // apart), apart

@@ -210,7 +210,7 @@ def _has_steps(inputs: AttentionInputs) -> bool:
     """Return whether the mask is strided and has so many pairs that `fused` is faster than the compiled kernel."""
     bits, width = inputs.shape[2] * inputs.shape[3], inputs.query.shape[3]
     is_half = inputs.query.dtype is torch.bfloat16
-    # `fused` writes the bias of each tile to memory, so that gathering keys pays later.
+    # `fused` materialises the bias of each tile, so that gathering keys pays off only for more pairs.
     is_few = bits < _MANY_BITS if is_half else bits * width < _MANY_PRODUCTS * (1 if inputs.bias is None else 2)
     return not is_few and any(step != 1 for step, _ in inputs.rule.terms())
 
@@ -238,9 +238,9 @@ def _reasons_of_bias(bias: Term, shape: tuple[int, int, int, int]) -> list[str]:
 
 
 def _grad_of_bias(bias: Term, found: Tensor, call: Call, grad_lse: Tensor | None) -> Tensor:
-    """Convert the compiled kernel's gradient of a bias to the gradient of the tensor that the bias is read from.
+    """Convert the compiled kernel's gradient of a bias to the gradient of the bias's source tensor.
 
-    A number that is added to a full row changes nothing but the lse, so that its gradient is that of the lse.
+    A constant added to a full row changes only the lse, so its gradient is that of the lse.
     """
     if not found.numel() or not bias.source.numel():  # there are no pairs
         return torch.zeros_like(bias.source)

@@ -26,7 +26,7 @@ from saccade.support.torch_modes import unobserved
 ROWS, PANEL = 24, 64  # rows of a block and keys of a panel, as in the C++ sources
 _MOST_BITS = 1 << 29  # most bits for a mask whose bounds are not exact: 64 MB
 _PAIRS_ASKED = 1 << 20  # number of pairs evaluated at a time
-_MOST_SPANS = 64  # most ranges of a row: with more of them, bits take less memory
+_MOST_SPANS = 64  # most ranges per row: beyond this number, bits take less memory
 _WHOLE, _LIMITED, _RESIDUAL = range(3)
 
 
@@ -161,7 +161,7 @@ def _exact_spans(inputs: AttentionInputs, items: list[int]) -> Ints | None:
 
 
 def _panel_runs(inputs: AttentionInputs, bounds: Bounds, first: Ints) -> tuple[Ints, Ints]:
-    """Return two arrays of a compiled kernel's plan: the index of each block's first run, and the runs of panels."""
+    """Return the arrays ``starts`` and ``runs`` of a `NativePlan`."""
     kv_first, panels = inputs.origin[1], _key_domain(first, 0, -(-inputs.shape[3] // PANEL))
     touched = _in_panels(bounds.any_row, kv_first, panels, out=True)
     whole = _in_panels(bounds.all_rows, kv_first, panels, kv_len=inputs.shape[3])
@@ -205,8 +205,8 @@ def _row_tiles(inputs: AttentionInputs) -> Iterator[Tile]:
         yield Tile(slice(0, items), slice(0, heads), range(first, min(first + rows, q_len)), columns, inputs.rule)
 
 
-_LANES = 16  # widths that are multiples of it need no copies
-_TASKS = 16  # number of parts of sums over rows, if there are fewer heads
+_LANES = 16  # tensors whose width is a multiple of this need no copies
+_TASKS = 16  # number of parallel tasks for sums over rows: with fewer heads, rows are split into parts
 
 
 class Call(NamedTuple):
@@ -217,8 +217,8 @@ class Call(NamedTuple):
         places: index of each distance in the bias's source, starting at the first key of the last query; None for a
             bias stored as rows.
         table: number of bias values that all rows share; 0 if each row has separate values, -1 without a bias.
-        of_rows: the part of the bias that is the same for all keys of a row, which the kernel does not add: float64
-            ``[batch, heads, q_len]``; None for 0.
+        of_rows: the part of the bias that is the same for all keys of a row, float64 ``[batch, heads, q_len]``; None
+            for 0. The kernel does not add it.
     """
 
     arguments: tuple[Any, ...]

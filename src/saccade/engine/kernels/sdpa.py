@@ -17,8 +17,8 @@ class Sdpa(Kernel):
     """Exact attention with torch's ``scaled_dot_product_attention``, for full and causal masks.
 
     Torch selects a kernel for the device. Its causal flag aligns the first row with the first key, whereas our mask
-    aligns the last row with the last key. A causal mask must therefore have as many rows as keys, or a single row,
-    which attends to every key. No lse is returned.
+    aligns the last row with the last key. A causal mask must therefore be square, or have a single row, which
+    attends to every key. No lse is returned.
 
     Cost: that of torch's kernel on the device. Beyond inputs and outputs, most of these kernels need memory that is
     only linear in the length.

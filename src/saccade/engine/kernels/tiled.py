@@ -111,15 +111,15 @@ def _backward(
     ]
     gq, gk, gv, gb, *gp = grads
     grad_out, lse = results.grad_out, results.lse
-    # The row sums that softmax subtracts from each gradient. An output in half precision would make them too coarse for
-    # sums over many rows. Since rows are complete, a block can compute them itself, in one more pass.
+    # Row sums that the softmax backward pass subtracts. Computed from a half-precision output, they would be too
+    # inaccurate for sums over many rows. Since rows are complete, each block then computes them in one more pass.
     is_exact = results.out.dtype == wide
     delta = (grad_out * results.out).sum(-1) if is_exact else torch.zeros_like(lse)
     if results.grad_lse is not None:
         delta = delta - results.grad_lse.to(wide)
     scratch, of_all = _Scratch(inputs), _dropout_words(inputs, dropped)
-    # If exponentials need no shift, divide the rows that they are multiplied by, instead of the weights, by the
-    # denominator.
+    # If exponentials need no shift, multiply unnormalised weights, and divide the other factor of each product by the
+    # denominator instead.
     share = (-lse).exp() if _is_small(inputs) else None
     delta = delta if share is None else delta * share
     for piece in blocks_of(inputs):
@@ -228,7 +228,7 @@ class _Block(NamedTuple):
         if len(left) > 1 or len(columns) > 1:
             self.add_columns(total, transposed_product(left, right, groups))
             return
-        # Add within the matrix product: a separate sum would pass over all keys once more.
+        # Accumulate within the matrix product: a separate sum would need another pass over all keys.
         own = at(total[self.tile.batch, self.groups], columns[0].keys, 2)[0]
         own.baddbmm_(folded(left, groups)[0].mT, folded(right, groups)[0])
 
@@ -279,13 +279,13 @@ def _compute_block(
     before = made.clone() if slopes and inputs.modification is not None else None
     made = modified(inputs, made, piece)
     if inputs.bias is not None:
-        made = biased(inputs, made, inputs.bias.read(piece))  # unnamed, so that it is freed before the mask is made
+        made = biased(inputs, made, inputs.bias.read(piece))  # unnamed, so that it is freed before the mask is computed
     made = mask_(inputs, made, piece)
     return _Block(piece, q, k, v, made, before, slope, groups)
 
 
 class _Scratch:
-    """Reusable memory for the tiled kernel's blocks, because allocating it anew costs as much as the matrix product."""
+    """Reusable memory for the tiled kernel's blocks, because a new allocation costs as much as the matrix product."""
 
     def __init__(self, inputs: AttentionInputs):
         self._wide, self._device = inputs.compute_dtype, inputs.device

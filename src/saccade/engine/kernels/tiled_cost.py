@@ -94,8 +94,8 @@ def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
             extra += _numbers_of_score_function(inputs, entries * piece.width)
             most = max(most, extra)
     rounded = 0 if item == wide else (of_query + of_keys) * item
-    looked = rows * value_dim * wide  # the products whose row sums enter softmax's gradient
-    return (of_query + of_keys) * wide + max(most * wide, rounded, looked) + 2 * rows * wide
+    row_products = rows * value_dim * wide  # grad_out * out, before it is summed over each row
+    return (of_query + of_keys) * wide + max(most * wide, rounded, row_products) + 2 * rows * wide
 
 
 def _num_score_blocks(inputs: AttentionInputs) -> int:
@@ -104,7 +104,7 @@ def _num_score_blocks(inputs: AttentionInputs) -> int:
 
 
 def _numbers_of_score_function(inputs: AttentionInputs, pairs: int) -> int:
-    """Return how many numbers autograd saves for a score function's backward pass, excluding the scaled gradient."""
+    """Return how many elements autograd saves for a score function's backward pass, excluding the scaled gradient."""
     if inputs.tile_function is None:
         return 0
     told = getattr(inputs.tile_function, "held_bytes", None)
@@ -198,7 +198,7 @@ class _SimulatedRun:
 
 
 def _is_one_axis(x: Tensor, items: int) -> bool:
-    """Return whether batch and head axes of keys merge into one. If not, a matrix product copies the keys."""
+    """Return whether the batch and head axes of keys merge without a copy. If not, a matrix product copies the keys."""
     return items == 1 or x.shape[1] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
 
 

@@ -115,7 +115,7 @@ class _Sequences(NamedTuple):
 
     Attributes:
         packed: lengths and windows of the sequences.
-        ends: bounds of the sequences among the rows of all batch items, int32 ``[sequences + 1]``.
+        ends: cumulative sequence lengths over all batch items, starting with 0, int32 ``[sequences + 1]``.
         longest: number of tokens in the longest sequence.
         places: indices of the rows that belong to a sequence, int64; None if all do.
     """
@@ -131,7 +131,7 @@ class _Sequences(NamedTuple):
         return rows if self.places is None else rows.index_select(0, self.places)
 
     def put_back(self, rows: Tensor, else_: float, count: int) -> Tensor:
-        """Insert the sequences' rows ``[rows, ...]`` among all ``count`` rows. All other rows become ``else_``."""
+        """Scatter the sequences' rows ``[rows, ...]`` into ``count`` rows, and fill all other rows with ``else_``."""
         if self.places is None:
             return rows
         return rows.new_full((count, *rows.shape[1:]), else_).index_copy(0, self.places, rows)

@@ -50,7 +50,7 @@ class TokenOrder:
         counts = is_token.sum(axis=1)
         self._begins = np.concatenate([[0], np.cumsum(counts)])
         self._step = int(self._positions.max(initial=0)) + 2  # above the end of any range of positions
-        # Item and position combined into one number that grows from token to token.
+        # Batch item and position combined into one integer that increases from token to token.
         self._places = self._positions + np.repeat(np.arange(items) * self._step, counts)
 
     @classmethod
@@ -99,7 +99,7 @@ class TokenOrder:
         return Bounds.exactly(hull.intersection(Spans.of(run_starts[item], run_ends[item], keys), keys))
 
     def one_by_one(self, item: int, indices: range) -> range | None:
-        """Return the positions of the tokens at ``indices``. Return None for padding or gaps between positions."""
+        """Return the positions of the tokens at ``indices`` as a range; None if there is padding or a gap."""
         offset = item * self._len
         low, high = np.searchsorted(self._indices, (offset + indices.start, offset + indices.stop)).tolist()
         if high - low != len(indices) or indices.step != 1:
@@ -123,7 +123,7 @@ class TokenOrder:
 
     @cached_property
     def _runs(self) -> tuple[Ints, Ints] | None:
-        """Return start and end indices of runs of adjacent tokens, ``[items, runs]``; None if there are too many."""
+        """Start and end indices of runs of adjacent tokens, ``[items, runs]``; None if there are too many runs."""
         item = np.repeat(np.arange(self.items), np.diff(self._begins))
         is_new = np.ones(len(self._indices), dtype=bool)
         is_new[1:] = (np.diff(self._indices) != 1) | (np.diff(item) != 0)

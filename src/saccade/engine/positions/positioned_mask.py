@@ -1,4 +1,4 @@
-"""PositionedMask: a mask on positions, evaluated at the indices of a matrix. Only this file converts positions."""
+"""PositionedMask: a mask on positions, evaluated at the indices of a matrix. Only this file converts between them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def resolve_positions(
         device: device of the matrix.
     """
     _, _, q_len, kv_len = shape
-    # The domain of a mask is a range of numbers, which are unknown during tracing, so the operator checks it.
+    # Positions are unknown during tracing, so the operator checks the domain of the mask when it runs.
     if not is_tracing() and rule.domain is not EVERYWHERE:
         check_domain(rule, q, kv, q_len, kv_len)
     if q is None:
@@ -216,7 +216,7 @@ class PositionedMask(Mask):
 
     @cached_property
     def _orders(self) -> tuple[TokenOrder, TokenOrder] | None:
-        """Position indexes of queries and keys; None if positions are unordered or unreadable, or too few to plan."""
+        """Position indices of queries and keys; None if positions decrease or cannot be read, or are too few."""
         if self._items * self.kv_positions.shape[1] * (self.q_positions.shape[1] + 256) < _FEWEST:
             return None
         q = TokenOrder.of(self.q_positions)

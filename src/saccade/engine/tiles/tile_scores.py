@@ -21,7 +21,7 @@ from saccade.support.called_function import called_function
 from saccade.support.torch_modes import has_values, is_transformed, unobserved
 
 ROOM_FOR_HIDDEN = 1 << 23  # entries of masked pairs that a plan may cache: 8 MB
-_NEVER = -1000.0  # its exp is 0 in every dtype, and 0 times it is 0: unlike -inf, it needs no special case
+_NEVER = -1000.0  # exp(x) and 0 * x are 0 in every dtype, so unlike -inf, it needs no special case
 
 
 def scores_of(inputs: AttentionInputs, tile: Tile) -> Tensor:
@@ -225,7 +225,7 @@ class Rows(NamedTuple):
 
 
 def softmax_rows(inputs: AttentionInputs, tile: Tile, *, differentiable: bool) -> Rows:
-    """Compute the softmax of a tile of complete rows, for code that reads weights instead of multiplying by them."""
+    """Compute the softmax of a tile of complete rows, for code that needs the weights themselves."""
     scores = scores_of(inputs, tile)
     sink = None if inputs.sink_logit is None else inputs.sink_logit[tile.heads]
     if differentiable:

@@ -74,7 +74,7 @@ def _cut_columns(strip: ColumnRange, start: int, stop: int) -> Iterator[ColumnRa
     if partial is True:
         yield strip
     elif isinstance(partial, Triangle):
-        # The first of these rows attends to the columns common to all of them, the last one to those that any needs.
+        # The first row sees only the columns visible to all rows; the last row sees every column visible to any row.
         all_rows, any_row = (min(max(0, end + partial.offset), len(strip.keys)) for end in (start + 1, stop))
         if all_rows:
             yield ColumnRange(strip.keys[:all_rows], True)
