@@ -67,7 +67,7 @@ class Sum(ByRows):
 
     @property
     def kv_heads(self) -> int:
-        """Number of heads that values must have to fit all matrices of the sum."""
+        """Number of value heads that fits all matrices of the sum."""
         counts = {matrix.kv_heads for _, matrix in self.terms}
         return counts.pop() if len(counts) == 1 else self.shape[1]
 
@@ -162,7 +162,7 @@ class Chain(ByRows):
 
 
 def _each_head(matrix: Matrix, value: Tensor) -> Tensor:
-    """Multiply a matrix by values whose number of heads may differ from the matrix's number of key heads."""
+    """Multiply a matrix by values, which may have a different number of heads than the matrix has key heads."""
     groups, given = matrix.kv_heads, value.shape[1]
     if given == groups:
         return matrix.matmul(value)
@@ -199,14 +199,14 @@ def check_alike(first: Matrix, other: Matrix, shape: tuple[int, ...], sign: str)
 
 
 def _part_of_factor(factor: float | Tensor, batch: int, head: int, rows: range) -> float | Tensor:
-    """Return the part of a factor that multiplies some rows of one head."""
+    """Slice a factor to some rows of one head."""
     if not isinstance(factor, Tensor) or factor.dim() == 0:
         return factor
     return factor[head, 0, 0] if factor.dim() == 3 else factor[batch, head, as_slice(rows)]
 
 
 def _factor(factor: object, matrix: Matrix) -> float | Tensor:
-    """Check the factor of a matrix in a sum and return it in the shape in which `Sum` stores factors."""
+    """Check the factor of a matrix in a sum and convert it to the shape in which `Sum` stores factors."""
     if is_number(factor):
         return float(factor)
     batch, heads, q_len, _ = matrix.shape

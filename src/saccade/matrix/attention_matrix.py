@@ -216,7 +216,7 @@ class AttentionMatrix(OfInputs):
             masks, even if passed as ``bias``.
         score: similarity of a query and a key: a `saccade.scores.Score`, or a function that changes scaled dot
             products, ``(score, b, h, q, kv) -> score`` (see `saccade.scores.Modified`). The dot product when None.
-        bias: added to the scores after the softcap; a tensor broadcastable to ``[batch, heads, q_len, kv_len]``, or a
+        bias: added to the scores after the softcap: a tensor broadcastable to ``[batch, heads, q_len, kv_len]``, or a
             `saccade.positions.Bias` (ALiBi, T5, …), which is evaluated from distances and never materialised.
         scale: multiplies the scores. When None, it is ``head_dim ** -0.5`` for dot products and 1 for other scores.
         softcap: scores become ``softcap * tanh(score / softcap)``; no cap when None.
@@ -330,14 +330,14 @@ class AttentionMatrix(OfInputs):
 
     @outside_graphs
     def summary(self, parts: Parts | None = None) -> Summary:
-        from saccade.statistics.summary import summary_of  # noqa: PLC0415  nothing but this needs it
+        from saccade.statistics.summary import summary_of  # noqa: PLC0415  only this method needs it
 
         return summary_of(self, self.inputs.current(), parts)
 
     @outside_graphs
     def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
         """Report which kernel ``A @ value`` runs, why other kernels do not run, and the cost."""
-        from saccade.engine.explanation import Explanation  # noqa: PLC0415  nothing but this needs it
+        from saccade.engine.explanation import Explanation  # noqa: PLC0415  only this method needs it
 
         dropout.check(dropout_p)
         inputs = self.inputs.current()
@@ -369,7 +369,7 @@ class AttentionMatrix(OfInputs):
                 yield Block(piece.batch, piece.heads, span, columns, weights, logs, lse)
 
     def uniform(self) -> Matrix:
-        from saccade.matrix.uniform_matrix import uniform_inputs  # noqa: PLC0415  few need it
+        from saccade.matrix.uniform_matrix import uniform_inputs  # noqa: PLC0415  rarely needed
 
         return matrix_from_inputs(uniform_inputs(self.inputs), "auto")
 

@@ -46,7 +46,7 @@ def sparse_of(matrix: MatrixLike, limit: int) -> Tensor:
 Index = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
 """An index into a matrix: integers, slices and at most one ``...``, for batch, head, query and key."""
 
-_FAR = 16  # smallest step for which rows are computed separately; with a smaller step, all rows in between are computed
+_FAR = 16  # smallest step for which rows are computed one by one; with smaller steps, rows in between are computed too
 _AXES = ("batch", "head", "query", "key")
 
 
@@ -129,7 +129,7 @@ def _slice_of_one(place: int) -> slice:
 
 
 def _shared_indices(own: range, wanted: range) -> tuple[Tensor, Tensor]:
-    """Return the row or column indices that two ranges share, as offsets into the first and into the second range."""
+    """Return the offsets, in the first and in the second range, of the row or column indices that both contain."""
     indices = torch.arange(own.start, own.stop, own.step, device="cpu")
     steps = (indices - wanted.start).div(wanted.step, rounding_mode="floor")
     is_shared = (steps * wanted.step + wanted.start == indices) & (steps >= 0) & (steps < len(wanted))

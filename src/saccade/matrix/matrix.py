@@ -91,7 +91,7 @@ class Matrix(Operators, ABC):
 
     @property
     def hidden(self) -> float:
-        """The value of the matrix at pairs that no block covers."""
+        """Value of the matrix at pairs that no block covers."""
         return 0.0
 
     @property
@@ -197,7 +197,7 @@ class Matrix(Operators, ABC):
         return self.compute(*statistics)
 
     def _compute_by_sweep(self, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo) -> dict[int, Any]:
-        """Return the results of all statistics that need no `blocks`, keyed by their indices in ``statistics``."""
+        """Return the results of statistics that can be computed without `blocks`, by index in ``statistics``."""
         return {}
 
     @outside_graphs
@@ -231,7 +231,7 @@ class Matrix(Operators, ABC):
         Cost: about two passes over `blocks`. ``parts`` take one more pass over the blocks and one over uniform
         attention.
         """
-        from saccade.statistics.summary import summary_of  # noqa: PLC0415  nothing but this needs it
+        from saccade.statistics.summary import summary_of  # noqa: PLC0415  only this method needs it
 
         return summary_of(self, parts=parts)
 

@@ -119,7 +119,7 @@ class Operators:
 
 
 def _combined(name: str, *parts: Any, module: str = "algebra") -> Matrix:
-    # Imported here, since these classes are matrices themselves.
+    # Imported here, because these classes are subclasses of Matrix.
     made: Matrix = getattr(importlib.import_module(f"saccade.matrix.{module}"), name)(*parts)
     return made
 

@@ -1,4 +1,4 @@
-"""Plans for decoding: the tiles of the last row, planned anew for each token.
+"""Plans for decoding: the tiles of the last row, planned again for each token.
 
 Bounds are computed as arrays over groups of rows, so planning one row costs as much as planning a few hundred. The
 bounds of many upcoming rows are therefore computed at once, and each decoded token reads the bounds of one row.

@@ -99,7 +99,7 @@ class Spans(NamedTuple):
         return (self.ends - self.starts).sum(axis=1)
 
     def ranges(self, rows: Ints, step: int = 1) -> Iterator[tuple[range, ...]]:
-        """Yield each group's non-empty key ranges. With a step, keys are whole steps away from the group's row."""
+        """Yield each group's non-empty key ranges. Keys differ from the group's row by multiples of ``step``."""
         for some in range(0, len(rows), _AT_ONCE):
             own = slice(some, some + _AT_ONCE)
             numbers = (self.starts[own].tolist(), self.ends[own].tolist(), rows[own].tolist())
@@ -134,7 +134,7 @@ def _packed(starts: Ints, ends: Ints, universe: KeyDomain) -> tuple[Ints, Ints]:
     np.copyto(ends[:, :-1], stop, where=inner)
     starts.sort(axis=1)
     ends.sort(axis=1)
-    # A last segment that starts at the end of the domain is empty; it stays as an empty slot.
+    # A last segment that starts at the end of the domain is an empty slot.
     return starts[:, :slots].copy(), ends[:, :slots].copy()
 
 

@@ -28,13 +28,13 @@ class Plan:
 
     Args:
         shape: (batch, heads, q_len, kv_len), the box that the plan covers.
-        terms: disjoint masks whose union is the mask, each with the step of its rows and keys; may be empty.
+        terms: disjoint masks whose union is the mask, each with the step between its rows and keys; may be empty.
         q_first, kv_first: positions of the first query and the first key.
 
     Attributes:
         overlaps: True if a row may be in several tiles with disjoint keys, whose results are then merged using their
             lse. If False, every row is in exactly one tile, which may have no columns.
-        memo: data that kernels derive from this plan and cache for the lifetime of the plan (residual tensors, by key).
+        memo: cache for data that kernels derive from this plan, such as residual masks; it lives as long as the plan.
 
     Cost: none until tiles are read. A kernel that reads the bounds of the mask itself does not need tiles.
     """
@@ -147,7 +147,7 @@ def _cheapest(rule: Rule, step: int, sizes: Sizes) -> Layout:
 
 
 def _ways_to_cut(rule: Rule, step: int, items: list[int], sizes: Sizes) -> Iterator[tuple[list[Ints], bool]]:
-    """Yield cuts of a plan's rows, and whether the mask wants more cuts: first all wanted cuts, then none."""
+    """Yield cuts of a plan's rows, and whether the mask prefers further cuts: first all preferred cuts, then none."""
     first, stop = sizes.q_first, sizes.q_first + sizes.shape[2]
     none = np.zeros(0, dtype=np.int64)
     can_cut = step == 1 and stop - first > 1
@@ -197,7 +197,7 @@ def _split_rows(first: int, stop: int, cuts: Ints, block: int, step: int) -> tup
 
 
 def _estimated(rule: Rule, sizes: Sizes, groups: Groups) -> tuple[float, float, Callable[[], Layout]]:
-    """Return a grouping's cost (inf if infeasible), its part for keys visible to all rows, and a layout factory.
+    """Return a grouping's total cost (inf if infeasible), the cost of fully visible keys, and a layout factory.
 
     Costs of large groupings are estimated on a sample.
     """

@@ -43,7 +43,7 @@ class Layout:
 
     @classmethod
     def of(cls, rule: Rule, sizes: Sizes, groups: Groups) -> Layout:
-        """Build the layout of rows that are grouped in tiles, with the first and last key that each group sees."""
+        """Build the layout for groups of rows: find the keys visible to all rows of a group, and the undecided keys."""
         kv_first, kv_len = sizes.kv_first, sizes.shape[3]
         keys = KeyDomain(np.full_like(groups.first, kv_first), np.full_like(groups.first, kv_first + kv_len))
         bounds = rule.bounds(groups, keys)
@@ -82,13 +82,13 @@ class Layout:
         if count <= _WRITTEN_OUT:
             num_distinct = int(self.num_distinct.max())
             return sum(self._cost_of(tile, num_distinct) for tile in self._written_out)
-        # Bounds do not show which residuals are native. The tiles of a few groups show how much cheaper those are.
+        # Bounds do not show which residual masks are native. Estimate what those save from the tiles of a few groups.
         some = np.unique(np.linspace(0, count - 1, _WRITTEN_OUT).astype(np.int64))
         few = Layout(self.rule, self.sizes, self.groups.at(some), self.all_rows.at(some), self.unsure.at(some))
         return self._cost_by_bounds() * few.cost() / (few._cost_by_bounds() or 1.0)
 
     def cost_of_fully_visible(self) -> float:
-        """Return the cost of the keys visible to all rows, which is part of the cost of every grouping."""
+        """Return the cost of the keys visible to all rows. Every grouping includes this cost."""
         pairs = self.copies * self.groups.rows * self._count(self.all_rows)
         return float(pairs.sum()) * _cost_of_pair(self.sizes.shape[2])
 

@@ -47,7 +47,7 @@ class Box(NamedTuple):
 
 
 class Triangle(NamedTuple):
-    """The causal residual, which kernels run natively: row r attends to column c of a range iff ``c <= r + offset``."""
+    """A causal residual mask, which kernels run natively: row r may attend to column c iff ``c <= r + offset``."""
 
     rows: int
     columns: int
@@ -64,7 +64,7 @@ class Rule(Protocol):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Numbers of batch items and heads that the mask distinguishes; 1 means that all have the same mask."""
+        """Numbers of batch items and heads with separate masks; 1 means that all share one mask."""
         ...
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""GridTable: a bias with a trainable number for each displacement on a grid, as in Swin."""
+"""GridTable: a bias with a trainable scalar for each displacement on a grid, as in Swin."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from saccade.support.validation import check_int
 
 
 class GridTable(Bias):
-    r"""A bias with a trainable number for each head and each displacement (rows, columns) between two grid cells.
+    r"""A bias with a trainable scalar for each head and each displacement (rows, columns) between two grid cells.
 
     Position p is the cell in row :math:`y = \lfloor p / W \rfloor` and column :math:`x = p \bmod W`. Its *address* is
     :math:`y\,(2W - 1) + x`, so that the difference between two addresses identifies the displacement uniquely. All
-    numbers start at 0.
+    scalars start at 0.
 
     Args:
         num_heads: number of query heads.

@@ -22,7 +22,7 @@ _KEPT = 1 << 13  # maximum number of positions with cached angles: 8 MB for head
 _Axes = tuple[int, ...]
 # All attributes that determine the angles.
 _RotationSettings = tuple[float, int, str, Scaling | None, _Axes | None, torch.dtype, torch.device]
-_BLOCK = 64  # for a single position, angles are computed for an aligned block of this many positions
+_BLOCK = 64  # angles for a single position are computed for the aligned block of positions that contains it
 
 
 class Tables(NamedTuple):
@@ -248,7 +248,7 @@ def _axis_of_pairs(sections: tuple[int, ...], interleaved: bool, rotary_dim: int
 
 
 def paired(cos: Tensor, sin: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """Expand rotary factors from pairs to channels: return the factors of the channels and those of their partners."""
+    """Expand rotary factors from channel pairs to channels, and return those of each channel and of its partner."""
     if layout == "half":
         return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
     return torch.stack([cos, cos], -1).flatten(-2), torch.stack([-sin, sin], -1).flatten(-2)
@@ -256,6 +256,6 @@ def paired(cos: Tensor, sin: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=4)
 def _cached_factors(positions: range, turning: _RotationSettings, inference: bool) -> tuple[Tensor, Tensor]:
-    """Compute rotary factors and cache them, since all layers, and many decoding steps, use the same positions."""
+    """Compute rotary factors and cache them, because all layers and many decoding steps use the same positions."""
     del inference  # part of the cache key only
     return _factors(positions, turning)

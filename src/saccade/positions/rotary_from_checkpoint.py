@@ -24,7 +24,7 @@ class Frequencies(Scaling):
     """A rotary scaling with explicit frequencies, such as ``inv_freq`` from a checkpoint; the base has no effect.
 
     Args:
-        radians: angle per position for each pair of channels: ``rotary_dim // 2`` numbers, in a sequence or a tensor.
+        radians: angle per position for each channel pair: ``rotary_dim // 2`` numbers, in a sequence or a tensor.
         attention_factor: factor that multiplies rotated queries and keys.
 
     Raises:
@@ -75,7 +75,7 @@ class Frequencies(Scaling):
 class RotaryTables(Rotary):
     """Rotary embeddings that use stored tables, such as ``cos_cache`` and ``sin_cache`` of an ONNX model.
 
-    The tables have one number per position and pair of channels. In transformers, they contain each number twice; pass
+    The tables have one value per position and channel pair. In transformers, they contain each value twice; pass
     ``cos[:, : cos.shape[1] // 2]`` instead. The tables stay float32 (or float64 if passed as such) when the module is
     converted to a different dtype, and are part of its state dict.
 

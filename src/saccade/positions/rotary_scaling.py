@@ -28,7 +28,7 @@ class Scaling(ABC):
 
     @property
     def magnitude(self) -> float:
-        """Factor by which the rotary scaling multiplies rotated queries and keys."""
+        """Factor that multiplies rotated queries and keys."""
         return 1.0
 
     @abstractmethod

@@ -21,7 +21,7 @@ class Positions:
     """Validated token positions, for queries, keys or the columns of a cache.
 
     A range takes no memory, whatever its length; a table takes 8 bytes per token. A cache that does not store the order
-    of tokens stores only the last position of each batch item; see `ending_before` and `advanced`.
+    of tokens needs only the last position of each batch item; see `ending_before` and `advanced`.
 
     Args:
         run: the positions of all batch items as a range; None if they are in the table.
@@ -96,9 +96,9 @@ class Positions:
 
     @classmethod
     def ending_before(cls, after: int | Tensor) -> Positions:
-        """Return the position before ``after`` (an int or int64 ``[batch]``) as the only position of each batch item.
+        """Return positions with a single token per batch item, at ``after - 1`` (an int or int64 ``[batch]``).
 
-        This is sufficient to continue, because the positions of later tokens depend only on the last position.
+        This suffices for a cache, because the positions of later tokens depend only on the last position.
         """
         if isinstance(after, Tensor) and len(after) and bool((after == after[0]).all()):
             after = int(after[0])
@@ -189,7 +189,7 @@ class Positions:
         return Positions.ending_before(reached[:, -1] + 1)
 
     def one_by_one(self) -> int | None:
-        """Return the first position if all batch items have the same consecutive positions; None otherwise."""
+        """Return the first position if all batch items have the same, consecutive positions; None otherwise."""
         if self.run is not None:
             return self.run.start if self.run.step == 1 or len(self.run) == 1 else None
         table = self.on()

@@ -22,7 +22,7 @@ TileFunction = Callable[..., Tensor]
 
 Autograd differentiates the function unless it has a method ``gradients(grad_scores, query, key, *parameters)`` that
 returns a gradient for each argument. This saves a pass over the pairs. A method ``held_bytes(itemsize)`` returns the
-peak memory besides the result, for `AttentionMatrix.explain`. Without it, the peak is measured on a few pairs.
+peak memory in bytes beyond the result, for `AttentionMatrix.explain`. Without it, the peak is measured on a few pairs.
 """
 
 
@@ -71,7 +71,7 @@ class Score(ArgumentHints, nn.Module):
     def to_dense(self, query: Tensor, key: Tensor) -> Tensor:
         """Return all scores, ``[batch, heads, q_len, kv_len]``, before scale, softcap and bias.
 
-        A `saccade.scores.Modified` changes scaled scores, so its scores are scaled as with ``scale=None``.
+        `saccade.scores.Modified` changes scaled scores, so its scores are scaled as with ``scale=None``.
 
         Args:
             query: ``[batch, heads, q_len, query_dim]``.

@@ -56,7 +56,7 @@ def in_language(language: Language) -> Iterator[None]:
 
 
 def language_of(environment: Mapping[str, str]) -> Language:
-    """Return the language that the environment selects by the first of LC_ALL, LC_MESSAGES and LANG that is set.
+    """Return the language set by the environment: the first of LC_ALL, LC_MESSAGES and LANG that is set decides.
 
     >>> language_of({"LANG": "zh_CN.UTF-8"}), language_of({"LANG": "zh_CN.UTF-8", "LC_ALL": "C"})
     ('zh', 'en')

@@ -20,7 +20,7 @@ compiled, call ``torch.compiler.is_compiling()`` by its full name.
 any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 """Return whether autocast may be enabled on any device. This quick check lets callers skip slower ones."""
 is_transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
-"""Return whether a transform of ``torch.func`` is active, for which attention must be a single autograd function."""
+"""Return whether a transform of ``torch.func`` is active. Attention must then be a single autograd function."""
 
 
 def is_autocast(x: Tensor) -> bool:
@@ -72,7 +72,7 @@ def _layers(x: Tensor) -> Iterator[Tensor]:
 
 
 def has_forward_derivatives() -> bool:
-    """Return whether forward-mode derivatives (``jvp``, ``jacfwd``) are active, which need a rule per operation."""
+    """Return whether forward-mode derivatives (``jvp``, ``jacfwd``) are active. They need a rule for each operation."""
     return torch.autograd.forward_ad._current_level >= 0 and not is_tracing()
 
 

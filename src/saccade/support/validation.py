@@ -129,8 +129,8 @@ def check_type(
 def is_causal_bias(x: object) -> bool:
     """Return whether a value comes from torch's ``causal_lower_right`` or ``causal_upper_left``.
 
-    The value represents a mask, but its memory was never written; `saccade.masks.as_mask` accepts it. torch's
-    operations return objects of the same class that no longer identify the mask.
+    Such a value represents a mask, but its memory was never written; `saccade.masks.as_mask` accepts it. Results of
+    torch operations on it have the same class but no longer identify the mask.
     """
     module = sys.modules.get("torch.nn.attention.bias")  # importing it takes a second
     return module is not None and isinstance(x, module.CausalBias)
