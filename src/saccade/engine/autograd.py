@@ -48,7 +48,7 @@ def differentiable(
     try:
         return _TransformedProduct.apply(kernel, inputs.emptied(), dropped, *inputs.sources(value))
     except RuntimeError as error:
-        if isinstance(error, NotImplementedError) or not inputs.rule.asks_functions:
+        if isinstance(error, NotImplementedError) or not inputs.rule.calls_functions:
             raise
         # The mapped axis has been folded into the batch, but not in tensors that the function captured.
         reason = "the mask function could not be called; it may read a mapped tensor"
@@ -119,10 +119,10 @@ class _Product(torch.autograd.Function):
 def _run_kernel(
     kernel: Kernel, inputs: AttentionInputs, dropped: Dropped | None, *tensors: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    own, value = inputs.of_sources(tensors)
+    full, value = inputs.of_sources(tensors)
     if not has_values(value):
-        return results_like(own, value)
-    out, lse = nonfinite.forward(kernel, own, value, dropped)
+        return results_like(full, value)
+    out, lse = nonfinite.forward(kernel, full, value, dropped)
     assert lse is not None  # kernels with a backward pass always return an lse
     return out, lse
 
@@ -173,8 +173,8 @@ class _BackwardPass(torch.autograd.Function):
         results, sources = Backward(*tensors[:4]), tensors[4:]
         if not has_values(results.out):
             return _empty_gradients(sources, wanted)
-        own, value = inputs.of_sources(sources)
-        grads = nonfinite.backward(kernel, own, value, dropped, results, wanted)
+        full, value = inputs.of_sources(sources)
+        grads = nonfinite.backward(kernel, full, value, dropped, results, wanted)
         return tuple(
             grad if grad is None or x is None or grad.dtype == x.dtype else grad.to(x.dtype)
             for grad, x in zip(grads, sources, strict=True)
@@ -192,9 +192,9 @@ class _BackwardPass(torch.autograd.Function):
         needed = ctx.needs_input_grad[6:]
         again = torch.is_grad_enabled() and not is_transformed()
         second = _second_derivatives if again or not is_transformed() else _SecondDerivatives.apply
-        *found, of_out, of_lse = second(ctx.inputs, ctx.dropped, needed, again, *ctx.saved_tensors, *grads)
+        *of_sources, of_out, of_lse = second(ctx.inputs, ctx.dropped, needed, again, *ctx.saved_tensors, *grads)
         # None for the output and the lse: the gradients of the sources already include the paths through them.
-        return None, None, None, None, None, None, of_out, of_lse, *found
+        return None, None, None, None, None, None, of_out, of_lse, *of_sources
 
     @staticmethod
     def vmap(
@@ -209,10 +209,10 @@ class _BackwardPass(torch.autograd.Function):
         size = info.batch_size
         results = [into_batch(x, dim, size) for x, dim in zip(rest[:4], in_dims[4:8], strict=True)]
         folded, tensors = folded_into_batch(inputs, rest[4:], in_dims[8:], size)
-        own = _folded_dropout(dropped, inputs, size)
+        folded_dropout = _folded_dropout(dropped, inputs, size)
         grads = [
             None if x is None else x.unflatten(0, (size, -1))
-            for x in _BackwardPass.apply(kernel, folded, own, wanted, *results, *tensors)
+            for x in _BackwardPass.apply(kernel, folded, folded_dropout, wanted, *results, *tensors)
         ]
         # Autograd sums the gradient of a bias over the batch items that share it, as for any broadcast tensor.
         return tuple(grads), tuple(None if x is None else 0 for x in grads)
@@ -247,8 +247,8 @@ def _second_derivatives(
     needed = (*needed[2:], *needed[:2])
     if not has_values(lse):
         return _empty_gradients((*sources, grad_out, grad_lse), needed)
-    own, value = inputs.of_sources(tuple(sources))
-    of = second_order.Backward(own, value, dropped, lse, grad_out, grad_lse)
+    full, value = inputs.of_sources(tuple(sources))
+    of = second_order.Backward(full, value, dropped, lse, grad_out, grad_lse)
     return second_order.derivatives(of, tuple(grads), needed, create_graph=create_graph)
 
 
@@ -281,12 +281,12 @@ class _SecondDerivatives(torch.autograd.Function):
         results = [into_batch(x, dim, size) for x, dim in zip(rest[:3], dims[:3], strict=True)]
         folded, sources = folded_into_batch(inputs, rest[3 : 3 + count], dims[3 : 3 + count], size)
         _, grads = folded_into_batch(inputs, rest[3 + count :], dims[3 + count :], size)
-        own = _folded_dropout(dropped, inputs, size)
-        found = [
+        folded_dropout = _folded_dropout(dropped, inputs, size)
+        derivatives = [
             None if x is None else x.unflatten(0, (size, -1))
-            for x in _SecondDerivatives.apply(folded, own, needed, create_graph, *results, *sources, *grads)
+            for x in _SecondDerivatives.apply(folded, folded_dropout, needed, create_graph, *results, *sources, *grads)
         ]
-        return tuple(found), tuple(None if x is None else 0 for x in found)
+        return tuple(derivatives), tuple(None if x is None else 0 for x in derivatives)
 
 
 def folded_into_batch(

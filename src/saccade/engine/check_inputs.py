@@ -44,10 +44,10 @@ def check_query_key(query: Tensor, key: Tensor, score: Score | None) -> tuple[in
             if query.dtype != key.dtype or (not (query.is_cpu and key.is_cpu) and query.device != key.device):
                 check_alike(query=query, key=key)
             return (batch, heads, q_len, kv_len)
-    raise _explained(query, key, score)
+    raise _shape_error(query, key, score)
 
 
-def _explained(query: Tensor, key: Tensor, score: Score | None) -> Exception:
+def _shape_error(query: Tensor, key: Tensor, score: Score | None) -> Exception:
     """Return the error for query and key tensors whose shapes do not match."""
     facts = [describe("query", query), describe("key", key)]
     for name, x in (("query", query), ("key", key)):
@@ -173,6 +173,6 @@ def _dense(bias: Tensor, query: Tensor, shape: tuple[int, int, int, int]) -> Den
     if bias.device != query.device:
         raise value_error("device", "be the same for query and bias", f"{query.device} and {bias.device}")
     sizes = zip(reversed(bias.shape), reversed(shape), strict=False)
-    if bias.dim() > 4 or any(own not in (1, size) for own, size in sizes):
+    if bias.dim() > 4 or any(bias_size not in (1, size) for bias_size, size in sizes):
         raise value_error("bias", f"broadcast to {list(shape)}", list(bias.shape))
     return DenseTerm(bias.reshape((1,) * (4 - bias.dim()) + bias.shape))

@@ -96,7 +96,7 @@ def reasons(inputs: AttentionInputs, impl: str | Kernel) -> tuple[str, ...]:
     why = []
     if encode(inputs.rule) is None:
         instead = "a frozen dataclass of numbers, texts, tensors and masks can be"
-        what = "a function, which" if inputs.rule.asks_functions else f"a {type(inputs.rule).__name__}, which"
+        what = "a function, which" if inputs.rule.calls_functions else f"a {type(inputs.rule).__name__}, which"
         why.append(f"its mask is {what} cannot be serialized: {instead}")
     if impl not in KERNELS:
         why.append(f'impl="{impl if isinstance(impl, str) else impl.name}" is not an operation of its own')
@@ -234,8 +234,8 @@ class _WithGradients:
         return self.function(*tensors)
 
     def gradients(self, grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        found: tuple[Tensor, ...] = torch.func.vjp(self.function, *tensors)[1](grad)
-        return found
+        gradients: tuple[Tensor, ...] = torch.func.vjp(self.function, *tensors)[1](grad)
+        return gradients
 
 
 def _without_zeros(call: _OperatorArguments) -> AttentionInputs:
@@ -333,8 +333,8 @@ def _second_backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     grads = [*grads[:3], *nothing, *grads[3:]]
     tensors = (*inputs.sources(value), grad_out, grad_lse)
     needed = [x is not None and x.requires_grad for x in tensors]
-    found = list(second_order.derivatives(of, tuple(grads), needed, create_graph=again))
-    of_query, of_key, of_value, of_bias, *others, of_out, of_lse = found
+    derivatives = list(second_order.derivatives(of, tuple(grads), needed, create_graph=again))
+    of_query, of_key, of_value, of_bias, *others, of_out, of_lse = derivatives
     others = [of_bias, *others] if inputs.bias is not None else others
     return of_query, of_key, of_value, _of_tensors(others, constants), *_NOT_TENSORS, None, None, of_out, of_lse
 

@@ -50,23 +50,23 @@ def choose_kernel(inputs: AttentionInputs, request: Request = DEFAULT) -> Kernel
     if request.impl != "auto":
         kernel = _requested(inputs, request)
     else:
-        left: Kernel | None = None  # defers to a faster kernel, which may be unable to run the inputs
+        deferring: Kernel | None = None  # defers to a faster kernel, which may be unable to run the inputs
         for candidate in KERNELS:
             if request.needs_backward and not candidate.has_backward:
                 continue
             verdict = candidate.verdict(inputs, request)
             if candidate.is_checked and not verdict.cannot:
                 verdict = _verdict(candidate, inputs, request)
-            if not (verdict.cannot or verdict.rather_not):
+            if not (verdict.cannot or verdict.should_skip):
                 kernel = candidate
                 break
-            if left is not None and left.leaves_to == candidate.name:
-                if not _verdict(left, inputs, request._replace(impl=left.name)).cannot:
-                    kernel = left
+            if deferring is not None and deferring.defers_to == candidate.name:
+                if not _verdict(deferring, inputs, request._replace(impl=deferring.name)).cannot:
+                    kernel = deferring
                     break
-                left = None
-            if verdict.rather_not and not verdict.cannot and candidate.leaves_to:
-                left = candidate
+                deferring = None
+            if verdict.should_skip and not verdict.cannot and candidate.defers_to:
+                deferring = candidate
         if kernel is None:
             names = [candidate.name for candidate in KERNELS]
             raise unsupported('impl="auto"', names, hint='impl="reference" runs everything')
@@ -75,20 +75,20 @@ def choose_kernel(inputs: AttentionInputs, request: Request = DEFAULT) -> Kernel
 
 def why_not(inputs: AttentionInputs, request: Request, kernel: Kernel) -> dict[str, tuple[str, ...]]:
     """Return the reasons why ``impl="auto"`` skips the other kernels; empty if the kernel was requested by name."""
-    passed_over: dict[str, tuple[str, ...]] = {}
+    skipped: dict[str, tuple[str, ...]] = {}
     if request.impl != "auto":
-        return passed_over
+        return skipped
     if inputs.sink_logit is not None:
         request = request._replace(needs_lse=True)
     for other in KERNELS:
         if other is kernel:
             continue
         verdict = _verdict(other, inputs, request)
-        reasons = verdict.cannot or verdict.rather_not
-        if not verdict.cannot and verdict.rather_not and other.leaves_to not in ("", kernel.name):
+        reasons = verdict.cannot or verdict.should_skip
+        if not verdict.cannot and verdict.should_skip and other.defers_to not in ("", kernel.name):
             reasons = _verdict(other, inputs, request._replace(impl=other.name)).cannot or reasons
-        passed_over[other.name] = reasons or (f"it could run these inputs; {kernel.name} is faster",)
-    return passed_over
+        skipped[other.name] = reasons or (f"it could run these inputs; {kernel.name} is faster",)
+    return skipped
 
 
 def _verdict(kernel: Kernel, inputs: AttentionInputs, request: Request) -> Verdict:

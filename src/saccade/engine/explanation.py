@@ -40,7 +40,7 @@ class Explanation:
     """
 
     kernel: str
-    passed_over: dict[str, tuple[str, ...]]
+    skipped: dict[str, tuple[str, ...]]
     shape: tuple[int, int, int, int]
     seen: str
     mask: str
@@ -65,9 +65,9 @@ class Explanation:
             inputs, kernel, value_dim, request: those of the product.
             mask: the user's mask. The mask in the inputs has recognised patterns in place of bool tensors.
         """
-        order = reordered(inputs, kernel, request.dropout_p) if inputs.shape[2] >= FEWEST else None
-        own = inputs if order is None else order.inputs
-        cost = kernel.cost(own, value_dim, request.dropout_p)
+        permutation = reordered(inputs, kernel, request.dropout_p) if inputs.shape[2] >= FEWEST else None
+        ordered = inputs if permutation is None else permutation.inputs
+        cost = kernel.cost(ordered, value_dim, request.dropout_p)
         return cls(
             kernel.name,
             why_not(inputs, request, kernel),
@@ -77,7 +77,7 @@ class Explanation:
             cost.tiles,
             cost.pairs,
             {"QKᵀ": 2 * cost.pairs * inputs.query.shape[3], "softmax": cost.pairs, "AV": 2 * cost.pairs * value_dim},
-            _extra_bytes(own, kernel, cost, value_dim, is_reordered=order is not None),
+            _extra_bytes(ordered, kernel, cost, value_dim, is_reordered=permutation is not None),
             _windows(inputs.rule),
         )
 
@@ -97,7 +97,7 @@ class Explanation:
         ]
         lines += [f"checked  {self.seen}"] if self.seen else []
         names: dict[str, list[str]] = {}
-        for name, reasons in self.passed_over.items():
+        for name, reasons in self.skipped.items():
             for reason in reasons:
                 names.setdefault(reason, []).append(name)
         lines += [f"not {', '.join(kernels)}: {reason}" for reason, kernels in names.items()]
@@ -120,17 +120,17 @@ def _extra_bytes(inputs: AttentionInputs, kernel: Kernel, cost: Cost, value_dim:
     (batch, heads, q_len, kv_len), query, wide = inputs.shape, inputs.query, inputs.compute_dtype
     rows, ledger = batch * heads * q_len, Ledger()
     out, lse = rows * value_dim * query.dtype.itemsize, rows * wide.itemsize
-    look = nonfinite.bytes_of_check(kernel, inputs, value_dim)
+    check_bytes = nonfinite.bytes_of_check(kernel, inputs, value_dim)
     if query.dtype != inputs.dtype:  # the score prepared query and key in float32
         ledger.take(batch * inputs.key.shape[1] * kv_len * value_dim * query.dtype.itemsize)
     bias = None if inputs.bias is None or inputs.bias.source.shape[2] == 1 else inputs.bias.source
     copied = query.numel() * query.dtype.itemsize + (0 if bias is None else bias.numel() * bias.dtype.itemsize)
     with ledger.holding(copied if is_reordered else 0):
         if not kernel.has_backward:
-            ledger.touch(look)
+            ledger.touch(check_bytes)
         ledger.step(cost.held)
         if kernel.has_backward:
-            ledger.touch(look)
+            ledger.touch(check_bytes)
         ledger.touch(out + lse if is_reordered else 0)
     if inputs.sink_logit is not None:
         ledger.touch(bytes_of_sink(rows, value_dim, wide))

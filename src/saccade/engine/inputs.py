@@ -45,8 +45,8 @@ class _Planned:
     """A descriptor that computes the plan of the inputs on first use. It is a `cached_property` without a lock."""
 
     def __get__(self, inputs: AttentionInputs, kind: type) -> Plan:
-        made = inputs.__dict__["plan"] = plan_of(inputs.rule, inputs.shape, *inputs.origin)
-        return made
+        plan = inputs.__dict__["plan"] = plan_of(inputs.rule, inputs.shape, *inputs.origin)
+        return plan
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -154,15 +154,15 @@ class AttentionInputs:
                 query, key, tile_function, parameters, modify = prepared(score, query, key)
                 place = () if modify is None else _first_pair(rule, origin, query, key)
                 modification = None if modify is None else Modification.of(modify, place, wide_dtype(dtype))
-        made = object.__new__(cls)  # set all fields at once: twice as fast as a dataclass's __init__
+        inputs = object.__new__(cls)  # set all fields at once: twice as fast as a dataclass's __init__
         # fmt: off
-        made.__dict__.update(
+        inputs.__dict__.update(
             shape=shape, dtype=dtype, query=query, key=key, rule=rule, origin=origin, scale=scale,
             softcap=softcap, bias=term, sink_logit=sink_logit, tile_function=tile_function, parameters=parameters,
             modification=modification, is_live=bool(tensors) and not isinstance(rule, PositionedMask),
         )
         # fmt: on
-        return made
+        return inputs
 
     def current(self) -> AttentionInputs:
         """Return inputs that reflect the current contents of the mask's tensors. Patterns and plan are recomputed."""
@@ -230,15 +230,15 @@ class AttentionInputs:
 
     def to(self, device: torch.device | None, dtype: torch.dtype | None) -> AttentionInputs:
         """Return the inputs on a different device or in a different dtype."""
-        own = self.dtype if dtype is None else dtype
+        new_dtype = self.dtype if dtype is None else dtype
         narrow = self.query.dtype == self.dtype and self.tile_function is None
-        kept = own if narrow else wide_dtype(own)
+        compute_dtype = new_dtype if narrow else wide_dtype(new_dtype)
         changes = {name: moved(getattr(self, name), device, dtype) for name in ("bias", "sink_logit", "parameters")}
         return self.replaced(
             **changes,
-            dtype=own,
-            query=self.query.to(device, kept),
-            key=self.key.to(device, kept),
+            dtype=new_dtype,
+            query=self.query.to(device, compute_dtype),
+            key=self.key.to(device, compute_dtype),
             rule=moved(self.rule, device, None),
             row_positions=moved(self.row_positions, device, None),
         )

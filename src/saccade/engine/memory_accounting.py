@@ -94,17 +94,17 @@ class Watch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.now = self.most = 0
-        self._seen: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        self.note(made, (args, kwargs))
-        return made
+        results = func(*args, **(kwargs or {}))
+        self.note(results, (args, kwargs))
+        return results
 
-    def note(self, made: object, given: object) -> None:
+    def note(self, results: object, inputs: object) -> None:
         """Count the storages of an operation's results, except storages shared with the operation's inputs."""
-        known = {id(x.untyped_storage()) for x in tree_leaves(given) if isinstance(x, Tensor)}
-        for x in tree_leaves(made):
+        known = {id(x.untyped_storage()) for x in tree_leaves(inputs) if isinstance(x, Tensor)}
+        for x in tree_leaves(results):
             if isinstance(x, Tensor):
                 self._note(x.untyped_storage(), known)
 
@@ -112,17 +112,17 @@ class Watch(TorchDispatchMode):
         """Account for bytes that an operation allocates and frees internally."""
         self.most = max(self.most, self.now + size)
 
-    def _note(self, storage: torch.UntypedStorage, given: set[int]) -> None:
+    def _note(self, storage: torch.UntypedStorage, known: set[int]) -> None:
         number, size = id(storage), storage.nbytes()
-        if number in given or number in self._seen:
+        if number in known or number in self._sizes:
             return
-        self._seen[number] = size
+        self._sizes[number] = size
         self.now += size
         self.most = max(self.most, self.now)
         weakref.finalize(storage, self._forget, number)
 
     def _forget(self, number: int) -> None:
-        self.now -= self._seen.pop(number)
+        self.now -= self._sizes.pop(number)
 
 
 _SIDE, _ENTRIES = 256, 1 << 18  # rows and columns of the measured part, and its number of pairs over batch and heads
@@ -141,8 +141,8 @@ class Probe:
     """
 
     def __init__(self, inputs: AttentionInputs, *, is_narrow: bool = False):
-        self._given = _with_zeros(inputs, 1 if is_narrow and inputs.tile_function is None else None)
-        self._found: dict[Hashable, tuple[float, float]] = {}
+        self._inputs = _with_zeros(inputs, 1 if is_narrow and inputs.tile_function is None else None)
+        self._measured: dict[Hashable, tuple[float, float]] = {}
 
     def held(self, name: str, tile: Tile, run: Callable[[AttentionInputs, Tile], object]) -> Held:
         """Return the peak bytes of ``run`` on a tile, in proportion to the tile's pairs. Each name is measured once."""
@@ -150,14 +150,15 @@ class Probe:
             return Held(0, 0)
         copies = (tile.batch.stop - tile.batch.start, tile.heads.stop - tile.heads.start)
         key = (name, id(tile.rule), copies, min(tile.height, _SIDE), _memory_class(tile))
-        if key not in self._found:
+        if key not in self._measured:
             part = _small_part(tile, math.prod(copies))
-            inputs = self._given.replaced(plan=Plan(self._given.shape, ()))  # do not cache parts of tiles with the plan
+            # An empty plan, so that parts of tiles are not cached with the plan of the inputs.
+            inputs = self._inputs.replaced(plan=Plan(self._inputs.shape, ()))
             with torch.no_grad():
-                found = counted(lambda: run(inputs, part))
+                measured = counted(lambda: run(inputs, part))
             pairs = part.height * part.width
-            self._found[key] = found.most / pairs, found.left / pairs
-        most, left = (int(each * tile.height * tile.width) for each in self._found[key])
+            self._measured[key] = measured.most / pairs, measured.left / pairs
+        most, left = (int(each * tile.height * tile.width) for each in self._measured[key])
         return Held(most, left)
 
 
@@ -179,8 +180,8 @@ def _with_zeros(inputs: AttentionInputs, width: int | None) -> AttentionInputs:
 
 def _memory_class(tile: Tile) -> Hashable:
     """Return a key shared by tiles that need similar memory per pair: shares of partial columns, and strides."""
-    unsure = [len(strip.keys) for strip in tile.columns if strip.partial is not True]
-    shares = (-(-_SHARES * size // tile.width) for size in (sum(unsure), max(unsure, default=0)))
+    undecided = [len(strip.keys) for strip in tile.columns if strip.partial is not True]
+    shares = (-(-_SHARES * size // tile.width) for size in (sum(undecided), max(undecided, default=0)))
     return (tile.rows.step, tile.columns[0].keys.step, min(len(tile.columns), 2), *shares)
 
 

@@ -119,11 +119,11 @@ def backward(
     """Run a kernel's backward pass and return the gradients, with NaN and inf contained."""
     if not _is_plain(inputs, value, results.lse):
         inputs, value, results = _sanitized_inputs(kernel, inputs, value, dropped, results)
-    found = kernel.backward(inputs, value, dropped, results, wanted)
-    if inputs.plan.is_full or is_finite(*(x for x in found if x is not None)):
-        return found
+    grads = kernel.backward(inputs, value, dropped, results, wanted)
+    if inputs.plan.is_full or is_finite(*(x for x in grads if x is not None)):
+        return grads
     instead = _rerun_after_overflow(kernel, inputs, value)
-    return found if instead is None else instead[0].backward(*instead[1:], dropped, results, wanted)
+    return grads if instead is None else instead[0].backward(*instead[1:], dropped, results, wanted)
 
 
 def contained(
@@ -178,11 +178,11 @@ def _forward_again(
     inputs: AttentionInputs,
     value: Tensor,
     dropped: Dropped | None,
-    found: tuple[Tensor, Tensor],
+    results: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Run the kernel again if NaN may come from overflow at masked pairs. If not, return the earlier results."""
     instead = _rerun_after_overflow(kernel, inputs, value)
-    return found if instead is None else instead[0].forward(*instead[1:], dropped)
+    return results if instead is None else instead[0].forward(*instead[1:], dropped)
 
 
 def _rerun_after_overflow(
@@ -283,23 +283,23 @@ def affected_queries(
     by_scores, by_value = torch.zeros_like(bad_query), torch.zeros_like(bad_query)
     bad_columns = (bad_key | bad_value).any(0).any(0).numpy(force=True)
     for tile in inputs.row_plan.tiles:
-        is_own = bool(at(bad_query[tile.batch, tile.heads], tile.rows, 2).any())
-        columns = tile.columns if is_own else tuple(_marked_columns(tile, bad_columns))
+        has_bad_query = bool(at(bad_query[tile.batch, tile.heads], tile.rows, 2).any())
+        columns = tile.columns if has_bad_query else tuple(_marked_columns(tile, bad_columns))
         if not columns:
             continue
         cut = tile._replace(columns=columns)
         for piece in pieces(cut, share=heads // groups, rows=cut.height, entries=_PAIRS_AT_ONCE):
-            seen = scores_of(inputs, piece) != -math.inf
+            visible = scores_of(inputs, piece) != -math.inf
             of_group = (piece.batch, groups_of(piece.heads, heads, groups))
             spans = joined(piece.spans)
-            share = seen.shape[1] // (of_group[1].stop - of_group[1].start)
+            share = visible.shape[1] // (of_group[1].stop - of_group[1].start)
             key, value = (
                 take(x[of_group], spans, 2).repeat_interleave(share, 1)[:, :, None] for x in (bad_key, bad_value)
             )
             query = at(bad_query[piece.batch, piece.heads], piece.rows, 2)
             for total, touched in (
-                (by_scores, (seen & key).any(-1) | (seen.any(-1) & query)),
-                (by_value, (seen & value).any(-1)),
+                (by_scores, (visible & key).any(-1) | (visible.any(-1) & query)),
+                (by_value, (visible & value).any(-1)),
             ):
                 at(total[piece.batch, piece.heads], piece.rows, 2).logical_or_(touched)
     return by_scores, by_value

@@ -82,20 +82,20 @@ class OfInputs(Matrix):
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
         if not are_mapped(self.inputs):
             return super().compute(*statistics)
-        made: list[Any] = []
+        specs: list[Any] = []
 
-        def question(inputs: AttentionInputs) -> tuple[Tensor, ...]:
+        def compute_samples(inputs: AttentionInputs) -> tuple[Tensor, ...]:
             tensors, spec = tree_flatten(self._of(inputs).compute(*statistics))
             for x in tensors:
                 if not isinstance(x, Tensor) or x.shape[:1] != (inputs.shape[0],):
                     reason = "a result is not a tensor whose first axis is the batch"
                     raise unsupported("vmap", [reason], hint="put the mapped axis into the batch")
-            made.append(spec)
+            specs.append(spec)
             return tuple(tensors)
 
         with torch.no_grad():
-            tensors = of_all_samples(self.inputs, question)
-        return cast("tuple[Any, ...]", tree_unflatten(tensors, made[-1]))
+            tensors = of_all_samples(self.inputs, compute_samples)
+        return cast("tuple[Any, ...]", tree_unflatten(tensors, specs[-1]))
 
     @outside_graphs
     def to_dense(self, *, limit: int = DENSE_LIMIT) -> Tensor:
@@ -107,7 +107,7 @@ class OfInputs(Matrix):
     def rmatmul(self, x: Tensor) -> Tensor:
         if not are_mapped(self.inputs, x):
             return super().rmatmul(x)
-        return of_all_samples(self.inputs, lambda inputs, own: (self._of(inputs).rmatmul(own),), x)[0]
+        return of_all_samples(self.inputs, lambda inputs, samples: (self._of(inputs).rmatmul(samples),), x)[0]
 
     @outside_graphs
     def __getitem__(self, index: Index) -> Tensor:
@@ -160,7 +160,10 @@ class ScoreMatrix(OfInputs):
     def _blocks(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[Block]:
         inputs = self.inputs.current()
         items, heads, q_len, kv_len = self.shape
-        b, h = (slice(0, size) if one is None else slice(one, one + 1) for one, size in ((batch, items), (head, heads)))
+        b, h = (
+            slice(0, size) if index is None else slice(index, index + 1)
+            for index, size in ((batch, items), (head, heads))
+        )
         rows = range(q_len) if rows is None else range(q_len)[as_slice(rows)]
         each = (b.stop - b.start) * (h.stop - h.start)
         step = max(1, _ENTRIES // max(each * kv_len, 1))
@@ -171,20 +174,21 @@ class ScoreMatrix(OfInputs):
             for tile in inputs.row_plan.tiles:
                 for piece in part_of(tile, batch, head, some):
                     with without_autocast(self.device):
-                        found = scores_of(inputs, piece)
+                        scores_of_piece = scores_of(inputs, piece)
                     items_of, heads_of = (
-                        _shifted_slice(own, first.start) for own, first in ((piece.batch, b), (piece.heads, h))
+                        _shifted_slice(span_of_piece, first.start)
+                        for span_of_piece, first in ((piece.batch, b), (piece.heads, h))
                     )
                     own_rows = slice(piece.rows.start - start, piece.rows.stop - start, piece.rows.step)
                     at = 0
                     for span in joined(piece.spans):
-                        scores[items_of, heads_of, own_rows, as_slice(span)] = found[..., at : at + len(span)]
+                        scores[items_of, heads_of, own_rows, as_slice(span)] = scores_of_piece[..., at : at + len(span)]
                         at += len(span)
             yield Block(b, h, some, (range(kv_len),), scores, hidden=self.hidden)
 
 
-def _shifted_slice(own: slice, by: int) -> slice:
-    return slice(own.start - by, own.stop - by)
+def _shifted_slice(span: slice, by: int) -> slice:
+    return slice(span.start - by, span.stop - by)
 
 
 def _no_product() -> Exception:

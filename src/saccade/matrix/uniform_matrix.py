@@ -39,8 +39,8 @@ class UniformMatrix(DerivedMatrix):
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         for block in self.inner.blocks(batch, head, rows):
-            seen = self._allowed(block).expand(block.weights.shape).to(block.weights.dtype)
-            yield Block(*block[:4], seen / seen.sum(-1, keepdim=True).clamp_min(1.0))
+            visible = self._allowed(block).expand(block.weights.shape).to(block.weights.dtype)
+            yield Block(*block[:4], visible / visible.sum(-1, keepdim=True).clamp_min(1.0))
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
         return self.inner.positions(rows, columns)

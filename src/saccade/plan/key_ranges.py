@@ -101,8 +101,8 @@ class Spans(NamedTuple):
     def ranges(self, rows: Ints, step: int = 1) -> Iterator[tuple[range, ...]]:
         """Yield each group's non-empty key ranges. Keys differ from the group's row by multiples of ``step``."""
         for some in range(0, len(rows), _AT_ONCE):
-            own = slice(some, some + _AT_ONCE)
-            numbers = (self.starts[own].tolist(), self.ends[own].tolist(), rows[own].tolist())
+            chunk = slice(some, some + _AT_ONCE)
+            numbers = (self.starts[chunk].tolist(), self.ends[chunk].tolist(), rows[chunk].tolist())
             for starts, ends, row in zip(*numbers, strict=True):
                 firsts = starts if step == 1 else [start + (row - start) % step for start in starts]
                 yield tuple([range(first, end, step) for first, end in zip(firsts, ends, strict=True) if first < end])

@@ -54,9 +54,9 @@ class GridTable(Bias):
 
     def address(self, positions: Tensor) -> Tensor:
         cells = self.height * self.width
-        given = as_positions(positions)
-        check_below(given, cells, f"the grid has {self.height} x {self.width} cells")
-        cell = given.clamp(0, cells - 1)  # -1 is padding, whose bias is never used, but it needs a valid address
+        places = as_positions(positions)
+        check_below(places, cells, f"the grid has {self.height} x {self.width} cells")
+        cell = places.clamp(0, cells - 1)  # -1 is padding, whose bias is never used, but it needs a valid address
         return cell // self.width * (2 * self.width - 1) + cell % self.width
 
     def table(self, distances: Tensor) -> Tensor:

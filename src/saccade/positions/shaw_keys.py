@@ -53,14 +53,14 @@ class ShawKeys(Bias):
     def __init__(self, head_dim: int, reach: int | tuple[int, int], num_heads: int | None = None):
         super().__init__()
         self.head_dim = check_int("head_dim", head_dim)
-        given = reach if isinstance(reach, tuple | list) else (reach, reach)
-        if len(given) != 2:
+        limits = reach if isinstance(reach, tuple | list) else (reach, reach)
+        if len(limits) != 2:
             raise value_error("reach", "be an int, or two: back and ahead", shown(reach))
-        self.back, self.ahead = (check_int("reach", own, 0) for own in given)
+        self.back, self.ahead = (check_int("reach", limit, 0) for limit in limits)
         self.reach = max(self.back, self.ahead)
         self.num_heads = None if num_heads is None else check_int("num_heads", num_heads)
-        own = () if num_heads is None else (num_heads,)
-        self.weight = nn.Parameter(torch.zeros(*own, self.back + 1 + self.ahead, head_dim))
+        heads = () if num_heads is None else (num_heads,)
+        self.weight = nn.Parameter(torch.zeros(*heads, self.back + 1 + self.ahead, head_dim))
 
     def values(self, distances: Tensor, query: Tensor, scale: float) -> Tensor:
         check_distances(distances)

@@ -70,8 +70,8 @@ def translated(words: str, /, **values: object) -> str:
 
     Text without a translation is returned unchanged. Line breaks count as spaces.
     """
-    found = words if _current.get() == "en" else chinese().get(one_line(words), words)
-    return found.format(**values) if values else found
+    text = words if _current.get() == "en" else chinese().get(one_line(words), words)
+    return text.format(**values) if values else text
 
 
 def one_line(words: str) -> str:

@@ -202,27 +202,27 @@ class ShapeSpec:
             if not isinstance(x, Tensor):
                 raise type_error(name, "be a tensor", type(x).__name__)
             shape = tuple(x.shape[max(0, x.dim() - len(axes)) :] if is_open else x.shape)
-            own: dict[str, int] = {}
+            expected: dict[str, int] = {}
             for axis, size in zip(axes, shape, strict=False):
-                own.setdefault(axis, int(axis) if axis.isdigit() else sizes.get(axis, size))
-            fits = all(axis == "_" or own[axis] == size for axis, size in zip(axes, shape, strict=False))
+                expected.setdefault(axis, int(axis) if axis.isdigit() else sizes.get(axis, size))
+            fits = all(axis == "_" or expected[axis] == size for axis, size in zip(axes, shape, strict=False))
             if len(shape) != len(axes) or not fits:
                 raise self._misfit(name, x, tensors, sizes, hint)
-            sizes |= own
+            sizes |= expected
         return sizes
 
     def _misfit(
         self, name: str, x: Tensor, tensors: tuple[Any, ...], sizes: dict[str, int], hint: str | None
     ) -> Exception:
         """Return the error for a tensor whose shape does not match. Called only after a mismatch."""
-        axes, is_open = next((axes, is_open) for own, axes, is_open in self._parts if own == name)
+        axes, is_open = next((axes, is_open) for other, axes, is_open in self._parts if other == name)
         lead = ("...",) if is_open else ()
         words, filled = (
             f"[{', '.join(map(str, (*lead, *row)))}]" for row in (axes, [sizes.get(axis, axis) for axis in axes])
         )
         rule = f"have shape {words}" + (f" = {filled}" if filled != words else "")
-        named = zip((own for own, _, _ in self._parts), tensors, strict=True)
-        facts = [describe(own, tensor) for own, tensor in named if isinstance(tensor, Tensor)]
+        named = zip((other for other, _, _ in self._parts), tensors, strict=True)
+        facts = [describe(other, tensor) for other, tensor in named if isinstance(tensor, Tensor)]
         return value_error(name, rule, list(x.shape), facts=facts, hint=hint)
 
 

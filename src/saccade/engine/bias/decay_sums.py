@@ -26,7 +26,7 @@ class DecayTerm(Term):
         dtype: dtype of the scores.
     """
 
-    is_written_out = False
+    is_materialised = False
 
     def __init__(self, source: Tensor, last: Tensor, dtype: torch.dtype):
         self.source, self.last, self.dtype = source, last, dtype
@@ -46,8 +46,8 @@ class DecayTerm(Term):
 
     def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         last = self.last[b if len(self.last) > 1 else b - b, q]
-        own, other = (entry(self.source, b, h, q - q, place) for place in (last, kv))
-        return (own - other).to(self.dtype)
+        up_to_query, up_to_key = (entry(self.source, b, h, q - q, place) for place in (last, kv))
+        return (up_to_query - up_to_key).to(self.dtype)
 
     def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
         total = grad[tile.batch, tile.heads, 0]

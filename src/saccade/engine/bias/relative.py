@@ -32,7 +32,7 @@ class DistanceTerm(Term):
             differences are the distances.
     """
 
-    is_written_out = False
+    is_materialised = False
 
     def __init__(
         self,
@@ -81,9 +81,11 @@ class DistanceTerm(Term):
         if self.q_addresses is None or self.kv_addresses is None:
             distance = q - kv + self.first
         else:
-            one = b - b
-            own, other = (x[b if len(x) > 1 else one, i] for x, i in ((self.q_addresses, q), (self.kv_addresses, kv)))
-            distance = own - other
+            zeros = b - b
+            q_address, kv_address = (
+                x[b if len(x) > 1 else zeros, i] for x, i in ((self.q_addresses, q), (self.kv_addresses, kv))
+            )
+            distance = q_address - kv_address
         return entry(self.source, b, h, q, (distance - self.lowest).clamp(0, self.source.shape[3] - 1))
 
     def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
@@ -169,7 +171,9 @@ def distance_term(
     distances = torch.arange(lowest, max(lowest, highest) + 1, device=query.device)
     with without_autocast(query.device):
         table = bias.values(distances, query, scale)
-    if table.dim() != 4 or any(own not in (1, size) for own, size in zip(table.shape, shape[:3], strict=False)):
+    if table.dim() != 4 or any(
+        table_size not in (1, size) for table_size, size in zip(table.shape, shape[:3], strict=False)
+    ):
         name = type(bias).__name__
         got = f"{name} for {table.shape[1]} heads" if table.dim() == 4 else name
         raise value_error("bias", f"be made for {heads} heads, or one", got)

@@ -76,13 +76,13 @@ def _call_function(function: ScoreMod, scores: Tensor, place: tuple[Tensor, ...]
 
 def _captured_leaves(answer: Tensor) -> list[Tensor]:
     """Return the leaf tensors in which autograd would accumulate a score function's gradients."""
-    nodes, seen, found = [answer.grad_fn], set(), []
+    nodes, seen, leaves = [answer.grad_fn], set(), []
     while nodes:
         node = nodes.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         if hasattr(node, "variable"):
-            found.append(node.variable)
+            leaves.append(node.variable)
         nodes += [following for following, _ in node.next_functions]
-    return found
+    return leaves

@@ -20,11 +20,11 @@ class Term(Protocol):
 
     Attributes:
         source: the tensor that receives the gradients.
-        is_written_out: whether reading a tile returns a view, so that even the full matrix can be read at once.
+        is_materialised: whether reading a tile returns a view, so that even the full matrix can be read at once.
     """
 
     source: Tensor
-    is_written_out: bool
+    is_materialised: bool
 
     def of(self, source: Tensor) -> Term:
         """Return this bias term with a different source tensor of the same shape."""
@@ -54,7 +54,7 @@ class DenseTerm(Term):
         source: ``[B | 1, H | 1, L | 1, S | 1]``.
     """
 
-    is_written_out = True
+    is_materialised = True
 
     def __init__(self, source: Tensor):
         self.source = source
@@ -91,7 +91,7 @@ class MaskedTerm(Term):
         nothing: zeros ``[1, 1, 1, 1]``, used if ``term`` is None.
     """
 
-    is_written_out = False
+    is_materialised = False
 
     def __init__(self, term: Term | None, queries: Tensor, keys: Tensor, nothing: Tensor):
         self.term, self.queries, self.keys, self._nothing = term, queries, keys, nothing

@@ -21,7 +21,7 @@ from saccade.engine.kernels.kernel import (
     KernelWithBackward,
     Request,
     Verdict,
-    reasons_of_dot_products,
+    reasons_unless_dot_product,
 )
 from saccade.masks import Mask
 from saccade.plan import ALL, Groups
@@ -37,7 +37,7 @@ class BlockSparseKernel(KernelWithBackward):
         why = []
         if not isinstance(inputs.rule, SelectedBlocks):
             why.append("its mask does not select blocks of keys for each query")
-        why += reasons_of_dot_products(inputs)
+        why += reasons_unless_dot_product(inputs)
         if inputs.bias is not None and not (isinstance(inputs.bias, MaskedTerm) and inputs.bias.term is None):
             why.append("it has no bias")
         if has_forward_derivatives():

@@ -68,7 +68,7 @@ class FirstUse:
         """One sentence that describes how the kernel was wrong; empty if it was right."""
         if self.raised is not None:
             return f"a product for {self._kind} on {self.place} raised {self.raised}"
-        worst = max(self.quantities, key=lambda one: one.error)
+        worst = max(self.quantities, key=lambda quantity: quantity.error)
         if worst.error <= self.limit:
             return ""
         return (
@@ -104,7 +104,7 @@ class FirstUse:
     def __str__(self) -> str:
         if self.fault:
             return f"{self.kernel}: {self.fault}"
-        errors = ", ".join(f"{one.name} {one.error:.1g}" for one in self.quantities)
+        errors = ", ".join(f"{quantity.name} {quantity.error:.1g}" for quantity in self.quantities)
         return f"{self.rows} rows on {self.place} were right within {self.limit:g} of their size ({errors})"
 
     __repr__ = __str__
@@ -134,14 +134,14 @@ class _Kind(NamedTuple):
 class _Record(NamedTuple):
     """Latest first-use check of one kind of product, and the (value width, gradients) combinations checked so far."""
 
-    found: FirstUse
+    result: FirstUse
     covered: frozenset[tuple[int, bool]]
 
 
 _RECORDS: dict[_Kind, _Record] = {}
 
 
-def holds(kernel: Kernel, inputs: AttentionInputs, value: Tensor, own: AttentionInputs) -> bool:
+def holds(kernel: Kernel, inputs: AttentionInputs, value: Tensor, kernel_inputs: AttentionInputs) -> bool:
     """Return whether a kernel passes the first-use check for this kind of product. Run the check if necessary.
 
     Each kind of product that fails the check causes one warning.
@@ -154,38 +154,40 @@ def holds(kernel: Kernel, inputs: AttentionInputs, value: Tensor, own: Attention
         return True
     kind, wanted = _kind_of(kernel, inputs), (value.shape[3], _wants_gradients(inputs, value))
     record = _RECORDS.get(kind)
-    if record is not None and (not record.found.ok or _covers(record, wanted)):
-        return record.found.ok
+    if record is not None and (not record.result.ok or _covers(record, wanted)):
+        return record.result.ok
     try:
         from saccade.engine.first_use_check.check_kernel import check_kernel  # noqa: PLC0415  GPU kernels only
 
         with unobserved():
             if not is_finite(inputs.query, inputs.key, value):
                 return True  # the reference rows would be NaN; check a later product
-            found = check_kernel(kernel, own, value, gradients=wanted[1])
+            result = check_kernel(kernel, kernel_inputs, value, gradients=wanted[1])
     except torch.OutOfMemoryError:
         return True  # the product may fit into memory without the check; check a smaller one later
-    _record(kind, _Record(found, (frozenset() if record is None else record.covered) | {wanted}))
-    return found.ok
+    _record(kind, _Record(result, (frozenset() if record is None else record.covered) | {wanted}))
+    return result.ok
 
 
-def failed(kernel: Kernel, inputs: AttentionInputs, value: Tensor, own: AttentionInputs, error: Exception) -> None:
+def failed(
+    kernel: Kernel, inputs: AttentionInputs, value: Tensor, kernel_inputs: AttentionInputs, error: Exception
+) -> None:
     """Record and warn that a kernel raised an error although this kind of product had passed the first-use check."""
     from saccade.engine.first_use_check.check_kernel import after_error  # noqa: PLC0415  as above
 
-    _record(_kind_of(kernel, inputs), _Record(after_error(kernel, own, value, error), frozenset()))
+    _record(_kind_of(kernel, inputs), _Record(after_error(kernel, kernel_inputs, value, error), frozenset()))
 
 
 def _record(kind: _Kind, record: _Record) -> None:
     _RECORDS[kind] = record
-    if not record.found.ok:
-        warnings.warn(record.found.warning, stacklevel=3)
+    if not record.result.ok:
+        warnings.warn(record.result.warning, stacklevel=3)
 
 
 def reasons(kernel: Kernel, inputs: AttentionInputs) -> tuple[str, ...]:
     """Return the error of the kernel's first run on this kind of product, if any, as a reason not to run it."""
     record = _RECORDS.get(_kind_of(kernel, inputs)) if kernel.is_checked and is_on(inputs) else None
-    return () if record is None or record.found.ok else (record.found.fault,)
+    return () if record is None or record.result.ok else (record.result.fault,)
 
 
 def seen(kernel: Kernel, inputs: AttentionInputs) -> str:
@@ -198,7 +200,7 @@ def seen(kernel: Kernel, inputs: AttentionInputs) -> str:
     return (
         "not yet: its first product on this device will be compared with the definition"
         if record is None
-        else str(record.found)
+        else str(record.result)
     )
 
 
@@ -228,7 +230,7 @@ def _kind_of(kernel: Kernel, inputs: AttentionInputs) -> _Kind:
         inputs.modification is not None,
     )
     return _Kind(
-        type(kernel).__qualname__ if _is_ours(kernel) else kernel,
+        type(kernel).__qualname__ if _is_builtin(kernel) else kernel,
         inputs.device,
         inputs.query.dtype,
         _structure(inputs.rule),
@@ -239,7 +241,7 @@ def _kind_of(kernel: Kernel, inputs: AttentionInputs) -> _Kind:
     )
 
 
-def _is_ours(kernel: Kernel) -> bool:
+def _is_builtin(kernel: Kernel) -> bool:
     return type(kernel).__module__.startswith("saccade.")
 
 

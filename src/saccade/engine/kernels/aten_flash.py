@@ -202,8 +202,8 @@ def _forward_folded(
     share = heads // groups
     if added is not None and rows * added.shape[1] > 1:
         # Repeat a mask that all heads share for each head of a group; a single row needs no repetition.
-        own = added if added.shape[1] == heads else added.expand(-1, heads, -1, -1)
-        added = own.reshape(own.shape[0], groups, share * rows, own.shape[3])
+        per_head = added if added.shape[1] == heads else added.expand(-1, heads, -1, -1)
+        added = per_head.reshape(per_head.shape[0], groups, share * rows, per_head.shape[3])
     elif added is not None:
         added = added.expand(-1, -1, share, -1)
     out, lse = forward(q.reshape(batch, groups, share * rows, width), k, v, added, None, False, scale)
@@ -224,13 +224,13 @@ def _mark_empty_rows(
 ) -> None:
     """Write -inf to the lse of empty rows. Torch's flash operation returns 0 for them."""
     share, columns = q.shape[1] // k.shape[1], torch.arange(k.shape[2])
-    unsure = (lse == 0.0) & (out == 0.0).all(-1)
-    for b, h in unsure.any(-1).nonzero().tolist():
-        for rows in unsure[b, h].nonzero()[:, 0].split(_ROWS_AGAIN):
+    candidates = (lse == 0.0) & (out == 0.0).all(-1)
+    for b, h in candidates.any(-1).nonzero().tolist():
+        for rows in candidates[b, h].nonzero()[:, 0].split(_ROWS_AGAIN):
             scores = q[b, h, rows].to(lse.dtype) @ k[b, h // share].to(lse.dtype).mT * scale
             if added is not None:
-                own = added[b % len(added), h % added.shape[1]]
-                scores = scores + (own[rows] if len(own) > 1 else own)
+                mask = added[b % len(added), h % added.shape[1]]
+                scores = scores + (mask[rows] if len(mask) > 1 else mask)
             if causal:
                 scores = scores.masked_fill(columns > rows[:, None], -math.inf)
             lse[b, h, rows[(scores == -math.inf).all(-1)]] = -math.inf

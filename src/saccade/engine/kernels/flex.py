@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.kernel import Kernel, Request, Verdict, left_out, reasons_of_dot_products
+from saccade.engine.kernels.kernel import Kernel, Request, Verdict, disabled_reasons, reasons_unless_dot_product
 from saccade.engine.memory_accounting import Cost, Held
 from saccade.support.torch_modes import is_transformed, unobserved
 
@@ -52,19 +52,19 @@ class Flex(Kernel):
             why.append(f"it needs heads at least {_NARROWEST} wide, and no empty inputs")
         if request.dropout_p > 0.0:
             why.append("it has no dropout")
-        why += reasons_of_dot_products(inputs)
-        if inputs.rule.asks_functions:
+        why += reasons_unless_dot_product(inputs)
+        if inputs.rule.calls_functions:
             why.append("it compiles masks, and a user's function may not compile")
         if is_transformed():
             why.append("it is not run inside transforms of torch.func")
-        rather_not = left_out(inputs)
+        should_skip = disabled_reasons(inputs)
         if not inputs.rule.is_value:
-            rather_not += ("its mask is not hashable, so its compiled form could not be reused",)
+            should_skip += ("its mask is not hashable, so its compiled form could not be reused",)
         elif inputs.plan.pairs < _FEW_PAIRS:
-            rather_not += (
+            should_skip += (
                 f"{inputs.plan.pairs:,} pairs are too few to repay compiling (at least {_FEW_PAIRS:,} are needed)",
             )
-        return Verdict(tuple(why), rather_not)
+        return Verdict(tuple(why), should_skip)
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
         """Return the number of pairs that FlexAttention computes, and the bytes of the block lists."""

@@ -22,7 +22,7 @@ from saccade.engine.kernels.kernel import (
     Request,
     Tensors,
     Verdict,
-    reasons_of_dot_products,
+    reasons_unless_dot_product,
 )
 from saccade.engine.memory_accounting import Cost
 from saccade.engine.tiles.grouped_heads import add_at, at, groups_of, take
@@ -42,7 +42,7 @@ class Fused(KernelWithBackward):
 
     name = "fused"
     adds_to_masked = True
-    leaves_to = "tiled"
+    defers_to = "tiled"
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
         """Return why torch's flash operation cannot run these inputs, or why complete rows are faster."""
@@ -68,7 +68,7 @@ class Fused(KernelWithBackward):
         if inputs.softcap is not None:
             why.append("it has no softcap")
         if inputs.tile_function is not None or inputs.modification is not None:
-            why += reasons_of_dot_products(inputs)
+            why += reasons_unless_dot_product(inputs)
         if inputs.bias is not None and wants_gradient(inputs.bias.source):
             why.append("it has no gradient for bias")
         if has_forward_derivatives():
@@ -95,7 +95,7 @@ class Fused(KernelWithBackward):
         if single is None:
             out, lse = _forward_of_tiles(inputs, value)
         else:
-            is_plain = inputs.bias is None and (single.causal or single.is_sure)
+            is_plain = inputs.bias is None and (single.causal or single.is_fully_visible)
             terms = NOTHING if is_plain else added_terms(inputs, single)
             key = inputs.key
             if len(single.tile.columns[0].keys) != key.shape[2]:
@@ -141,10 +141,9 @@ def _prepared_inputs(inputs: AttentionInputs, value: Tensor) -> tuple[AttentionI
     """Return inputs with equal widths, stride 1 and a scale above 0, as torch's flash operation requires."""
     query, key = inputs.query, inputs.key
     if query.shape[3] == value.shape[3] and inputs.scale > 0.0:
-        is_whole = (
-            query.is_contiguous() and key.is_contiguous() and value.is_contiguous()
-        )  # faster to test than strides
-        if is_whole or query.stride(3) == key.stride(3) == value.stride(3) == 1:
+        # Contiguity is faster to test than strides.
+        is_contiguous = query.is_contiguous() and key.is_contiguous() and value.is_contiguous()
+        if is_contiguous or query.stride(3) == key.stride(3) == value.stride(3) == 1:
             return inputs, value
     # Columns of zeros change no dot product.
     width = max(value.shape[3], query.shape[3], 1)

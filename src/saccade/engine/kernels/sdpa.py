@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.kernel import Kernel, Request, Verdict, left_out, reasons_of_dot_products
+from saccade.engine.kernels.kernel import Kernel, Request, Verdict, disabled_reasons, reasons_unless_dot_product
 from saccade.engine.memory_accounting import Cost, Held
 from saccade.plan import ALL, Box, Triangle
 from saccade.support.torch_modes import is_transformed
@@ -46,12 +46,12 @@ class Sdpa(Kernel):
             why.append("it has no softcap")
         if inputs.bias is not None:
             why.append("it would need a dense bias, which takes memory for every pair")
-        why += reasons_of_dot_products(inputs)
+        why += reasons_unless_dot_product(inputs)
         if is_transformed():
             why.append("it is not run inside transforms of torch.func")
         if request.needs_lse:
             why.append("it does not return the lse, which is needed here")
-        return Verdict(tuple(why), left_out(inputs))
+        return Verdict(tuple(why), disabled_reasons(inputs))
 
     def pairs(self, inputs: AttentionInputs) -> int:
         """Return the number of visible query-key pairs: all, or a little more than half for a causal mask."""

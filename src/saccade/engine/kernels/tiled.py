@@ -134,12 +134,12 @@ def _backward(
         if words is not None:
             dropout.drop_(grad_weights, words)
         if gv is not None:
-            kept = weights if words is None else dropout.dropped(weights, words, out=scratch.like(weights, 2))
-            block.add_transposed(gv, kept, go)
+            after_dropout = weights if words is None else dropout.dropped(weights, words, out=scratch.like(weights, 2))
+            block.add_transposed(gv, after_dropout, go)
         taken = block.rows(delta)
         if not is_exact:
-            own = torch.linalg.vecdot(grad_weights, weights)
-            taken = taken + (own if share is None else own * block.rows(share))
+            row_sums = torch.linalg.vecdot(grad_weights, weights)
+            taken = taken + (row_sums if share is None else row_sums * block.rows(share))
         grad_scores = grad_weights.sub_(taken[..., None]).mul_(weights)
         if gb is not None and bias is not None:
             bias.collect(gb, block.tile, grad_scores)
@@ -201,8 +201,8 @@ def _gradients_of_tile(inputs: AttentionInputs, block: _Block, grad: Tensor) -> 
         return (of_query.reshape(block.query.shape), *others)
     leaves = [x.detach().requires_grad_() for x in (q, block.key, *inputs.parameters)]
     with torch.enable_grad():
-        made = function(*leaves)
-    of_query, *others = torch.autograd.grad(made, leaves, grad, allow_unused=True)
+        scores = function(*leaves)
+    of_query, *others = torch.autograd.grad(scores, leaves, grad, allow_unused=True)
     return (None if of_query is None else of_query.reshape(block.query.shape), *others)
 
 
@@ -229,8 +229,8 @@ class _Block(NamedTuple):
             self.add_columns(total, transposed_product(left, right, groups))
             return
         # Accumulate within the matrix product: a separate sum would need another pass over all keys.
-        own = at(total[self.tile.batch, self.groups], columns[0].keys, 2)[0]
-        own.baddbmm_(folded(left, groups)[0].mT, folded(right, groups)[0])
+        total_of_block = at(total[self.tile.batch, self.groups], columns[0].keys, 2)[0]
+        total_of_block.baddbmm_(folded(left, groups)[0].mT, folded(right, groups)[0])
 
     def add_columns(self, total: Tensor, part: Tensor) -> None:
         """Add ``[batch, groups, columns, width]`` to the block's columns of ``[batch, kv_heads, kv_len, width]``."""
@@ -273,15 +273,16 @@ def _compute_block(
     q = at(inputs.query[piece.batch, piece.heads], piece.rows, 2).to(wide)
     k, v = (take(x[piece.batch, groups], columns, 2).to(wide) for x in (inputs.key, value))
     is_dot = inputs.tile_function is None
-    made = scratch.product(q * inputs.scale, k.mT, 0) if is_dot else compared(inputs, q, k)
-    made = capped(inputs, made)
-    slope = 1.0 - (made / inputs.softcap).square_() if slopes and inputs.softcap is not None else None
-    before = made.clone() if slopes and inputs.modification is not None else None
-    made = modified(inputs, made, piece)
+    scores = scratch.product(q * inputs.scale, k.mT, 0) if is_dot else compared(inputs, q, k)
+    scores = capped(inputs, scores)
+    slope = 1.0 - (scores / inputs.softcap).square_() if slopes and inputs.softcap is not None else None
+    before = scores.clone() if slopes and inputs.modification is not None else None
+    scores = modified(inputs, scores, piece)
     if inputs.bias is not None:
-        made = biased(inputs, made, inputs.bias.read(piece))  # unnamed, so that it is freed before the mask is computed
-    made = mask_(inputs, made, piece)
-    return _Block(piece, q, k, v, made, before, slope, groups)
+        # The bias is unnamed, so that it is freed before the mask is computed.
+        scores = biased(inputs, scores, inputs.bias.read(piece))
+    scores = mask_(inputs, scores, piece)
+    return _Block(piece, q, k, v, scores, before, slope, groups)
 
 
 class _Scratch:

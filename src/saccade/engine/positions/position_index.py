@@ -98,7 +98,7 @@ class TokenOrder:
         run_starts, run_ends = self._runs
         return Bounds.exactly(hull.intersection(Spans.of(run_starts[item], run_ends[item], keys), keys))
 
-    def one_by_one(self, item: int, indices: range) -> range | None:
+    def consecutive_range(self, item: int, indices: range) -> range | None:
         """Return the positions of the tokens at ``indices`` as a range; None if there is padding or a gap."""
         offset = item * self._len
         low, high = np.searchsorted(self._indices, (offset + indices.start, offset + indices.stop)).tolist()

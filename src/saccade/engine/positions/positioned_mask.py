@@ -71,7 +71,7 @@ def at_origin(rule: Mask, origin: tuple[int, int], shape: tuple[int, int, int, i
     q, kv = (Positions(None, table) for table in (rule.q_positions, rule.kv_positions))
     if rule.mask.domain is not EVERYWHERE:
         check_domain(rule.mask, q, kv, *shape[2:])
-    firsts = [x.one_by_one() if can_be_read(x.on()) else None for x in (q, kv)]
+    firsts = [x.consecutive_start() if can_be_read(x.on()) else None for x in (q, kv)]
     if firsts[0] is None or firsts[1] is None:
         return rule, origin
     return rule.mask, (firsts[0], firsts[1])
@@ -144,8 +144,8 @@ class PositionedMask(Mask):
         return False
 
     @property
-    def asks_functions(self) -> bool:
-        return self.mask.asks_functions
+    def calls_functions(self) -> bool:
+        return self.mask.calls_functions
 
     def __repr__(self) -> str:
         return f"{self.mask} at given positions"
@@ -186,14 +186,14 @@ class PositionedMask(Mask):
         if self._orders is None or (self._items > 1 and box.batch == ALL):
             return unknown
         spans = [
-            order.one_by_one(0 if order.items == 1 else box.batch, indices)
+            order.consecutive_range(0 if order.items == 1 else box.batch, indices)
             for order, indices in zip(self._orders, (box.rows, box.keys), strict=True)
         ]
         rows, columns = spans
         if rows is None or columns is None:
             return unknown
         # A user's function may depend on the item, even if the mask's shape does not show it.
-        is_alike = self.mask.shape[0] == 1 and not self.mask.asks_functions
+        is_alike = self.mask.shape[0] == 1 and not self.mask.calls_functions
         return self.mask.partial(Box(ALL if is_alike else box.batch, rows, columns))
 
     def cuts(self, batch: int, rows: range) -> Ints:

@@ -28,10 +28,10 @@ class Cut(NamedTuple):
 
 def pieces(tile: Tile, *, share: int, rows: int, entries: int) -> Iterator[Tile]:
     """Yield chunks of a tile. Each has complete rows, with all columns of the tile; see `cut`."""
-    made = cut(tile, share=share, rows=rows, entries=entries)
-    for batch in made.batch:
-        for heads in made.heads:
-            for start, stop in made.rows:
+    split = cut(tile, share=share, rows=rows, entries=entries)
+    for batch in split.batch:
+        for heads in split.heads:
+            for start, stop in split.rows:
                 yield few_rows(tile, start, stop)._replace(batch=batch, heads=heads)
 
 
