@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import saccade as sc
 from saccade import masks, positions, scores
-from saccade.engine.dispatch import Request, choose_kernel, why_not
+from saccade.engine.dispatch import Request, choose_kernel, reasons_to_skip
 from saccade.engine.kernels.kernel import Kernel
 
 PACKED = masks.Documents([[1000, 3096], [4096]], rule=masks.Causal())
@@ -68,7 +68,7 @@ def route(device, dtype, mask, lengths, options, needs_lse, **more):
             given = given.replaced(query=torch.empty(query.shape, dtype=dtype, device=device))
     request = Request(needs_lse=needs_lse, **more)
     kernel = choose_kernel(given, request)
-    return Found(kernel, why_not(given, request, kernel))
+    return Found(kernel, reasons_to_skip(given, request, kernel))
 
 
 @pytest.mark.usefixtures("without_native")

@@ -14,14 +14,14 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Kernel, KernelWithBackward, Tensors
 from saccade.engine.kernels.tiled import Tiled
 from saccade.support.errors import unsupported
-from saccade.support.torch_modes import has_values, is_transformed, level_left
+from saccade.support.torch_modes import current_transform_level, has_values, is_transformed
 
 CALLED_AS = "attention"  # in errors
 
 _TILED = Tiled()
 
 
-def results_like(inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, Tensor]:
+def empty_results(inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, Tensor]:
     """Return uninitialised tensors for a kernel's output and lse, with the right shapes and dtypes."""
     out = value.new_empty(*inputs.shape[:3], value.shape[3])
     return out, out.new_empty(inputs.shape[:3], dtype=inputs.compute_dtype)
@@ -56,7 +56,7 @@ def differentiable(
         raise unsupported("vmap", [reason], hint=hint) from error
 
 
-def differentiable_again(
+def twice_differentiable(
     inputs: AttentionInputs, value: Tensor, out: Tensor, lse: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Return a kernel's output and lse unchanged, but make their gradients differentiable a second time."""
@@ -121,7 +121,7 @@ def _run_kernel(
 ) -> tuple[Tensor, Tensor]:
     full, value = inputs.of_sources(tensors)
     if not has_values(value):
-        return results_like(full, value)
+        return empty_results(full, value)
     out, lse = nonfinite.forward(kernel, full, value, dropped)
     assert lse is not None  # kernels with a backward pass always return an lse
     return out, lse
@@ -313,7 +313,7 @@ def folded_into_batch(
 
 def _folded_dropout(dropped: Dropped | None, inputs: AttentionInputs, size: int) -> Dropped | None:
     """Return the dropout settings after `vmap` has folded ``size`` samples into the batch."""
-    return None if dropped is None else dropped.folded(inputs.shape[0], size, level_left())
+    return None if dropped is None else dropped.folded(inputs.shape[0], size, current_transform_level())
 
 
 def into_batch(x: Tensor | None, dim: int | None, size: int) -> Tensor | None:

@@ -67,16 +67,16 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request = eager.DEFA
     eager.check_dropout(request.dropout_p, request.seed)
     value = value.to(inputs.query.dtype)
     if inputs.query.is_meta:
-        return eager.finished(inputs, *autograd.results_like(inputs, value))
+        return eager.postprocessed(inputs, *autograd.empty_results(inputs, value))
     if not torch.compiler.is_dynamo_compiling() and onnx_form.is_exporting():
         out, lse = onnx_form.attend(inputs, value, request)
-        return (out, None) if lse is None else eager.finished(inputs, out, lse)
+        return (out, None) if lse is None else eager.postprocessed(inputs, out, lse)
     encoded = encode((inputs.rule, inputs.tile_function))
     is_plain = encoded is not None and inputs.modification is None and impl in KERNELS
     why = () if is_plain else reasons(inputs, impl)
     if encoded is not None and not why:
         call = _OperatorArguments.of(inputs, value, request, *encoded)
-        return eager.finished(inputs, *_product(*call))
+        return eager.postprocessed(inputs, *_product(*call))
     if not torch.compiler.is_dynamo_compiling():  # torch.export: an error may be raised
         hint = "a program can contain saccade's masks and scores, bool tensors, and your own frozen dataclasses"
         raise unsupported("torch.export", why, hint=hint)

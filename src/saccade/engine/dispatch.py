@@ -73,7 +73,7 @@ def choose_kernel(inputs: AttentionInputs, request: Request = DEFAULT) -> Kernel
     return kernel
 
 
-def why_not(inputs: AttentionInputs, request: Request, kernel: Kernel) -> dict[str, tuple[str, ...]]:
+def reasons_to_skip(inputs: AttentionInputs, request: Request, kernel: Kernel) -> dict[str, tuple[str, ...]]:
     """Return the reasons why ``impl="auto"`` skips the other kernels; empty if the kernel was requested by name."""
     skipped: dict[str, tuple[str, ...]] = {}
     if request.impl != "auto":
@@ -160,7 +160,7 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -
         return out if out.dtype == inputs.dtype else out.to(inputs.dtype), None
     if inputs.sink_logit is None and out.dtype == inputs.dtype:
         return out, lse
-    return finished(inputs, out, lse)
+    return postprocessed(inputs, out, lse)
 
 
 def _run(
@@ -170,7 +170,7 @@ def _run(
     if not has_values(inputs.query):
         if autograd.is_recorded(inputs, value):
             return autograd.differentiable(_TILED, inputs, value, None)
-        return autograd.results_like(inputs, value)
+        return autograd.empty_results(inputs, value)
     order = None
     if inputs.shape[2] >= FEWEST:
         order = reordered(inputs, kernel, 0.0 if dropped is None else dropped.p)
@@ -208,7 +208,7 @@ def _run_if_finite(kernel: Kernel, inputs: AttentionInputs, value: Tensor) -> tu
     results = nonfinite.forward_if_clean(kernel, inputs, value)
     if results is None or kernel.has_second_derivatives:
         return results
-    return autograd.differentiable_again(inputs, value, *results)
+    return autograd.twice_differentiable(inputs, value, *results)
 
 
 def _run_by_autograd(
@@ -230,7 +230,7 @@ def check_dropout(dropout_p: float, seed: int | None) -> None:
     dropout.check_seed(seed)
 
 
-def finished(inputs: AttentionInputs, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+def postprocessed(inputs: AttentionInputs, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """Add the sink to a kernel's output and lse, and convert the output to the dtype of the query."""
     if inputs.sink_logit is not None:
         out, lse = with_sink(out, lse, inputs.sink_logit)

@@ -7,7 +7,7 @@ import math
 
 from saccade.engine import first_use_check, nonfinite
 from saccade.engine.bias.sink_logit import bytes_of_sink
-from saccade.engine.dispatch import why_not
+from saccade.engine.dispatch import reasons_to_skip
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel, Request
 from saccade.engine.memory_accounting import Cost, Ledger
@@ -70,7 +70,7 @@ class Explanation:
         cost = kernel.cost(ordered, value_dim, request.dropout_p)
         return cls(
             kernel.name,
-            why_not(inputs, request, kernel),
+            reasons_to_skip(inputs, request, kernel),
             inputs.shape,
             first_use_check.seen(kernel, inputs),
             str(mask) if str(mask) == str(inputs.rule) else f"{mask}, the same as {inputs.rule}",
@@ -122,7 +122,7 @@ def _extra_bytes(inputs: AttentionInputs, kernel: Kernel, cost: Cost, value_dim:
     out, lse = rows * value_dim * query.dtype.itemsize, rows * wide.itemsize
     check_bytes = nonfinite.bytes_of_check(kernel, inputs, value_dim)
     if query.dtype != inputs.dtype:  # the score prepared query and key in float32
-        ledger.take(batch * inputs.key.shape[1] * kv_len * value_dim * query.dtype.itemsize)
+        ledger.allocate(batch * inputs.key.shape[1] * kv_len * value_dim * query.dtype.itemsize)
     bias = None if inputs.bias is None or inputs.bias.source.shape[2] == 1 else inputs.bias.source
     copied = query.numel() * query.dtype.itemsize + (0 if bias is None else bias.numel() * bias.dtype.itemsize)
     with ledger.holding(copied if is_reordered else 0):

@@ -17,7 +17,7 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.plan import ColumnRange, Plan, Tile
 
 
-class Held(NamedTuple):
+class MemoryUse(NamedTuple):
     """Peak bytes of one stage of a computation, including the result, and the bytes of the result."""
 
     most: int
@@ -35,7 +35,7 @@ class Cost(NamedTuple):
 
     tiles: int
     pairs: int
-    held: Held
+    held: MemoryUse
 
 
 def bytes_widened(entries: int, dtype: torch.dtype) -> int:
@@ -49,12 +49,12 @@ class Ledger:
     def __init__(self) -> None:
         self.now = self.most = 0
 
-    def take(self, size: float) -> None:
+    def allocate(self, size: float) -> None:
         """Add allocated bytes to the current total."""
         self.now += int(size)
         self.most = max(self.most, self.now)
 
-    def give(self, size: float) -> None:
+    def free(self, size: float) -> None:
         """Subtract freed bytes from the current total."""
         self.now -= int(size)
 
@@ -62,26 +62,26 @@ class Ledger:
         """Account for bytes that are allocated and freed again immediately."""
         self.most = max(self.most, self.now + int(size))
 
-    def step(self, held: Held) -> None:
+    def step(self, held: MemoryUse) -> None:
         """Account for one stage of a computation: the peak, and the result that stays allocated."""
         self.touch(held.most)
-        self.take(held.left)
+        self.allocate(held.left)
 
     @contextmanager
     def holding(self, size: float) -> Iterator[None]:
         """Account for bytes that stay allocated during a ``with`` block."""
-        self.take(size)
+        self.allocate(size)
         yield
-        self.give(size)
+        self.free(size)
 
 
-def counted(run: Callable[[], object]) -> Held:
+def counted(run: Callable[[], object]) -> MemoryUse:
     """Run a function and return the peak bytes of its tensors and the bytes of its result. Inputs are not counted."""
     with Watch() as watch:
         result = run()
     left = watch.now
     del result
-    return Held(watch.most, left)
+    return MemoryUse(watch.most, left)
 
 
 class Watch(TorchDispatchMode):
@@ -144,10 +144,10 @@ class Probe:
         self._inputs = _with_zeros(inputs, 1 if is_narrow and inputs.tile_function is None else None)
         self._measured: dict[Hashable, tuple[float, float]] = {}
 
-    def held(self, name: str, tile: Tile, run: Callable[[AttentionInputs, Tile], object]) -> Held:
+    def held(self, name: str, tile: Tile, run: Callable[[AttentionInputs, Tile], object]) -> MemoryUse:
         """Return the peak bytes of ``run`` on a tile, in proportion to the tile's pairs. Each name is measured once."""
         if tile.height * tile.width == 0:
-            return Held(0, 0)
+            return MemoryUse(0, 0)
         copies = (tile.batch.stop - tile.batch.start, tile.heads.stop - tile.heads.start)
         key = (name, id(tile.rule), copies, min(tile.height, _SIDE), _memory_class(tile))
         if key not in self._measured:
@@ -159,7 +159,7 @@ class Probe:
             pairs = part.height * part.width
             self._measured[key] = measured.most / pairs, measured.left / pairs
         most, left = (int(each * tile.height * tile.width) for each in self._measured[key])
-        return Held(most, left)
+        return MemoryUse(most, left)
 
 
 def _with_zeros(inputs: AttentionInputs, width: int | None) -> AttentionInputs:

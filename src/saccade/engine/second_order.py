@@ -112,7 +112,7 @@ class _Slices:
             elif kind == "whole":
                 total.add_(part)
             elif self._term is not None:
-                self._term.collect(total, self.tile, part)
+                self._term.accumulate_gradient(total, self.tile, part)
 
     def _rows(self, x: Tensor | None) -> Tensor | None:
         return None if x is None else at(x[self.tile.batch, self.tile.heads], self.tile.rows, 2)

@@ -45,7 +45,7 @@ def mapped_levels(x: Tensor) -> tuple[tuple[int, ...], Tensor]:
     return tuple(functorch.maybe_get_level(layer) for layer in layers if functorch.is_batchedtensor(layer)), layers[-1]
 
 
-def level_left() -> int:
+def current_transform_level() -> int:
     """Return the level of the ``torch.func`` transform whose rule for an autograd function is running."""
     below = torch._C._functorch.peek_interpreter_stack()
     return 1 if below is None else int(below.level()) + 1

@@ -36,7 +36,7 @@ class DecayTerm(Term):
         last = torch.zeros_like(self.last, device=source.device) if self.last.is_meta else self.last
         return DecayTerm(source, last, self.dtype)
 
-    def in_order(self, rows: Tensor, kv_len: int) -> DecayTerm:
+    def permuted(self, rows: Tensor, kv_len: int) -> DecayTerm:
         return DecayTerm(self.source, self.last.index_select(1, rows), self.dtype)
 
     def read(self, tile: Tile) -> Tensor:
@@ -49,7 +49,7 @@ class DecayTerm(Term):
         up_to_query, up_to_key = (entry(self.source, b, h, q - q, place) for place in (last, kv))
         return (up_to_query - up_to_key).to(self.dtype)
 
-    def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
+    def accumulate_gradient(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
         total = grad[tile.batch, tile.heads, 0]
         grad_scores = summed_to(grad_scores, total).to(grad.dtype)
         last = self._last(tile).expand(*total.shape[:2], -1)

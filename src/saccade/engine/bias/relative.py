@@ -48,7 +48,7 @@ class DistanceTerm(Term):
     def of(self, source: Tensor) -> DistanceTerm:
         return DistanceTerm(source, self.lowest, self.first, self.q_addresses, self.kv_addresses)
 
-    def in_order(self, rows: Tensor, kv_len: int) -> DistanceTerm:
+    def permuted(self, rows: Tensor, kv_len: int) -> DistanceTerm:
         source = self.source.index_select(2, rows) if self.source.shape[2] > 1 else self.source
         if self.q_addresses is None or self.kv_addresses is None:
             q, kv = (rows + self.first)[None], torch.arange(kv_len, device=rows.device)[None]
@@ -88,7 +88,7 @@ class DistanceTerm(Term):
             distance = q_address - kv_address
         return entry(self.source, b, h, q, (distance - self.lowest).clamp(0, self.source.shape[3] - 1))
 
-    def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
+    def accumulate_gradient(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
         table = rows_of(grad, tile)
         addresses = (self.q_addresses, self.kv_addresses)
         if all(x is None or len(x) == 1 for x in addresses):

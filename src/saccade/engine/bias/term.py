@@ -30,7 +30,7 @@ class Term(Protocol):
         """Return this bias term with a different source tensor of the same shape."""
         ...
 
-    def in_order(self, rows: Tensor, kv_len: int) -> Term:
+    def permuted(self, rows: Tensor, kv_len: int) -> Term:
         """Return the bias term with its rows permuted: row i is the former row ``rows[i]``, int64 ``[L]``."""
         ...
 
@@ -42,7 +42,7 @@ class Term(Protocol):
         """Return the bias at the given batch, head, query and key indices, for kernels that read it pair by pair."""
         ...
 
-    def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
+    def accumulate_gradient(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
         """Add the gradient of a tile's bias, ``[batch, heads, rows, columns]``, to the gradient of `source`."""
         ...
 
@@ -62,7 +62,7 @@ class DenseTerm(Term):
     def of(self, source: Tensor) -> DenseTerm:
         return DenseTerm(source)
 
-    def in_order(self, rows: Tensor, kv_len: int) -> DenseTerm:
+    def permuted(self, rows: Tensor, kv_len: int) -> DenseTerm:
         return DenseTerm(self.source.index_select(2, rows)) if self.source.shape[2] > 1 else self
 
     def read(self, tile: Tile) -> Tensor:
@@ -72,7 +72,7 @@ class DenseTerm(Term):
     def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return entry(self.source, b, h, q, kv)
 
-    def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
+    def accumulate_gradient(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
         part = rows_of(grad, tile)
         few = [axis for axis in range(3) if part.shape[axis] == 1 < grad_scores.shape[axis]]
         grad_scores = grad_scores.sum(few, keepdim=True) if few else grad_scores
@@ -100,8 +100,8 @@ class MaskedTerm(Term):
     def of(self, source: Tensor) -> MaskedTerm:
         return self._around(None if self.term is None else self.term.of(source), self.queries)
 
-    def in_order(self, rows: Tensor, kv_len: int) -> MaskedTerm:
-        term = None if self.term is None else self.term.in_order(rows, kv_len)
+    def permuted(self, rows: Tensor, kv_len: int) -> MaskedTerm:
+        term = None if self.term is None else self.term.permuted(rows, kv_len)
         return self._around(term, self.queries.index_select(2, rows))
 
     def _around(self, term: Term | None, queries: Tensor) -> MaskedTerm:
@@ -120,9 +120,9 @@ class MaskedTerm(Term):
         inner = entry(self._nothing, b, h, q, kv) if self.term is None else self.term.at(b, h, q, kv)
         return torch.where(self.queries[b, h, q] | self.keys[b, h, kv], -math.inf, inner)
 
-    def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
+    def accumulate_gradient(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
         if self.term is not None:
-            self.term.collect(grad, tile, grad_scores)
+            self.term.accumulate_gradient(grad, tile, grad_scores)
 
 
 def rows_of(x: Tensor, tile: Tile) -> Tensor:

@@ -22,7 +22,7 @@ from saccade.engine.block_sparse.index import (
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Tensors
-from saccade.engine.memory_accounting import Cost, Held
+from saccade.engine.memory_accounting import Cost, MemoryUse
 from saccade.engine.tiles.tile_scores import normalised
 
 _ENTRIES = 1 << 20  # number of key entries gathered at a time: 4 MB
@@ -42,7 +42,7 @@ class Gathered(BlockSparseKernel):
         batch, heads, q_len, _ = inputs.shape
         wide = inputs.compute_dtype.itemsize
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + wide)
-        return Cost(batch * q_len, self.pairs(inputs), Held(results + 4 * _ENTRIES * wide, results))
+        return Cost(batch * q_len, self.pairs(inputs), MemoryUse(results + 4 * _ENTRIES * wide, results))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Compute the output and the lse of attention to gathered keys."""

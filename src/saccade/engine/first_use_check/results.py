@@ -148,7 +148,7 @@ def holds(kernel: Kernel, inputs: AttentionInputs, value: Tensor, kernel_inputs:
 
     Args:
         kernel, inputs, value: those of the product.
-        own: the inputs as the kernel reads them, possibly with permuted rows.
+        kernel_inputs: the inputs as the kernel reads them, possibly with permuted rows.
     """
     if not kernel.is_checked or not is_on(inputs) or inputs.query.is_meta or not is_plain(inputs.query):
         return True

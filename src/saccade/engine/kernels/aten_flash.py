@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.engine.memory_accounting import Held, Ledger
+from saccade.engine.memory_accounting import Ledger, MemoryUse
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import unobserved
 
@@ -118,7 +118,7 @@ def held(
     causal: bool,
     added: tuple[int, int] | None,
     threads: int,
-) -> Held:
+) -> MemoryUse:
     """Return the peak bytes of a `forward` call of torch's flash operation, including results.
 
     Args:
@@ -133,23 +133,23 @@ def held(
     wide = 8 if dtype == torch.float64 else 4
     result = batch * heads * rows * (width * dtype.itemsize + wide)
     if batch * heads * rows * width * kv_heads * columns == 0:
-        return Held(result, result)
+        return MemoryUse(result, result)
     ledger = Ledger()
     folds = kv_heads != heads and _folds_heads(q, kv_heads, causal)
     if folds and added is not None and rows * added[1] > 1:
-        ledger.take(added[0] * heads * rows * columns * dtype.itemsize)
+        ledger.allocate(added[0] * heads * rows * columns * dtype.itemsize)
     elif kv_heads != heads and not folds and not reads_groups():
-        ledger.take(2 * batch * heads * columns * width * dtype.itemsize)
+        ledger.allocate(2 * batch * heads * columns * width * dtype.itemsize)
     height, span = _block_size(heads // kv_heads * rows if folds else rows, columns)
     each = height * (span + 2 + width) * wide + (height * span * dtype.itemsize if dtype.itemsize < wide else 0)
     if _packs_keys(dtype) and min(rows, columns) >= _PACKED:
         odd = width % 2
-        ledger.take(batch * kv_heads * ((width + odd) * columns + width * (columns + columns % 2)) * dtype.itemsize)
+        ledger.allocate(batch * kv_heads * ((width + odd) * columns + width * (columns + columns % 2)) * dtype.itemsize)
         each += (span * width + odd * height * (width + odd)) * dtype.itemsize
     with ledger.holding(result):
         ledger.touch(threads * each)
         ledger.touch(result if folds and kv_heads > 1 and rows > 1 else 0)
-    return Held(ledger.most, result)
+    return MemoryUse(ledger.most, result)
 
 
 def bytes_of_backward(rows: int, columns: int, item: int) -> int:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel, Request, Verdict, disabled_reasons, reasons_unless_dot_product
-from saccade.engine.memory_accounting import Cost, Held
+from saccade.engine.memory_accounting import Cost, MemoryUse
 from saccade.support.torch_modes import is_transformed, unobserved
 
 _NARROWEST = 16  # smallest head width that torch compiles
@@ -71,7 +71,7 @@ class Flex(Kernel):
         batch, heads, q_len, kv_len = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + 4)
         blocks = 8 * batch * (q_len // 128 + 1) * (kv_len // 128 + 1)
-        return Cost(len(inputs.plan), self.pairs(inputs), Held(results + blocks, results))
+        return Cost(len(inputs.plan), self.pairs(inputs), MemoryUse(results + blocks, results))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Run FlexAttention and return its output and lse."""

@@ -20,7 +20,7 @@ from saccade.engine.kernels.fused_calls import (
     with_bias,
 )
 from saccade.engine.kernels.fused_threads import threads_for
-from saccade.engine.memory_accounting import Cost, Held, Ledger, Probe
+from saccade.engine.memory_accounting import Cost, Ledger, MemoryUse, Probe
 from saccade.engine.tiles.grouped_heads import groups_of
 from saccade.plan import Tile
 
@@ -42,13 +42,13 @@ def cost_of(inputs: AttentionInputs, value_dim: int) -> Cost:
     run.ledger.touch(copies.most)
     with run.ledger.holding(copies.left):
         if single is not None:
-            run.ledger.take(run.call(single))
+            run.ledger.allocate(run.call(single))
         else:
-            run.ledger.take(rows * (width * inputs.query.dtype.itemsize + inputs.compute_dtype.itemsize))
+            run.ledger.allocate(rows * (width * inputs.query.dtype.itemsize + inputs.compute_dtype.itemsize))
             for tile in tiles_of(inputs):
                 for call in calls_of(inputs, tile):
                     run.call(call)
-    return Cost(len(inputs.plan), pairs_of(inputs), Held(run.ledger.most, run.ledger.now))
+    return Cost(len(inputs.plan), pairs_of(inputs), MemoryUse(run.ledger.most, run.ledger.now))
 
 
 def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
@@ -81,21 +81,21 @@ def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
     return rows * item + 2 * columns * wide + max(threads * most, rounded)
 
 
-def _bytes_of_copies(inputs: AttentionInputs, value_dim: int) -> tuple[Held, int]:
+def _bytes_of_copies(inputs: AttentionInputs, value_dim: int) -> tuple[MemoryUse, int]:
     """Return the bytes and the width of the fused kernel's copies of query, key and value."""
     (batch, heads, q_len, _), query, key = inputs.shape, inputs.query, inputs.key
     is_straight = query.stride(3) == key.stride(3) == 1
     if query.shape[3] == value_dim and inputs.scale > 0.0 and is_straight:
-        return Held(0, 0), value_dim
+        return MemoryUse(0, 0), value_dim
     width = max(value_dim, query.shape[3], 1)
     of_query, of_key = (size * width * query.dtype.itemsize for size in (batch * heads * q_len, key[..., 0].numel()))
     copied = sum(size for x, size in ((query, of_query), (key, of_key)) if x.shape[3] != width or x.stride(3) != 1) + (
         of_key if value_dim != width else 0
     )
     if inputs.scale > 0.0:
-        return Held(copied, copied), width
+        return MemoryUse(copied, copied), width
     is_copied = query.shape[3] != width or query.stride(3) != 1
-    return Held(copied + of_query, copied + (0 if is_copied else of_query)), width
+    return MemoryUse(copied + of_query, copied + (0 if is_copied else of_query)), width
 
 
 class _SimulatedRun:
@@ -169,7 +169,7 @@ class _SimulatedRun:
         if inputs.rule.is_value and fits_into_cache(entries, self._entries):
             self._entries += entries
             self._cached[key] = num_distinct
-            self.ledger.take(making.left)
+            self.ledger.allocate(making.left)
             return 0, num_distinct
         return making.left, num_distinct
 

@@ -17,7 +17,7 @@ from saccade.engine.bias.relative import DistanceTerm
 from saccade.engine.bias.term import MaskedTerm, Term
 from saccade.engine.dropout import Dropped, Words
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.memory_accounting import Cost, Held, Ledger, Probe
+from saccade.engine.memory_accounting import Cost, Ledger, MemoryUse, Probe
 from saccade.engine.tiles.tile_scores import allowed, index_of, positions
 from saccade.plan import ALL, ColumnRange, Groups, Tile
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
@@ -120,11 +120,11 @@ def _bits(inputs: AttentionInputs) -> Tensor:
     return words
 
 
-def held_by_bits(inputs: AttentionInputs) -> Held:
+def held_by_bits(inputs: AttentionInputs) -> MemoryUse:
     """Return the peak bytes of `cached_bits` while it evaluates the mask, and the bytes of its result."""
     words = 8 * math.prod(_shape_of_bits(inputs))
     held = Probe(inputs).held("bits", next(_row_tiles(inputs)), allowed)
-    return Held(words + held.most, words)
+    return MemoryUse(words + held.most, words)
 
 
 @lru_cache
@@ -275,15 +275,15 @@ def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
     if inputs.bias is not None:
         ledger.step(_held_by_bias(inputs.bias, q_len + kv_len - 1))
     if dropout_p:
-        ledger.step(Held(32 * max(rows, kv_len), 4 * (rows + kv_len)))
+        ledger.step(MemoryUse(32 * max(rows, kv_len), 4 * (rows + kv_len)))
     widths, item = (_padded_width(query.shape[3]), _padded_width(value_dim)), query.dtype.itemsize
-    ledger.take(sum(0 if _is_ready(x) else math.prod(x.shape[:3]) * widths[0] * item for x in (query, key)))
-    ledger.take(0 if value_dim == widths[1] else math.prod(key.shape[:3]) * widths[1] * item)
+    ledger.allocate(sum(0 if _is_ready(x) else math.prod(x.shape[:3]) * widths[0] * item for x in (query, key)))
+    ledger.allocate(0 if value_dim == widths[1] else math.prod(key.shape[:3]) * widths[1] * item)
     results = rows * (widths[1] * item + 4)
-    ledger.take(results)
+    ledger.allocate(results)
     sizes = (batch, heads, key.shape[1], q_len, kv_len, *widths)
     ledger.touch(torch.ops.saccade_cpu.held(*sizes, query.dtype == torch.bfloat16))
-    return Cost(len(plan.runs), plan.pairs(inputs), Held(ledger.most, cached + results))
+    return Cost(len(plan.runs), plan.pairs(inputs), MemoryUse(ledger.most, cached + results))
 
 
 def chunks_of(inputs: AttentionInputs) -> int:
@@ -330,15 +330,15 @@ def _bias_rows(bias: Term, shape: tuple[int, int, int, int]) -> tuple[Tensor | N
     return rows, None, 0 if source.shape[2] > 1 else shape[3]
 
 
-def _held_by_bias(bias: Term, distances: int) -> Held:
+def _held_by_bias(bias: Term, distances: int) -> MemoryUse:
     """Return the peak bytes of `_bias_rows`, and the bytes of its result."""
     source = bias.source
     if isinstance(bias, DistanceTerm):
         read = (8 + 4 * source.shape[0] * source.shape[1]) * distances
-        return Held(read, read)
+        return MemoryUse(read, read)
     if isinstance(bias, DecayTerm):
         rows = source.shape[0] * source.shape[1] * (distances + 1 - source.shape[3])
-        return Held(12 * source.numel() + 8 * rows, 4 * source.numel() + 8 * rows)
+        return MemoryUse(12 * source.numel() + 8 * rows, 4 * source.numel() + 8 * rows)
     widened = 0 if source.dtype == torch.float32 else 4 * source.numel()
     straight = 0 if source.stride(3) == 1 else 4 * source.numel()
-    return Held(widened + straight, straight or widened)
+    return MemoryUse(widened + straight, straight or widened)

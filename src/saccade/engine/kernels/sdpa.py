@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel, Request, Verdict, disabled_reasons, reasons_unless_dot_product
-from saccade.engine.memory_accounting import Cost, Held
+from saccade.engine.memory_accounting import Cost, MemoryUse
 from saccade.plan import ALL, Box, Triangle
 from saccade.support.torch_modes import is_transformed
 
@@ -62,7 +62,7 @@ class Sdpa(Kernel):
         """Return the number of pairs and the bytes of the results. The memory inside torch's SDPA is unknown."""
         batch, heads, q_len, _ = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + inputs.compute_dtype.itemsize)
-        return Cost(1, self.pairs(inputs), Held(results, results))
+        return Cost(1, self.pairs(inputs), MemoryUse(results, results))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
         """Run torch's SDPA and return its output, with None as the lse."""

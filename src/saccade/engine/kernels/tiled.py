@@ -24,7 +24,16 @@ from saccade.engine.kernels.kernel import (
 from saccade.engine.kernels.tiled_cost import blocks_of, bytes_of_backward, cost_of, pairs_of
 from saccade.engine.memory_accounting import Cost
 from saccade.engine.tiles.grouped_heads import add_at, at, folded, groups_of, joined, product, take, transposed_product
-from saccade.engine.tiles.tile_scores import biased, capped, compared, index_of, mask_, modified, place_of, positions
+from saccade.engine.tiles.tile_scores import (
+    biased,
+    capped,
+    compared,
+    index_of,
+    mask_,
+    modified,
+    positions,
+    score_mod_indices,
+)
 from saccade.plan import Tile
 from saccade.support.torch_modes import has_forward_derivatives
 
@@ -142,7 +151,7 @@ def _backward(
             taken = taken + (row_sums if share is None else row_sums * block.rows(share))
         grad_scores = grad_weights.sub_(taken[..., None]).mul_(weights)
         if gb is not None and bias is not None:
-            bias.collect(gb, block.tile, grad_scores)
+            bias.accumulate_gradient(gb, block.tile, grad_scores)
         grad_scores = _backward_of_modification(inputs, block, grad_scores, gp)
         if block.slopes is not None:
             grad_scores *= block.slopes
@@ -157,7 +166,7 @@ def _backward_of_modification(
     """Return the gradient with respect to a block's unmodified scores; add those of captured tensors to ``gp``."""
     if inputs.modification is None or block.capped is None:
         return grad_scores
-    place = place_of(inputs, block.tile)
+    place = score_mod_indices(inputs, block.tile)
     of_scores, captured = inputs.modification.gradients(grad_scores, block.capped, place)
     for total, part in zip(gp[len(inputs.parameters) :], captured, strict=True):
         if total is not None and part is not None:

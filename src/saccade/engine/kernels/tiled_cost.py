@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.memory_accounting import Cost, Held, Ledger, Probe, bytes_widened
+from saccade.engine.memory_accounting import Cost, Ledger, MemoryUse, Probe, bytes_widened
 from saccade.engine.tiles.grouped_heads import at, groups_of, joined, take
 from saccade.engine.tiles.tile_scores import ROOM_FOR_HIDDEN, caches_hidden, compared, hidden, key_of_hidden, modified
 from saccade.engine.tiles.tile_splitting import Cut, cut, few_rows
@@ -71,8 +71,8 @@ def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
         # The first slices of batch items and heads are the largest. The others need the same memory or less.
         for piece in blocks.rows():
             run.block(piece._replace(batch=blocks.cut.batch[0], heads=blocks.cut.heads[0]))
-    run.ledger.give(sum(run.buffers.values()))
-    return Cost(len(inputs.row_plan), pairs_of(inputs), Held(run.ledger.most, run.ledger.now))
+    run.ledger.free(sum(run.buffers.values()))
+    return Cost(len(inputs.row_plan), pairs_of(inputs), MemoryUse(run.ledger.most, run.ledger.now))
 
 
 def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
@@ -128,10 +128,10 @@ class _SimulatedRun:
         """Account for results, the dropout words of rows and columns, and the test for large scores."""
         (batch, heads, q_len, kv_len), inputs = self._inputs.shape, self._inputs
         rows = batch * heads * q_len
-        self.ledger.take(rows * (self._value_dim * self._item + self._wide))
+        self.ledger.allocate(rows * (self._value_dim * self._item + self._wide))
         if self._has_dropout:
             self.ledger.touch(32 * max(rows, kv_len))  # four 64-bit numbers exist while one 32-bit word is computed
-            self.ledger.take(4 * (rows + kv_len))
+            self.ledger.allocate(4 * (rows + kv_len))
         if inputs.is_plain:
             entries = max(rows * inputs.query.shape[3], inputs.key.numel())
             self.ledger.touch(bytes_widened(entries, inputs.query.dtype))
@@ -189,12 +189,12 @@ class _SimulatedRun:
         if caches_hidden(self._inputs) and held.left <= self._room:
             self._room -= held.left
             self._cached.add(key)
-            self.ledger.take(held.left)
+            self.ledger.allocate(held.left)
 
     def _buffer(self, number: int, size: int) -> None:
         if size > self.buffers[number]:
-            self.ledger.give(self.buffers[number])
-            self.ledger.take(size)
+            self.ledger.free(self.buffers[number])
+            self.ledger.allocate(size)
             self.buffers[number] = size
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel, Request, Verdict, disabled_reasons, reasons_unless_dot_product
-from saccade.engine.memory_accounting import Cost, Held
+from saccade.engine.memory_accounting import Cost, MemoryUse
 from saccade.support.torch_modes import is_transformed, unobserved
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Varlen(Kernel):
         """Return the number of pairs and the bytes of the results. The memory inside ``varlen_attn`` is unknown."""
         batch, heads, q_len, _ = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + 4)
-        return Cost(1, self.pairs(inputs), Held(results, results))
+        return Cost(1, self.pairs(inputs), MemoryUse(results, results))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
         """Run torch's ``varlen_attn`` and return its output and lse."""

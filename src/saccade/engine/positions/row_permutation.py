@@ -54,6 +54,6 @@ def reordered(inputs: AttentionInputs, kernel: Kernel, dropout_p: float) -> Reor
     permuted = permuted.replaced(
         query=inputs.query.index_select(2, rows),
         row_positions=rows + inputs.origin[0],
-        bias=None if inputs.bias is None else inputs.bias.in_order(rows, inputs.shape[3]),
+        bias=None if inputs.bias is None else inputs.bias.permuted(rows, inputs.shape[3]),
     )
     return Reordered(permuted, places)

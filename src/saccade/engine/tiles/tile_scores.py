@@ -67,10 +67,10 @@ def modified(inputs: AttentionInputs, scores: Tensor, tile: Tile) -> Tensor:
     """Apply the user's score function to the capped scores of a tile. The function may modify the scores in place."""
     if inputs.modification is None:
         return scores
-    return inputs.modification(scores, place_of(inputs, tile))
+    return inputs.modification(scores, score_mod_indices(inputs, tile))
 
 
-def place_of(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def score_mod_indices(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return a score function's index arguments for a tile: batch items, heads and positions (0 for padding)."""
     b, h, _ = index_of(inputs, tile)
     q, kv = positions(inputs, tile)
