@@ -79,7 +79,7 @@ def as_score(score: Score | ScoreMod) -> Score:
 
 
 def autocast(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Convert an argument of attention to the dtype that autocast prescribes. Without autocast, nothing changes.
+    """Convert a tensor argument to the dtype that autocast prescribes. Without autocast, return it unchanged.
 
     This is torch's rule for ``F.scaled_dot_product_attention``: single and half precision become the half precision of
     autocast (or ``dtype``), and float64 stays unchanged.
@@ -117,7 +117,7 @@ def check_value(value: Tensor, query: Tensor, key: Tensor, dtype: torch.dtype) -
 
 
 def checked_scale(scale: float | None) -> float:
-    """Check the scale and return it as a finite number. None, which occurs only if every score is 0, becomes 1."""
+    """Check the scale and return it as a finite number. None becomes 1; it occurs only if every score is 0."""
     return 1.0 if scale is None else check_number("scale", scale)
 
 

@@ -211,7 +211,7 @@ class _OperatorArguments(NamedTuple):
 
 
 class OperatorInputs(NamedTuple):
-    """Checked inputs and request of a custom operator in a traced program."""
+    """Checked inputs and request of a custom operator call in a traced program."""
 
     inputs: AttentionInputs
     value_dim: int

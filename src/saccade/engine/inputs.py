@@ -73,8 +73,8 @@ class AttentionInputs:
         modification: the user's score function, called after scale and softcap; None if there is none.
         row_positions: positions of the rows if they are permuted, int64 ``[q_len]``; None if they are not.
         is_live: whether the mask reads tensors that may change between two products; see `current`.
-        answers: fingerprints of what the mask's functions returned in the forward pass. The backward pass checks that
-            they return the same.
+        fingerprints: hashes of the results of the mask's functions in the forward pass, by tile. The backward pass
+            checks that it gets the same results.
     """
 
     shape: tuple[int, int, int, int]
@@ -92,7 +92,7 @@ class AttentionInputs:
     modification: Modification | None = None
     row_positions: Tensor | None = None
     is_live: bool = False
-    answers: dict[Hashable, int] | None = None
+    fingerprints: dict[Hashable, int] | None = None
     plan = _Planned()
 
     @classmethod
@@ -259,7 +259,7 @@ class AttentionInputs:
     def emptied(self) -> AttentionInputs:
         """Return the inputs without their source tensors, so that saving them for the backward pass takes no memory."""
         bias = None if self.bias is None else self.bias.of(_NOTHING)
-        return self.replaced(query=_NOTHING, key=_NOTHING, parameters=(), bias=bias, answers={})
+        return self.replaced(query=_NOTHING, key=_NOTHING, parameters=(), bias=bias, fingerprints={})
 
 
 def _with_causal(mask: object, bias: object, shape: tuple[int, int, int, int], has_positions: bool) -> Mask:

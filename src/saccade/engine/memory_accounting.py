@@ -39,7 +39,7 @@ class Cost(NamedTuple):
 
 
 def bytes_widened(entries: int, dtype: torch.dtype) -> int:
-    """Return the bytes of the float32 copy that torch makes to sum half-precision numbers; 0 for other dtypes."""
+    """Return the bytes of the float32 copy that torch creates to sum a half-precision tensor; 0 for other dtypes."""
     return 4 * entries if dtype in (torch.float16, torch.bfloat16) else 0
 
 
@@ -179,7 +179,7 @@ def _with_zeros(inputs: AttentionInputs, width: int | None) -> AttentionInputs:
 
 
 def _memory_class(tile: Tile) -> Hashable:
-    """Return a key shared by tiles that need similar memory per pair: shares of partial columns, and strides."""
+    """Return a cache key for tiles that need similar memory per pair: shares of partial columns, and strides."""
     undecided = [len(strip.keys) for strip in tile.columns if strip.partial is not True]
     shares = (-(-_SHARES * size // tile.width) for size in (sum(undecided), max(undecided, default=0)))
     return (tile.rows.step, tile.columns[0].keys.step, min(len(tile.columns), 2), *shares)

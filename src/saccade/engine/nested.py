@@ -172,7 +172,7 @@ class Nested(NamedTuple):
 
 
 class _Packed:
-    """A mask on positions within a nested item, evaluated at positions in the packed sequence."""
+    """A mask on positions within nested items, evaluated at positions in the packed sequence."""
 
     def __init__(self, rule: Mask, table: Tensor):
         self.rule, self.table = rule, table

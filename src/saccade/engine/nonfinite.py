@@ -205,7 +205,7 @@ def _without_large_values(inputs: AttentionInputs, value: Tensor) -> tuple[Atten
         return None
     no_query = torch.zeros(inputs.query.shape[:3], dtype=torch.bool, device=inputs.device)
     with torch.no_grad():
-        affected = affected_queries(inputs.replaced(answers=None), no_query, large_key, large_value)
+        affected = affected_queries(inputs.replaced(fingerprints=None), no_query, large_key, large_value)
     if any(bool(x.any()) for x in affected):
         return None
     # No query attends to these keys, because of the mask or a score of -inf; a zeroed key would have score 0.
@@ -270,7 +270,7 @@ def sanitize(inputs: AttentionInputs, value: Tensor, nan_rows: Tensor | None = N
     query, key = inputs.query.masked_fill(bad_query[..., None], 0), inputs.key.masked_fill(bad_key[..., None], 0)
     clean = inputs.replaced(query=query, key=key, bias=bias)
     with torch.no_grad():
-        by_scores, by_value = affected_queries(inputs.replaced(answers=None), bad_query, bad_key, bad_value)
+        by_scores, by_value = affected_queries(inputs.replaced(fingerprints=None), bad_query, bad_key, bad_value)
     return Sanitized(clean, value.masked_fill(bad_value[..., None], 0), by_scores, by_scores | by_value)
 
 

@@ -72,7 +72,7 @@ def derivatives(of: Backward, grads: Tensors, needed: Sequence[bool], *, create_
 
 
 class _Slices:
-    """A tile's parts of all tensors: query, key, value, bias, parameters, captured tensors and two gradients.
+    """Slices of all tensors for one tile: query, key, value, bias, parameters, captured tensors and two gradients.
 
     Args:
         inputs: the checked inputs.
@@ -89,7 +89,7 @@ class _Slices:
         return bias.term if isinstance(bias, MaskedTerm) else bias
 
     def of(self, tensors: Tensors) -> list[Tensor | None]:
-        """Return the parts of tensors that belong to a tile, in the compute dtype. Captured tensors are not split."""
+        """Slice tensors to the tile and convert them to the compute dtype. Captured tensors are not sliced."""
         query, key, value, bias, *others, grad_out, grad_lse = tensors
         parameters, captured = others[: len(self.inputs.parameters)], others[len(self.inputs.parameters) :]
         term = None if bias is None or self._term is None else self._term.of(bias).read(self.tile)

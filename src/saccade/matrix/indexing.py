@@ -111,7 +111,7 @@ def _four_indices(index: object) -> tuple[int | slice, int | slice, int | slice,
 
 
 def _span(part: int | slice, axis: int, size: int) -> range:
-    """Return the range that one element of a matrix index (an int or a slice) selects along an axis."""
+    """Convert one element of a matrix index, an int or a slice, to the range that it selects along an axis."""
     if isinstance(part, slice):
         for edge in (part.start, part.stop, part.step):
             if edge is not None and not is_integer(edge):

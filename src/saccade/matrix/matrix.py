@@ -362,7 +362,7 @@ class Matrix(Operators, ABC):
 
 
 class DerivedMatrix(Matrix):
-    """A matrix computed from another matrix. By default, it has the same shape, dtype, device, heads and kind of rows.
+    """A matrix computed from another matrix, from which it inherits shape, dtype, device, heads and `is_stochastic`.
 
     Args:
         inner: the other matrix.

@@ -61,5 +61,5 @@ def uniform_inputs(inputs: AttentionInputs) -> AttentionInputs:
         tile_function=None,
         parameters=(),
         modification=None,
-        answers=None,
+        fingerprints=None,
     )

@@ -68,7 +68,7 @@ class Rule(Protocol):
         ...
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        """Evaluate the mask pair by pair. Only pairs that the bounds do not decide are evaluated."""
+        """Evaluate the mask pair by pair. This is called only for pairs that the bounds leave undecided."""
         ...
 
     def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
@@ -76,11 +76,11 @@ class Rule(Protocol):
         ...
 
     def partial(self, box: Box) -> bool | Hashable:
-        """Return True or False if the mask is constant on a box. If not, return a key that identifies the contents."""
+        """Return True or False if the mask is constant on a box. If not, return a cache key for the mask's values."""
         ...
 
     def cuts(self, batch: int, rows: range) -> Ints:
-        """Return the positions among ``rows`` before which a group of rows should end."""
+        """Return the positions in ``rows`` at which a new group of rows should start."""
         ...
 
     def terms(self) -> Sequence[tuple[int, Rule]]:

@@ -82,7 +82,7 @@ def has_values(x: Tensor) -> bool:
 
 
 def is_plain(x: Tensor) -> bool:
-    """Return whether a tensor has ordinary memory, which may be written to and cached for later calls."""
+    """Return whether a tensor has ordinary memory, so that it may be written to and cached for later calls."""
     return type(x) in (Tensor, torch.nn.Parameter) and not is_tracing() and not is_transformed()
 
 

@@ -20,7 +20,7 @@ class Term(Protocol):
 
     Attributes:
         source: the tensor that receives the gradients.
-        is_materialised: whether reading a tile returns a view, so that even the full matrix can be read at once.
+        is_materialised: whether reading a tile returns a view, so that reading the full matrix takes no memory.
     """
 
     source: Tensor

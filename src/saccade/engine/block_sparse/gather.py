@@ -114,7 +114,7 @@ class _Step(NamedTuple):
 
 
 def _steps(inputs: AttentionInputs, value: Tensor) -> Iterator[tuple[HeadGroup, _Step]]:
-    """Yield chunks of queries with their gathered keys, one group of heads (same selection and key head) at a time."""
+    """Yield chunks of queries with gathered keys. Heads with the same selection and key head are processed together."""
     mask, (_, _, q_len, kv_len) = selected_blocks(inputs), inputs.shape
     within = torch.arange(mask.size, device=inputs.device)
     slots = mask.index.shape[3] * mask.size

@@ -1,4 +1,4 @@
-"""Registry of first-use checks: which kernels have been compared with the definition, and which were wrong.
+"""Registry of first-use checks: which kernels have been compared with the definition, and which failed.
 
 The code that a compiler or a driver generates can be tested only on the machine where it runs. Therefore, the first
 product of each kind (kernel, device, dtype, kinds of mask and bias, widths and lengths) is checked and the result is
@@ -39,7 +39,7 @@ class FirstUse:
         kernel: name of the kernel.
         place: device on which it ran.
         rows: number of compared rows.
-        limit: the largest error that counts as rounding.
+        limit: largest error that is accepted as rounding.
         quantities: errors of output, lse and gradients, as far as they were compared.
         raised: the error that the kernel raised; None if it returned results.
         shapes: shapes of query, key and value.
@@ -65,7 +65,7 @@ class FirstUse:
 
     @property
     def fault(self) -> str:
-        """One sentence that describes how the kernel was wrong; empty if it was right."""
+        """One sentence that describes the kernel's error; empty if the kernel passed the check."""
         if self.raised is not None:
             return f"a product for {self._kind} on {self.place} raised {self.raised}"
         worst = max(self.quantities, key=lambda quantity: quantity.error)
@@ -185,7 +185,7 @@ def _record(kind: _Kind, record: _Record) -> None:
 
 
 def reasons(kernel: Kernel, inputs: AttentionInputs) -> tuple[str, ...]:
-    """Return the error of the kernel's first run on this kind of product, if any, as a reason not to run it."""
+    """Return the reason not to run a kernel: the error of its first-use check on this kind of product, if any."""
     record = _RECORDS.get(_kind_of(kernel, inputs)) if kernel.is_checked and is_on(inputs) else None
     return () if record is None or record.result.ok else (record.result.fault,)
 

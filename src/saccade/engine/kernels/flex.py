@@ -40,7 +40,7 @@ class Flex(Kernel):
     devices: tuple[str, ...] = ("cuda",)
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why FlexAttention cannot run these inputs, or why there are too few pairs to repay compiling."""
+        """Return why FlexAttention cannot run these inputs, or why ``impl="auto"`` should skip it."""
         why = []
         if inputs.device.type not in self.devices:
             why.append(f"it runs on {' and '.join(self.devices)}, not on {inputs.device.type}")

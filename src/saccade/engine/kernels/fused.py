@@ -162,7 +162,7 @@ def _first_columns(x: Tensor, width: int) -> Tensor:
 
 
 def _sign(inputs: AttentionInputs) -> float | None:
-    """Return the factor for queries that makes the fused kernel's scale positive; None if the scale is positive."""
+    """Return the factor for queries that makes the scale positive; None if it is positive already."""
     return None if inputs.scale > 0.0 else -1.0 if inputs.scale < 0.0 else 0.0
 
 

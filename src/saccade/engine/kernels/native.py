@@ -51,7 +51,7 @@ _NOT_INSTALLED = "saccade-cpu is not installed: pip install 'saccade-attention[c
 
 
 def _load() -> tuple[Any, str]:
-    """Return the package of the compiled kernel, or None and the reason why there is none."""
+    """Import the compiled kernel's package and return it, or None and the reason why it cannot be imported."""
     try:
         return import_module("saccade_cpu"), ""
     except ImportError:

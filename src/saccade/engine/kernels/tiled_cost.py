@@ -20,7 +20,7 @@ _NARROW = 2048  # keys
 
 
 class Blocks(NamedTuple):
-    """A tile, and the split of the tile into blocks of the tiled kernel."""
+    """A tile, and how the tiled kernel splits it into blocks."""
 
     tile: Tile
     cut: Cut
@@ -40,7 +40,7 @@ class Blocks(NamedTuple):
 
 
 def cuts_of(inputs: AttentionInputs) -> Iterator[Blocks]:
-    """Yield all tiles that have columns, each with the split into blocks of the tiled kernel."""
+    """Yield all non-empty tiles, each with its split into blocks of the tiled kernel."""
     share = inputs.shape[1] // inputs.key.shape[1] if inputs.key.shape[1] else 1
     for tile in inputs.row_plan.tiles:
         if tile.width:

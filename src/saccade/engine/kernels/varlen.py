@@ -106,7 +106,7 @@ class Varlen(Kernel):
 
 @cache
 def _gqa_option(function: Callable[..., Any], is_grouped: bool) -> dict[str, Any]:
-    """Return the option of ``varlen_attn`` that allows fewer key heads than query heads; torch 2.11 needs none."""
+    """Return the option that lets ``varlen_attn`` have fewer key heads than query heads; torch 2.11 needs none."""
     return {"enable_gqa": is_grouped} if "enable_gqa" in inspect.signature(function).parameters else {}
 
 

@@ -31,7 +31,7 @@ class PositionRange(NamedTuple):
 
 
 class TokenOrder:
-    """An index of token positions that never decrease from row to row of a batch item.
+    """An index of token positions that never decrease within a batch item.
 
     Padding may be anywhere, and positions may repeat or have gaps. The tokens at positions ``start`` to ``stop`` are
     adjacent, so bisection finds them.
@@ -140,7 +140,7 @@ class TokenOrder:
         return starts, ends
 
     def _ends(self, low: Ints, high: Ints, beyond: int) -> tuple[Ints, Ints]:
-        """Return the positions of tokens ``low`` and ``high - 1`` (plus ``beyond``); 0 for empty ranges of tokens."""
+        """Return the positions of token ``low`` and of token ``high - 1`` plus ``beyond``; 0 for empty ranges."""
         if not len(self._indices):
             return np.zeros_like(low), np.zeros_like(low)
         some = low < high

@@ -11,7 +11,7 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel
 from saccade.masks.grid.row_order import in_order, wanted_order
 
-# Relative cost of a pair in square tiles (they have fewer rows and gathered keys), and cost of a tile, in pairs.
+# Cost of a pair in square tiles, relative to other tiles (fewer rows, gathered keys); cost of a tile, in pairs.
 _PAIR, _TILE = 2.0, 30_000
 FEWEST = 128  # with fewer rows a permutation gains nothing
 

@@ -146,8 +146,8 @@ def allowed(inputs: AttentionInputs, tile: Tile) -> Tensor | None:
     sizes = torch.broadcast_shapes(*(part.shape[:3] for part in parts), (1, 1, tile.height))
     wide = [part.expand(*sizes, len(strip.keys)) for part, strip in zip(parts, tile.columns, strict=True)]
     visible = wide[0] if len(wide) == 1 else torch.cat(wide, 3)
-    if inputs.answers is not None and inputs.rule.calls_functions:
-        _check_answer(inputs, tile, visible)
+    if inputs.fingerprints is not None and inputs.rule.calls_functions:
+        _check_fingerprint(inputs, tile, visible)
     return visible
 
 
@@ -178,14 +178,14 @@ def _index_tensor(spans: Ranges, first: int, device: torch.device) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _check_answer(inputs: AttentionInputs, tile: Tile, visible: Tensor) -> None:
-    """Raise an error if a mask that calls functions returns a different result than before for the same pairs."""
+def _check_fingerprint(inputs: AttentionInputs, tile: Tile, visible: Tensor) -> None:
+    """Raise an error if a mask that calls functions returns a different result for the same pairs than before."""
     rows = torch.arange(visible.shape[2], device=inputs.device) * 1_000_003
     columns = torch.arange(visible.shape[3], device=inputs.device) * 7_919
     marks = (rows[:, None] + columns + 12_345) % 2_147_483_647
     fingerprint = int((visible * marks).sum())
     place = (tile.batch.start, tile.heads.start, tile.rows, tile.columns)
-    if inputs.answers is not None and inputs.answers.setdefault(place, fingerprint) != fingerprint:
+    if inputs.fingerprints is not None and inputs.fingerprints.setdefault(place, fingerprint) != fingerprint:
         hint = "bind what the function reads, e.g. lambda b, h, q, kv, n=n: kv < n, or pass a tensor"
         sentence = (
             f"{called_function()}: mask must return the same result in the "
