@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import saccade as sc
 from saccade import masks, positions, scores
-from saccade.engine.dispatch import Request, choose_kernel, why_not
+from saccade.engine.dispatch import Request, choose_kernel, reasons_to_skip
 from saccade.engine.kernels.kernel import Kernel
 
 PACKED = masks.Documents([[1000, 3096], [4096]], rule=masks.Causal())
@@ -54,7 +54,7 @@ TABLE = [
 
 class Found(NamedTuple):
     kernel: Kernel
-    passed_over: dict[str, tuple[str, ...]]
+    skipped: dict[str, tuple[str, ...]]
 
 
 def route(device, dtype, mask, lengths, options, needs_lse, **more):
@@ -68,7 +68,7 @@ def route(device, dtype, mask, lengths, options, needs_lse, **more):
             given = given.replaced(query=torch.empty(query.shape, dtype=dtype, device=device))
     request = Request(needs_lse=needs_lse, **more)
     kernel = choose_kernel(given, request)
-    return Found(kernel, why_not(given, request, kernel))
+    return Found(kernel, reasons_to_skip(given, request, kernel))
 
 
 @pytest.mark.usefixtures("without_native")
@@ -83,7 +83,7 @@ def route(device, dtype, mask, lengths, options, needs_lse, **more):
 def test_the_table(device, dtype, mask, lengths, options, needs_lse, expected):
     found = route(device, dtype, mask, lengths, options, needs_lse)
     assert found.kernel.name == expected
-    assert all(reasons for reasons in found.passed_over.values())
+    assert all(reasons for reasons in found.skipped.values())
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps", "xpu"])
@@ -98,8 +98,8 @@ def test_an_environment_variable_leaves_the_others_out(monkeypatch):
     monkeypatch.setenv("SACCADE_GPU", "tiled")
     found = route(*plain)
     assert found.kernel.name == "tiled"
-    assert found.passed_over["varlen"] == ("SACCADE_GPU=tiled disables it",)
-    assert found.passed_over["flex"] == ("SACCADE_GPU=tiled disables it",)
+    assert found.skipped["varlen"] == ("SACCADE_GPU=tiled disables it",)
+    assert found.skipped["flex"] == ("SACCADE_GPU=tiled disables it",)
     assert route(*plain, impl="flex").kernel.name == "flex"
     monkeypatch.setenv("SACCADE_GPU", "fast")
     with pytest.raises(ValueError, match="SACCADE_GPU must be auto or tiled in the environment; got 'fast'"):
@@ -108,12 +108,12 @@ def test_an_environment_variable_leaves_the_others_out(monkeypatch):
 
 def test_reasons_are_reported():
     found = route("cuda", torch.float32, masks.sliding_window(100), (512, 512), {}, True)
-    assert found.passed_over["sdpa"] == (
+    assert found.skipped["sdpa"] == (
         "it supports full masks, and causal masks with as many queries as keys",
         "it does not return the lse, which is needed here",
     )
-    assert found.passed_over["varlen"] == ("it has no float32", "its lse has no gradient")
-    (reason,) = found.passed_over["flex"]
+    assert found.skipped["varlen"] == ("it has no float32", "its lse has no gradient")
+    (reason,) = found.skipped["flex"]
     assert reason.endswith("pairs are too few to repay compiling (at least 33,554,432 are needed)")
 
 
@@ -121,4 +121,4 @@ def test_positions_in_tables_are_no_values():
     places = {"q_positions": torch.arange(4096), "kv_positions": torch.arange(4096).flip(0)}
     found = route("cuda", torch.float32, masks.Causal(), (4096, 4096), places, False)
     assert found.kernel.name == "tiled"
-    assert found.passed_over["flex"] == ("its mask is not hashable, so its compiled form could not be reused",)
+    assert found.skipped["flex"] == ("its mask is not hashable, so its compiled form could not be reused",)

@@ -29,7 +29,7 @@ def explained(
 def test_a_rule_with_steps_is_left_to_fused_where_that_can_run():
     found = explained(4096)
     assert found.kernel == "fused"
-    assert found.passed_over["native"] == ("its mask has steps, and it would compute the pairs between them",)
+    assert found.skipped["native"] == ("its mask has steps, and it would compute the pairs between them",)
 
 
 @needs_native
@@ -46,7 +46,7 @@ def test_a_rule_with_steps_is_left_to_fused_where_that_can_run():
 def test_it_is_not_left_to_tiled(options):
     found = explained(4096, **options)
     assert found.kernel == "native"
-    assert "native" not in found.passed_over
+    assert "native" not in found.skipped
 
 
 @needs_native
@@ -54,7 +54,7 @@ def test_it_is_not_left_to_tiled(options):
 @pytest.mark.parametrize("options", [{"softcap": 30.0}, {"dropout_p": 0.1}], ids=["softcap", "dropout"])
 def test_few_keys_are_left_to_fused_alone(options):
     assert explained(8, masks.Causal()).kernel == "fused"
-    assert explained(8, masks.Causal()).passed_over["native"][0].startswith("8 keys do not repay packing them")
+    assert explained(8, masks.Causal()).skipped["native"][0].startswith("8 keys do not repay packing them")
     assert explained(8, masks.Causal(), **options).kernel == "native"
 
 
@@ -63,19 +63,19 @@ def test_few_keys_are_left_to_fused_alone(options):
 def test_reasons_are_given_if_both_kernels_refuse():
     found = explained(4096, dtype=torch.float16, softcap=30.0)
     assert found.kernel == "tiled"
-    assert found.passed_over["native"][0].startswith("it has no float16")
-    assert found.passed_over["fused"] == ("it has no softcap",)
+    assert found.skipped["native"][0].startswith("it has no float16")
+    assert found.skipped["fused"] == ("it has no softcap",)
 
 
 @pytest.mark.usefixtures("without_native")
 def test_many_small_tiles_are_left_to_complete_rows():
     found = explained(64)
     assert found.kernel == "tiled"
-    assert found.passed_over["fused"][0].startswith("its mask is strided: 6")
+    assert found.skipped["fused"][0].startswith("its mask is strided: 6")
     assert explained(4096).kernel == "fused"
     assert explained(64, masks.longformer(8, [0])).kernel == "fused"
 
 
 def test_kernels_leave_to_kernels_that_exist():
     names = {kernel.name for kernel in KERNELS}
-    assert {kernel.leaves_to for kernel in KERNELS if kernel.leaves_to} <= names
+    assert {kernel.defers_to for kernel in KERNELS if kernel.defers_to} <= names

@@ -163,7 +163,7 @@ def test_explain_says_why_the_fused_kernel_does_not_run() -> None:
     q = torch.randn(1, 1, 8, 4)
     explanation = sc.AttentionMatrix(q, q).explain(dropout_p=0.1)
     assert explanation.kernel == "tiled"
-    assert explanation.passed_over["fused"] == ("it has no dropout",)
+    assert explanation.skipped["fused"] == ("it has no dropout",)
 
 
 @pytest.mark.parametrize(

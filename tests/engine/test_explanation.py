@@ -35,7 +35,7 @@ SHARE, SLACK = 0.1, 1 << 16
 def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an earlier product with the same mask; and none is told for several threads, of which a profiler hears one."""
     kept_plans._kept_plan.cache_clear()
-    monkeypatch.setattr(fused_threads, "_LISTENERS", (lambda: True,))
+    monkeypatch.setattr(fused_threads, "_MODE_PROBES", (lambda: True,))
 
 
 def peak(run: Callable[[], object]) -> int:

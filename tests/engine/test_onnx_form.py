@@ -13,7 +13,7 @@ from torch.export import Dim
 import saccade as sc
 from saccade import masks, positions, scores
 from saccade.engine import onnx_form
-from saccade.engine.dispatch import finished
+from saccade.engine.dispatch import postprocessed
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Request
 from saccade.nn import MultiHeadAttention
@@ -43,7 +43,7 @@ OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
 def _attended(q: Tensor, k: Tensor, v: Tensor, mask: Any, needs_lse: bool, **options: Any) -> tuple[Tensor, Any]:
     inputs = AttentionInputs.of(q, k, mask, **options)
     out, lse = onnx_form.attend(inputs, v, Request(needs_lse=needs_lse))
-    return (out, None) if lse is None else finished(inputs, out, lse)
+    return (out, None) if lse is None else postprocessed(inputs, out, lse)
 
 
 @pytest.mark.parametrize("option", OPTIONS)

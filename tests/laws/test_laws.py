@@ -190,8 +190,8 @@ class CompiledForward(Flex):
     is_checked = False
 
     def verdict(self, given, request):
-        cannot, rather_not = super().verdict(given, request)
-        return Verdict((*cannot, "torch compiles no lse for a CPU") if request.needs_lse else cannot, rather_not)
+        cannot, should_skip = super().verdict(given, request)
+        return Verdict((*cannot, "torch compiles no lse for a CPU") if request.needs_lse else cannot, should_skip)
 
     def forward(self, given, value, dropped):
         scale = None if given.scale == given.query.shape[3] ** -0.5 else 1.0

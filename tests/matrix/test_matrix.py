@@ -111,21 +111,21 @@ def test_explanation_counts_what_is_computed() -> None:
     assert explanation.kernel == "fused"
     assert explanation.pairs == 2 * 4 * 64 * 64
     assert explanation.flops == 2 * explanation.pairs * 16
-    assert explanation.passed_over == {
-        "native": explanation.passed_over["native"],  # not installed, or switched off
+    assert explanation.skipped == {
+        "native": explanation.skipped["native"],  # not installed, or switched off
         "sdpa": ("on CPUs the other kernels are faster",),
         "varlen": ("it runs on cuda, not on cpu",),
         "flex": ("it runs on cuda, not on cpu",),
         "tiled": ("it could run these inputs; fused is faster",),
         "reference": ("it could run these inputs; fused is faster",),
     }
-    assert sc.AttentionMatrix(q, q, impl="tiled").explain().passed_over == {}
+    assert sc.AttentionMatrix(q, q, impl="tiled").explain().skipped == {}
     capped = sc.AttentionMatrix(q, q, softcap=3.0).explain()
     assert capped.kernel == "tiled"
-    assert capped.passed_over["fused"] == ("it has no softcap",)
+    assert capped.skipped["fused"] == ("it has no softcap",)
     assert "not fused: it has no softcap" in str(capped)
     bias = torch.zeros(64, 64, requires_grad=True)
-    assert sc.AttentionMatrix(q, q, bias=bias).explain().passed_over["fused"] == ("it has no gradient for bias",)
+    assert sc.AttentionMatrix(q, q, bias=bias).explain().skipped["fused"] == ("it has no gradient for bias",)
     with torch.no_grad():
         assert sc.AttentionMatrix(q, q, bias=bias).explain().kernel == "fused"
 

@@ -49,7 +49,7 @@ WAYS = {
     "by a sample": {
         "row_grouping._MAX_RESIDUAL": 1,
         "plan._SAMPLE": 3,
-        "row_grouping._WRITTEN_OUT": 2,
+        "row_grouping._FEW_GROUPS": 2,
         "plan._MOST_CACHED_TILES": 4,
     },
 }
@@ -145,12 +145,12 @@ def test_pairs_are_whole_numbers_however_many() -> None:
 def test_few_tiles_are_kept_and_many_are_made_anew(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     monkeypatch.setattr("saccade.plan.row_grouping._MAX_RESIDUAL", 1)
     monkeypatch.setattr("saccade.plan.plan._MOST_CACHED_TILES", 9)
-    monkeypatch.setattr("saccade.plan.row_grouping._WRITTEN_OUT", 2)
+    monkeypatch.setattr("saccade.plan.row_grouping._FEW_GROUPS", 2)
     plan = make(ODD, (1, 1, rows, 9), q_first=0, kv_first=0)
     one, other = list(plan.tiles), list(plan.tiles)
     assert one == other
     assert len(one) == rows
     assert [tile is again for tile, again in zip(one, other, strict=True)] == [rows <= 9] * rows
-    monkeypatch.setattr("saccade.plan.row_grouping._WRITTEN_OUT", 9)
+    monkeypatch.setattr("saccade.plan.row_grouping._FEW_GROUPS", 9)
     (layout,) = make(ODD, (1, 1, rows, 9), q_first=0, kv_first=0)._layouts
     assert (layout.tiles() is layout.tiles()) == (rows <= 9)

@@ -121,7 +121,7 @@ def _concatenate_positions(stored: Tensor, new: Tensor) -> Positions:
     """Concatenate the positions of stored and new tokens. Return them as a range if they are consecutive."""
     rows = max(len(stored), len(new))
     table = torch.cat([stored.expand(rows, -1), new.expand(rows, -1)], 1)
-    first = Positions(None, table).one_by_one()
+    first = Positions(None, table).consecutive_start()
     return Positions(None, table) if first is None else Positions(range(first, first + table.shape[1]))
 
 

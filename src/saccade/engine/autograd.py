@@ -1,4 +1,4 @@
-"""Autograd functions for kernels with their own backward pass: first and second derivatives, and `vmap`."""
+"""Autograd functions for kernels that define a backward pass: first and second derivatives, and `vmap`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Kernel, KernelWithBackward, Tensors
 from saccade.engine.kernels.tiled import Tiled
 from saccade.support.errors import unsupported
-from saccade.support.torch_modes import has_values, is_transformed, level_left
+from saccade.support.torch_modes import current_transform_level, has_values, is_transformed
 
 CALLED_AS = "attention"  # in errors
 
 _TILED = Tiled()
 
 
-def results_like(inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, Tensor]:
+def empty_results(inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, Tensor]:
     """Return uninitialised tensors for a kernel's output and lse, with the right shapes and dtypes."""
     out = value.new_empty(*inputs.shape[:3], value.shape[3])
     return out, out.new_empty(inputs.shape[:3], dtype=inputs.compute_dtype)
@@ -33,7 +33,7 @@ def is_recorded(inputs: AttentionInputs, value: Tensor) -> bool:
         return True
     if not torch.is_grad_enabled():
         return False
-    for x in inputs.sources(value):  # noqa: SIM110  a generator costs a call for each source of every product
+    for x in inputs.sources(value):  # noqa: SIM110  a generator would cost one call per source
         if x is not None and x.requires_grad:
             return True
     return False
@@ -48,18 +48,18 @@ def differentiable(
     try:
         return _TransformedProduct.apply(kernel, inputs.emptied(), dropped, *inputs.sources(value))
     except RuntimeError as error:
-        if isinstance(error, NotImplementedError) or not inputs.rule.asks_functions:
+        if isinstance(error, NotImplementedError) or not inputs.rule.calls_functions:
             raise
-        # By now the mapped axis is part of the batch, but not in tensors that the function captured.
+        # The mapped axis has been folded into the batch, but not in tensors that the function captured.
         reason = "the mask function could not be called; it may read a mapped tensor"
         hint = "pass what it reads as part of the mask, e.g. masks.Dense for each batch item, outside of vmap"
         raise unsupported("vmap", [reason], hint=hint) from error
 
 
-def differentiable_again(
+def twice_differentiable(
     inputs: AttentionInputs, value: Tensor, out: Tensor, lse: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return a kernel's output and lse unchanged, but with gradients that autograd can differentiate a second time."""
+    """Return a kernel's output and lse unchanged, but make their gradients differentiable a second time."""
     if not out.requires_grad:
         return out, lse
     again, *others = _Redifferentiable.apply(inputs.emptied(), out, lse, *inputs.sources(value))
@@ -91,7 +91,7 @@ class _Redifferentiable(torch.autograd.Function):
 
 
 class _Product(torch.autograd.Function):
-    """Autograd function that runs a kernel's forward pass and the kernel's own backward pass."""
+    """Autograd function that runs a kernel's forward and backward pass."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -119,11 +119,11 @@ class _Product(torch.autograd.Function):
 def _run_kernel(
     kernel: Kernel, inputs: AttentionInputs, dropped: Dropped | None, *tensors: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    own, value = inputs.of_sources(tensors)
+    full, value = inputs.of_sources(tensors)
     if not has_values(value):
-        return results_like(own, value)
-    out, lse = nonfinite.forward(kernel, own, value, dropped)
-    assert lse is not None  # kernels with a backward pass return one
+        return empty_results(full, value)
+    out, lse = nonfinite.forward(kernel, full, value, dropped)
+    assert lse is not None  # kernels with a backward pass always return an lse
     return out, lse
 
 
@@ -135,7 +135,7 @@ def _save_for_backward(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Te
 
 
 class _TransformedProduct(_Product):
-    """Variant of `_Product` with ``setup_context``, which transforms require but which is slower to call."""
+    """Variant of `_Product` with ``setup_context``, which transforms require. It is slower to call."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
@@ -173,8 +173,8 @@ class _BackwardPass(torch.autograd.Function):
         results, sources = Backward(*tensors[:4]), tensors[4:]
         if not has_values(results.out):
             return _empty_gradients(sources, wanted)
-        own, value = inputs.of_sources(sources)
-        grads = nonfinite.backward(kernel, own, value, dropped, results, wanted)
+        full, value = inputs.of_sources(sources)
+        grads = nonfinite.backward(kernel, full, value, dropped, results, wanted)
         return tuple(
             grad if grad is None or x is None or grad.dtype == x.dtype else grad.to(x.dtype)
             for grad, x in zip(grads, sources, strict=True)
@@ -192,9 +192,9 @@ class _BackwardPass(torch.autograd.Function):
         needed = ctx.needs_input_grad[6:]
         again = torch.is_grad_enabled() and not is_transformed()
         second = _second_derivatives if again or not is_transformed() else _SecondDerivatives.apply
-        *found, of_out, of_lse = second(ctx.inputs, ctx.dropped, needed, again, *ctx.saved_tensors, *grads)
-        # Output and lse depend on the sources, whose gradients already include this dependence.
-        return None, None, None, None, None, None, of_out, of_lse, *found
+        *of_sources, of_out, of_lse = second(ctx.inputs, ctx.dropped, needed, again, *ctx.saved_tensors, *grads)
+        # None for the output and the lse: the gradients of the sources already include the paths through them.
+        return None, None, None, None, None, None, of_out, of_lse, *of_sources
 
     @staticmethod
     def vmap(
@@ -209,17 +209,17 @@ class _BackwardPass(torch.autograd.Function):
         size = info.batch_size
         results = [into_batch(x, dim, size) for x, dim in zip(rest[:4], in_dims[4:8], strict=True)]
         folded, tensors = folded_into_batch(inputs, rest[4:], in_dims[8:], size)
-        own = _folded_dropout(dropped, inputs, size)
+        folded_dropout = _folded_dropout(dropped, inputs, size)
         grads = [
             None if x is None else x.unflatten(0, (size, -1))
-            for x in _BackwardPass.apply(kernel, folded, own, wanted, *results, *tensors)
+            for x in _BackwardPass.apply(kernel, folded, folded_dropout, wanted, *results, *tensors)
         ]
         # Autograd sums the gradient of a bias over the batch items that share it, as for any broadcast tensor.
         return tuple(grads), tuple(None if x is None else 0 for x in grads)
 
 
 def _refuse_batched(*grads: Tensor | None) -> None:
-    """Raise an error for batched gradients (``is_grads_batched=True``), whose values cannot be read."""
+    """Raise an error for batched gradients (``is_grads_batched=True``), because their values cannot be read."""
     if any(x is not None and torch._C._functorch.is_legacy_batchedtensor(x) for x in grads):
         reason = "its backward pass takes one gradient at a time"
         hint = "vectorize=False, or torch.func.jacrev, which takes many at once"
@@ -247,8 +247,8 @@ def _second_derivatives(
     needed = (*needed[2:], *needed[:2])
     if not has_values(lse):
         return _empty_gradients((*sources, grad_out, grad_lse), needed)
-    own, value = inputs.of_sources(tuple(sources))
-    of = second_order.Backward(own, value, dropped, lse, grad_out, grad_lse)
+    full, value = inputs.of_sources(tuple(sources))
+    of = second_order.Backward(full, value, dropped, lse, grad_out, grad_lse)
     return second_order.derivatives(of, tuple(grads), needed, create_graph=create_graph)
 
 
@@ -281,12 +281,12 @@ class _SecondDerivatives(torch.autograd.Function):
         results = [into_batch(x, dim, size) for x, dim in zip(rest[:3], dims[:3], strict=True)]
         folded, sources = folded_into_batch(inputs, rest[3 : 3 + count], dims[3 : 3 + count], size)
         _, grads = folded_into_batch(inputs, rest[3 + count :], dims[3 + count :], size)
-        own = _folded_dropout(dropped, inputs, size)
-        found = [
+        folded_dropout = _folded_dropout(dropped, inputs, size)
+        derivatives = [
             None if x is None else x.unflatten(0, (size, -1))
-            for x in _SecondDerivatives.apply(folded, own, needed, create_graph, *results, *sources, *grads)
+            for x in _SecondDerivatives.apply(folded, folded_dropout, needed, create_graph, *results, *sources, *grads)
         ]
-        return tuple(found), tuple(None if x is None else 0 for x in found)
+        return tuple(derivatives), tuple(None if x is None else 0 for x in derivatives)
 
 
 def folded_into_batch(
@@ -304,7 +304,7 @@ def folded_into_batch(
         raise unsupported("vmap", reasons, hint="put the mapped axis into the batch yourself")
     folded = [into_batch(x, dim, size) for x, dim in zip(tensors, dims, strict=True)]
     bias = folded[3]
-    if bias is not None:  # expand a tensor that batch items share, so that each sample has a separate copy
+    if bias is not None:  # expand a bias that batch items share, so that each sample has a separate copy
         bias = bias.unflatten(0, (size, -1)).expand(-1, inputs.shape[0], *bias.shape[1:])
         folded[3] = bias.flatten(0, 1)
     batch, *others = inputs.shape
@@ -313,11 +313,11 @@ def folded_into_batch(
 
 def _folded_dropout(dropped: Dropped | None, inputs: AttentionInputs, size: int) -> Dropped | None:
     """Return the dropout settings after `vmap` has folded ``size`` samples into the batch."""
-    return None if dropped is None else dropped.folded(inputs.shape[0], size, level_left())
+    return None if dropped is None else dropped.folded(inputs.shape[0], size, current_transform_level())
 
 
 def into_batch(x: Tensor | None, dim: int | None, size: int) -> Tensor | None:
-    """Fold the axis of a tensor that `vmap` maps (``size`` samples) into the batch axis."""
+    """Fold a tensor's axis that `vmap` maps (``size`` samples) into the batch axis."""
     if x is None:
         return None
     x = x.movedim(dim, 0) if dim is not None else x.expand(size, *x.shape)

@@ -44,10 +44,10 @@ def check_query_key(query: Tensor, key: Tensor, score: Score | None) -> tuple[in
             if query.dtype != key.dtype or (not (query.is_cpu and key.is_cpu) and query.device != key.device):
                 check_alike(query=query, key=key)
             return (batch, heads, q_len, kv_len)
-    raise _explained(query, key, score)
+    raise _shape_error(query, key, score)
 
 
-def _explained(query: Tensor, key: Tensor, score: Score | None) -> Exception:
+def _shape_error(query: Tensor, key: Tensor, score: Score | None) -> Exception:
     """Return the error for query and key tensors whose shapes do not match."""
     facts = [describe("query", query), describe("key", key)]
     for name, x in (("query", query), ("key", key)):
@@ -79,7 +79,7 @@ def as_score(score: Score | ScoreMod) -> Score:
 
 
 def autocast(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Convert an argument of attention to the dtype that autocast prescribes. Without autocast, nothing changes.
+    """Convert a tensor argument to the dtype that autocast prescribes. Without autocast, return it unchanged.
 
     This is torch's rule for ``F.scaled_dot_product_attention``: single and half precision become the half precision of
     autocast (or ``dtype``), and float64 stays unchanged.
@@ -117,7 +117,7 @@ def check_value(value: Tensor, query: Tensor, key: Tensor, dtype: torch.dtype) -
 
 
 def checked_scale(scale: float | None) -> float:
-    """Check the scale and return it as a finite number. None, which occurs only if every score is 0, becomes 1."""
+    """Check the scale and return it as a finite number. None becomes 1; it occurs only if every score is 0."""
     return 1.0 if scale is None else check_number("scale", scale)
 
 
@@ -173,6 +173,6 @@ def _dense(bias: Tensor, query: Tensor, shape: tuple[int, int, int, int]) -> Den
     if bias.device != query.device:
         raise value_error("device", "be the same for query and bias", f"{query.device} and {bias.device}")
     sizes = zip(reversed(bias.shape), reversed(shape), strict=False)
-    if bias.dim() > 4 or any(own not in (1, size) for own, size in sizes):
+    if bias.dim() > 4 or any(bias_size not in (1, size) for bias_size, size in sizes):
         raise value_error("bias", f"broadcast to {list(shape)}", list(bias.shape))
     return DenseTerm(bias.reshape((1,) * (4 - bias.dim()) + bias.shape))

@@ -35,7 +35,7 @@ from saccade.support.torch_modes import is_autocast, wants_gradient, without_aut
 
 CALLED_AS = "attention"  # in errors
 
-_HEAD = 7  # number of integers in a program that precede those of the mask and the score function
+_HEAD = 7  # number of integers in a program before the serialised mask and score function
 KERNELS = ("auto", *(kernel.name for kernel in eager.KERNELS if kernel.has_backward))
 """Kernels that can run inside the operator, where autograd is off, because they compute their own gradients. "auto" may
 choose a different kernel for the forward pass. One of the listed kernels then computes the gradients."""
@@ -67,16 +67,16 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request = eager.DEFA
     eager.check_dropout(request.dropout_p, request.seed)
     value = value.to(inputs.query.dtype)
     if inputs.query.is_meta:
-        return eager.finished(inputs, *autograd.results_like(inputs, value))
+        return eager.postprocessed(inputs, *autograd.empty_results(inputs, value))
     if not torch.compiler.is_dynamo_compiling() and onnx_form.is_exporting():
         out, lse = onnx_form.attend(inputs, value, request)
-        return (out, None) if lse is None else eager.finished(inputs, out, lse)
+        return (out, None) if lse is None else eager.postprocessed(inputs, out, lse)
     encoded = encode((inputs.rule, inputs.tile_function))
     is_plain = encoded is not None and inputs.modification is None and impl in KERNELS
     why = () if is_plain else reasons(inputs, impl)
     if encoded is not None and not why:
         call = _OperatorArguments.of(inputs, value, request, *encoded)
-        return eager.finished(inputs, *_product(*call))
+        return eager.postprocessed(inputs, *_product(*call))
     if not torch.compiler.is_dynamo_compiling():  # torch.export: an error may be raised
         hint = "a program can contain saccade's masks and scores, bool tensors, and your own frozen dataclasses"
         raise unsupported("torch.export", why, hint=hint)
@@ -96,7 +96,7 @@ def reasons(inputs: AttentionInputs, impl: str | Kernel) -> tuple[str, ...]:
     why = []
     if encode(inputs.rule) is None:
         instead = "a frozen dataclass of numbers, texts, tensors and masks can be"
-        what = "a function, which" if inputs.rule.asks_functions else f"a {type(inputs.rule).__name__}, which"
+        what = "a function, which" if inputs.rule.calls_functions else f"a {type(inputs.rule).__name__}, which"
         why.append(f"its mask is {what} cannot be serialized: {instead}")
     if impl not in KERNELS:
         why.append(f'impl="{impl if isinstance(impl, str) else impl.name}" is not an operation of its own')
@@ -140,7 +140,7 @@ class _OperatorArguments(NamedTuple):
         program: list[int],
         tensors: list[Tensor],
     ) -> _OperatorArguments:
-        """Return the custom operator's arguments for checked inputs. Mask and score function are already serialised."""
+        """Convert checked inputs to the custom operator's arguments. Mask and score function are already serialised."""
         bias = inputs.bias
         kind = _NO_TERM if bias is None else _DENSE if isinstance(bias, DenseTerm) else _DISTANCES
         lowest, first, addresses = 0, 0, []
@@ -211,7 +211,7 @@ class _OperatorArguments(NamedTuple):
 
 
 class OperatorInputs(NamedTuple):
-    """Checked inputs and request of a custom operator in a traced program."""
+    """Checked inputs and request of a custom operator call in a traced program."""
 
     inputs: AttentionInputs
     value_dim: int
@@ -234,12 +234,12 @@ class _WithGradients:
         return self.function(*tensors)
 
     def gradients(self, grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        found: tuple[Tensor, ...] = torch.func.vjp(self.function, *tensors)[1](grad)
-        return found
+        gradients: tuple[Tensor, ...] = torch.func.vjp(self.function, *tensors)[1](grad)
+        return gradients
 
 
 def _without_zeros(call: _OperatorArguments) -> AttentionInputs:
-    """Return the inputs, without a bias that is all zeros, as can result from a float mask in a traced program."""
+    """Return the inputs without an all-zero bias, which a float mask in a traced program may produce."""
     inputs = call.inputs()
     is_zero = isinstance(inputs.bias, DenseTerm) and not call.wants_bias and not bool(inputs.bias.source.any())
     return inputs.replaced(bias=None) if is_zero else inputs
@@ -250,7 +250,7 @@ def _product(*arguments: Any) -> tuple[Tensor, Tensor]:
     call = _OperatorArguments(*arguments)
     seed = None if call.dropped is None else call.dropped.seed
     inputs = _without_zeros(call)
-    # While sizes are symbolic, the numbers of batch items and heads that a mask distinguishes cannot be checked.
+    # During tracing, sizes were symbolic and the mask's numbers of batch items and heads could not be checked.
     check_batch_and_heads(inputs.rule, inputs.shape)
     out, lse = eager.attend(inputs, call.value, Request(call.numbers[2], call.kernel_name, seed, True))
     assert lse is not None
@@ -312,7 +312,7 @@ def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
 
 
 def _of_tensors(grads: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor | None]:
-    """Pad the gradients of the first tensors to the number of tensors; the others have no gradient."""
+    """Pad the gradients with None to one per tensor; only the first tensors have gradients."""
     return [*grads, *(None,) * (len(tensors) - len(grads))]
 
 
@@ -333,8 +333,8 @@ def _second_backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     grads = [*grads[:3], *nothing, *grads[3:]]
     tensors = (*inputs.sources(value), grad_out, grad_lse)
     needed = [x is not None and x.requires_grad for x in tensors]
-    found = list(second_order.derivatives(of, tuple(grads), needed, create_graph=again))
-    of_query, of_key, of_value, of_bias, *others, of_out, of_lse = found
+    derivatives = list(second_order.derivatives(of, tuple(grads), needed, create_graph=again))
+    of_query, of_key, of_value, of_bias, *others, of_out, of_lse = derivatives
     others = [of_bias, *others] if inputs.bias is not None else others
     return of_query, of_key, of_value, _of_tensors(others, constants), *_NOT_TENSORS, None, None, of_out, of_lse
 

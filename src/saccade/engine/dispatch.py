@@ -50,45 +50,45 @@ def choose_kernel(inputs: AttentionInputs, request: Request = DEFAULT) -> Kernel
     if request.impl != "auto":
         kernel = _requested(inputs, request)
     else:
-        left: Kernel | None = None  # defers to a faster kernel, which may be unable to run the inputs
+        deferring: Kernel | None = None  # defers to a faster kernel, which may be unable to run the inputs
         for candidate in KERNELS:
             if request.needs_backward and not candidate.has_backward:
                 continue
             verdict = candidate.verdict(inputs, request)
             if candidate.is_checked and not verdict.cannot:
                 verdict = _verdict(candidate, inputs, request)
-            if not (verdict.cannot or verdict.rather_not):
+            if not (verdict.cannot or verdict.should_skip):
                 kernel = candidate
                 break
-            if left is not None and left.leaves_to == candidate.name:
-                if not _verdict(left, inputs, request._replace(impl=left.name)).cannot:
-                    kernel = left
+            if deferring is not None and deferring.defers_to == candidate.name:
+                if not _verdict(deferring, inputs, request._replace(impl=deferring.name)).cannot:
+                    kernel = deferring
                     break
-                left = None
-            if verdict.rather_not and not verdict.cannot and candidate.leaves_to:
-                left = candidate
+                deferring = None
+            if verdict.should_skip and not verdict.cannot and candidate.defers_to:
+                deferring = candidate
         if kernel is None:
             names = [candidate.name for candidate in KERNELS]
             raise unsupported('impl="auto"', names, hint='impl="reference" runs everything')
     return kernel
 
 
-def why_not(inputs: AttentionInputs, request: Request, kernel: Kernel) -> dict[str, tuple[str, ...]]:
+def reasons_to_skip(inputs: AttentionInputs, request: Request, kernel: Kernel) -> dict[str, tuple[str, ...]]:
     """Return the reasons why ``impl="auto"`` skips the other kernels; empty if the kernel was requested by name."""
-    passed_over: dict[str, tuple[str, ...]] = {}
+    skipped: dict[str, tuple[str, ...]] = {}
     if request.impl != "auto":
-        return passed_over
+        return skipped
     if inputs.sink_logit is not None:
         request = request._replace(needs_lse=True)
     for other in KERNELS:
         if other is kernel:
             continue
         verdict = _verdict(other, inputs, request)
-        reasons = verdict.cannot or verdict.rather_not
-        if not verdict.cannot and verdict.rather_not and other.leaves_to not in ("", kernel.name):
+        reasons = verdict.cannot or verdict.should_skip
+        if not verdict.cannot and verdict.should_skip and other.defers_to not in ("", kernel.name):
             reasons = _verdict(other, inputs, request._replace(impl=other.name)).cannot or reasons
-        passed_over[other.name] = reasons or (f"it could run these inputs; {kernel.name} is faster",)
-    return passed_over
+        skipped[other.name] = reasons or (f"it could run these inputs; {kernel.name} is faster",)
+    return skipped
 
 
 def _verdict(kernel: Kernel, inputs: AttentionInputs, request: Request) -> Verdict:
@@ -142,7 +142,7 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -
     dropout_p, _, seed, _, _ = request
     if type(dropout_p) is not float or dropout_p != 0.0 or seed is not None:
         check_dropout(dropout_p, seed)
-    if value.dtype != inputs.query.dtype:  # a query prepared in float32, since scores are computed in float32 or wider
+    if value.dtype != inputs.query.dtype:  # the score prepared query and key in float32
         value = value.to(inputs.query.dtype)
     inputs = inputs.current() if inputs.is_live else inputs
     inputs.plan  # noqa: B018  computed here, to be cached for the backward pass
@@ -160,7 +160,7 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -
         return out if out.dtype == inputs.dtype else out.to(inputs.dtype), None
     if inputs.sink_logit is None and out.dtype == inputs.dtype:
         return out, lse
-    return finished(inputs, out, lse)
+    return postprocessed(inputs, out, lse)
 
 
 def _run(
@@ -170,7 +170,7 @@ def _run(
     if not has_values(inputs.query):
         if autograd.is_recorded(inputs, value):
             return autograd.differentiable(_TILED, inputs, value, None)
-        return autograd.results_like(inputs, value)
+        return autograd.empty_results(inputs, value)
     order = None
     if inputs.shape[2] >= FEWEST:
         order = reordered(inputs, kernel, 0.0 if dropped is None else dropped.p)
@@ -204,11 +204,11 @@ def _run(
 
 
 def _run_if_finite(kernel: Kernel, inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, Tensor | None] | None:
-    """Run a kernel that cannot mask individual rows. If NaN or inf could spread, return None instead of the results."""
+    """Run a kernel that cannot mask individual rows. Return None if NaN or inf could spread."""
     results = nonfinite.forward_if_clean(kernel, inputs, value)
     if results is None or kernel.has_second_derivatives:
         return results
-    return autograd.differentiable_again(inputs, value, *results)
+    return autograd.twice_differentiable(inputs, value, *results)
 
 
 def _run_by_autograd(
@@ -230,7 +230,7 @@ def check_dropout(dropout_p: float, seed: int | None) -> None:
     dropout.check_seed(seed)
 
 
-def finished(inputs: AttentionInputs, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+def postprocessed(inputs: AttentionInputs, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """Add the sink to a kernel's output and lse, and convert the output to the dtype of the query."""
     if inputs.sink_logit is not None:
         out, lse = with_sink(out, lse, inputs.sink_logit)

@@ -27,8 +27,8 @@ class Dropped(NamedTuple):
         p: probability that a weight is dropped.
         seed: seed of the random numbers.
         levels: levels of ``vmap`` with ``randomness="different"``, for which each sample drops different weights.
-        repeats: for every other axis that ``vmap`` has folded into the batch, the previous number of batch items and
-            the size of the axis. The samples along such an axis drop the same weights.
+        repeats: for every other axis that ``vmap`` has folded into the batch, the batch size before folding and the
+            size of the axis. The samples along such an axis drop the same weights.
     """
 
     p: float
@@ -101,7 +101,7 @@ def keep(seed: int, b: Tensor, h: Tensor, q: Tensor, kv: Tensor, dropout_p: floa
         b, h, q, kv: int64 batch items, heads and positions, broadcastable against each other.
         dropout_p: probability that a weight is dropped, 0 <= dropout_p < 1.
     """
-    rows, columns = _words_of(seed, b, h, q, kv)
+    rows, columns = _hashes_of(seed, b, h, q, kv)
     return (rows ^ columns) * (rows | 1) >= _threshold(dropout_p)
 
 
@@ -119,7 +119,7 @@ class Words:
     """
 
     def __init__(self, seed: int, b: Tensor, h: Tensor, q: Tensor, kv: Tensor, dropout_p: float):
-        self.rows, self.columns = _words_of(seed, b, h, q, kv)
+        self.rows, self.columns = _hashes_of(seed, b, h, q, kv)
         self.threshold = _threshold(dropout_p)
 
     def block(self, batch: slice, heads: slice, rows: range, columns: Ranges, *, out: Tensor) -> Tensor:
@@ -150,8 +150,8 @@ def _threshold(dropout_p: float) -> int:
     return int(dropout_p * 2**32) - 2**31
 
 
-def _words_of(seed: int, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the hashes of rows and of columns that together determine the dropout of each pair, int32."""
+def _hashes_of(seed: int, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
+    """Hash rows and columns separately, int32. The two hashes determine the dropout of a pair."""
     low, high = seed & _WORD, seed >> 32 & _WORD
     start = _mix(torch.full_like(q, low) ^ _mix(torch.full_like(q, high)))
     rows = _mix(_mix(_mix(start ^ (b & _WORD)) ^ (h & _WORD)) ^ (q & _WORD))

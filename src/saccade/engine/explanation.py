@@ -7,7 +7,7 @@ import math
 
 from saccade.engine import first_use_check, nonfinite
 from saccade.engine.bias.sink_logit import bytes_of_sink
-from saccade.engine.dispatch import why_not
+from saccade.engine.dispatch import reasons_to_skip
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel, Request
 from saccade.engine.memory_accounting import Cost, Ledger
@@ -21,7 +21,7 @@ class Explanation:
 
     Attributes:
         kernel: name of the kernel that runs.
-        passed_over: the reason why each of the other kernels does not run; empty if the kernel was requested by name.
+        skipped: the reasons why each of the other kernels does not run; empty if the kernel was requested by name.
         shape: (batch, heads, q_len, kv_len).
         seen: result of the kernel's first-use check on this device; empty for kernels that need no check.
         mask: the mask as text, including the pattern recognised in a bool tensor.
@@ -40,7 +40,7 @@ class Explanation:
     """
 
     kernel: str
-    passed_over: dict[str, tuple[str, ...]]
+    skipped: dict[str, tuple[str, ...]]
     shape: tuple[int, int, int, int]
     seen: str
     mask: str
@@ -65,19 +65,19 @@ class Explanation:
             inputs, kernel, value_dim, request: those of the product.
             mask: the user's mask. The mask in the inputs has recognised patterns in place of bool tensors.
         """
-        order = reordered(inputs, kernel, request.dropout_p) if inputs.shape[2] >= FEWEST else None
-        own = inputs if order is None else order.inputs
-        cost = kernel.cost(own, value_dim, request.dropout_p)
+        permutation = reordered(inputs, kernel, request.dropout_p) if inputs.shape[2] >= FEWEST else None
+        ordered = inputs if permutation is None else permutation.inputs
+        cost = kernel.cost(ordered, value_dim, request.dropout_p)
         return cls(
             kernel.name,
-            why_not(inputs, request, kernel),
+            reasons_to_skip(inputs, request, kernel),
             inputs.shape,
             first_use_check.seen(kernel, inputs),
             str(mask) if str(mask) == str(inputs.rule) else f"{mask}, the same as {inputs.rule}",
             cost.tiles,
             cost.pairs,
             {"QKᵀ": 2 * cost.pairs * inputs.query.shape[3], "softmax": cost.pairs, "AV": 2 * cost.pairs * value_dim},
-            _extra_bytes(own, kernel, cost, value_dim, is_reordered=order is not None),
+            _extra_bytes(ordered, kernel, cost, value_dim, is_reordered=permutation is not None),
             _windows(inputs.rule),
         )
 
@@ -97,7 +97,7 @@ class Explanation:
         ]
         lines += [f"checked  {self.seen}"] if self.seen else []
         names: dict[str, list[str]] = {}
-        for name, reasons in self.passed_over.items():
+        for name, reasons in self.skipped.items():
             for reason in reasons:
                 names.setdefault(reason, []).append(name)
         lines += [f"not {', '.join(kernels)}: {reason}" for reason, kernels in names.items()]
@@ -120,17 +120,17 @@ def _extra_bytes(inputs: AttentionInputs, kernel: Kernel, cost: Cost, value_dim:
     (batch, heads, q_len, kv_len), query, wide = inputs.shape, inputs.query, inputs.compute_dtype
     rows, ledger = batch * heads * q_len, Ledger()
     out, lse = rows * value_dim * query.dtype.itemsize, rows * wide.itemsize
-    look = nonfinite.bytes_of_check(kernel, inputs, value_dim)
-    if query.dtype != inputs.dtype:  # scores are computed in float32 or wider, and some are prepared in it
-        ledger.take(batch * inputs.key.shape[1] * kv_len * value_dim * query.dtype.itemsize)
+    check_bytes = nonfinite.bytes_of_check(kernel, inputs, value_dim)
+    if query.dtype != inputs.dtype:  # the score prepared query and key in float32
+        ledger.allocate(batch * inputs.key.shape[1] * kv_len * value_dim * query.dtype.itemsize)
     bias = None if inputs.bias is None or inputs.bias.source.shape[2] == 1 else inputs.bias.source
     copied = query.numel() * query.dtype.itemsize + (0 if bias is None else bias.numel() * bias.dtype.itemsize)
     with ledger.holding(copied if is_reordered else 0):
         if not kernel.has_backward:
-            ledger.touch(look)
+            ledger.touch(check_bytes)
         ledger.step(cost.held)
         if kernel.has_backward:
-            ledger.touch(look)
+            ledger.touch(check_bytes)
         ledger.touch(out + lse if is_reordered else 0)
     if inputs.sink_logit is not None:
         ledger.touch(bytes_of_sink(rows, value_dim, wide))

@@ -45,8 +45,8 @@ class _Planned:
     """A descriptor that computes the plan of the inputs on first use. It is a `cached_property` without a lock."""
 
     def __get__(self, inputs: AttentionInputs, kind: type) -> Plan:
-        made = inputs.__dict__["plan"] = plan_of(inputs.rule, inputs.shape, *inputs.origin)
-        return made
+        plan = inputs.__dict__["plan"] = plan_of(inputs.rule, inputs.shape, *inputs.origin)
+        return plan
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ class AttentionInputs:
         key: ``[batch, kv_heads, kv_len, width]``; head h reads group ``h // (heads // kv_heads)``.
         rule: the mask, in the coordinates of the plan.
         origin: coordinates of the first query and the first key in the mask. Further coordinates are consecutive.
-        scale: factor of the scores, with the default filled in.
+        scale: factor that multiplies the scores; the default has been filled in.
         softcap: bound on the scores; None if there is none.
         bias: the bias added to the scores; None without a bias.
         sink_logit: ``[heads]``, in `compute_dtype`; None without a sink.
@@ -73,8 +73,8 @@ class AttentionInputs:
         modification: the user's score function, called after scale and softcap; None if there is none.
         row_positions: positions of the rows if they are permuted, int64 ``[q_len]``; None if they are not.
         is_live: whether the mask reads tensors that may change between two products; see `current`.
-        answers: fingerprints of what the mask's functions returned in the forward pass. The backward pass checks that
-            they return the same.
+        fingerprints: hashes of the results of the mask's functions in the forward pass, by tile. The backward pass
+            checks that it gets the same results.
     """
 
     shape: tuple[int, int, int, int]
@@ -92,7 +92,7 @@ class AttentionInputs:
     modification: Modification | None = None
     row_positions: Tensor | None = None
     is_live: bool = False
-    answers: dict[Hashable, int] | None = None
+    fingerprints: dict[Hashable, int] | None = None
     plan = _Planned()
 
     @classmethod
@@ -154,24 +154,24 @@ class AttentionInputs:
                 query, key, tile_function, parameters, modify = prepared(score, query, key)
                 place = () if modify is None else _first_pair(rule, origin, query, key)
                 modification = None if modify is None else Modification.of(modify, place, wide_dtype(dtype))
-        made = object.__new__(cls)  # set all fields at once: twice as fast as a dataclass's __init__
+        inputs = object.__new__(cls)  # set all fields at once: twice as fast as a dataclass's __init__
         # fmt: off
-        made.__dict__.update(
+        inputs.__dict__.update(
             shape=shape, dtype=dtype, query=query, key=key, rule=rule, origin=origin, scale=scale,
             softcap=softcap, bias=term, sink_logit=sink_logit, tile_function=tile_function, parameters=parameters,
             modification=modification, is_live=bool(tensors) and not isinstance(rule, PositionedMask),
         )
         # fmt: on
-        return made
+        return inputs
 
     def current(self) -> AttentionInputs:
-        """Return inputs for the current contents of the mask's tensors. Patterns and plan are recomputed."""
+        """Return inputs that reflect the current contents of the mask's tensors. Patterns and plan are recomputed."""
         if not self.is_live:
             return self
         return self.replaced(rule=recognise_tensors(self.rule, self.shape, self.origin), is_live=False)
 
     def after_tracing(self) -> AttentionInputs:
-        """Prepare the inputs of a traced program for a run outside of its graph: read and check the mask."""
+        """Read and check the mask of a traced program, so that these inputs can run outside of the graph."""
         shape, encoded = self.shape, encode(self.rule)
         if encoded is None:
             rule = self.rule.with_atoms(lambda atom: cast("Mask", read_mask(atom, shape)))
@@ -224,21 +224,21 @@ class AttentionInputs:
         """Return the inputs with the given fields replaced. The plan is reused unless mask, shape or origin change."""
         other = object.__new__(AttentionInputs)
         other.__dict__.update(self.__dict__, **changes)
-        if "rule" in changes or "shape" in changes or "origin" in changes:  # in words that a compiler can trace
+        if "rule" in changes or "shape" in changes or "origin" in changes:  # a form that a compiler can trace
             other.__dict__.pop("plan", None)
         return other
 
     def to(self, device: torch.device | None, dtype: torch.dtype | None) -> AttentionInputs:
         """Return the inputs on a different device or in a different dtype."""
-        own = self.dtype if dtype is None else dtype
+        new_dtype = self.dtype if dtype is None else dtype
         narrow = self.query.dtype == self.dtype and self.tile_function is None
-        kept = own if narrow else wide_dtype(own)
+        compute_dtype = new_dtype if narrow else wide_dtype(new_dtype)
         changes = {name: moved(getattr(self, name), device, dtype) for name in ("bias", "sink_logit", "parameters")}
         return self.replaced(
             **changes,
-            dtype=own,
-            query=self.query.to(device, kept),
-            key=self.key.to(device, kept),
+            dtype=new_dtype,
+            query=self.query.to(device, compute_dtype),
+            key=self.key.to(device, compute_dtype),
             rule=moved(self.rule, device, None),
             row_positions=moved(self.row_positions, device, None),
         )
@@ -259,7 +259,7 @@ class AttentionInputs:
     def emptied(self) -> AttentionInputs:
         """Return the inputs without their source tensors, so that saving them for the backward pass takes no memory."""
         bias = None if self.bias is None else self.bias.of(_NOTHING)
-        return self.replaced(query=_NOTHING, key=_NOTHING, parameters=(), bias=bias, answers={})
+        return self.replaced(query=_NOTHING, key=_NOTHING, parameters=(), bias=bias, fingerprints={})
 
 
 def _with_causal(mask: object, bias: object, shape: tuple[int, int, int, int], has_positions: bool) -> Mask:

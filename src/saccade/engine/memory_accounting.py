@@ -17,7 +17,7 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.plan import ColumnRange, Plan, Tile
 
 
-class Held(NamedTuple):
+class MemoryUse(NamedTuple):
     """Peak bytes of one stage of a computation, including the result, and the bytes of the result."""
 
     most: int
@@ -35,11 +35,11 @@ class Cost(NamedTuple):
 
     tiles: int
     pairs: int
-    held: Held
+    held: MemoryUse
 
 
 def bytes_widened(entries: int, dtype: torch.dtype) -> int:
-    """Return the bytes of the float32 copy that torch makes to sum half-precision numbers; 0 for other dtypes."""
+    """Return the bytes of the float32 copy that torch creates to sum a half-precision tensor; 0 for other dtypes."""
     return 4 * entries if dtype in (torch.float16, torch.bfloat16) else 0
 
 
@@ -49,12 +49,12 @@ class Ledger:
     def __init__(self) -> None:
         self.now = self.most = 0
 
-    def take(self, size: float) -> None:
+    def allocate(self, size: float) -> None:
         """Add allocated bytes to the current total."""
         self.now += int(size)
         self.most = max(self.most, self.now)
 
-    def give(self, size: float) -> None:
+    def free(self, size: float) -> None:
         """Subtract freed bytes from the current total."""
         self.now -= int(size)
 
@@ -62,26 +62,26 @@ class Ledger:
         """Account for bytes that are allocated and freed again immediately."""
         self.most = max(self.most, self.now + int(size))
 
-    def step(self, held: Held) -> None:
+    def step(self, held: MemoryUse) -> None:
         """Account for one stage of a computation: the peak, and the result that stays allocated."""
         self.touch(held.most)
-        self.take(held.left)
+        self.allocate(held.left)
 
     @contextmanager
     def holding(self, size: float) -> Iterator[None]:
         """Account for bytes that stay allocated during a ``with`` block."""
-        self.take(size)
+        self.allocate(size)
         yield
-        self.give(size)
+        self.free(size)
 
 
-def counted(run: Callable[[], object]) -> Held:
+def counted(run: Callable[[], object]) -> MemoryUse:
     """Run a function and return the peak bytes of its tensors and the bytes of its result. Inputs are not counted."""
     with Watch() as watch:
         result = run()
     left = watch.now
     del result
-    return Held(watch.most, left)
+    return MemoryUse(watch.most, left)
 
 
 class Watch(TorchDispatchMode):
@@ -94,17 +94,17 @@ class Watch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.now = self.most = 0
-        self._seen: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        self.note(made, (args, kwargs))
-        return made
+        results = func(*args, **(kwargs or {}))
+        self.note(results, (args, kwargs))
+        return results
 
-    def note(self, made: object, given: object) -> None:
+    def note(self, results: object, inputs: object) -> None:
         """Count the storages of an operation's results, except storages shared with the operation's inputs."""
-        known = {id(x.untyped_storage()) for x in tree_leaves(given) if isinstance(x, Tensor)}
-        for x in tree_leaves(made):
+        known = {id(x.untyped_storage()) for x in tree_leaves(inputs) if isinstance(x, Tensor)}
+        for x in tree_leaves(results):
             if isinstance(x, Tensor):
                 self._note(x.untyped_storage(), known)
 
@@ -112,17 +112,17 @@ class Watch(TorchDispatchMode):
         """Account for bytes that an operation allocates and frees internally."""
         self.most = max(self.most, self.now + size)
 
-    def _note(self, storage: torch.UntypedStorage, given: set[int]) -> None:
+    def _note(self, storage: torch.UntypedStorage, known: set[int]) -> None:
         number, size = id(storage), storage.nbytes()
-        if number in given or number in self._seen:
+        if number in known or number in self._sizes:
             return
-        self._seen[number] = size
+        self._sizes[number] = size
         self.now += size
         self.most = max(self.most, self.now)
         weakref.finalize(storage, self._forget, number)
 
     def _forget(self, number: int) -> None:
-        self.now -= self._seen.pop(number)
+        self.now -= self._sizes.pop(number)
 
 
 _SIDE, _ENTRIES = 256, 1 << 18  # rows and columns of the measured part, and its number of pairs over batch and heads
@@ -141,24 +141,25 @@ class Probe:
     """
 
     def __init__(self, inputs: AttentionInputs, *, is_narrow: bool = False):
-        self._given = _with_zeros(inputs, 1 if is_narrow and inputs.tile_function is None else None)
-        self._found: dict[Hashable, tuple[float, float]] = {}
+        self._inputs = _with_zeros(inputs, 1 if is_narrow and inputs.tile_function is None else None)
+        self._measured: dict[Hashable, tuple[float, float]] = {}
 
-    def held(self, name: str, tile: Tile, run: Callable[[AttentionInputs, Tile], object]) -> Held:
+    def held(self, name: str, tile: Tile, run: Callable[[AttentionInputs, Tile], object]) -> MemoryUse:
         """Return the peak bytes of ``run`` on a tile, in proportion to the tile's pairs. Each name is measured once."""
         if tile.height * tile.width == 0:
-            return Held(0, 0)
+            return MemoryUse(0, 0)
         copies = (tile.batch.stop - tile.batch.start, tile.heads.stop - tile.heads.start)
         key = (name, id(tile.rule), copies, min(tile.height, _SIDE), _memory_class(tile))
-        if key not in self._found:
+        if key not in self._measured:
             part = _small_part(tile, math.prod(copies))
-            inputs = self._given.replaced(plan=Plan(self._given.shape, ()))  # do not cache parts of tiles with the plan
+            # An empty plan, so that parts of tiles are not cached with the plan of the inputs.
+            inputs = self._inputs.replaced(plan=Plan(self._inputs.shape, ()))
             with torch.no_grad():
-                found = counted(lambda: run(inputs, part))
+                measured = counted(lambda: run(inputs, part))
             pairs = part.height * part.width
-            self._found[key] = found.most / pairs, found.left / pairs
-        most, left = (int(each * tile.height * tile.width) for each in self._found[key])
-        return Held(most, left)
+            self._measured[key] = measured.most / pairs, measured.left / pairs
+        most, left = (int(each * tile.height * tile.width) for each in self._measured[key])
+        return MemoryUse(most, left)
 
 
 def _with_zeros(inputs: AttentionInputs, width: int | None) -> AttentionInputs:
@@ -178,9 +179,9 @@ def _with_zeros(inputs: AttentionInputs, width: int | None) -> AttentionInputs:
 
 
 def _memory_class(tile: Tile) -> Hashable:
-    """Return a key shared by tiles that need similar memory per pair: shares of partial columns, and strides."""
-    unsure = [len(strip.keys) for strip in tile.columns if strip.partial is not True]
-    shares = (-(-_SHARES * size // tile.width) for size in (sum(unsure), max(unsure, default=0)))
+    """Return a cache key for tiles that need similar memory per pair: shares of partial columns, and strides."""
+    undecided = [len(strip.keys) for strip in tile.columns if strip.partial is not True]
+    shares = (-(-_SHARES * size // tile.width) for size in (sum(undecided), max(undecided, default=0)))
     return (tile.rows.step, tile.columns[0].keys.step, min(len(tile.columns), 2), *shares)
 
 

@@ -19,7 +19,7 @@ from saccade.support.errors import unsupported, value_error
 
 def is_nested(*tensors: object) -> bool:
     """Return whether any of the tensors is a nested tensor."""
-    for x in tensors:  # noqa: SIM110  a generator costs a call for each tensor of every product
+    for x in tensors:  # noqa: SIM110  a generator would cost one call per tensor
         if isinstance(x, Tensor) and x.is_nested:
             return True
     return False
@@ -84,10 +84,10 @@ class Nested(NamedTuple):
         Raises:
             ValueError: only some of the tensors are nested, or their items do not match.
         """
-        given = {"query": query, "key": key, "value": value}
+        tensors = {"query": query, "key": key, "value": value}
         packed: dict[str, Tensor] = {}
         lengths: dict[str, tuple[int, ...]] = {}
-        for name, x in given.items():
+        for name, x in tensors.items():
             if not is_nested(x):
                 raise value_error(name, "be nested, because another input is", "a dense tensor")
             packed[name], lengths[name] = (
@@ -113,32 +113,32 @@ class Nested(NamedTuple):
         """
         batch, q_len, kv_len = self.shape
         rule = as_mask(mask, (batch, heads, q_len, kv_len))
-        for own in set(zip(self.q_lengths, self.kv_lengths, strict=True)):
-            if all(own):
-                check_domain(rule, None, None, *own)
+        for lengths in set(zip(self.q_lengths, self.kv_lengths, strict=True)):
+            if all(lengths):
+                check_domain(rule, None, None, *lengths)
         if isinstance(rule, Full):
             return Documents(self._blocks)
-        is_alike = rule.shape[0] == 1 and not rule.asks_functions
+        is_alike = rule.shape[0] == 1 and not rule.calls_functions
         if is_alike and self._blocks == self.kv_lengths:
             return Documents(self._blocks, rule)
         return Documents(self._blocks) & Predicate(_Packed(rule, self._table()))
 
     @property
     def positions(self) -> dict[str, Tensor]:
-        """Return keyword arguments for positions in the packed sequence, int64 ``[T]``; empty if defaults apply."""
+        """Keyword arguments for positions in the packed sequence, int64 ``[T]``; empty if defaults apply."""
         if self.q_lengths == self.kv_lengths:
             return {}
         device, longest = self.query.device, self._blocks
         # In an item's block, the last query is aligned with the last key, so that distances are those of the item.
         lengths = {"q_positions": self.q_lengths, "kv_positions": self.kv_lengths}
-        return {name: _at_end(own, longest).to(device) for name, own in lengths.items()}
+        return {name: _at_end(item_lengths, longest).to(device) for name, item_lengths in lengths.items()}
 
-    def own_positions(self) -> tuple[Tensor, Tensor]:
+    def item_positions(self) -> tuple[Tensor, Tensor]:
         """Return each token's position within the nested item, int64 ``[T]``. The last query is at the last key."""
         pairs = (self.q_lengths, self.kv_lengths)
         each = [
-            torch.cat([torch.arange(block - n, block) for n, block in zip(own, self._blocks, strict=True)])
-            for own in pairs
+            torch.cat([torch.arange(block - n, block) for n, block in zip(lengths, self._blocks, strict=True)])
+            for lengths in pairs
         ]
         return each[0].to(self.query.device), each[1].to(self.query.device)
 
@@ -148,22 +148,22 @@ class Nested(NamedTuple):
         Args:
             packed: ``[1, T, ...]``, or ``[1, heads, T, ...]`` if ``axis`` is 1.
         """
-        own = packed[0]
+        tokens = packed[0]
         if self.like.layout != torch.jagged:
-            return torch.nested.as_nested_tensor(list(own.split(self.q_lengths, self.axis)))
+            return torch.nested.as_nested_tensor(list(tokens.split(self.q_lengths, self.axis)))
         like: Any = self.like
         is_whole = like.lengths() is None  # no gaps between the items
-        offsets = like.offsets() if is_whole else torch.tensor((0, *self.q_lengths), device=own.device).cumsum(0)
-        made = torch.nested.nested_tensor_from_jagged(own.movedim(self.axis, 0), offsets)
-        return made.transpose(1, 2) if self.axis else made
+        offsets = like.offsets() if is_whole else torch.tensor((0, *self.q_lengths), device=tokens.device).cumsum(0)
+        nested = torch.nested.nested_tensor_from_jagged(tokens.movedim(self.axis, 0), offsets)
+        return nested.transpose(1, 2) if self.axis else nested
 
     @property
     def _blocks(self) -> tuple[int, ...]:
-        """Return the length of each nested item in the packed sequence."""
+        """Length of each nested item in the packed sequence."""
         return tuple(map(max, self.q_lengths, self.kv_lengths))
 
     def _table(self) -> Tensor:
-        """Return each packed position's nested item, and where the keys of the item start, int64 ``[2, len]``."""
+        """Return each packed position's nested item, and the start of the item's keys, int64 ``[2, len]``."""
         rows, start = [], 0
         for item, (block, kv_len) in enumerate(zip(self._blocks, self.kv_lengths, strict=True)):
             rows.append(torch.tensor([[item], [start + block - kv_len]]).expand(2, block))
@@ -172,7 +172,7 @@ class Nested(NamedTuple):
 
 
 class _Packed:
-    """A mask on positions within a nested item, evaluated at positions in the packed sequence."""
+    """A mask on positions within nested items, evaluated at positions in the packed sequence."""
 
     def __init__(self, rule: Mask, table: Tensor):
         self.rule, self.table = rule, table
@@ -195,6 +195,6 @@ def _packed(name: str, x: Tensor, axis: int) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def _at_end(lengths: tuple[int, ...], blocks: tuple[int, ...]) -> Tensor:
-    """Return the packed positions of the tokens of nested items, which are at the end of each item's block."""
+    """Return the packed positions of the nested items' tokens, aligned with the end of each item's block."""
     ends = torch.tensor(blocks).cumsum(0).tolist()
     return torch.cat([torch.arange(end - length, end) for length, end in zip(lengths, ends, strict=True)])

@@ -119,11 +119,11 @@ def backward(
     """Run a kernel's backward pass and return the gradients, with NaN and inf contained."""
     if not _is_plain(inputs, value, results.lse):
         inputs, value, results = _sanitized_inputs(kernel, inputs, value, dropped, results)
-    found = kernel.backward(inputs, value, dropped, results, wanted)
-    if inputs.plan.is_full or is_finite(*(x for x in found if x is not None)):
-        return found
+    grads = kernel.backward(inputs, value, dropped, results, wanted)
+    if inputs.plan.is_full or is_finite(*(x for x in grads if x is not None)):
+        return grads
     instead = _rerun_after_overflow(kernel, inputs, value)
-    return found if instead is None else instead[0].backward(*instead[1:], dropped, results, wanted)
+    return grads if instead is None else instead[0].backward(*instead[1:], dropped, results, wanted)
 
 
 def contained(
@@ -178,11 +178,11 @@ def _forward_again(
     inputs: AttentionInputs,
     value: Tensor,
     dropped: Dropped | None,
-    found: tuple[Tensor, Tensor],
+    results: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Run the kernel again if NaN may come from overflow at masked pairs. If not, return the earlier results."""
     instead = _rerun_after_overflow(kernel, inputs, value)
-    return found if instead is None else instead[0].forward(*instead[1:], dropped)
+    return results if instead is None else instead[0].forward(*instead[1:], dropped)
 
 
 def _rerun_after_overflow(
@@ -205,10 +205,10 @@ def _without_large_values(inputs: AttentionInputs, value: Tensor) -> tuple[Atten
         return None
     no_query = torch.zeros(inputs.query.shape[:3], dtype=torch.bool, device=inputs.device)
     with torch.no_grad():
-        affected = affected_queries(inputs.replaced(answers=None), no_query, large_key, large_value)
+        affected = affected_queries(inputs.replaced(fingerprints=None), no_query, large_key, large_value)
     if any(bool(x.any()) for x in affected):
         return None
-    # No query may attend to these keys, by the mask or by a score of -inf; a zeroed key would have score 0.
+    # No query attends to these keys, because of the mask or a score of -inf; a zeroed key would have score 0.
     bias = _hide_in_bias(inputs, no_query, large_key) if bool(large_key.any()) else inputs.bias
     key = inputs.key.masked_fill(large_key[..., None], 0)
     return inputs.replaced(key=key, bias=bias), value.masked_fill(large_value[..., None], 0)
@@ -270,43 +270,43 @@ def sanitize(inputs: AttentionInputs, value: Tensor, nan_rows: Tensor | None = N
     query, key = inputs.query.masked_fill(bad_query[..., None], 0), inputs.key.masked_fill(bad_key[..., None], 0)
     clean = inputs.replaced(query=query, key=key, bias=bias)
     with torch.no_grad():
-        by_scores, by_value = affected_queries(inputs.replaced(answers=None), bad_query, bad_key, bad_value)
+        by_scores, by_value = affected_queries(inputs.replaced(fingerprints=None), bad_query, bad_key, bad_value)
     return Sanitized(clean, value.masked_fill(bad_value[..., None], 0), by_scores, by_scores | by_value)
 
 
 def affected_queries(
     inputs: AttentionInputs, bad_query: Tensor, bad_key: Tensor, bad_value: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the queries that NaN reaches: through visible scores of non-finite queries or keys, and through values."""
+    """Return the queries that NaN reaches through visible scores, and those that it reaches through visible values."""
     _, heads, _, _ = inputs.shape
     groups = bad_key.shape[1]
     by_scores, by_value = torch.zeros_like(bad_query), torch.zeros_like(bad_query)
     bad_columns = (bad_key | bad_value).any(0).any(0).numpy(force=True)
     for tile in inputs.row_plan.tiles:
-        is_own = bool(at(bad_query[tile.batch, tile.heads], tile.rows, 2).any())
-        columns = tile.columns if is_own else tuple(_marked_columns(tile, bad_columns))
+        has_bad_query = bool(at(bad_query[tile.batch, tile.heads], tile.rows, 2).any())
+        columns = tile.columns if has_bad_query else tuple(_marked_columns(tile, bad_columns))
         if not columns:
             continue
         cut = tile._replace(columns=columns)
         for piece in pieces(cut, share=heads // groups, rows=cut.height, entries=_PAIRS_AT_ONCE):
-            seen = scores_of(inputs, piece) != -math.inf
+            visible = scores_of(inputs, piece) != -math.inf
             of_group = (piece.batch, groups_of(piece.heads, heads, groups))
             spans = joined(piece.spans)
-            share = seen.shape[1] // (of_group[1].stop - of_group[1].start)
+            share = visible.shape[1] // (of_group[1].stop - of_group[1].start)
             key, value = (
                 take(x[of_group], spans, 2).repeat_interleave(share, 1)[:, :, None] for x in (bad_key, bad_value)
             )
             query = at(bad_query[piece.batch, piece.heads], piece.rows, 2)
             for total, touched in (
-                (by_scores, (seen & key).any(-1) | (seen.any(-1) & query)),
-                (by_value, (seen & value).any(-1)),
+                (by_scores, (visible & key).any(-1) | (visible.any(-1) & query)),
+                (by_value, (visible & value).any(-1)),
             ):
                 at(total[piece.batch, piece.heads], piece.rows, 2).logical_or_(touched)
     return by_scores, by_value
 
 
 def _marked_columns(tile: Tile, marked: np.ndarray) -> Iterator[ColumnRange]:
-    """Yield the runs of a tile's columns that are non-finite, as marked by True in ``marked``, bool ``[kv_len]``."""
+    """Yield runs of adjacent columns of a tile that are marked as non-finite in ``marked``, bool ``[kv_len]``."""
     for strip in tile.columns:
         keys = strip.keys
         places = np.flatnonzero(marked[keys.start : keys.stop : keys.step])

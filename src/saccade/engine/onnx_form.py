@@ -1,6 +1,6 @@
 """Attention in a program that is exported to ONNX: ONNX's Attention operator, or the definition in plain operations.
 
-An ONNX model runs none of the library's code. Nothing can be planned when the model runs, and the mask becomes a
+An exported model does not contain the library's code. It cannot plan at run time, and the mask becomes a
 tensor, so memory and time are those of dense attention. `saccade.engine.custom_op` calls `attend` while
 ``torch.onnx.export`` traces.
 """

@@ -72,7 +72,7 @@ def derivatives(of: Backward, grads: Tensors, needed: Sequence[bool], *, create_
 
 
 class _Slices:
-    """A tile's parts of all tensors: query, key, value, bias, parameters, captured tensors and two gradients.
+    """Slices of all tensors for one tile: query, key, value, bias, parameters, captured tensors and two gradients.
 
     Args:
         inputs: the checked inputs.
@@ -89,15 +89,15 @@ class _Slices:
         return bias.term if isinstance(bias, MaskedTerm) else bias
 
     def of(self, tensors: Tensors) -> list[Tensor | None]:
-        """Return the parts of tensors that belong to a tile, in the compute dtype. Captured tensors are not split."""
+        """Slice tensors to the tile and convert them to the compute dtype. Captured tensors are not sliced."""
         query, key, value, bias, *others, grad_out, grad_lse = tensors
         parameters, captured = others[: len(self.inputs.parameters)], others[len(self.inputs.parameters) :]
         term = None if bias is None or self._term is None else self._term.of(bias).read(self.tile)
-        found = [self._rows(query), self._keys(key), self._keys(value), term, *parameters]
+        parts = [self._rows(query), self._keys(key), self._keys(value), term, *parameters]
         both = [self._rows(grad_out), self._rows(grad_lse)]
         wide = self.inputs.compute_dtype
-        found, both = ([None if x is None else x.to(wide) for x in part] for part in (found, both))
-        return [*found, *captured, *both]
+        parts, both = ([None if x is None else x.to(wide) for x in part] for part in (parts, both))
+        return [*parts, *captured, *both]
 
     def add(self, totals: list[Tensor | None], parts: Tensors) -> None:
         """Add gradients of a tile's slices to the gradients of the full tensors in place."""
@@ -112,7 +112,7 @@ class _Slices:
             elif kind == "whole":
                 total.add_(part)
             elif self._term is not None:
-                self._term.collect(total, self.tile, part)
+                self._term.accumulate_gradient(total, self.tile, part)
 
     def _rows(self, x: Tensor | None) -> Tensor | None:
         return None if x is None else at(x[self.tile.batch, self.tile.heads], self.tile.rows, 2)
@@ -148,8 +148,8 @@ def _results(of: Backward, tile: Tile, sources: Sequence[Tensor | None]) -> tupl
     bias, *parameters = sources[3 : 4 + len(of.inputs.parameters)]
     inputs = of.inputs.replaced(parameters=tuple(parameters))
     scores = visible_scores(inputs, query, key, bias, tile)
-    seen = allowed(inputs, tile)
-    scores = scores if seen is None else scores.masked_fill(~seen, -math.inf)
+    visible = allowed(inputs, tile)
+    scores = scores if visible is None else scores.masked_fill(~visible, -math.inf)
     if isinstance(inputs.bias, MaskedTerm):
         scores = scores.masked_fill(inputs.bias.hidden(tile), -math.inf)
     return weighted(inputs, tile, scores, value, of.dropped)
@@ -168,15 +168,15 @@ def _gradients(
         for x, grad in zip(results, grads, strict=False)
         if x is not None and grad is not None and x.requires_grad
     ]
-    asked = [place for place, x in enumerate(leaves) if x is not None and needed[place]]
-    if not pairs or not asked:
+    requested = [index for index, x in enumerate(leaves) if x is not None and needed[index]]
+    if not pairs or not requested:
         return (None,) * len(leaves)
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         [x for x, _ in pairs],
-        [cast("Tensor", leaves[place]) for place in asked],
+        [cast("Tensor", leaves[index]) for index in requested],
         [grad for _, grad in pairs],
         create_graph=create_graph,
         allow_unused=True,
     )
-    by_place = dict(zip(asked, found, strict=True))
-    return tuple(by_place.get(place) for place in range(len(leaves)))
+    by_index = dict(zip(requested, gradients, strict=True))
+    return tuple(by_index.get(index) for index in range(len(leaves)))

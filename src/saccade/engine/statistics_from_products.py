@@ -56,17 +56,17 @@ def statistics_from_products(inputs: AttentionInputs, impl: str | Kernel, names:
 
     Cost: one product, and one more for "received", with a copy of the keys for each head.
     """
-    wide, found = _in_compute_dtype(inputs), {}
+    wide, results = _in_compute_dtype(inputs), {}
     exchanged = _transposed(inputs.rule) if "received" in names else None
     if "entropy" in names:
-        seen, lse = attend_with_lse(wide, wide.key, Request(impl=impl))
-        entropy = lse - inputs.scale * (wide.query * seen).sum(-1)
-        found["entropy"] = entropy.masked_fill(lse == -math.inf, 0.0).clamp_min(0.0)
+        attended_keys, lse = attend_with_lse(wide, wide.key, Request(impl=impl))
+        entropy = lse - inputs.scale * (wide.query * attended_keys).sum(-1)
+        results["entropy"] = entropy.masked_fill(lse == -math.inf, 0.0).clamp_min(0.0)
     elif exchanged is not None:
         lse = attend_with_lse(wide, wide.key.new_zeros(*wide.key.shape[:3], 1), Request(impl=impl))[1]
     if exchanged is not None:
-        found["received"] = _column_sums(wide, exchanged, lse, impl)
-    return found
+        results["received"] = _column_sums(wide, exchanged, lse, impl)
+    return results
 
 
 def _column_sums(inputs: AttentionInputs, rule: Mask, lse: Tensor, impl: str | Kernel) -> Tensor:

@@ -21,13 +21,13 @@ def target_of(target: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[torch.
     for name in named:
         if name not in ("device", "dtype"):
             raise type_error("an argument", "be device= or dtype=", f"{name}=")
-    for own in (*target, *(x for x in named.values() if x is not None)):
-        if isinstance(own, torch.dtype) and own.is_floating_point:
-            dtype = own
-        elif isinstance(own, str | torch.device):
-            device = torch.device(own)
+    for part in (*target, *(x for x in named.values() if x is not None)):
+        if isinstance(part, torch.dtype) and part.is_floating_point:
+            dtype = part
+        elif isinstance(part, str | torch.device):
+            device = torch.device(part)
         else:
-            got = str(own) if isinstance(own, torch.dtype) else kind(own)
+            got = str(part) if isinstance(part, torch.dtype) else kind(part)
             raise type_error("the target of Matrix.to", "be a device, a float dtype, or both", got)
     return device, dtype
 
@@ -46,12 +46,12 @@ def moved(x: T, device: torch.device | None, dtype: torch.dtype | None) -> T:
         target = dtype if isinstance(x, torch.dtype) else device
         return x if target is None else target  # type: ignore[return-value]  # of the same kind
     if isinstance(x, tuple | list):
-        own = [moved(each, device, dtype) for each in x]
-        return type(x)(*own) if hasattr(x, "_fields") else type(x)(own)
+        items = [moved(each, device, dtype) for each in x]
+        return type(x)(*items) if hasattr(x, "_fields") else type(x)(items)
     if isinstance(x, dict):
         return type(x)((name, moved(each, device, dtype)) for name, each in x.items())
     if isinstance(x, nn.Module | type) or not type(x).__module__.startswith("saccade.") or not hasattr(x, "__dict__"):
         return x
-    made = copy.copy(x)
-    made.__dict__.update({name: moved(each, device, dtype) for name, each in x.__dict__.items()})
-    return made
+    copied = copy.copy(x)
+    copied.__dict__.update({name: moved(each, device, dtype) for name, each in x.__dict__.items()})
+    return copied

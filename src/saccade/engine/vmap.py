@@ -1,4 +1,4 @@
-"""Evaluation under `vmap`: a function that must read values runs once, on all samples as a batch."""
+"""Evaluation under `vmap`: functions that read tensor values run once, with all samples in the batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.support.errors import unsupported
 from saccade.support.torch_modes import is_mapped
 
-Question = Callable[..., tuple[Tensor, ...]]
+BatchFunction = Callable[..., tuple[Tensor, ...]]
 
 
 def are_mapped(inputs: AttentionInputs, *others: Tensor) -> bool:
@@ -21,12 +21,12 @@ def are_mapped(inputs: AttentionInputs, *others: Tensor) -> bool:
     return any(is_mapped(x) for x in (*inputs.leaves, *others))
 
 
-def of_all_samples(inputs: AttentionInputs, question: Question, *others: Tensor) -> tuple[Tensor, ...]:
-    """Evaluate ``question(inputs, *others)`` once for all samples of `vmap`, folded into the batch.
+def of_all_samples(inputs: AttentionInputs, function: BatchFunction, *others: Tensor) -> tuple[Tensor, ...]:
+    """Evaluate ``function(inputs, *others)`` once for all samples of `vmap`, folded into the batch.
 
     Args:
         inputs: the checked inputs.
-        question: a function that returns tensors whose first axis is the batch.
+        function: a function that returns tensors whose first axis is the batch.
         others: further tensors for the function, whose first axis is the batch.
 
     Cost: with gradients, the function is evaluated again in the backward pass.
@@ -35,12 +35,14 @@ def of_all_samples(inputs: AttentionInputs, question: Question, *others: Tensor)
         reason = "vmap cannot map the logits of a sink, which batch items share"
         raise unsupported("vmap", [reason], hint="put the mapped axis into the heads")
     sources = inputs.sources(inputs.key)  # a value is not needed
-    return _OfAllSamples.apply(question, inputs.emptied(), len(others), *others, *sources)
+    return _OfAllSamples.apply(function, inputs.emptied(), len(others), *others, *sources)
 
 
-def _evaluate(question: Question, inputs: AttentionInputs, count: int, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-    own, _ = inputs.of_sources(tensors[count:])
-    return question(own, *tensors[:count])
+def _evaluate(
+    function: BatchFunction, inputs: AttentionInputs, count: int, *tensors: Tensor | None
+) -> tuple[Tensor, ...]:
+    full, _ = inputs.of_sources(tensors[count:])
+    return function(full, *tensors[:count])
 
 
 def _fold_samples(
@@ -59,28 +61,30 @@ class _OfAllSamples(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.question, ctx.inputs, ctx.count, *tensors = inputs
+        ctx.function, ctx.inputs, ctx.count, *tensors = inputs
         ctx.save_for_backward(*tensors)
         ctx.mark_non_differentiable(*(x for x in output if not x.is_floating_point()))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        found = _BackwardOfAllSamples.apply(ctx.question, ctx.inputs, ctx.count, len(grads), *grads, *ctx.saved_tensors)
-        return None, None, None, *found
+        gradients = _BackwardOfAllSamples.apply(
+            ctx.function, ctx.inputs, ctx.count, len(grads), *grads, *ctx.saved_tensors
+        )
+        return None, None, None, *gradients
 
     @staticmethod
     def vmap(
         info: Any,
         in_dims: tuple[int | None, ...],
-        question: Question,
+        function: BatchFunction,
         inputs: AttentionInputs,
         count: int,
         *tensors: Any,
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         size = info.batch_size
-        folded, own = _fold_samples(inputs, count, tensors, in_dims[3:], size)
-        found = _OfAllSamples.apply(question, folded, count, *own)
-        return tuple(x.unflatten(0, (size, -1)) for x in found), (0,) * len(found)
+        folded, folded_tensors = _fold_samples(inputs, count, tensors, in_dims[3:], size)
+        results = _OfAllSamples.apply(function, folded, count, *folded_tensors)
+        return tuple(x.unflatten(0, (size, -1)) for x in results), (0,) * len(results)
 
 
 class _BackwardOfAllSamples(torch.autograd.Function):
@@ -88,18 +92,20 @@ class _BackwardOfAllSamples(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        question: Question, inputs: AttentionInputs, count: int, several: int, *rest: Tensor | None
+        function: BatchFunction, inputs: AttentionInputs, count: int, num_grads: int, *rest: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        grads, tensors = rest[:several], rest[several:]
+        grads, tensors = rest[:num_grads], rest[num_grads:]
         leaves = [None if x is None else x.detach().requires_grad_(x.is_floating_point()) for x in tensors]
         with torch.enable_grad():
-            answers = _evaluate(question, inputs, count, *leaves)
-        pairs = [(x, grad) for x, grad in zip(answers, grads, strict=True) if grad is not None and x.requires_grad]
-        kept = [x for x in leaves if x is not None and x.requires_grad]
+            results = _evaluate(function, inputs, count, *leaves)
+        pairs = [(x, grad) for x, grad in zip(results, grads, strict=True) if grad is not None and x.requires_grad]
+        wanted = [x for x in leaves if x is not None and x.requires_grad]
         if not pairs:
             return (None,) * len(leaves)
-        found = iter(torch.autograd.grad([x for x, _ in pairs], kept, [grad for _, grad in pairs], allow_unused=True))
-        return tuple(next(found) if x is not None and x.requires_grad else None for x in leaves)
+        gradients = iter(
+            torch.autograd.grad([x for x, _ in pairs], wanted, [grad for _, grad in pairs], allow_unused=True)
+        )
+        return tuple(next(gradients) if x is not None and x.requires_grad else None for x in leaves)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
@@ -114,17 +120,17 @@ class _BackwardOfAllSamples(torch.autograd.Function):
     def vmap(
         info: Any,
         in_dims: tuple[int | None, ...],
-        question: Question,
+        function: BatchFunction,
         inputs: AttentionInputs,
         count: int,
-        several: int,
+        num_grads: int,
         *rest: Any,
     ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
         size, dims = info.batch_size, in_dims[4:]
-        grads = [into_batch(x, dim, size) for x, dim in zip(rest[:several], dims[:several], strict=True)]
-        folded, own = _fold_samples(inputs, count, rest[several:], dims[several:], size)
-        found = _BackwardOfAllSamples.apply(question, folded, count, several, *grads, *own)
+        grads = [into_batch(x, dim, size) for x, dim in zip(rest[:num_grads], dims[:num_grads], strict=True)]
+        folded, folded_tensors = _fold_samples(inputs, count, rest[num_grads:], dims[num_grads:], size)
+        results = _BackwardOfAllSamples.apply(function, folded, count, num_grads, *grads, *folded_tensors)
         return (
-            tuple(None if x is None else x.unflatten(0, (size, -1)) for x in found),
-            tuple(None if x is None else 0 for x in found),
+            tuple(None if x is None else x.unflatten(0, (size, -1)) for x in results),
+            tuple(None if x is None else 0 for x in results),
         )

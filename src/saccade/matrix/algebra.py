@@ -52,11 +52,11 @@ class Sum(ByRows):
 
     def __init__(self, *terms: tuple[float | Tensor, Matrix]):
         self.terms: tuple[tuple[float | Tensor, Matrix], ...] = ()
-        for given, matrix in terms:
+        for coefficient, matrix in terms:
             check_weights(matrix)
-            factor = _factor(given, matrix)
+            factor = _factor(coefficient, matrix)
             inner = matrix.terms if isinstance(matrix, Sum) else ((1.0, matrix),)
-            self.terms += tuple((factor * own, each) for own, each in inner)
+            self.terms += tuple((factor * inner_factor, each) for inner_factor, each in inner)
         super().__init__(self.terms[0][1])
         for _, other in self.terms[1:]:
             check_alike(self.inner, other, self.shape, "+")
@@ -67,7 +67,7 @@ class Sum(ByRows):
 
     @property
     def kv_heads(self) -> int:
-        """Number of heads that values must have to fit all matrices of the sum."""
+        """Number of value heads that fits all matrices of the sum."""
         counts = {matrix.kv_heads for _, matrix in self.terms}
         return counts.pop() if len(counts) == 1 else self.shape[1]
 
@@ -93,8 +93,8 @@ class Sum(ByRows):
         return functools.reduce(torch.add, parts)
 
     def __repr__(self) -> str:
-        told = (f"{factor:.4g}" if isinstance(factor, float) else "tensor" for factor, _ in self.terms)
-        return " + ".join(f"{own} * {matrix}" for own, (_, matrix) in zip(told, self.terms, strict=True))
+        factors = (f"{factor:.4g}" if isinstance(factor, float) else "tensor" for factor, _ in self.terms)
+        return " + ".join(f"{text} * {matrix}" for text, (_, matrix) in zip(factors, self.terms, strict=True))
 
 
 class Chain(ByRows):
@@ -148,8 +148,8 @@ class Chain(ByRows):
         out = left.new_zeros(len(rows), self.shape[3])
         for block in self.second.blocks(batch, head):
             part = left[:, as_slice(block.rows)] @ block.weights[0, 0].to(left.dtype)
-            for span, own in block.by_range(part):
-                out[:, as_slice(span)] += own
+            for span, weights in block.by_range(part):
+                out[:, as_slice(span)] += weights
         return out
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
@@ -162,17 +162,17 @@ class Chain(ByRows):
 
 
 def _each_head(matrix: Matrix, value: Tensor) -> Tensor:
-    """Multiply a matrix by values whose number of heads may differ from the matrix's number of key heads."""
-    groups, given = matrix.kv_heads, value.shape[1]
-    if given == groups:
+    """Multiply a matrix by values, which may have a different number of heads than the matrix has key heads."""
+    groups, value_heads = matrix.kv_heads, value.shape[1]
+    if value_heads == groups:
         return matrix.matmul(value)
-    if groups % given == 0:
-        return matrix.matmul(value.repeat_interleave(groups // given, 1))
+    if groups % value_heads == 0:
+        return matrix.matmul(value.repeat_interleave(groups // value_heads, 1))
     # Heads of one group have different values: concatenate them, and select each head's part of the result.
     batch, heads, q_len, _ = matrix.shape
     share, width = heads // groups, value.shape[3]
-    own = value.repeat_interleave(heads // given, 1)
-    wide = own.unflatten(1, (groups, share)).permute(0, 1, 3, 2, 4).flatten(3)
+    per_head = value.repeat_interleave(heads // value_heads, 1)
+    wide = per_head.unflatten(1, (groups, share)).permute(0, 1, 3, 2, 4).flatten(3)
     out = matrix.matmul(wide).unflatten(3, (share, width)).unflatten(1, (groups, share))
     which = torch.arange(share, device=value.device)
     picked = out[:, :, which, :, which].permute(1, 2, 0, 3, 4)
@@ -199,14 +199,14 @@ def check_alike(first: Matrix, other: Matrix, shape: tuple[int, ...], sign: str)
 
 
 def _part_of_factor(factor: float | Tensor, batch: int, head: int, rows: range) -> float | Tensor:
-    """Return the part of a factor that multiplies some rows of one head."""
+    """Slice a factor to some rows of one head."""
     if not isinstance(factor, Tensor) or factor.dim() == 0:
         return factor
     return factor[head, 0, 0] if factor.dim() == 3 else factor[batch, head, as_slice(rows)]
 
 
 def _factor(factor: object, matrix: Matrix) -> float | Tensor:
-    """Check the factor of a matrix in a sum and return it in the shape in which `Sum` stores factors."""
+    """Check the factor of a matrix in a sum and convert it to the shape in which `Sum` stores factors."""
     if is_number(factor):
         return float(factor)
     batch, heads, q_len, _ = matrix.shape

@@ -82,20 +82,20 @@ class OfInputs(Matrix):
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
         if not are_mapped(self.inputs):
             return super().compute(*statistics)
-        made: list[Any] = []
+        specs: list[Any] = []
 
-        def question(inputs: AttentionInputs) -> tuple[Tensor, ...]:
+        def compute_samples(inputs: AttentionInputs) -> tuple[Tensor, ...]:
             tensors, spec = tree_flatten(self._of(inputs).compute(*statistics))
             for x in tensors:
                 if not isinstance(x, Tensor) or x.shape[:1] != (inputs.shape[0],):
                     reason = "a result is not a tensor whose first axis is the batch"
                     raise unsupported("vmap", [reason], hint="put the mapped axis into the batch")
-            made.append(spec)
+            specs.append(spec)
             return tuple(tensors)
 
         with torch.no_grad():
-            tensors = of_all_samples(self.inputs, question)
-        return cast("tuple[Any, ...]", tree_unflatten(tensors, made[-1]))
+            tensors = of_all_samples(self.inputs, compute_samples)
+        return cast("tuple[Any, ...]", tree_unflatten(tensors, specs[-1]))
 
     @outside_graphs
     def to_dense(self, *, limit: int = DENSE_LIMIT) -> Tensor:
@@ -107,7 +107,7 @@ class OfInputs(Matrix):
     def rmatmul(self, x: Tensor) -> Tensor:
         if not are_mapped(self.inputs, x):
             return super().rmatmul(x)
-        return of_all_samples(self.inputs, lambda inputs, own: (self._of(inputs).rmatmul(own),), x)[0]
+        return of_all_samples(self.inputs, lambda inputs, samples: (self._of(inputs).rmatmul(samples),), x)[0]
 
     @outside_graphs
     def __getitem__(self, index: Index) -> Tensor:
@@ -160,7 +160,10 @@ class ScoreMatrix(OfInputs):
     def _blocks(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[Block]:
         inputs = self.inputs.current()
         items, heads, q_len, kv_len = self.shape
-        b, h = (slice(0, size) if one is None else slice(one, one + 1) for one, size in ((batch, items), (head, heads)))
+        b, h = (
+            slice(0, size) if index is None else slice(index, index + 1)
+            for index, size in ((batch, items), (head, heads))
+        )
         rows = range(q_len) if rows is None else range(q_len)[as_slice(rows)]
         each = (b.stop - b.start) * (h.stop - h.start)
         step = max(1, _ENTRIES // max(each * kv_len, 1))
@@ -171,20 +174,21 @@ class ScoreMatrix(OfInputs):
             for tile in inputs.row_plan.tiles:
                 for piece in part_of(tile, batch, head, some):
                     with without_autocast(self.device):
-                        found = scores_of(inputs, piece)
+                        scores_of_piece = scores_of(inputs, piece)
                     items_of, heads_of = (
-                        _shifted_slice(own, first.start) for own, first in ((piece.batch, b), (piece.heads, h))
+                        _shifted_slice(span_of_piece, first.start)
+                        for span_of_piece, first in ((piece.batch, b), (piece.heads, h))
                     )
                     own_rows = slice(piece.rows.start - start, piece.rows.stop - start, piece.rows.step)
                     at = 0
                     for span in joined(piece.spans):
-                        scores[items_of, heads_of, own_rows, as_slice(span)] = found[..., at : at + len(span)]
+                        scores[items_of, heads_of, own_rows, as_slice(span)] = scores_of_piece[..., at : at + len(span)]
                         at += len(span)
             yield Block(b, h, some, (range(kv_len),), scores, hidden=self.hidden)
 
 
-def _shifted_slice(own: slice, by: int) -> slice:
-    return slice(own.start - by, own.stop - by)
+def _shifted_slice(span: slice, by: int) -> slice:
+    return slice(span.start - by, span.stop - by)
 
 
 def _no_product() -> Exception:
@@ -216,7 +220,7 @@ class AttentionMatrix(OfInputs):
             masks, even if passed as ``bias``.
         score: similarity of a query and a key: a `saccade.scores.Score`, or a function that changes scaled dot
             products, ``(score, b, h, q, kv) -> score`` (see `saccade.scores.Modified`). The dot product when None.
-        bias: added to the scores after the softcap; a tensor broadcastable to ``[batch, heads, q_len, kv_len]``, or a
+        bias: added to the scores after the softcap: a tensor broadcastable to ``[batch, heads, q_len, kv_len]``, or a
             `saccade.positions.Bias` (ALiBi, T5, …), which is evaluated from distances and never materialised.
         scale: multiplies the scores. When None, it is ``head_dim ** -0.5`` for dot products and 1 for other scores.
         softcap: scores become ``softcap * tanh(score / softcap)``; no cap when None.
@@ -330,14 +334,14 @@ class AttentionMatrix(OfInputs):
 
     @outside_graphs
     def summary(self, parts: Parts | None = None) -> Summary:
-        from saccade.statistics.summary import summary_of  # noqa: PLC0415  nothing but this needs it
+        from saccade.statistics.summary import summary_of  # noqa: PLC0415  only this method needs it
 
         return summary_of(self, self.inputs.current(), parts)
 
     @outside_graphs
     def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
         """Report which kernel ``A @ value`` runs, why other kernels do not run, and the cost."""
-        from saccade.engine.explanation import Explanation  # noqa: PLC0415  nothing but this needs it
+        from saccade.engine.explanation import Explanation  # noqa: PLC0415  only this method needs it
 
         dropout.check(dropout_p)
         inputs = self.inputs.current()
@@ -369,7 +373,7 @@ class AttentionMatrix(OfInputs):
                 yield Block(piece.batch, piece.heads, span, columns, weights, logs, lse)
 
     def uniform(self) -> Matrix:
-        from saccade.matrix.uniform_matrix import uniform_inputs  # noqa: PLC0415  few need it
+        from saccade.matrix.uniform_matrix import uniform_inputs  # noqa: PLC0415  rarely needed
 
         return matrix_from_inputs(uniform_inputs(self.inputs), "auto")
 

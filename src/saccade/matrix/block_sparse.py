@@ -1,4 +1,4 @@
-"""Block-sparse attention for mechanisms and caches: restrict a matrix to selected key blocks."""
+"""Block-sparse attention for mechanisms and caches: restrict each query to selected key blocks."""
 
 from __future__ import annotations
 

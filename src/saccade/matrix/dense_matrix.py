@@ -53,7 +53,7 @@ class DenseMatrix(Matrix):
 
     @cached_property
     def is_signed(self) -> bool:
-        """Whether any weight is below 0."""
+        """True if any weight is below 0."""
         return bool((self.weights < 0).any())
 
     @cached_property

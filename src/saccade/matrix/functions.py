@@ -147,7 +147,7 @@ def _of_nested(
     **options: Any,
 ) -> Any:
     """Run `attention` or `attention_with_lse` on nested tensors and return nested results."""
-    if is_tracing():  # it reads lengths, which a compiled graph cannot do
+    if is_tracing():  # a compiled graph cannot read the lengths of the items
         outside = torch.compiler.disable(_of_nested)
         return outside(run, query, key, value, mask, q_positions, kv_positions, **options)
     positions = {"q_positions": q_positions, "kv_positions": kv_positions}

@@ -78,7 +78,7 @@ class GradientMatrix(Matrix):
     def entries(self, block: Block) -> Tensor:
         heads, groups = range(self.shape[1])[block.heads], self.kv_heads
         share = self.shape[1] // max(groups, 1)
-        if len(heads) > 1 and (heads.start % share or heads.stop % share):  # not whole groups of heads
+        if len(heads) > 1 and (heads.start % share or heads.stop % share):  # not full groups of heads
             parts = [self.entries(block._replace(heads=slice(head, head + 1))) for head in heads]
             return torch.cat(parts, 1)
         wide = wide_dtype(self.dtype)

@@ -30,15 +30,15 @@ def sparse_of(matrix: MatrixLike, limit: int) -> Tensor:
     count = 0
     with torch.no_grad():
         for block in matrix.blocks():
-            found = block.weights.nonzero(as_tuple=True)
-            count += len(found[0])
+            nonzero = block.weights.nonzero(as_tuple=True)
+            count += len(nonzero[0])
             if count > limit:
                 hint = "A[b, h, i] gives a row, A.topk(k) the strongest keys; to_sparse(limit=...) raises the limit"
                 raise value_error("size", f"be at most {limit:,} weights", "more", hint=hint)
-            item, head, row, column = found
-            own = torch.tensor([block.batch.start, block.heads.start], device=matrix.device)
-            indices.append(torch.stack([item + own[0], head + own[1], block.queries[row], block.keys[column]]))
-            values.append(block.weights[found].to(dtype))
+            item, head, row, column = nonzero
+            offsets = torch.tensor([block.batch.start, block.heads.start], device=matrix.device)
+            indices.append(torch.stack([item + offsets[0], head + offsets[1], block.queries[row], block.keys[column]]))
+            values.append(block.weights[nonzero].to(dtype))
     together = torch.sparse_coo_tensor(torch.cat(indices, 1), torch.cat(values), matrix.shape, check_invariants=False)
     return together.coalesce()
 
@@ -46,7 +46,7 @@ def sparse_of(matrix: MatrixLike, limit: int) -> Tensor:
 Index = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
 """An index into a matrix: integers, slices and at most one ``...``, for batch, head, query and key."""
 
-_FAR = 16  # smallest step for which rows are computed separately; with a smaller step, all rows in between are computed
+_FAR = 16  # smallest step for which rows are computed one by one; with smaller steps, rows in between are computed too
 _AXES = ("batch", "head", "query", "key")
 
 
@@ -62,8 +62,8 @@ def part_of(matrix: Matrix, index: object) -> Tensor:
         IndexError: an integer is out of range, or there are more than four indices.
         ValueError: the part has more than `DENSE_LIMIT` weights.
     """
-    asked = _four_indices(index)
-    spans = [_span(own, axis, matrix.shape[axis]) for axis, own in enumerate(asked)]
+    indices = _four_indices(index)
+    spans = [_span(part, axis, matrix.shape[axis]) for axis, part in enumerate(indices)]
     size = math.prod(map(len, spans))
     if size > DENSE_LIMIT:
         hint = "A[b, h, i] gives a row, A[b, h, i:j] several, A.pooled(bins) a map of all"
@@ -76,7 +76,7 @@ def part_of(matrix: Matrix, index: object) -> Tensor:
             for h in (None,) if heads == range(matrix.shape[1]) else heads:
                 for some in together:
                     _fill_part(out, matrix, (b, h, range(min(some), max(some) + 1)), (batch, heads, rows, columns))
-    return out[tuple(0 if is_integer(own) else slice(None) for own in asked)]
+    return out[tuple(0 if is_integer(part) else slice(None) for part in indices)]
 
 
 def _fill_part(
@@ -96,41 +96,41 @@ def _fill_part(
 
 
 def _four_indices(index: object) -> tuple[int | slice, int | slice, int | slice, int | slice]:
-    given = index if isinstance(index, tuple) else (index,)
-    for own in given:
-        if not (is_integer(own) or isinstance(own, slice) or own is ...):
+    parts = index if isinstance(index, tuple) else (index,)
+    for part in parts:
+        if not (is_integer(part) or isinstance(part, slice) or part is ...):
             hint = "A[b, h], A[b, h, i], A[b, h, i:j], A[..., i, j]; A.to_dense() gives a tensor, which takes any index"
-            got = f"{own}" if isinstance(own, bool) or own is None else kind(own)
+            got = f"{part}" if isinstance(part, bool) or part is None else kind(part)
             raise type_error("index", "consist of whole numbers, slices and ...", got, hint=hint)
-    dots = sum(own is ... for own in given)
-    if len(given) - dots > len(_AXES) or dots > 1:
-        raise IndexError(f"Matrix: index must name at most {', '.join(_AXES)}, with one ...; got {len(given)} parts.")
-    at = given.index(...) if dots else len(given)
-    missing = (slice(None),) * (len(_AXES) - len(given) + dots)
-    return (*given[:at], *missing, *given[at + dots :])
+    dots = sum(part is ... for part in parts)
+    if len(parts) - dots > len(_AXES) or dots > 1:
+        raise IndexError(f"Matrix: index must name at most {', '.join(_AXES)}, with one ...; got {len(parts)} parts.")
+    at = parts.index(...) if dots else len(parts)
+    missing = (slice(None),) * (len(_AXES) - len(parts) + dots)
+    return (*parts[:at], *missing, *parts[at + dots :])
 
 
-def _span(own: int | slice, axis: int, size: int) -> range:
-    """Return the range that one element of a matrix index (an int or a slice) selects along an axis."""
-    if isinstance(own, slice):
-        for edge in (own.start, own.stop, own.step):
+def _span(part: int | slice, axis: int, size: int) -> range:
+    """Convert one element of a matrix index, an int or a slice, to the range that it selects along an axis."""
+    if isinstance(part, slice):
+        for edge in (part.start, part.stop, part.step):
             if edge is not None and not is_integer(edge):
                 raise type_error("edges of a slice", "be whole numbers", kind(edge))
-        if own.step == 0:
+        if part.step == 0:
             raise value_error("step of a slice", "not be 0", 0)
-        return range(*own.indices(size))
-    if not -size <= own < size:
-        raise IndexError(f"Matrix: {_AXES[axis]} index must be in [{-size}, {size}); got {own}.")
-    return range(own % size, own % size + 1)
+        return range(*part.indices(size))
+    if not -size <= part < size:
+        raise IndexError(f"Matrix: {_AXES[axis]} index must be in [{-size}, {size}); got {part}.")
+    return range(part % size, part % size + 1)
 
 
 def _slice_of_one(place: int) -> slice:
     return slice(place, place + 1)
 
 
-def _shared_indices(own: range, wanted: range) -> tuple[Tensor, Tensor]:
-    """Return the row or column indices that two ranges share, as offsets into the first and into the second range."""
-    indices = torch.arange(own.start, own.stop, own.step, device="cpu")
-    steps = (indices - wanted.start).div(wanted.step, rounding_mode="floor")
-    is_shared = (steps * wanted.step + wanted.start == indices) & (steps >= 0) & (steps < len(wanted))
+def _shared_indices(first: range, second: range) -> tuple[Tensor, Tensor]:
+    """Return the offsets, in the first and in the second range, of the row or column indices that both contain."""
+    indices = torch.arange(first.start, first.stop, first.step, device="cpu")
+    steps = (indices - second.start).div(second.step, rounding_mode="floor")
+    is_shared = (steps * second.step + second.start == indices) & (steps >= 0) & (steps < len(second))
     return is_shared.nonzero()[:, 0], steps[is_shared]

@@ -80,7 +80,7 @@ class Matrix(Operators, ABC):
         Cost: computes complete rows of the block's heads; a `saccade.matrix.GradientMatrix` computes only these
         entries.
         """
-        items, heads = (range(size)[own] for size, own in zip(self.shape, (block.batch, block.heads), strict=False))
+        items, heads = (range(size)[part] for size, part in zip(self.shape, (block.batch, block.heads), strict=False))
         rows, keys = as_slice(block.rows), block.keys
         return torch.stack([torch.stack([self[b, h, rows][:, keys] for h in heads]) for b in items])
 
@@ -91,7 +91,7 @@ class Matrix(Operators, ABC):
 
     @property
     def hidden(self) -> float:
-        """The value of the matrix at pairs that no block covers."""
+        """Value of the matrix at pairs that no block covers."""
         return 0.0
 
     @property
@@ -121,7 +121,7 @@ class Matrix(Operators, ABC):
         for block in self.blocks():
             weights, groups = block.weights, groups_of(block.heads, heads, self.kv_heads)
             if seed is not None and dropout_p > 0.0:
-                weights = weights * self._kept(block, dropout_p, seed) / (1.0 - dropout_p)
+                weights = weights * self._dropout_mask(block, dropout_p, seed) / (1.0 - dropout_p)
             values = take(value[block.batch, groups], block.columns, 2).to(weights.dtype)
             with without_autocast(self.device):
                 part = product(weights, values)
@@ -148,8 +148,8 @@ class Matrix(Operators, ABC):
             rows = x[block.batch, block.heads, as_slice(block.rows)].to(block.weights.dtype)
             with without_autocast(self.device):
                 part = block.weights.mT @ rows
-            for span, own in block.by_range(part.mT):
-                out[block.batch, block.heads, as_slice(span)] += own.mT
+            for span, weights in block.by_range(part.mT):
+                out[block.batch, block.heads, as_slice(span)] += weights.mT
         return out.to(x.dtype)
 
     @outside_graphs
@@ -197,7 +197,7 @@ class Matrix(Operators, ABC):
         return self.compute(*statistics)
 
     def _compute_by_sweep(self, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo) -> dict[int, Any]:
-        """Return the results of all statistics that need no `blocks`, keyed by their indices in ``statistics``."""
+        """Return the results of statistics that can be computed without `blocks`, by index in ``statistics``."""
         return {}
 
     @outside_graphs
@@ -231,7 +231,7 @@ class Matrix(Operators, ABC):
         Cost: about two passes over `blocks`. ``parts`` take one more pass over the blocks and one over uniform
         attention.
         """
-        from saccade.statistics.summary import summary_of  # noqa: PLC0415  nothing but this needs it
+        from saccade.statistics.summary import summary_of  # noqa: PLC0415  only this method needs it
 
         return summary_of(self, parts=parts)
 
@@ -325,7 +325,7 @@ class Matrix(Operators, ABC):
         kv = torch.cat([torch.arange(span.start, span.stop, span.step, device=self.device) for span in columns])
         return q[None, None, :, None], kv[None, None, None, :]
 
-    def _kept(self, block: Block, dropout_p: float, seed: int) -> Tensor:
+    def _dropout_mask(self, block: Block, dropout_p: float, seed: int) -> Tensor:
         q, kv = (x if len(x) == 1 else x[block.batch] for x in self.positions(block.rows, block.columns))
         b = torch.arange(block.batch.start, block.batch.stop, device=self.device)[:, None, None, None]
         h = torch.arange(block.heads.start, block.heads.stop, device=self.device)[None, :, None, None]
@@ -362,7 +362,7 @@ class Matrix(Operators, ABC):
 
 
 class DerivedMatrix(Matrix):
-    """A matrix computed from another matrix. By default, it has the same shape, dtype, device, heads and kind of rows.
+    """A matrix computed from another matrix, from which it inherits shape, dtype, device, heads and `is_stochastic`.
 
     Args:
         inner: the other matrix.

@@ -113,15 +113,15 @@ class Operators:
             if function in _TIMES:
                 return left * right if isinstance(left, Operators) else right * left
         name = getattr(function, "__name__", "function")
-        own = next(iter(types)).__name__
+        matrix_type = next(iter(types)).__name__
         hint = f"{_HINTS.get(name, _ASKED)}; {_PARTS if name not in _HINTS else _BUILT}"
-        raise type_error("an argument", "be a tensor", f"a lazy {own}", hint=hint, where=f"torch's {name}")
+        raise type_error("an argument", "be a tensor", f"a lazy {matrix_type}", hint=hint, where=f"torch's {name}")
 
 
 def _combined(name: str, *parts: Any, module: str = "algebra") -> Matrix:
-    # Imported here, since these classes are matrices themselves.
-    made: Matrix = getattr(importlib.import_module(f"saccade.matrix.{module}"), name)(*parts)
-    return made
+    # Imported here, because these classes are subclasses of Matrix.
+    matrix: Matrix = getattr(importlib.import_module(f"saccade.matrix.{module}"), name)(*parts)
+    return matrix
 
 
 def _checked_matrix(other: object, sign: str) -> Any:

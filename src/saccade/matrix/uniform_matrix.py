@@ -14,7 +14,8 @@ from saccade.statistics.row_block import Block
 
 
 class UniformMatrix(DerivedMatrix):
-    """Uniform attention over the visible keys of a matrix, determined block by block; see `saccade.Matrix.uniform`.
+    """Uniform attention over the visible keys of a matrix, which are determined block by block; see
+    `saccade.Matrix.uniform`.
 
     Args:
         matrix: the matrix whose visible keys get equal weights.
@@ -38,8 +39,8 @@ class UniformMatrix(DerivedMatrix):
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         for block in self.inner.blocks(batch, head, rows):
-            seen = self._allowed(block).expand(block.weights.shape).to(block.weights.dtype)
-            yield Block(*block[:4], seen / seen.sum(-1, keepdim=True).clamp_min(1.0))
+            visible = self._allowed(block).expand(block.weights.shape).to(block.weights.dtype)
+            yield Block(*block[:4], visible / visible.sum(-1, keepdim=True).clamp_min(1.0))
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
         return self.inner.positions(rows, columns)
@@ -60,5 +61,5 @@ def uniform_inputs(inputs: AttentionInputs) -> AttentionInputs:
         tile_function=None,
         parameters=(),
         modification=None,
-        answers=None,
+        fingerprints=None,
     )

@@ -341,7 +341,7 @@ class MultiHeadAttention(AttentionLayer):
         if reasons:
             raise unsupported(type(self.mechanism).__name__, reasons)
         is_placed = self.rotary is not None or self.temperature is not None
-        q_turns, k_turns = items.own_positions() if is_placed else (None, None)
+        q_turns, k_turns = items.item_positions() if is_placed else (None, None)
         projections = (self.query_projection, self.key_projection, self.value_projection)
         parts: Sequence[Tensor] = [project(x) for project, x in zip(projections, items[:3], strict=True)]
         if self.convolution is not None:

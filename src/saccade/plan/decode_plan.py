@@ -1,4 +1,4 @@
-"""Plans for decoding: the tiles of the last row, planned anew for each token.
+"""Plans for decoding: the tiles of the last row, planned again for each token.
 
 Bounds are computed as arrays over groups of rows, so planning one row costs as much as planning a few hundred. The
 bounds of many upcoming rows are therefore computed at once, and each decoded token reads the bounds of one row.
@@ -22,7 +22,7 @@ class _Term(NamedTuple):
     rule: Rule
     step: int
     all_rows: list[Ranges]
-    unsure: list[Ranges]
+    undecided: list[Ranges]
 
 
 class RowsAhead:
@@ -41,7 +41,7 @@ class RowsAhead:
         self.first, self.kv_first = first, kv_first
         position = np.arange(first, first + rows, dtype=np.int64)
         keys = KeyDomain(np.full_like(position, kv_first), position + 1)
-        self.terms = [_bounds_ahead(own, step, position, keys) for step, own in rule.terms()]
+        self.terms = [_bounds_ahead(term, step, position, keys) for step, term in rule.terms()]
 
 
 class RowPlan(Plan):
@@ -54,12 +54,12 @@ class RowPlan(Plan):
     """
 
     def __init__(self, rows: RowsAhead, position: int, shape: tuple[int, int, int, int]):
-        tiles, width, is_sure, row = [], 0, True, position - rows.first
-        for rule, step, all_rows, unsure in rows.terms:
+        tiles, width, is_fully_visible, row = [], 0, True, position - rows.first
+        for rule, step, all_rows, undecided in rows.terms:
             strips = []
             for keys in all_rows[row]:
                 strips.append(ColumnRange(keys, True))
-            for keys in unsure[row]:
+            for keys in undecided[row]:
                 partial = rule.partial(Box(ALL, range(position, position + 1, step), keys))
                 if partial is not False:
                     strips.append(ColumnRange(keys, partial))
@@ -69,18 +69,18 @@ class RowPlan(Plan):
                 strips.sort(key=_start_of)
             for keys, partial in strips:
                 width += len(keys)
-                is_sure &= partial is True
+                is_fully_visible &= partial is True
             tiles.append(Tile(slice(0, shape[0]), slice(0, shape[1]), range(0, 1, step), tuple(strips), rule))
         self.shape, self.memo, self.tiles, self.count = shape, {}, tuple(tiles), len(tiles)
         self.overlaps = len(tiles) > 1
         self.pairs = shape[0] * shape[1] * width
-        self.is_full = is_sure and width == shape[3] and not self.overlaps
+        self.is_full = is_fully_visible and width == shape[3] and not self.overlaps
 
 
 def _bounds_ahead(rule: Rule, step: int, position: Ints, keys: KeyDomain) -> _Term:
     bounds = rule.bounds(Groups(np.full_like(position, ALL), position, position, step), keys)
-    unsure = Spans.nothing(keys) if bounds.is_exact else bounds.any_row.minus(bounds.all_rows, keys)
-    return _Term(rule, step, *(list(spans.ranges(position, step)) for spans in (bounds.all_rows, unsure)))
+    undecided = Spans.nothing(keys) if bounds.is_exact else bounds.any_row.minus(bounds.all_rows, keys)
+    return _Term(rule, step, *(list(spans.ranges(position, step)) for spans in (bounds.all_rows, undecided)))
 
 
 def _start_of(strip: ColumnRange) -> int:

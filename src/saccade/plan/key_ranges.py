@@ -32,50 +32,50 @@ class Spans(NamedTuple):
     ends: Ints
 
     @classmethod
-    def within(cls, universe: KeyDomain, first: Ints | int, stop: Ints | int) -> Spans:
+    def within(cls, domain: KeyDomain, first: Ints | int, stop: Ints | int) -> Spans:
         """Return the key ranges ``first <= key < stop`` of each group, restricted to its domain."""
-        starts = np.clip(first, universe.first, universe.stop)
-        ends = np.clip(stop, starts, universe.stop)
-        return cls(*_packed(starts[:, None], ends[:, None], universe))
+        starts = np.clip(first, domain.first, domain.stop)
+        ends = np.clip(stop, starts, domain.stop)
+        return cls(*_packed(starts[:, None], ends[:, None], domain))
 
     @classmethod
-    def of(cls, starts: Ints, ends: Ints, universe: KeyDomain) -> Spans:
+    def of(cls, starts: Ints, ends: Ints, domain: KeyDomain) -> Spans:
         """Return the key ranges ``starts <= key < ends``, int64 ``[groups, slots]``, restricted to the domain."""
-        first, stop = universe.first[:, None], universe.stop[:, None]
-        return cls(*_packed(np.clip(starts, first, stop), np.clip(ends, first, stop), universe))
+        first, stop = domain.first[:, None], domain.stop[:, None]
+        return cls(*_packed(np.clip(starts, first, stop), np.clip(ends, first, stop), domain))
 
     @classmethod
-    def everything(cls, universe: KeyDomain) -> Spans:
+    def everything(cls, domain: KeyDomain) -> Spans:
         """Return the set of all keys in each group's domain."""
-        return cls(universe.first[:, None], universe.stop[:, None])
+        return cls(domain.first[:, None], domain.stop[:, None])
 
     @classmethod
-    def nothing(cls, universe: KeyDomain) -> Spans:
+    def nothing(cls, domain: KeyDomain) -> Spans:
         """Return an empty set of keys for each group."""
-        return cls(universe.stop[:, None], universe.stop[:, None])
+        return cls(domain.stop[:, None], domain.stop[:, None])
 
-    def union(self, other: Spans, universe: KeyDomain) -> Spans:
+    def union(self, other: Spans, domain: KeyDomain) -> Spans:
         """Return the keys that are in at least one of the two sets, for each group."""
         starts = np.concatenate([self.starts, other.starts], axis=1)
         ends = np.concatenate([self.ends, other.ends], axis=1)
-        return Spans(*_packed(starts, ends, universe))
+        return Spans(*_packed(starts, ends, domain))
 
-    def complement(self, universe: KeyDomain) -> Spans:
+    def complement(self, domain: KeyDomain) -> Spans:
         """Return the keys of the domain that are not in the set: the gaps between the set's ranges."""
-        starts = np.concatenate([universe.first[:, None], self.ends], axis=1)
-        ends = np.concatenate([self.starts, universe.stop[:, None]], axis=1)
-        return Spans(*_packed(starts, ends, universe))
+        starts = np.concatenate([domain.first[:, None], self.ends], axis=1)
+        ends = np.concatenate([self.starts, domain.stop[:, None]], axis=1)
+        return Spans(*_packed(starts, ends, domain))
 
-    def intersection(self, other: Spans, universe: KeyDomain) -> Spans:
+    def intersection(self, other: Spans, domain: KeyDomain) -> Spans:
         """Return the keys in both sets, computed by De Morgan's law."""
         if self.starts.shape[1] == other.starts.shape[1] == 1:
-            return Spans(*_packed(np.maximum(self.starts, other.starts), np.minimum(self.ends, other.ends), universe))
-        gaps = self.complement(universe).union(other.complement(universe), universe)
-        return gaps.complement(universe)
+            return Spans(*_packed(np.maximum(self.starts, other.starts), np.minimum(self.ends, other.ends), domain))
+        gaps = self.complement(domain).union(other.complement(domain), domain)
+        return gaps.complement(domain)
 
-    def minus(self, other: Spans, universe: KeyDomain) -> Spans:
+    def minus(self, other: Spans, domain: KeyDomain) -> Spans:
         """Return the keys in the first set but not in the second."""
-        return self.complement(universe).union(other, universe).complement(universe)
+        return self.complement(domain).union(other, domain).complement(domain)
 
     def where(self, choose: npt.NDArray[np.bool_], other: Spans) -> Spans:
         """Return this set for groups where ``choose`` (bool ``[groups]``) is true, and the other set for the rest."""
@@ -86,9 +86,9 @@ class Spans(NamedTuple):
             np.where(choose[:, None], a.ends, b.ends),
         )
 
-    def shifted(self, offset: Ints, universe: KeyDomain) -> Spans:
+    def shifted(self, offset: Ints, domain: KeyDomain) -> Spans:
         """Return each group's set shifted by its ``offset`` and restricted to a domain."""
-        return Spans.of(self.starts + offset[:, None], self.ends + offset[:, None], universe)
+        return Spans.of(self.starts + offset[:, None], self.ends + offset[:, None], domain)
 
     def at(self, which: Ints) -> Spans:
         """Return the key sets of the groups with the given indices."""
@@ -99,10 +99,10 @@ class Spans(NamedTuple):
         return (self.ends - self.starts).sum(axis=1)
 
     def ranges(self, rows: Ints, step: int = 1) -> Iterator[tuple[range, ...]]:
-        """Yield each group's non-empty key ranges. With a step, keys are whole steps away from the group's row."""
+        """Yield each group's non-empty key ranges. Keys differ from the group's row by multiples of ``step``."""
         for some in range(0, len(rows), _AT_ONCE):
-            own = slice(some, some + _AT_ONCE)
-            numbers = (self.starts[own].tolist(), self.ends[own].tolist(), rows[own].tolist())
+            chunk = slice(some, some + _AT_ONCE)
+            numbers = (self.starts[chunk].tolist(), self.ends[chunk].tolist(), rows[chunk].tolist())
             for starts, ends, row in zip(*numbers, strict=True):
                 firsts = starts if step == 1 else [start + (row - start) % step for start in starts]
                 yield tuple([range(first, end, step) for first, end in zip(firsts, ends, strict=True) if first < end])
@@ -116,9 +116,9 @@ class Spans(NamedTuple):
         return Spans(np.concatenate([self.starts, filler], axis=1), np.concatenate([self.ends, filler], axis=1))
 
 
-def _packed(starts: Ints, ends: Ints, universe: KeyDomain) -> tuple[Ints, Ints]:
+def _packed(starts: Ints, ends: Ints, domain: KeyDomain) -> tuple[Ints, Ints]:
     """Sort key ranges, join adjacent ranges and drop empty ranges. The arguments are overwritten."""
-    stop = universe.stop[:, None]
+    stop = domain.stop[:, None]
     empty = starts >= ends
     np.copyto(starts, stop, where=empty)
     np.copyto(ends, stop, where=empty)
@@ -134,7 +134,7 @@ def _packed(starts: Ints, ends: Ints, universe: KeyDomain) -> tuple[Ints, Ints]:
     np.copyto(ends[:, :-1], stop, where=inner)
     starts.sort(axis=1)
     ends.sort(axis=1)
-    # A last segment that starts at the end of the domain is empty; it stays as an empty slot.
+    # A last segment that starts at the end of the domain is an empty slot.
     return starts[:, :slots].copy(), ends[:, :slots].copy()
 
 
@@ -158,26 +158,26 @@ class Bounds(NamedTuple):
         return self.any_row is self.all_rows
 
     @classmethod
-    def unknown(cls, universe: KeyDomain) -> Bounds:
+    def unknown(cls, domain: KeyDomain) -> Bounds:
         """Return bounds for an unknown mask: any key may be visible to some row, and no key is certainly visible."""
-        return cls(Spans.everything(universe), Spans.nothing(universe))
+        return cls(Spans.everything(domain), Spans.nothing(domain))
 
-    def both(self, other: Bounds, universe: KeyDomain) -> Bounds:
+    def both(self, other: Bounds, domain: KeyDomain) -> Bounds:
         """Return the key bounds of the mask ``a & b`` from those of ``a`` and ``b``."""
-        any_row = self.any_row.intersection(other.any_row, universe)
+        any_row = self.any_row.intersection(other.any_row, domain)
         both_exact = self.is_exact and other.is_exact
-        return Bounds(any_row, any_row if both_exact else self.all_rows.intersection(other.all_rows, universe))
+        return Bounds(any_row, any_row if both_exact else self.all_rows.intersection(other.all_rows, domain))
 
-    def either(self, other: Bounds, universe: KeyDomain) -> Bounds:
+    def either(self, other: Bounds, domain: KeyDomain) -> Bounds:
         """Return the key bounds of the mask ``a | b`` from those of ``a`` and ``b``."""
-        any_row = self.any_row.union(other.any_row, universe)
+        any_row = self.any_row.union(other.any_row, domain)
         both_exact = self.is_exact and other.is_exact
-        return Bounds(any_row, any_row if both_exact else self.all_rows.union(other.all_rows, universe))
+        return Bounds(any_row, any_row if both_exact else self.all_rows.union(other.all_rows, domain))
 
-    def inverted(self, universe: KeyDomain) -> Bounds:
+    def inverted(self, domain: KeyDomain) -> Bounds:
         """Return the key bounds of ``~a``: keys visible to no row become visible to all rows, and vice versa."""
-        any_row = self.all_rows.complement(universe)
-        return Bounds(any_row, any_row if self.is_exact else self.any_row.complement(universe))
+        any_row = self.all_rows.complement(domain)
+        return Bounds(any_row, any_row if self.is_exact else self.any_row.complement(domain))
 
     def where(self, choose: npt.NDArray[np.bool_], other: Bounds) -> Bounds:
         """Return these bounds for groups where ``choose`` (bool ``[groups]``) is true, and ``other`` for the rest."""

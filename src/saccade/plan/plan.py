@@ -28,13 +28,13 @@ class Plan:
 
     Args:
         shape: (batch, heads, q_len, kv_len), the box that the plan covers.
-        terms: disjoint masks whose union is the mask, each with the step of its rows and keys; may be empty.
+        terms: disjoint masks whose union is the mask, each with the step between its rows and keys; may be empty.
         q_first, kv_first: positions of the first query and the first key.
 
     Attributes:
         overlaps: True if a row may be in several tiles with disjoint keys, whose results are then merged using their
             lse. If False, every row is in exactly one tile, which may have no columns.
-        memo: data that kernels derive from this plan and cache for the lifetime of the plan (residual tensors, by key).
+        memo: cache for data that kernels derive from this plan, such as residual masks; it lives as long as the plan.
 
     Cost: none until tiles are read. A kernel that reads the bounds of the mask itself does not need tiles.
     """
@@ -89,15 +89,15 @@ class Plan:
 class _Tiles:
     """The tiles of a plan. If there are too many to store, each iteration recomputes them."""
 
-    def __init__(self, groupings: tuple[Layout, ...], count: int):
-        self._layouts, self._count = groupings, count
-        self._kept: tuple[Tile, ...] | None = None
+    def __init__(self, layouts: tuple[Layout, ...], count: int):
+        self._layouts, self._count = layouts, count
+        self._cached: tuple[Tile, ...] | None = None
 
     def __iter__(self) -> Iterator[Tile]:
-        if self._kept is None and self._count <= _MOST_CACHED_TILES:
-            self._kept = tuple(tile for layout in self._layouts for tile in layout.tiles())
-        if self._kept is not None:
-            return iter(self._kept)
+        if self._cached is None and self._count <= _MOST_CACHED_TILES:
+            self._cached = tuple(tile for layout in self._layouts for tile in layout.tiles())
+        if self._cached is not None:
+            return iter(self._cached)
         return (tile for layout in self._layouts for tile in layout.tiles())
 
 
@@ -132,31 +132,31 @@ def _cheapest(rule: Rule, step: int, sizes: Sizes) -> Layout:
             break
         for cuts, could_cut in _ways_to_cut(rule, step, items, sizes):
             for block in _block_heights(step, sizes, cuts):
-                cost, all_rows, made = _estimated(rule, sizes, _row_groups(items, cuts, block, step, sizes))
-                candidates.append((cost, len(candidates), made))
+                cost, all_rows, make_layout = _estimated(rule, sizes, _row_groups(items, cuts, block, step, sizes))
+                candidates.append((cost, len(candidates), make_layout))
                 least = max(least, all_rows)
                 # Shorter blocks run more slowly. They help only masks whose partial ranges are large even after the
                 # mask's own cuts.
                 if block <= 192 and (cost < math.inf or could_cut):
                     break
-    for _, _, made in sorted(candidates, key=lambda entry: entry[:2]):
-        layout = made()
+    for _, _, make_layout in sorted(candidates, key=lambda entry: entry[:2]):
+        layout = make_layout()
         if layout.is_feasible():
             return layout
     raise AssertionError("groups of one row are always feasible")
 
 
 def _ways_to_cut(rule: Rule, step: int, items: list[int], sizes: Sizes) -> Iterator[tuple[list[Ints], bool]]:
-    """Yield cuts of a plan's rows, and whether the mask wants more cuts: first all wanted cuts, then none."""
+    """Yield cuts of a plan's rows, and whether the mask prefers further cuts: first all preferred cuts, then none."""
     first, stop = sizes.q_first, sizes.q_first + sizes.shape[2]
     none = np.zeros(0, dtype=np.int64)
     can_cut = step == 1 and stop - first > 1
     wanted = [np.unique(rule.cuts(item, range(first, stop))) if can_cut else none for item in items]
-    wanted = [own[(own > first) & (own < stop)] for own in wanted]
-    can_cut = any(len(own) for own in wanted)
+    wanted = [cuts[(cuts > first) & (cuts < stop)] for cuts in wanted]
+    can_cut = any(len(cuts) for cuts in wanted)
     if can_cut:
         yield wanted, False
-    yield [own[:0] for own in wanted], can_cut
+    yield [cuts[:0] for cuts in wanted], can_cut
 
 
 def _block_heights(step: int, sizes: Sizes, cuts: list[Ints]) -> list[int]:
@@ -164,8 +164,8 @@ def _block_heights(step: int, sizes: Sizes, cuts: list[Ints]) -> list[int]:
     first, stop = sizes.q_first, sizes.q_first + sizes.shape[2]
     if stop - first == 1:
         return [1]
-    edges = [np.concatenate([[first], own, [stop]]) for own in cuts]
-    longest = max(int(np.diff(own).max()) for own in edges)
+    edges = [np.concatenate([[first], cuts_of_item, [stop]]) for cuts_of_item in cuts]
+    longest = max(int(np.diff(cuts_of_item).max()) for cuts_of_item in edges)
     longest = -(-longest // step)
     return [longest, *(block for block in _ROW_BLOCKS if block < longest)]
 
@@ -197,7 +197,7 @@ def _split_rows(first: int, stop: int, cuts: Ints, block: int, step: int) -> tup
 
 
 def _estimated(rule: Rule, sizes: Sizes, groups: Groups) -> tuple[float, float, Callable[[], Layout]]:
-    """Return a grouping's cost (inf if infeasible), its part for keys visible to all rows, and a layout factory.
+    """Return a grouping's total cost (inf if infeasible), the cost of fully visible keys, and a layout factory.
 
     Costs of large groupings are estimated on a sample.
     """
@@ -206,5 +206,5 @@ def _estimated(rule: Rule, sizes: Sizes, groups: Groups) -> tuple[float, float, 
     layout = Layout.of(rule, sizes, some)
     share = count / len(some.first)
     cost = layout.cost() * share if layout.is_feasible() else math.inf
-    made = (lambda: layout) if some is groups else partial(Layout.of, rule, sizes, groups)
-    return cost, layout.cost_of_fully_visible() * share, made
+    make_layout = (lambda: layout) if some is groups else partial(Layout.of, rule, sizes, groups)
+    return cost, layout.cost_of_fully_visible() * share, make_layout

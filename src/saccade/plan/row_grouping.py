@@ -20,7 +20,7 @@ TILE_COST = 30_000
 _KEY_PRICE = 8.0  # cost of reading a key, which matters only for few rows
 _FEW_ROWS = 16
 _MAX_RESIDUAL = 1 << 22  # entries of one tile's residual mask: 16 MB in float32
-_WRITTEN_OUT = 64  # largest number of groups for which the cost of a layout is summed tile by tile
+_FEW_GROUPS = 64  # largest number of groups for which the cost of a layout is summed tile by tile
 
 
 class Sizes(NamedTuple):
@@ -39,16 +39,16 @@ class Layout:
     sizes: Sizes
     groups: Groups
     all_rows: Spans
-    unsure: Spans
+    undecided: Spans
 
     @classmethod
     def of(cls, rule: Rule, sizes: Sizes, groups: Groups) -> Layout:
-        """Build the layout of rows that are grouped in tiles, with the first and last key that each group sees."""
+        """Build the layout for groups of rows: find the keys visible to all rows of a group, and the undecided keys."""
         kv_first, kv_len = sizes.kv_first, sizes.shape[3]
         keys = KeyDomain(np.full_like(groups.first, kv_first), np.full_like(groups.first, kv_first + kv_len))
         bounds = rule.bounds(groups, keys)
-        unsure = Spans.nothing(keys) if bounds.is_exact else bounds.any_row.minus(bounds.all_rows, keys)
-        return cls(rule, sizes, groups, bounds.all_rows, unsure)
+        undecided = Spans.nothing(keys) if bounds.is_exact else bounds.any_row.minus(bounds.all_rows, keys)
+        return cls(rule, sizes, groups, bounds.all_rows, undecided)
 
     @property
     def copies(self) -> Ints:
@@ -64,12 +64,12 @@ class Layout:
     @property
     def widths(self) -> Ints:
         """Number of key columns in each group of rows."""
-        return self._count(self.all_rows) + self._count(self.unsure)
+        return self._count(self.all_rows) + self._count(self.undecided)
 
     @property
     def residuals(self) -> Ints:
         """Number of entries in the residual masks of each group."""
-        return self.groups.rows * self._count(self.unsure) * self.num_distinct
+        return self.groups.rows * self._count(self.undecided) * self.num_distinct
 
     def is_feasible(self) -> bool:
         """True if all residual masks are small enough, or if no group can be made smaller."""
@@ -79,16 +79,16 @@ class Layout:
     def cost(self) -> float:
         """Return the estimated cost of computing the layout's tiles, in query-key pairs."""
         count = len(self.groups.first)
-        if count <= _WRITTEN_OUT:
+        if count <= _FEW_GROUPS:
             num_distinct = int(self.num_distinct.max())
-            return sum(self._cost_of(tile, num_distinct) for tile in self._written_out)
-        # Bounds do not show which residuals are native. The tiles of a few groups show how much cheaper those are.
-        some = np.unique(np.linspace(0, count - 1, _WRITTEN_OUT).astype(np.int64))
-        few = Layout(self.rule, self.sizes, self.groups.at(some), self.all_rows.at(some), self.unsure.at(some))
+            return sum(self._cost_of(tile, num_distinct) for tile in self._cached_tiles)
+        # Bounds do not show which residual masks are native. Estimate what those save from the tiles of a few groups.
+        some = np.unique(np.linspace(0, count - 1, _FEW_GROUPS).astype(np.int64))
+        few = Layout(self.rule, self.sizes, self.groups.at(some), self.all_rows.at(some), self.undecided.at(some))
         return self._cost_by_bounds() * few.cost() / (few._cost_by_bounds() or 1.0)
 
     def cost_of_fully_visible(self) -> float:
-        """Return the cost of the keys visible to all rows, which is part of the cost of every grouping."""
+        """Return the cost of the keys visible to all rows. Every grouping includes this cost."""
         pairs = self.copies * self.groups.rows * self._count(self.all_rows)
         return float(pairs.sum()) * _cost_of_pair(self.sizes.shape[2])
 
@@ -101,23 +101,23 @@ class Layout:
 
     def tiles(self) -> Iterable[Tile]:
         """Yield the tiles of the layout, in the order of its groups."""
-        return self._written_out if len(self.groups.first) <= _WRITTEN_OUT else self._made()
+        return self._cached_tiles if len(self.groups.first) <= _FEW_GROUPS else self._build_tiles()
 
     @cached_property
-    def _written_out(self) -> tuple[Tile, ...]:
+    def _cached_tiles(self) -> tuple[Tile, ...]:
         """Tiles of the layout as a tuple, cached because both the cost estimate and the kernel read them."""
-        return tuple(self._made())
+        return tuple(self._build_tiles())
 
-    def _made(self) -> Iterator[Tile]:
+    def _build_tiles(self) -> Iterator[Tile]:
         """Build the layout's tiles: find the residual mask of each column range, and convert positions to indices."""
         (batch, heads, _, _), q_first, kv_first = self.sizes
         step = self.groups.step
         numbers = (self.groups.batch.tolist(), self.groups.first.tolist(), self.groups.last.tolist())
-        ranges = [spans.ranges(self.groups.first, step) for spans in (self.all_rows, self.unsure)]
-        for item, first, last, all_rows, unsure in zip(*numbers, *ranges, strict=True):
+        ranges = [spans.ranges(self.groups.first, step) for spans in (self.all_rows, self.undecided)]
+        for item, first, last, all_rows, undecided in zip(*numbers, *ranges, strict=True):
             rows = range(first, last + 1, step)
             strips = [ColumnRange(keys, True) for keys in all_rows]
-            for keys in unsure:
+            for keys in undecided:
                 partial = self.rule.partial(Box(item, rows, keys))
                 if partial is not False:
                     strips.append(ColumnRange(keys, partial))
@@ -138,7 +138,7 @@ class Layout:
         return np.maximum(0, -((starts - spans.ends) // step)).sum(axis=1)
 
     def _all_native(self) -> bool:
-        few = len(self.groups.first) <= _WRITTEN_OUT
+        few = len(self.groups.first) <= _FEW_GROUPS
         return few and all(_is_native(strip) for tile in self.tiles() for strip in tile.columns)
 
     def _cost_of(self, tile: Tile, num_distinct: int) -> float:
@@ -146,9 +146,9 @@ class Layout:
         for strip in tile.columns:
             half = _is_native(strip) and strip.partial is not True
             wanted += len(strip.keys) * (0.5 if half else 1.0)
-        unsure = sum(len(strip.keys) for strip in tile.columns if not _is_native(strip))
+        undecided = sum(len(strip.keys) for strip in tile.columns if not _is_native(strip))
         copies = (tile.batch.stop - tile.batch.start) * self.sizes.shape[1]
-        pairs = tile.height * (copies * wanted * _cost_of_pair(tile.height) + unsure * num_distinct)
+        pairs = tile.height * (copies * wanted * _cost_of_pair(tile.height) + undecided * num_distinct)
         if tile.height > _FEW_ROWS:
             return TILE_COST + pairs
         # Keys in several ranges run one range at a time or are gathered, which matters only for few rows.

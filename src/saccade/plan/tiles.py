@@ -47,7 +47,7 @@ class Box(NamedTuple):
 
 
 class Triangle(NamedTuple):
-    """The causal residual, which kernels run natively: row r attends to column c of a range iff ``c <= r + offset``."""
+    """A causal residual mask, which kernels run natively: row r may attend to column c iff ``c <= r + offset``."""
 
     rows: int
     columns: int
@@ -64,11 +64,11 @@ class Rule(Protocol):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Numbers of batch items and heads that the mask distinguishes; 1 means that all have the same mask."""
+        """Numbers of batch items and heads with separate masks; 1 means that all share one mask."""
         ...
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        """Evaluate the mask pair by pair. Only pairs that the bounds do not decide are evaluated."""
+        """Evaluate the mask pair by pair. This is called only for pairs that the bounds leave undecided."""
         ...
 
     def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
@@ -76,11 +76,11 @@ class Rule(Protocol):
         ...
 
     def partial(self, box: Box) -> bool | Hashable:
-        """Return True or False if the mask is constant on a box. If not, return a key that identifies the contents."""
+        """Return True or False if the mask is constant on a box. If not, return a cache key for the mask's values."""
         ...
 
     def cuts(self, batch: int, rows: range) -> Ints:
-        """Return the positions among ``rows`` before which a group of rows should end."""
+        """Return the positions in ``rows`` at which a new group of rows should start."""
         ...
 
     def terms(self) -> Sequence[tuple[int, Rule]]:

@@ -37,7 +37,7 @@ class ALiBi(
     Raises:
         ValueError: ``num_heads`` is not an int of at least 1.
 
-    Cost: one number for each head and distance.
+    Cost: one value for each head and distance.
 
     Example:
         >>> ALiBi(2).table(torch.arange(-1, 3))

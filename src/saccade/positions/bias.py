@@ -11,12 +11,12 @@ from saccade.support.errors import unsupported
 
 
 class Bias(ArgumentHints, nn.Module):
-    """A position bias: a number added to each score, which depends on the distance and possibly on the query.
+    """A position bias: a value added to each score that depends on the distance and possibly on the query.
 
     The *distance* is the query's position minus the key's. The bias is never stored as a matrix, because attention
-    needs at most ``2 * len - 1`` numbers for each head. It is added after scores are scaled and capped.
+    needs at most ``2 * len - 1`` values for each head. It is added after scores are scaled and capped.
 
-    A subclass defines `table`, or `values` if the numbers depend on the query.
+    A subclass defines `table`, or `values` if the bias depends on the query.
 
     Attributes:
         reach: the distance beyond which the bias is constant, on both sides; None if there is no such limit.
@@ -25,7 +25,7 @@ class Bias(ArgumentHints, nn.Module):
     reach: int | None = None
 
     def reset_parameters(self) -> None:
-        """Set all trainable numbers of the bias to 0, so that attention starts as if there were no bias."""
+        """Set all parameters of the bias to 0, so that attention starts as if there were no bias."""
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
 
@@ -39,7 +39,7 @@ class Bias(ArgumentHints, nn.Module):
             ``[heads, distances]``, differentiable in the parameters.
 
         Raises:
-            UnsupportedError: the numbers depend on the query; use `values` instead.
+            UnsupportedError: the bias depends on the query; use `values` instead.
         """
         reasons = ["it defines no table: its values depend on the query"]
         hint = "values(distances, query, scale) gives them"
@@ -94,5 +94,5 @@ class Bias(ArgumentHints, nn.Module):
         return table[:, :, rows, between - first]
 
     def address(self, positions: Tensor) -> Tensor:
-        """Return numbers whose differences are the bias's distances: the positions or, on a grid, their addresses."""
+        """Convert positions to addresses, whose differences are the distances. By default, they are the positions."""
         return as_positions(positions)

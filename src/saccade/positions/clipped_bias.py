@@ -1,4 +1,4 @@
-"""Clipped: a bias with a trainable number for each distance up to a maximum."""
+"""Clipped: a bias with a trainable scalar for each distance up to a maximum."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from saccade.support.validation import check_int
 
 
 class Clipped(Bias):
-    r"""A bias with a trainable number for each head and distance, where distances are clipped to ``reach``.
+    r"""A bias with a trainable scalar for each head and distance. Distances are clipped to ``reach``.
 
     .. math:: b_h(i - j) = w_{h,\; \mathrm{clip}(i - j,\, -r,\, r) + r}
 
-    Distances are clipped as in `ShawKeys`, but each has a number instead of a vector. All numbers start at 0.
+    Distances are clipped as in `ShawKeys`, but each has a scalar instead of an embedding. All start at 0.
 
     Args:
         num_heads: number of query heads.
-        reach: largest distance with its own number, at least 0.
+        reach: largest distance with a separate scalar, at least 0.
 
     Attributes:
         weight: ``[num_heads, 2 * reach + 1]``, from the latest key in reach to the earliest.

@@ -1,4 +1,4 @@
-"""GridTable: a bias with a trainable number for each displacement on a grid, as in Swin."""
+"""GridTable: a bias with a trainable scalar for each displacement on a grid, as in Swin."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from saccade.support.validation import check_int
 
 
 class GridTable(Bias):
-    r"""A bias with a trainable number for each head and each displacement (rows, columns) between two grid cells.
+    r"""A bias with a trainable scalar for each head and each displacement (rows, columns) between two grid cells.
 
     Position p is the cell in row :math:`y = \lfloor p / W \rfloor` and column :math:`x = p \bmod W`. Its *address* is
     :math:`y\,(2W - 1) + x`, so that the difference between two addresses identifies the displacement uniquely. All
-    numbers start at 0.
+    scalars start at 0.
 
     Args:
         num_heads: number of query heads.
@@ -54,9 +54,9 @@ class GridTable(Bias):
 
     def address(self, positions: Tensor) -> Tensor:
         cells = self.height * self.width
-        given = as_positions(positions)
-        check_below(given, cells, f"the grid has {self.height} x {self.width} cells")
-        cell = given.clamp(0, cells - 1)  # -1 is padding, whose bias is never used, but it needs a valid address
+        places = as_positions(positions)
+        check_below(places, cells, f"the grid has {self.height} x {self.width} cells")
+        cell = places.clamp(0, cells - 1)  # -1 is padding, whose bias is never used, but it needs a valid address
         return cell // self.width * (2 * self.width - 1) + cell % self.width
 
     def table(self, distances: Tensor) -> Tensor:

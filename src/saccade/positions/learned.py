@@ -1,4 +1,4 @@
-"""Learned: position embeddings with a trainable vector for each position."""
+"""Learned: a trainable embedding for each position."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from saccade.support.validation import check_int
 
 
 class Learned(ArgumentHints, nn.Module):
-    """Learned position embeddings: a trainable vector for each of ``max_len`` positions, added to token embeddings.
+    """Learned position embeddings: one trainable vector for each of ``max_len`` positions, added to token embeddings.
 
     Args:
         max_len: number of positions.
@@ -44,7 +44,7 @@ class Learned(ArgumentHints, nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Reinitialise all position vectors at random, with a standard deviation of 0.02 as in BERT and GPT-2."""
+        """Reinitialise all position embeddings at random, with a standard deviation of 0.02 as in BERT and GPT-2."""
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, positions: range | Tensor) -> Tensor:

@@ -26,7 +26,7 @@ class QueryTemperature:
     Args:
         interval: number of consecutive positions with the same factor, at least 1; the first interval has the factor 1.
         strength: how much the factor grows, above 0.
-        first: the number that the formula adds to each position: 0 (Ministral 3) or 1 (Llama 4).
+        first: offset that the formula adds to each position: 0 (Ministral 3) or 1 (Llama 4).
 
     Raises:
         ValueError: an argument does not meet the conditions above.

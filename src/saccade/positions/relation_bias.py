@@ -1,4 +1,4 @@
-"""RelationTable: a bias with a trainable number for each relation between two tokens, such as a path length."""
+"""RelationTable: a bias with a trainable scalar for each relation between two tokens, such as a path length."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _RELATIONS = ShapeSpec("relations [batch, q_len, kv_len]")
 
 
 class RelationTable(ArgumentHints, nn.Module):
-    r"""A bias with a trainable number for each head and relation, such as a chemical bond or a path length in a graph.
+    r"""A bias with a trainable scalar for each head and relation, such as a chemical bond or a path length in a graph.
 
     .. math:: b_{hij} = w_{r_{ij},\, h}
 
-    Each batch passes its own table of relations, because positions do not determine them. Unlike a `Bias`, the module
-    is called with these relations, and returns a tensor to pass as ``bias=``. The results of several tables can be
-    added. All numbers start at 0.
+    Positions do not determine relations, so they are passed with each batch. Unlike a `Bias`, the module is called with
+    these relations, and returns a tensor to pass as ``bias=``. The results of several tables can be added. All scalars
+    start at 0.
 
     Args:
         num_heads: number of query heads.
@@ -36,7 +36,7 @@ class RelationTable(ArgumentHints, nn.Module):
 
     Cost: ``num_relations * num_heads`` parameters; the bias of a call is as large as the attention matrix. If
     that is too large, pass ``score=lambda score, b, h, q, kv: score + weight[relations[b, q, kv], h]`` instead, which
-    reads it tile by tile.
+    is evaluated tile by tile.
 
     Example:
         >>> bonds = RelationTable(2, num_relations=3)

@@ -18,11 +18,11 @@ from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import is_plain
 from saccade.support.validation import check_bool, check_choice, check_int, check_number, check_type
 
-_KEPT = 1 << 13  # maximum number of positions with cached angles: 8 MB for heads of width 128
+_MOST_CACHED = 1 << 13  # maximum number of positions with cached angles: 8 MB for heads of width 128
 _Axes = tuple[int, ...]
 # All attributes that determine the angles.
 _RotationSettings = tuple[float, int, str, Scaling | None, _Axes | None, torch.dtype, torch.device]
-_BLOCK = 64  # for a single position, angles are computed for an aligned block of this many positions
+_BLOCK = 64  # angles for a single position are computed for the aligned block of positions that contains it
 
 
 class Tables(NamedTuple):
@@ -122,7 +122,7 @@ class Rotary(ArgumentHints, nn.Module):
         Returns:
             The rotated tensor, with the shape and dtype of x.
         """
-        return self._turned(x, *self._cos_and_sin(x, positions))
+        return self._rotated(x, *self._cos_and_sin(x, positions))
 
     def unrotate(self, x: Tensor, positions: range | Tensor) -> Tensor:
         """Undo the rotation of `forward`, up to one rounding in the dtype of x.
@@ -139,7 +139,7 @@ class Rotary(ArgumentHints, nn.Module):
         """
         square = 1.0 if self.scaling is None else self.scaling.magnitude**2
         cos, sin = self._cos_and_sin(x, positions)
-        return self._turned(x, cos / square, -sin / square)
+        return self._rotated(x, cos / square, -sin / square)
 
     def tables(
         self, positions: range | Tensor, *, dtype: torch.dtype = torch.float32, device: torch.device | None = None
@@ -189,7 +189,7 @@ class Rotary(ArgumentHints, nn.Module):
 
     def _read(self, positions: range | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rotary factors at validated positions, on the device and in the widened dtype of ``like``."""
-        turning = (
+        settings = (
             self.base,
             self.rotary_dim,
             self.layout,
@@ -203,26 +203,26 @@ class Rotary(ArgumentHints, nn.Module):
             inference, length = torch.is_inference_mode_enabled(), len(positions)
             if length == 1 and positions.start >= 0:
                 block, place = divmod(positions.start, _BLOCK)
-                cos, sin = _cached_factors(range(block * _BLOCK, (block + 1) * _BLOCK), turning, inference)
+                cos, sin = _cached_factors(range(block * _BLOCK, (block + 1) * _BLOCK), settings, inference)
                 return cos.narrow(2, place, 1), sin.narrow(2, place, 1)
-            if length <= _KEPT:
-                return _cached_factors(positions, turning, inference)
-        return _factors(positions, turning)
+            if length <= _MOST_CACHED:
+                return _cached_factors(positions, settings, inference)
+        return _factors(positions, settings)
 
-    def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         part = x if self.rotary_dim == self.head_dim else x[..., : self.rotary_dim]
         wide = part.to(cos.dtype)
         if self.layout == "half":
             other = wide.roll(self.rotary_dim // 2, -1)
         else:
             other = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-        turned = torch.addcmul(wide * cos, other, sin).to(x.dtype)
-        return turned if part is x else torch.cat([turned, x[..., self.rotary_dim :]], -1)
+        rotated = torch.addcmul(wide * cos, other, sin).to(x.dtype)
+        return rotated if part is x else torch.cat([rotated, x[..., self.rotary_dim :]], -1)
 
 
-def _factors(positions: range | Tensor, turning: _RotationSettings) -> tuple[Tensor, Tensor]:
+def _factors(positions: range | Tensor, settings: _RotationSettings) -> tuple[Tensor, Tensor]:
     """Compute the rotary factors of each channel and of its partner. The rotation adds the two products."""
-    base, rotary_dim, layout, scaling, axes, dtype, device = turning
+    base, rotary_dim, layout, scaling, axes, dtype, device = settings
     make = plain_frequencies if scaling is None else scaling.frequencies
     place = torch.atleast_2d(as_positions(positions, device)).clamp(min=0).to(dtype)
     # The position of each channel pair on its axis: [batch | 1, len, pairs].
@@ -248,14 +248,14 @@ def _axis_of_pairs(sections: tuple[int, ...], interleaved: bool, rotary_dim: int
 
 
 def paired(cos: Tensor, sin: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """Expand rotary factors from pairs to channels: return the factors of the channels and those of their partners."""
+    """Expand rotary factors from channel pairs to channels, and return those of each channel and of its partner."""
     if layout == "half":
         return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
     return torch.stack([cos, cos], -1).flatten(-2), torch.stack([-sin, sin], -1).flatten(-2)
 
 
 @lru_cache(maxsize=4)
-def _cached_factors(positions: range, turning: _RotationSettings, inference: bool) -> tuple[Tensor, Tensor]:
-    """Compute rotary factors and cache them, since all layers, and many decoding steps, use the same positions."""
+def _cached_factors(positions: range, settings: _RotationSettings, inference: bool) -> tuple[Tensor, Tensor]:
+    """Compute rotary factors and cache them, because all layers and many decoding steps use the same positions."""
     del inference  # part of the cache key only
-    return _factors(positions, turning)
+    return _factors(positions, settings)

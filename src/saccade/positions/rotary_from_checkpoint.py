@@ -24,7 +24,7 @@ class Frequencies(Scaling):
     """A rotary scaling with explicit frequencies, such as ``inv_freq`` from a checkpoint; the base has no effect.
 
     Args:
-        radians: angle per position for each pair of channels: ``rotary_dim // 2`` numbers, in a sequence or a tensor.
+        radians: angle per position for each channel pair: ``rotary_dim // 2`` numbers, in a sequence or a tensor.
         attention_factor: factor that multiplies rotated queries and keys.
 
     Raises:
@@ -41,17 +41,17 @@ class Frequencies(Scaling):
     attention_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        given: Any = self.radians
-        if isinstance(given, Tensor):
-            if given.dim() != 1:
-                raise value_error("radians", "have shape [pairs]", list(given.shape))
-            if given.requires_grad:
+        radians: Any = self.radians
+        if isinstance(radians, Tensor):
+            if radians.dim() != 1:
+                raise value_error("radians", "have shape [pairs]", list(radians.shape))
+            if radians.requires_grad:
                 hint = "pass radians.detach(); RotaryTables(cos, sin) has gradients"
                 raise value_error("radians", "not require a gradient", "a tensor that does", hint=hint)
-            given = given.double().tolist()
-        if isinstance(given, str) or not isinstance(given, Sequence) or not all(map(is_finite_number, given)):
-            raise type_error("radians", "be finite numbers, one for each pair", type(given).__name__)
-        object.__setattr__(self, "radians", tuple(map(float, given)))
+            radians = radians.double().tolist()
+        if isinstance(radians, str) or not isinstance(radians, Sequence) or not all(map(is_finite_number, radians)):
+            raise type_error("radians", "be finite numbers, one for each pair", type(radians).__name__)
+        object.__setattr__(self, "radians", tuple(map(float, radians)))
         check_number("attention_factor", self.attention_factor, above=0)
 
     @property
@@ -67,15 +67,15 @@ class Frequencies(Scaling):
         return (f"there are {len(self.radians)} frequencies, but {rotary_dim} channels have {rotary_dim // 2} pairs",)
 
     def __repr__(self) -> str:
-        told = f", from {self.radians[0]:g} to {self.radians[-1]:g}" if len(self.radians) else ""
+        interval = f", from {self.radians[0]:g} to {self.radians[-1]:g}" if len(self.radians) else ""
         times = "" if self.attention_factor == 1.0 else f", attention_factor={self.attention_factor:g}"
-        return f"Frequencies({len(self.radians)} pairs{told}{times})"
+        return f"Frequencies({len(self.radians)} pairs{interval}{times})"
 
 
 class RotaryTables(Rotary):
     """Rotary embeddings that use stored tables, such as ``cos_cache`` and ``sin_cache`` of an ONNX model.
 
-    The tables have one number per position and pair of channels. In transformers, they contain each number twice; pass
+    The tables have one value per position and channel pair. In transformers, they contain each value twice; pass
     ``cos[:, : cos.shape[1] // 2]`` instead. The tables stay float32 (or float64 if passed as such) when the module is
     converted to a different dtype, and are part of its state dict.
 
@@ -119,7 +119,7 @@ class RotaryTables(Rotary):
     def unrotate(self, x: Tensor, positions: range | Tensor) -> Tensor:
         cos, sin = self._cos_and_sin(x, positions)
         square = cos.square() + sin.square()
-        return self._turned(x, cos / square, -sin / square)
+        return self._rotated(x, cos / square, -sin / square)
 
     def extra_repr(self) -> str:
         return f"{len(self.cos)} positions, {self.head_dim}, rotary_dim={self.rotary_dim}, layout={self.layout!r}"

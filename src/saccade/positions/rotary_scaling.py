@@ -28,7 +28,7 @@ class Scaling(ABC):
 
     @property
     def magnitude(self) -> float:
-        """Factor by which the rotary scaling multiplies rotated queries and keys."""
+        """Factor that multiplies rotated queries and keys."""
         return 1.0
 
     @abstractmethod
@@ -154,9 +154,9 @@ class Llama3(Scaling):
         plain = plain_frequencies(base, rotary_dim, dtype, device)
         low, high = float(self.low_freq_factor), float(self.high_freq_factor)
         periods = float(self.trained_len) / (2 * math.pi / plain)
-        kept = (periods - low) / (high - low)
-        kept = kept.clamp(0.0, 1.0)
-        return (1 - kept) * plain / float(self.factor) + kept * plain
+        unscaled_share = (periods - low) / (high - low)
+        unscaled_share = unscaled_share.clamp(0.0, 1.0)
+        return (1 - unscaled_share) * plain / float(self.factor) + unscaled_share * plain
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""ShawKeys: a relative position bias with a trainable vector for each distance, added to the keys."""
+"""ShawKeys: a relative position bias with a trainable embedding for each distance, added to the keys."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from saccade.support.validation import check_int
 
 
 class ShawKeys(Bias):
-    r"""A position bias that depends on the query: a trainable vector for each distance is added to the keys.
+    r"""A position bias that depends on the query: a trainable embedding of each distance is added to the keys.
 
     .. math:: s\, q_i^\top (k_j + a_{j-i}) = s\, q_i^\top k_j + s\, q_i^\top a_{j-i}, \qquad
               a_d = w_{\mathrm{clip}(d,\, -r,\, r) + r}
 
-    As in the paper, the index of the vector grows with the *key's* position. The vectors start at 0. All heads share
-    them or, as in the Music Transformer, each head has its own. The paper's second table, which is added to the values,
-    is not available, because it is not part of the attention matrix.
+    As in the paper, the index of the embedding grows with the *key's* position. Embeddings start at 0. All heads share
+    them or, as in the Music Transformer, each head has separate ones. The paper's second table, which is added to the
+    values, is not available, because it is not part of the attention matrix.
 
     Args:
         head_dim: width of queries and keys of one head.
-        reach: largest distance with its own vector, at least 0 (k in the paper); or a pair with the limits for earlier
-            and for later keys. ``(r, 0)`` is enough under a causal mask.
-        num_heads: number of query heads, if each has its own vectors; None if all share them.
+        reach: largest distance with a separate embedding, at least 0 (k in the paper); or a pair with the limits for
+            earlier and for later keys. ``(r, 0)`` is enough under a causal mask.
+        num_heads: number of query heads, for separate embeddings per head; None if all heads share them.
 
     Attributes:
         weight: ``[back + 1 + ahead, head_dim]``, from the earliest key in reach to the latest; with ``num_heads``, an
@@ -36,7 +36,7 @@ class ShawKeys(Bias):
         ValueError: a size is not an int or is too small, or the query has a different width.
 
     Cost: ``(2 * reach + 1) * head_dim`` parameters, for each head or shared by all heads. Each call also computes
-        ``2 * reach + 1`` numbers for each query and head, so ``reach`` should be far below the length.
+        ``2 * reach + 1`` dot products for each query and head, so ``reach`` should be far below the length.
 
     Example:
         >>> bias = ShawKeys(4, reach=2)
@@ -53,14 +53,14 @@ class ShawKeys(Bias):
     def __init__(self, head_dim: int, reach: int | tuple[int, int], num_heads: int | None = None):
         super().__init__()
         self.head_dim = check_int("head_dim", head_dim)
-        given = reach if isinstance(reach, tuple | list) else (reach, reach)
-        if len(given) != 2:
+        limits = reach if isinstance(reach, tuple | list) else (reach, reach)
+        if len(limits) != 2:
             raise value_error("reach", "be an int, or two: back and ahead", shown(reach))
-        self.back, self.ahead = (check_int("reach", own, 0) for own in given)
+        self.back, self.ahead = (check_int("reach", limit, 0) for limit in limits)
         self.reach = max(self.back, self.ahead)
         self.num_heads = None if num_heads is None else check_int("num_heads", num_heads)
-        own = () if num_heads is None else (num_heads,)
-        self.weight = nn.Parameter(torch.zeros(*own, self.back + 1 + self.ahead, head_dim))
+        heads = () if num_heads is None else (num_heads,)
+        self.weight = nn.Parameter(torch.zeros(*heads, self.back + 1 + self.ahead, head_dim))
 
     def values(self, distances: Tensor, query: Tensor, scale: float) -> Tensor:
         check_distances(distances)

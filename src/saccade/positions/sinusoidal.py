@@ -21,7 +21,7 @@ class Sinusoidal(ArgumentHints, nn.Module):
               \mathrm{PE}(p, 2i + 1) = \cos(p / \mathrm{base}^{2i/D})
 
     There are no parameters, and positions may be arbitrarily large. Angles are computed in float64 and rounded once, so
-    that vectors are correct to the last digit even at a million tokens. They have the module's dtype, as in `Learned`.
+    that embeddings are exact to the last digit even at a million tokens. They have the module's dtype, as in `Learned`.
 
     Args:
         embed_dim: width of the model; must be even.
@@ -74,7 +74,7 @@ class Sinusoidal(ArgumentHints, nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *others: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
         if self._like.is_meta and local_metadata.get("assign_to_params_buffers", False):
-            self._like = torch.empty(0)  # it is not in a state dict, so it would otherwise stay on "meta"
+            self._like = torch.empty(0)  # not in the state dict, so it would otherwise stay on "meta"
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, base={self.base:g}"

@@ -1,4 +1,4 @@
-"""T5: a bias with a trainable number for each bucket of distances."""
+"""T5: a bias with a trainable scalar for each bucket of distances."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from saccade.support.validation import check_bool, check_int
 
 
 class T5(Bias):
-    r"""The T5 bias: a trainable number for each head and *bucket* of distances, with wider buckets farther away.
+    r"""The T5 bias: a trainable scalar for each head and *bucket* of distances, with wider buckets farther away.
 
     Of the n buckets on each side, the first :math:`n/2` contain one distance each. The other buckets grow by a constant
     factor up to ``max_distance``, and the last bucket contains all larger distances:
@@ -26,14 +26,14 @@ class T5(Bias):
 
     If ``bidirectional``, half of the buckets are for keys at or before the query and the other half for keys after it.
     Otherwise, all buckets are for keys at or before the query, and later keys fall into bucket 0. The T5 model itself
-    shares one table among the layers of a stack and does not scale dot products (``scale=1.0``). All numbers start at
+    shares one table among the layers of a stack and does not scale dot products (``scale=1.0``). All scalars start at
     0.
 
     Args:
         num_heads: number of query heads.
         num_buckets: total number of buckets on both sides.
         max_distance: upper limit of the distances that the buckets distinguish.
-        bidirectional: whether keys after the query have their own buckets: True in an encoder, False in a decoder.
+        bidirectional: whether keys after the query have separate buckets: True in an encoder, False in a decoder.
 
     Attributes:
         weight: ``[num_buckets, num_heads]``, like ``relative_attention_bias`` in transformers.

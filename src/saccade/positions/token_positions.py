@@ -21,7 +21,7 @@ class Positions:
     """Validated token positions, for queries, keys or the columns of a cache.
 
     A range takes no memory, whatever its length; a table takes 8 bytes per token. A cache that does not store the order
-    of tokens stores only the last position of each batch item; see `ending_before` and `advanced`.
+    of tokens needs only the last position of each batch item; see `ending_before` and `advanced`.
 
     Args:
         run: the positions of all batch items as a range; None if they are in the table.
@@ -58,9 +58,9 @@ class Positions:
             TypeError, ValueError: the positions have the wrong type or shape, or a position is below -1.
         """
         if type(given) is Positions:
-            run, own = given.run, given.table
+            run, stored_table = given.run, given.table
             # For a table, read the size from its shape, because `len` would fix a symbolic size during tracing.
-            size = len(run) if own is None else own.shape[-1]  # type: ignore[arg-type]
+            size = len(run) if stored_table is None else stored_table.shape[-1]  # type: ignore[arg-type]
             if length is None or length == size:
                 return given
             given = given.given
@@ -96,9 +96,9 @@ class Positions:
 
     @classmethod
     def ending_before(cls, after: int | Tensor) -> Positions:
-        """Return the position before ``after`` (an int or int64 ``[batch]``) as the only position of each batch item.
+        """Return positions with a single token per batch item, at ``after - 1`` (an int or int64 ``[batch]``).
 
-        This is sufficient to continue, because the positions of later tokens depend only on the last position.
+        This suffices for a cache, because the positions of later tokens depend only on the last position.
         """
         if isinstance(after, Tensor) and len(after) and bool((after == after[0]).all()):
             after = int(after[0])
@@ -165,7 +165,7 @@ class Positions:
             return self, new  # without new tokens, nothing changes
         if run is not None and added is not None and added.step == 1 and (not run or run.stop == added.start):
             return Positions(range(run.start if run else added.start, added.stop)), new
-        first = None if run is None else new.one_by_one()
+        first = None if run is None else new.consecutive_start()
         if run is not None and first is not None and (not run or run.stop == first):
             added = range(first, first + len(new))
             return Positions(range(run.start if run else first, added.stop)), Positions(added)
@@ -188,8 +188,8 @@ class Positions:
             return None
         return Positions.ending_before(reached[:, -1] + 1)
 
-    def one_by_one(self) -> int | None:
-        """Return the first position if all batch items have the same consecutive positions; None otherwise."""
+    def consecutive_start(self) -> int | None:
+        """Return the first position if all batch items have the same, consecutive positions; None otherwise."""
         if self.run is not None:
             return self.run.start if self.run.step == 1 or len(self.run) == 1 else None
         table = self.on()
@@ -275,10 +275,10 @@ def _consecutive(first: int | Tensor, count: int) -> Positions:
 
 def _from_list(given: Sequence[Any], name: str) -> Tensor:
     rows = [row if isinstance(row, list | tuple) else [row] for row in given]
-    if not all(is_integer(one) for row in rows for one in row):
+    if not all(is_integer(position) for row in rows for position in row):
         raise type_error(name, "be a range, an int64 tensor or a list of ints", "a list with other values")
     if len({len(row) for row in rows}) > 1 or len({isinstance(row, list | tuple) for row in given}) > 1:
         raise value_error(name, "have rows of one length", "rows of different lengths")
-    if any(abs(int(one)) >= _LARGEST for row in rows for one in row):
+    if any(abs(int(position)) >= _LARGEST for row in rows for position in row):
         raise value_error(name, "be below 2**62", "a larger position")
     return torch.tensor(given, dtype=torch.int64, device="cpu")

@@ -1,4 +1,4 @@
-"""Scorers: cheap rankings of keys or key blocks, used to select the keys that a query reads."""
+"""Scorers: cheap scores that rank keys or key blocks, to select the keys that a query reads."""
 
 from saccade.scorers.block_scorers import BlockBounds, BlockMeans, BlockScorer
 from saccade.scorers.key_scorers import DotProducts, LightningIndexer

@@ -23,7 +23,7 @@ class BlockScorer(Scorer):
     A custom scorer defines `summarize` and `score`. A score is on the scale of ``query @ key``, before the softmax
     scale. It only ranks blocks and is never used as a weight.
 
-    The block of column ``kv_len - q_len + t``, which contains the key of token t in self-attention, is always selected.
+    For query t, the block with column ``kv_len - q_len + t`` (its own key in self-attention) is always selected.
     """
 
     @abstractmethod

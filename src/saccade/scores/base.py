@@ -22,7 +22,7 @@ TileFunction = Callable[..., Tensor]
 
 Autograd differentiates the function unless it has a method ``gradients(grad_scores, query, key, *parameters)`` that
 returns a gradient for each argument. This saves a pass over the pairs. A method ``held_bytes(itemsize)`` returns the
-peak memory besides the result, for `AttentionMatrix.explain`. Without it, the peak is measured on a few pairs.
+peak memory in bytes beyond the result, for `AttentionMatrix.explain`. Without it, the peak is measured on a few pairs.
 """
 
 
@@ -71,35 +71,35 @@ class Score(ArgumentHints, nn.Module):
     def to_dense(self, query: Tensor, key: Tensor) -> Tensor:
         """Return all scores, ``[batch, heads, q_len, kv_len]``, before scale, softcap and bias.
 
-        A `saccade.scores.Modified` changes scaled scores, so its scores are scaled as with ``scale=None``.
+        `saccade.scores.Modified` changes scaled scores, so its scores are scaled as with ``scale=None``.
 
         Args:
             query: ``[batch, heads, q_len, query_dim]``.
             key: ``[batch, kv_heads, kv_len, key_dim]``; head h reads group ``h // (heads // kv_heads)``.
         """
         self.check(query, key)
-        made = prepared(self, query, key)
+        ready = prepared(self, query, key)
         heads, groups = query.shape[1], key.shape[1]
-        q, k = widened(made.query), widened(made.key).repeat_interleave(heads // groups, 1)
-        scores = q @ k.mT if made.tile is None else made.tile(q, k, *made.parameters)
-        if made.modify is None:
+        q, k = widened(ready.query), widened(ready.key).repeat_interleave(heads // groups, 1)
+        scores = q @ k.mT if ready.tile is None else ready.tile(q, k, *ready.parameters)
+        if ready.modify is None:
             return scores
         index = (torch.arange(size, device=query.device) for size in scores.shape)
         b, h, i, j = torch.meshgrid(*index, indexing="ij")
         scores = scores * self.default_scale(query.shape[3])
-        return made.modify(scores, b, h, i + j.shape[3] - i.shape[2], j).expand(j.shape)
+        return ready.modify(scores, b, h, i + j.shape[3] - i.shape[2], j).expand(j.shape)
 
     def check(self, query: Tensor, key: Tensor) -> None:
         """Raise an error unless the score supports the widths of the query and the key."""
-        widths, own = (query.shape[-1], key.shape[-1]), self.widths
-        if widths == own or (own is None and widths[0] == widths[1]):
+        widths, required = (query.shape[-1], key.shape[-1]), self.widths
+        if widths == required or (required is None and widths[0] == widths[1]):
             return
         facts = [describe("query", query), describe("key", key)]
-        if own is None:
+        if required is None:
             got = f"{widths[0]} and {widths[1]}"
             raise value_error("head_dim", "be the same for query and key", got, facts=facts)
-        name, index = ("query", 0) if widths[0] != own[0] else ("key", 1)
-        rule = f"be {own[index]}, like {type(self).__name__}'s"
+        name, index = ("query", 0) if widths[0] != required[0] else ("key", 1)
+        rule = f"be {required[index]}, like {type(self).__name__}'s"
         raise value_error(f"width of {name}", rule, widths[index], facts=facts)
 
 
@@ -108,16 +108,16 @@ def prepared(score: Score, query: Tensor, key: Tensor) -> Prepared:
 
     The incoming gradient of a masked row is 0, but 0 * NaN is NaN and would reach the row and all parameters.
     """
-    made = score.prepare(query, key)
-    is_trained = made.query.requires_grad or made.key.requires_grad
+    ready = score.prepare(query, key)
+    is_trained = ready.query.requires_grad or ready.key.requires_grad
     # Values of traced or transformed tensors cannot be read.
     if not (is_trained and is_plain(query) and is_plain(key)) or is_finite(query, key):
-        return made
+        return ready
     bad_query, bad_key = (not_finite(x)[..., None] for x in (query, key))
     clean = score.prepare(query.masked_fill(bad_query, 0), key.masked_fill(bad_key, 0))
     return clean._replace(
-        query=torch.where(bad_query, made.query.detach(), clean.query),
-        key=torch.where(bad_key, made.key.detach(), clean.key),
+        query=torch.where(bad_query, ready.query.detach(), clean.query),
+        key=torch.where(bad_key, ready.key.detach(), clean.key),
     )
 
 

@@ -14,10 +14,10 @@ from saccade.support.validation import check_bool, check_number
 class Gaussian(Score):
     r"""The Gaussian score, :math:`-|q - k|^2 / (2\sigma^2)`: after softmax, a normalised Gaussian kernel.
 
-    The squared distance is computed as a dot product of extended vectors, which contain the squared norms:
+    The squared distance is computed as a dot product of vectors extended by their squared norms:
     :math:`-|q-k|^2/2 = q \cdot k - |k|^2/2 - |q|^2/2`. Omitting the key's norm, as is often done, changes the weights.
     In float32, the difference of large terms loses precision if :math:`|q|^2/\sigma^2` is in the thousands. In that
-    case, shift queries and keys by a common vector first, which changes no distance.
+    case, shift queries and keys by a common vector first; distances stay the same.
 
     Args:
         bandwidth: σ, above 0, in units of the queries.

@@ -1,6 +1,6 @@
 """Argument hints: errors for calls that do not match a signature, such as calls with another library's argument names.
 
-Python's own message names the unexpected keyword, but not the one that was intended.
+Python's message names the unexpected keyword, but not the intended one.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _with_hints(
 
 
 def unexpected_argument(unknown: Mapping[str, object], function: Callable[..., Any]) -> TypeError:
-    """Return the error, with an argument hint, for the first of the ``unknown`` keyword arguments of ``function``."""
+    """Return the error for the first of ``function``'s ``unknown`` keyword arguments, with an argument hint."""
     parameters = [name for name in inspect.signature(function).parameters if name not in ("self", "unknown")]
     return _error_of_name(_name_of(function), next(iter(unknown)), parameters, FOREIGN_NAMES)
 
@@ -142,7 +142,7 @@ def _call_error(
     hints: Mapping[str, str],
     of_missing: Mapping[str, str],
 ) -> TypeError | None:
-    """Return the error for wrong arguments: an unknown name, a surplus positional value, or all missing values."""
+    """Return the error for wrong arguments: an unknown name, a surplus positional value, or missing values."""
     known = [name for name in signature.parameters if name != "self"]
     for name in kwargs:
         if name not in known:

@@ -21,8 +21,8 @@ _TRANSPARENT = ("torch.autograd.", "contextlib", "functools")
 def called_function(argument: str = "") -> str:
     """Return the name of the public function or class whose call raises an error.
 
-    It is the outermost public function on the stack, within the library, that has a parameter with the argument's name.
-    If there is none, it is the outermost public function. For example, an error of ``attention(mask=...)`` names
+    It is the outermost public function of the library on the stack that has a parameter with the argument's name. If
+    there is none, it is the outermost public function. For example, an error of ``attention(mask=...)`` names
     `attention`, although `saccade.masks.as_mask` checks the mask. If ``streaming(...)`` builds a window with a wrong
     ``left``, the error names `Window`. Code that runs in a hook or a command has no public function on its stack, so
     its module defines the name as ``CALLED_AS``.

@@ -1,4 +1,4 @@
-"""Detection of another distribution that has installed a package `saccade` into the same folder."""
+"""Detection of a different distribution that installed a package called `saccade` into the same folder."""
 
 from __future__ import annotations
 

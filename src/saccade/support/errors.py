@@ -37,7 +37,7 @@ class UnsupportedError(NotImplementedError):
 
 
 class ArgumentTypeError(TypeError, ValueError):
-    """An error for an argument of the wrong type. It is also a ``ValueError``, so a single except clause is enough."""
+    """An error for an argument of the wrong type. It is also a ``ValueError``, so one except clause catches both."""
 
 
 def escaped(text: str) -> str:
@@ -103,7 +103,7 @@ def unsupported(what: str, reasons: Sequence[str], *, hint: str | None = None) -
 
 
 def hidden_by_vmap(name: str) -> UnsupportedError:
-    """Return an `UnsupportedError` for tensors whose values must be read, which is impossible under `vmap`."""
+    """Return an `UnsupportedError` for tensors whose values must be read, because `vmap` hides them."""
     reason = f"the values of {name} are read before anything is computed, and vmap hides them"
     return unsupported("vmap", [reason], hint="put the mapped axis into the batch yourself")
 

@@ -56,7 +56,7 @@ def in_language(language: Language) -> Iterator[None]:
 
 
 def language_of(environment: Mapping[str, str]) -> Language:
-    """Return the language that the environment selects by the first of LC_ALL, LC_MESSAGES and LANG that is set.
+    """Return the language set by the environment: the first of LC_ALL, LC_MESSAGES and LANG that is set decides.
 
     >>> language_of({"LANG": "zh_CN.UTF-8"}), language_of({"LANG": "zh_CN.UTF-8", "LC_ALL": "C"})
     ('zh', 'en')
@@ -70,8 +70,8 @@ def translated(words: str, /, **values: object) -> str:
 
     Text without a translation is returned unchanged. Line breaks count as spaces.
     """
-    found = words if _current.get() == "en" else chinese().get(one_line(words), words)
-    return found.format(**values) if values else found
+    text = words if _current.get() == "en" else chinese().get(one_line(words), words)
+    return text.format(**values) if values else text
 
 
 def one_line(words: str) -> str:

@@ -1,4 +1,4 @@
-"""Names from other libraries and papers: the `AttributeError` for such a name gives saccade's name for it."""
+"""Names from other libraries and papers: the `AttributeError` for such a name suggests saccade's equivalent."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
 
 
 def no_attribute(package: str, name: str) -> AttributeError:
-    """Return the error for a name that a package lacks, with our equivalent if the name is known from elsewhere."""
+    """Return the error for a name that a package lacks; suggest our equivalent if other libraries use the name."""
     ours = OTHER_NAMES.get(package.removeprefix("saccade").removeprefix("."), {}).get(name)
     hint = "" if ours is None else f".\n    Hint: {ours}"
     text = f"module {package!r} has no attribute {name!r}{hint}"
@@ -103,7 +103,7 @@ def no_attribute(package: str, name: str) -> AttributeError:
 
 
 def other_names(package: str) -> Callable[[str], NoReturn]:
-    """Return a ``__getattr__`` for a package that has imported all of its names: it always raises `no_attribute`."""
+    """Return a ``__getattr__`` for a package without lazy imports: it always raises the error of `no_attribute`."""
 
     def refuse(name: str) -> NoReturn:
         raise no_attribute(package, name)

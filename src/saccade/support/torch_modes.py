@@ -20,7 +20,7 @@ compiled, call ``torch.compiler.is_compiling()`` by its full name.
 any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 """Return whether autocast may be enabled on any device. This quick check lets callers skip slower ones."""
 is_transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
-"""Return whether a transform of ``torch.func`` is active, for which attention must be a single autograd function."""
+"""Return whether a transform of ``torch.func`` is active. Attention must then be a single autograd function."""
 
 
 def is_autocast(x: Tensor) -> bool:
@@ -45,7 +45,7 @@ def mapped_levels(x: Tensor) -> tuple[tuple[int, ...], Tensor]:
     return tuple(functorch.maybe_get_level(layer) for layer in layers if functorch.is_batchedtensor(layer)), layers[-1]
 
 
-def level_left() -> int:
+def current_transform_level() -> int:
     """Return the level of the ``torch.func`` transform whose rule for an autograd function is running."""
     below = torch._C._functorch.peek_interpreter_stack()
     return 1 if below is None else int(below.level()) + 1
@@ -72,7 +72,7 @@ def _layers(x: Tensor) -> Iterator[Tensor]:
 
 
 def has_forward_derivatives() -> bool:
-    """Return whether forward-mode derivatives (``jvp``, ``jacfwd``) are active, which need a rule per operation."""
+    """Return whether forward-mode derivatives (``jvp``, ``jacfwd``) are active. They need a rule for each operation."""
     return torch.autograd.forward_ad._current_level >= 0 and not is_tracing()
 
 
@@ -82,7 +82,7 @@ def has_values(x: Tensor) -> bool:
 
 
 def is_plain(x: Tensor) -> bool:
-    """Return whether a tensor has ordinary memory, which may be written to and cached for later calls."""
+    """Return whether a tensor has ordinary memory, so that it may be written to and cached for later calls."""
     return type(x) in (Tensor, torch.nn.Parameter) and not is_tracing() and not is_transformed()
 
 

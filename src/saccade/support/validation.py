@@ -129,8 +129,8 @@ def check_type(
 def is_causal_bias(x: object) -> bool:
     """Return whether a value comes from torch's ``causal_lower_right`` or ``causal_upper_left``.
 
-    The value represents a mask, but its memory was never written; `saccade.masks.as_mask` accepts it. torch's
-    operations return objects of the same class that no longer identify the mask.
+    Such a value represents a mask, but its memory was never written; `saccade.masks.as_mask` accepts it. Results of
+    torch operations on it have the same class but no longer identify the mask.
     """
     module = sys.modules.get("torch.nn.attention.bias")  # importing it takes a second
     return module is not None and isinstance(x, module.CausalBias)
@@ -202,27 +202,27 @@ class ShapeSpec:
             if not isinstance(x, Tensor):
                 raise type_error(name, "be a tensor", type(x).__name__)
             shape = tuple(x.shape[max(0, x.dim() - len(axes)) :] if is_open else x.shape)
-            own: dict[str, int] = {}
+            expected: dict[str, int] = {}
             for axis, size in zip(axes, shape, strict=False):
-                own.setdefault(axis, int(axis) if axis.isdigit() else sizes.get(axis, size))
-            fits = all(axis == "_" or own[axis] == size for axis, size in zip(axes, shape, strict=False))
+                expected.setdefault(axis, int(axis) if axis.isdigit() else sizes.get(axis, size))
+            fits = all(axis == "_" or expected[axis] == size for axis, size in zip(axes, shape, strict=False))
             if len(shape) != len(axes) or not fits:
                 raise self._misfit(name, x, tensors, sizes, hint)
-            sizes |= own
+            sizes |= expected
         return sizes
 
     def _misfit(
         self, name: str, x: Tensor, tensors: tuple[Any, ...], sizes: dict[str, int], hint: str | None
     ) -> Exception:
         """Return the error for a tensor whose shape does not match. Called only after a mismatch."""
-        axes, is_open = next((axes, is_open) for own, axes, is_open in self._parts if own == name)
+        axes, is_open = next((axes, is_open) for other, axes, is_open in self._parts if other == name)
         lead = ("...",) if is_open else ()
         words, filled = (
             f"[{', '.join(map(str, (*lead, *row)))}]" for row in (axes, [sizes.get(axis, axis) for axis in axes])
         )
         rule = f"have shape {words}" + (f" = {filled}" if filled != words else "")
-        named = zip((own for own, _, _ in self._parts), tensors, strict=True)
-        facts = [describe(own, tensor) for own, tensor in named if isinstance(tensor, Tensor)]
+        named = zip((other for other, _, _ in self._parts), tensors, strict=True)
+        facts = [describe(other, tensor) for other, tensor in named if isinstance(tensor, Tensor)]
         return value_error(name, rule, list(x.shape), facts=facts, hint=hint)
 
 

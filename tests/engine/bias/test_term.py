@@ -135,7 +135,7 @@ def test_rows_in_another_order_take_their_entries_along(name: str) -> None:
     rows = torch.tensor([3, 0, 4, 1, 2])
     for tile in _tiles():
         part = _part(whole(term.source)[:, :, rows], tile)
-        torch.testing.assert_close(term.in_order(rows, S).read(tile).expand_as(part), part)
+        torch.testing.assert_close(term.permuted(rows, S).read(tile).expand_as(part), part)
 
 
 @pytest.mark.ci
@@ -148,7 +148,7 @@ def test_gradients_of_tiles_add_up_to_that_of_the_source(name: str) -> None:
         part = _part(whole(source), tile)
         grad = torch.randn(part.shape, dtype=torch.float64)
         expected += torch.autograd.grad(part, source, grad)[0]
-        term.collect(total, tile, grad)
+        term.accumulate_gradient(total, tile, grad)
         torch.testing.assert_close(total, expected)
 
 
@@ -166,7 +166,7 @@ def test_two_heads_and_two_queries_have_separate_entries() -> None:
     assert DenseTerm(source).read(one._replace(rows=range(1, 2))).flatten().tolist() == [6.0, 7.0]
     last = one._replace(columns=(ColumnRange(range(1, 2), True),))
     assert DenseTerm(source).read(last).flatten().tolist() == [5.0, 7.0]
-    other = DenseTerm(source).in_order(torch.tensor([1, 0]), 2)
+    other = DenseTerm(source).permuted(torch.tensor([1, 0]), 2)
     assert other.read(one).flatten().tolist() == [6.0, 7.0, 4.0, 5.0]
 
 

@@ -58,7 +58,7 @@ def test_a_wrong_kernel_warns_once_and_another_one_runs(monkeypatch):
         torch.testing.assert_close(sc.attention(query, key, value, masks.Causal()), expected)
     explanation = sc.AttentionMatrix(query, key, masks.Causal()).explain()
     assert explanation.kernel == "fused"
-    (reason,) = explanation.passed_over["changed"]
+    (reason,) = explanation.skipped["changed"]
     assert reason in str(told[0].message)
     assert f"not changed: {reason}" in str(explanation)
 
@@ -214,7 +214,7 @@ def test_a_kernel_without_lse_is_not_asked_for_one(monkeypatch):
     torch.testing.assert_close(out, sc.attention(query, key, value, masks.Causal(), impl="tiled"))
     with_sink = sc.AttentionMatrix(query, key, sink_logit=torch.zeros(2)).explain()
     assert with_sink.kernel == "fused"
-    assert with_sink.passed_over["right"] == ("it gives none",)
+    assert with_sink.skipped["right"] == ("it gives none",)
 
 
 def test_kernels_by_hand_are_run_as_they_will_be(monkeypatch):

@@ -57,9 +57,9 @@ class Seen:
 def sharing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     """Two threads, which share however little there is, as if others were busy."""
     before, found = torch.get_num_threads(), Seen()
-    for name in ("_LEAST", "_ENOUGH"):
+    for name in ("_SMALLEST_CALL", "_SMALLEST_SHARE"):
         monkeypatch.setattr(fused_threads, name, 0)
-    monkeypatch.setattr(fused_threads._disturbance, "is_seen", found.is_busy)
+    monkeypatch.setattr(fused_threads._preemption, "is_frequent", found.is_busy)
     for name in ("forward", "backward"):
         monkeypatch.setattr(aten_flash, name, found.of(getattr(aten_flash, name)))
     torch.set_num_threads(2)

@@ -85,7 +85,7 @@ def test_without_the_private_operation_another_kernel_runs(mask: masks.Mask, mon
     q, k, _ = _inputs()
     explanation = sc.AttentionMatrix(q, k, mask).explain()
     assert explanation.kernel == "tiled"
-    assert "lacks the operation" in explanation.passed_over["fused"][0]
+    assert "lacks the operation" in explanation.skipped["fused"][0]
     with pytest.raises(sc.UnsupportedError, match="lacks the operation"):
         sc.attention(q, k, k, mask, impl="fused")
 
@@ -392,9 +392,9 @@ def test_half_precision_gradients_run_elsewhere_where_torch_multiplies_slowly(
         for inputs in ((x, x), (trained, x), (x, trained))
         for impl in ("auto", "fused")
     ]
-    left = [bool(verdict.rather_not) for verdict in verdicts]
+    left = [bool(verdict.should_skip) for verdict in verdicts]
     assert left == [False, False, *[is_slow and dtype.itemsize == 2, False] * 2]
     few = trained[:, :, :64]
-    assert not Fused().verdict(sc.AttentionMatrix(few, few).inputs, Request()).rather_not
+    assert not Fused().verdict(sc.AttentionMatrix(few, few).inputs, Request()).should_skip
     with torch.no_grad():
-        assert not Fused().verdict(sc.AttentionMatrix(trained, x).inputs, Request()).rather_not
+        assert not Fused().verdict(sc.AttentionMatrix(trained, x).inputs, Request()).should_skip

@@ -107,14 +107,14 @@ def test_which_calls_may_share_threads(
 def test_when_others_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     resource = pytest.importorskip("resource")
-    now, count, watch = [100.0], [5], fused_threads._Disturbance()
+    now, count, watch = [100.0], [5], fused_threads._PreemptionMonitor()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_nivcsw=count[0]))
     found = []
     for seconds, more in ((0.0, 0), (0.03, 2), (0.03, 5), (0.001, 0), (0.05, 5), (0.03, 9), (2.0, 20)):
         now[0] += seconds
         count[0] += more
-        found.append(watch.is_seen(2))
+        found.append(watch.is_frequent(2))
     assert found == [False, False, True, True, False, True, False]
 
 

@@ -104,8 +104,8 @@ import saccade as sc
 from saccade import masks
 from saccade.engine.kernels import fused_threads
 
-fused_threads._LEAST = fused_threads._ENOUGH = 0
-fused_threads._Disturbance.is_seen = lambda watch, threads: True
+fused_threads._SMALLEST_CALL = fused_threads._SMALLEST_SHARE = 0
+fused_threads._PreemptionMonitor.is_frequent = lambda watch, threads: True
 torch.set_num_threads(2)
 x = torch.linspace(-1.0, 1.0, 2 * 960 * 16).reshape(1, 2, 960, 16).sin()  # so small that torch itself starts no thread
 

@@ -82,7 +82,7 @@ def test_a_plan_says_what_the_mask_says(rule: masks.Mask | None) -> None:
             given = AttentionInputs.of(torch.zeros(batch, heads, q_len, 8), torch.zeros(batch, heads, kv_len, 8), rule)
         except ValueError:  # a mask made for another length
             continue
-        if given.rule.asks_functions:
+        if given.rule.calls_functions:
             continue
         plan = NativePlan.of(given)
         assert plan is not None
@@ -150,7 +150,7 @@ import torch, saccade
 from saccade import masks
 x = torch.randn(1, 2, 200, 16)
 print(saccade.AttentionMatrix(x, x, masks.Causal()).explain().kernel)
-print(saccade.AttentionMatrix(x.double(), x.double(), masks.Causal()).explain().passed_over.get("native"))
+print(saccade.AttentionMatrix(x.double(), x.double(), masks.Causal()).explain().skipped.get("native"))
 """
     said = []
     for told in ("on", "off"):
@@ -179,7 +179,7 @@ def test_a_library_that_cannot_be_loaded_is_left_out_and_reported(tmp_path: Path
 import torch, saccade
 x = torch.randn(1, 2, 200, 16)
 matrix = saccade.AttentionMatrix(x, x, saccade.masks.Causal())
-print((matrix @ x).shape, *matrix.explain().passed_over["native"])
+print((matrix @ x).shape, *matrix.explain().skipped["native"])
 """
     path = os.pathsep.join([str(tmp_path), *sys.path])
     run = subprocess.run(
@@ -293,7 +293,7 @@ def test_a_long_rule_with_a_step_goes_to_kernels_that_gather_its_keys(monkeypatc
     assert matrix.explain().kernel == "fused"
     narrow, half = query[..., :8], query.bfloat16()  # less is multiplied between the steps, or for less
     assert sc.AttentionMatrix(narrow, narrow, rule).explain().kernel == "native"
-    assert Native().verdict(sc.AttentionMatrix(half, half, rule).inputs, Request()).rather_not == ()
+    assert Native().verdict(sc.AttentionMatrix(half, half, rule).inputs, Request()).should_skip == ()
     assert sc.AttentionMatrix(query[:, :, :1024], query[:, :, :1024], rule).explain().kernel == "native"
     biased = sc.AttentionMatrix(query, query, rule, bias=torch.zeros(1, 1, 1, 2048))
     assert biased.explain().kernel == "native"  # `fused` would write the bias of each tile to memory

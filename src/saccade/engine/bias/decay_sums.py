@@ -13,30 +13,30 @@ from saccade.engine.tiles.grouped_heads import add_at, at, take
 from saccade.plan import Tile
 
 _NARROW_RANGE = 128.0
-"""Largest range of sums that float32 holds as one number for each key: with its middle at 0, no sum is off by 4e-6."""
+"""Largest range of cumulative sums that may be stored in float32: centred at 0, each has an error below 4e-6."""
 
 
 class DecayTerm(Term):
-    """A decay bias: the difference of two sums of log decays, one up to the query and one up to the key.
+    """A decay bias: the cumulative sum of log decays at the query minus the cumulative sum at the key.
 
     Args:
-        source: float64 ``[B, H, 1, S]``, the log decays summed from the first key up to each key. Their differences are
-            rounded to the dtype of the scores, the sums are not: they grow with the length.
-        last: int64 ``[B | 1, L]``: the last key up to which the decays of each query count.
+        source: float64 ``[B, H, 1, S]``, cumulative sums of the log decays up to and including each key. Only their
+            differences are rounded to the dtype of the scores: the sums grow with the length.
+        last: int64 ``[B | 1, L]``: for each query, the last key whose decay is included.
         dtype: dtype of the scores.
     """
 
-    is_written_out = False
+    is_materialised = False
 
     def __init__(self, source: Tensor, last: Tensor, dtype: torch.dtype):
         self.source, self.last, self.dtype = source, last, dtype
 
     def of(self, source: Tensor) -> DecayTerm:
-        # Beside real tensors, indices without values cannot be used, even if only shapes matter.
+        # Indices on the meta device cannot be combined with real tensors, even if only shapes matter.
         last = torch.zeros_like(self.last, device=source.device) if self.last.is_meta else self.last
         return DecayTerm(source, last, self.dtype)
 
-    def in_order(self, rows: Tensor, kv_len: int) -> DecayTerm:
+    def permuted(self, rows: Tensor, kv_len: int) -> DecayTerm:
         return DecayTerm(self.source, self.last.index_select(1, rows), self.dtype)
 
     def read(self, tile: Tile) -> Tensor:
@@ -46,10 +46,10 @@ class DecayTerm(Term):
 
     def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         last = self.last[b if len(self.last) > 1 else b - b, q]
-        own, other = (entry(self.source, b, h, q - q, place) for place in (last, kv))
-        return (own - other).to(self.dtype)
+        up_to_query, up_to_key = (entry(self.source, b, h, q - q, place) for place in (last, kv))
+        return (up_to_query - up_to_key).to(self.dtype)
 
-    def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
+    def accumulate_gradient(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
         total = grad[tile.batch, tile.heads, 0]
         grad_scores = summed_to(grad_scores, total).to(grad.dtype)
         last = self._last(tile).expand(*total.shape[:2], -1)
@@ -57,25 +57,25 @@ class DecayTerm(Term):
         add_at(total, -grad_scores.sum(2), tile.spans, 2)
 
     def of_keys(self) -> Tensor:
-        """Return the part of the decay bias that belongs to each key, float32 ``[B, H, 1, S]``."""
+        """Return the per-key part of the decay bias, float32 ``[B, H, 1, S]``."""
         return (self._middle - self.source.detach()).float()
 
     def of_rows(self) -> Tensor:
-        """Return the part of the decay bias that belongs to each row, float64 ``[B, H, L]``."""
+        """Return the per-row part of the decay bias, float64 ``[B, H, L]``."""
         source = self.source.detach()
         rows = source[:, :, 0].gather(2, self.last[:, None].expand(*source.shape[:2], -1))
         return rows - self._middle[..., 0]
 
     def has_narrow_range(self) -> bool:
-        """Return whether the sums of decays differ so little that `of_keys` is as exact as the scores are.
+        """Return whether the range of the cumulative sums is so small that `of_keys` is as exact as the scores.
 
-        Sums that have no values, as in a dry run, are taken as such.
+        Sums on the meta device, as in a dry run, count as narrow.
         """
         source = self.source.detach()
         return source.is_meta or not source.numel() or bool((source.amax(3) - source.amin(3)).max() <= _NARROW_RANGE)
 
     def of_gradients(self, grad_keys: Tensor, grad_rows: Tensor | None) -> Tensor:
-        """Return the gradient of `source` from those of `of_keys` and `of_rows`.
+        """Return the gradient of `source`, given the gradients of `of_keys` and `of_rows`.
 
         Args:
             grad_keys: ``[B, H, 1, S]``.
@@ -89,7 +89,7 @@ class DecayTerm(Term):
 
     @property
     def _middle(self) -> Tensor:
-        """The number between the largest and the smallest sum of each head, ``[B, H, 1, 1]``."""
+        """Midpoint between the largest and the smallest sum of each head, ``[B, H, 1, 1]``."""
         source = self.source.detach()
         return (source.amax(3, keepdim=True) + source.amin(3, keepdim=True)) / 2
 

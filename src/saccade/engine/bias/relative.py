@@ -28,11 +28,11 @@ class DistanceTerm(Term):
             the table use its first or last value.
         lowest: the smallest distance in the table.
         first: the distance between query 0 and key 0, if the positions of queries and keys are consecutive.
-        q_addresses, kv_addresses: if the positions are not consecutive, int64 ``[B | 1, L]`` and ``[B | 1, S]``, whose
+        q_addresses, kv_addresses: if the positions are not consecutive, int64 ``[B | 1, L]`` and ``[B | 1, S]``. Their
             differences are the distances.
     """
 
-    is_written_out = False
+    is_materialised = False
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class DistanceTerm(Term):
     def of(self, source: Tensor) -> DistanceTerm:
         return DistanceTerm(source, self.lowest, self.first, self.q_addresses, self.kv_addresses)
 
-    def in_order(self, rows: Tensor, kv_len: int) -> DistanceTerm:
+    def permuted(self, rows: Tensor, kv_len: int) -> DistanceTerm:
         source = self.source.index_select(2, rows) if self.source.shape[2] > 1 else self.source
         if self.q_addresses is None or self.kv_addresses is None:
             q, kv = (rows + self.first)[None], torch.arange(kv_len, device=rows.device)[None]
@@ -81,12 +81,14 @@ class DistanceTerm(Term):
         if self.q_addresses is None or self.kv_addresses is None:
             distance = q - kv + self.first
         else:
-            one = b - b
-            own, other = (x[b if len(x) > 1 else one, i] for x, i in ((self.q_addresses, q), (self.kv_addresses, kv)))
-            distance = own - other
+            zeros = b - b
+            q_address, kv_address = (
+                x[b if len(x) > 1 else zeros, i] for x, i in ((self.q_addresses, q), (self.kv_addresses, kv))
+            )
+            distance = q_address - kv_address
         return entry(self.source, b, h, q, (distance - self.lowest).clamp(0, self.source.shape[3] - 1))
 
-    def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
+    def accumulate_gradient(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
         table = rows_of(grad, tile)
         addresses = (self.q_addresses, self.kv_addresses)
         if all(x is None or len(x) == 1 for x in addresses):
@@ -117,14 +119,14 @@ class DistanceTerm(Term):
         return is_alike and tile.height > 0 and tile.width > 0
 
     def _run(self, rows: range, span: range) -> Tensor:
-        """Return the index in the bias table for each diagonal of a tile, starting with the first row's last column."""
+        """Return each diagonal's index in the bias table, starting with that of the first row's last column."""
         step, length = rows.step, len(rows) + len(span) - 1
         start = self.first + rows.start - span[-1]
         index = torch.arange(length, device=self.source.device) * step + (start - self.lowest)
         return index.clamp_(0, self.source.shape[3] - 1)
 
     def _index(self, tile: Tile) -> Tensor:
-        """Return the index in the bias table for each pair of a tile, int64 ``[B | 1, 1, R, C]``."""
+        """Return each query-key pair's index in the bias table, int64 ``[B | 1, 1, R, C]``."""
         q, kv = self.q_addresses, self.kv_addresses
         if q is None or kv is None:
             columns = torch.cat([torch.arange(s.start, s.stop, s.step, device=self.source.device) for s in tile.spans])
@@ -140,8 +142,8 @@ class DistanceTerm(Term):
 def _diagonal_sums(x: Tensor) -> Tensor:
     """Sum a bias gradient along its diagonals, ``[..., R, C] -> [..., R + C - 1]``, ordered by row minus column."""
     rows, columns = x.shape[-2:]
-    # Pad each row with zeros and cut the result into rows shorter by one, which shifts each row right by one column
-    # more than the row above.
+    # Pad each row with zeros and cut the result into rows that are one shorter. This shifts each row one column
+    # further to the right than the row above.
     skewed = F.pad(x.flip(-1), (0, rows)).flatten(-2)[..., : rows * (rows + columns - 1)]
     return skewed.unflatten(-1, (rows, rows + columns - 1)).sum(-2)
 
@@ -169,7 +171,9 @@ def distance_term(
     distances = torch.arange(lowest, max(lowest, highest) + 1, device=query.device)
     with without_autocast(query.device):
         table = bias.values(distances, query, scale)
-    if table.dim() != 4 or any(own not in (1, size) for own, size in zip(table.shape, shape[:3], strict=False)):
+    if table.dim() != 4 or any(
+        table_size not in (1, size) for table_size, size in zip(table.shape, shape[:3], strict=False)
+    ):
         name = type(bias).__name__
         got = f"{name} for {table.shape[1]} heads" if table.dim() == 4 else name
         raise value_error("bias", f"be made for {heads} heads, or one", got)
@@ -180,7 +184,7 @@ def distance_term(
 def _addresses(
     bias: Bias, shape: tuple[int, int, int, int], rule: Mask, origin: tuple[int, int], device: torch.device
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the positions whose differences index a relative bias, int64 ``[batch | 1, len]``; None if consecutive."""
+    """Return the addresses whose differences index a relative bias, int64 ``[batch | 1, len]``; None if consecutive."""
     if isinstance(rule, PositionedMask):
         return bias.address(rule.q_positions), bias.address(rule.kv_positions)
     q, kv = (

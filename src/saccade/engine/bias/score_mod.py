@@ -25,7 +25,7 @@ class Modification:
 
     @classmethod
     def of(cls, function: ScoreMod, place: tuple[Tensor, ...], dtype: torch.dtype) -> Modification:
-        """Call the score function for one pair, to find the captured tensors that need gradients.
+        """Call the score function on a single pair to detect the captured tensors that need gradients.
 
         Args:
             function: the user's score function.
@@ -45,10 +45,10 @@ class Modification:
         """Return the gradients with respect to the unmodified scores and to the captured tensors."""
         scores = scores.detach().requires_grad_()
         with torch.enable_grad():
-            answer = self(scores.clone(), place)  # a copy, since the function may change it
+            answer = self(scores.clone(), place)  # a copy, because the function may modify it in place
         if not answer.requires_grad:
             return None, (None,) * len(self.leaves)
-        # Captured tensors may be computed from leaves; each tile passes through that graph again.
+        # Captured tensors may be computed from leaves; the graph from the leaves is traversed again for each tile.
         of_scores, *others = torch.autograd.grad(
             answer, (scores, *self.leaves), grad, allow_unused=True, retain_graph=bool(self.leaves)
         )
@@ -66,7 +66,7 @@ def _call_function(function: ScoreMod, scores: Tensor, place: tuple[Tensor, ...]
     if answer is scores:
         return scores
     try:
-        # Copy: the caller changes the result, which may be a tensor that the function stores.
+        # Copy, because the caller modifies the result, and the function may return a tensor that it stores.
         return answer.to(scores.dtype).expand(scores.shape).clone()
     except RuntimeError:
         hint = "b, h, q and kv are tensors of four dimensions that broadcast, as in table[h, q - kv]"
@@ -76,13 +76,13 @@ def _call_function(function: ScoreMod, scores: Tensor, place: tuple[Tensor, ...]
 
 def _captured_leaves(answer: Tensor) -> list[Tensor]:
     """Return the leaf tensors in which autograd would accumulate a score function's gradients."""
-    nodes, seen, found = [answer.grad_fn], set(), []
+    nodes, seen, leaves = [answer.grad_fn], set(), []
     while nodes:
         node = nodes.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         if hasattr(node, "variable"):
-            found.append(node.variable)
+            leaves.append(node.variable)
         nodes += [following for following, _ in node.next_functions]
-    return found
+    return leaves

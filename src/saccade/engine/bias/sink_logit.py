@@ -1,4 +1,4 @@
-"""The sink logit: a learned number added to the softmax denominator. It absorbs attention but belongs to no key."""
+"""The sink logit: a learned logit in the softmax denominator. It absorbs attention but belongs to no key."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def bytes_of_sink(rows: int, value_dim: int, wide: torch.dtype) -> int:
     """Return the peak memory of `with_sink` in bytes, including results but not inputs.
 
     Args:
-        rows: the number of rows over batch and heads.
-        value_dim: the width of the output.
-        wide: the dtype of the lse.
+        rows: number of rows, summed over batch and heads.
+        value_dim: width of the output.
+        wide: dtype of the lse.
     """
     # Two tensors with the output's size and the lse's dtype, one bool per entry, and three tensors shaped like the lse.
     return (3 * rows + 2 * rows * value_dim) * wide.itemsize + rows * value_dim
 
 
 def log_share(lse: Tensor, sink_logit: Tensor) -> Tensor:
-    """Return the log of the total weight that a sink logit leaves to keys, shaped like the lse; 0 for empty rows."""
+    """Return the log of the total weight of the keys beside a sink logit, shaped like the lse; 0 for empty rows."""
     share = torch.nn.functional.logsigmoid(lse - sink_logit[None, :, None])
     return share.masked_fill(lse == -math.inf, 0.0)

@@ -20,18 +20,18 @@ class Term(Protocol):
 
     Attributes:
         source: the tensor that receives the gradients.
-        is_written_out: whether reading a tile returns a view, so that even the full matrix can be read at once.
+        is_materialised: whether reading a tile returns a view, so that reading the full matrix takes no memory.
     """
 
     source: Tensor
-    is_written_out: bool
+    is_materialised: bool
 
     def of(self, source: Tensor) -> Term:
         """Return this bias term with a different source tensor of the same shape."""
         ...
 
-    def in_order(self, rows: Tensor, kv_len: int) -> Term:
-        """Return the bias term with permuted rows: row i is the former row ``rows[i]``, int64 ``[L]``."""
+    def permuted(self, rows: Tensor, kv_len: int) -> Term:
+        """Return the bias term with its rows permuted: row i is the former row ``rows[i]``, int64 ``[L]``."""
         ...
 
     def read(self, tile: Tile) -> Tensor:
@@ -42,7 +42,7 @@ class Term(Protocol):
         """Return the bias at the given batch, head, query and key indices, for kernels that read it pair by pair."""
         ...
 
-    def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
+    def accumulate_gradient(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
         """Add the gradient of a tile's bias, ``[batch, heads, rows, columns]``, to the gradient of `source`."""
         ...
 
@@ -54,7 +54,7 @@ class DenseTerm(Term):
         source: ``[B | 1, H | 1, L | 1, S | 1]``.
     """
 
-    is_written_out = True
+    is_materialised = True
 
     def __init__(self, source: Tensor):
         self.source = source
@@ -62,7 +62,7 @@ class DenseTerm(Term):
     def of(self, source: Tensor) -> DenseTerm:
         return DenseTerm(source)
 
-    def in_order(self, rows: Tensor, kv_len: int) -> DenseTerm:
+    def permuted(self, rows: Tensor, kv_len: int) -> DenseTerm:
         return DenseTerm(self.source.index_select(2, rows)) if self.source.shape[2] > 1 else self
 
     def read(self, tile: Tile) -> Tensor:
@@ -72,7 +72,7 @@ class DenseTerm(Term):
     def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return entry(self.source, b, h, q, kv)
 
-    def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
+    def accumulate_gradient(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
         part = rows_of(grad, tile)
         few = [axis for axis in range(3) if part.shape[axis] == 1 < grad_scores.shape[axis]]
         grad_scores = grad_scores.sum(few, keepdim=True) if few else grad_scores
@@ -83,7 +83,7 @@ class DenseTerm(Term):
 
 
 class MaskedTerm(Term):
-    """An optional bias term combined with -inf for some queries and keys.
+    """A bias term (or None) with -inf for some queries and keys.
 
     Args:
         term: the bias for all other queries and keys.
@@ -91,7 +91,7 @@ class MaskedTerm(Term):
         nothing: zeros ``[1, 1, 1, 1]``, used if ``term`` is None.
     """
 
-    is_written_out = False
+    is_materialised = False
 
     def __init__(self, term: Term | None, queries: Tensor, keys: Tensor, nothing: Tensor):
         self.term, self.queries, self.keys, self._nothing = term, queries, keys, nothing
@@ -100,8 +100,8 @@ class MaskedTerm(Term):
     def of(self, source: Tensor) -> MaskedTerm:
         return self._around(None if self.term is None else self.term.of(source), self.queries)
 
-    def in_order(self, rows: Tensor, kv_len: int) -> MaskedTerm:
-        term = None if self.term is None else self.term.in_order(rows, kv_len)
+    def permuted(self, rows: Tensor, kv_len: int) -> MaskedTerm:
+        term = None if self.term is None else self.term.permuted(rows, kv_len)
         return self._around(term, self.queries.index_select(2, rows))
 
     def _around(self, term: Term | None, queries: Tensor) -> MaskedTerm:
@@ -120,13 +120,13 @@ class MaskedTerm(Term):
         inner = entry(self._nothing, b, h, q, kv) if self.term is None else self.term.at(b, h, q, kv)
         return torch.where(self.queries[b, h, q] | self.keys[b, h, kv], -math.inf, inner)
 
-    def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
+    def accumulate_gradient(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
         if self.term is not None:
-            self.term.collect(grad, tile, grad_scores)
+            self.term.accumulate_gradient(grad, tile, grad_scores)
 
 
 def rows_of(x: Tensor, tile: Tile) -> Tensor:
-    """Return the part of a bias tensor ``x [B | 1, H | 1, L | 1, ...]`` that belongs to the rows of a tile."""
+    """Slice a bias tensor ``x [B | 1, H | 1, L | 1, ...]`` to the batch items, heads and rows of a tile."""
     x = x[tile.batch] if x.shape[0] > 1 else x
     x = x[:, tile.heads] if x.shape[1] > 1 else x
     return take(x, (tile.rows,), 2) if x.shape[2] > 1 else x

@@ -21,7 +21,7 @@ from saccade.engine.block_sparse.index import (
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Tensors
-from saccade.engine.memory_accounting import Cost, Held
+from saccade.engine.memory_accounting import Cost, MemoryUse
 
 _LOWEST = -1e30  # the maximum of an empty row: finite, so that the difference of two maxima is never NaN
 _ENTRIES = 1 << 19  # scores of a block processed at a time: 2 MB, which fit into a core's cache
@@ -44,7 +44,7 @@ class ByBlock(BlockSparseKernel):
         num_heads = heads // max(1, inputs.key.shape[1], mask.index.shape[1])
         sums = num_heads * q_len * (inputs.query.shape[3] + value_dim + 2) * wide
         order = mask.index.numel() * 8
-        return Cost(mask.blocks, self.pairs(inputs), Held(results + sums + order + 4 * _ENTRIES * wide, results))
+        return Cost(mask.blocks, self.pairs(inputs), MemoryUse(results + sums + order + 4 * _ENTRIES * wide, results))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Compute the output and the lse of block-sparse attention, one key block at a time."""

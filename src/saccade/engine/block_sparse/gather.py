@@ -22,7 +22,7 @@ from saccade.engine.block_sparse.index import (
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Tensors
-from saccade.engine.memory_accounting import Cost, Held
+from saccade.engine.memory_accounting import Cost, MemoryUse
 from saccade.engine.tiles.tile_scores import normalised
 
 _ENTRIES = 1 << 20  # number of key entries gathered at a time: 4 MB
@@ -42,7 +42,7 @@ class Gathered(BlockSparseKernel):
         batch, heads, q_len, _ = inputs.shape
         wide = inputs.compute_dtype.itemsize
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + wide)
-        return Cost(batch * q_len, self.pairs(inputs), Held(results + 4 * _ENTRIES * wide, results))
+        return Cost(batch * q_len, self.pairs(inputs), MemoryUse(results + 4 * _ENTRIES * wide, results))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Compute the output and the lse of attention to gathered keys."""
@@ -114,7 +114,7 @@ class _Step(NamedTuple):
 
 
 def _steps(inputs: AttentionInputs, value: Tensor) -> Iterator[tuple[HeadGroup, _Step]]:
-    """Yield chunks of queries with their gathered keys, one group of heads (same selection and key head) at a time."""
+    """Yield chunks of queries with gathered keys. Heads with the same selection and key head are processed together."""
     mask, (_, _, q_len, kv_len) = selected_blocks(inputs), inputs.shape
     within = torch.arange(mask.size, device=inputs.device)
     slots = mask.index.shape[3] * mask.size

@@ -21,7 +21,7 @@ from saccade.engine.kernels.kernel import (
     KernelWithBackward,
     Request,
     Verdict,
-    reasons_of_dot_products,
+    reasons_unless_dot_product,
 )
 from saccade.masks import Mask
 from saccade.plan import ALL, Groups
@@ -37,7 +37,7 @@ class BlockSparseKernel(KernelWithBackward):
         why = []
         if not isinstance(inputs.rule, SelectedBlocks):
             why.append("its mask does not select blocks of keys for each query")
-        why += reasons_of_dot_products(inputs)
+        why += reasons_unless_dot_product(inputs)
         if inputs.bias is not None and not (isinstance(inputs.bias, MaskedTerm) and inputs.bias.term is None):
             why.append("it has no bias")
         if has_forward_derivatives():
@@ -59,7 +59,7 @@ def selected_blocks(inputs: AttentionInputs) -> SelectedBlocks:
 
 
 def start_of_backward(inputs: AttentionInputs, value: Tensor, results: Backward) -> tuple[list[Tensor], Tensor]:
-    """Start a block-sparse backward pass: return zero gradients for query, key and value, and row sums to subtract."""
+    """Return zero gradients for query, key and value, and the row sums that the softmax backward pass subtracts."""
     wide = inputs.compute_dtype
     grads = [torch.zeros_like(x, dtype=wide) for x in (inputs.query, inputs.key, value)]
     delta = (results.grad_out.to(wide) * results.out.to(wide)).sum(-1)
@@ -149,7 +149,7 @@ def head_groups(inputs: AttentionInputs) -> Iterator[HeadGroup]:
 
 
 class QueriesByBlock:
-    """An index of the queries that selected each block of keys.
+    """An index that lists, for each block of keys, the queries that selected it.
 
     Cost: 8 bytes for each selected block, and 16 for each range of keys that is certainly visible to a query.
     """
@@ -195,7 +195,7 @@ class QueriesByBlock:
 
 
 def row_bounds(inputs: AttentionInputs, mask: Mask, rows: range) -> Bounds:
-    """Return bounds on the keys visible to every row, separately for each batch item if the mask distinguishes them."""
+    """Return bounds on the keys visible to every row, separately for each batch item if the masks differ."""
     (batch, _, _, kv_len), (q_first, kv_first) = inputs.shape, inputs.origin
     items = [ALL] if mask.shape[0] == 1 else list(range(batch))
     row = np.tile(np.arange(rows.start + q_first, rows.stop + q_first, dtype=np.int64), len(items))

@@ -79,7 +79,7 @@ def select_blocks(inputs: AttentionInputs, score: Callable[[range, int], Tensor]
 def _select_in_rows(
     inputs: AttentionInputs, scores: Tensor, bounds: Bounds, rows: range, stop: int, k: int, size: int
 ) -> Tensor:
-    """Select the key blocks for a range of rows, int32 ``[batch | 1, sharing, rows, slots]``, -1 in unused slots."""
+    """Select the key blocks for a range of rows, int32 ``[batch | 1, sharing, rows, slots]``; unused slots are -1."""
     heads, count, sharing = inputs.shape[1], -(-stop // size), scores.shape[1]
     _check_scores(scores, inputs, len(rows), (stop, count))
     counts, visible = _count_visible(inputs, bounds, rows, stop, size, needs_keys=scores.shape[3] == stop and size > 1)
@@ -149,9 +149,9 @@ def _count_visible(
 
 
 def _allowed(inputs: AttentionInputs, rows: range, stop: int) -> Tensor:
-    """Return which of the first ``stop`` keys are allowed for rows, bool ``[batch | 1, heads | 1, rows, stop]``."""
+    """Return which of the first ``stop`` keys each row may attend to, bool ``[batch | 1, heads | 1, rows, stop]``."""
     mask, (batch, heads, _, _), (q_first, kv_first) = inputs.rule, inputs.shape, inputs.origin
-    sizes = (batch, heads) if mask.asks_functions else (min(batch, mask.shape[0]), min(heads, mask.shape[1]))
+    sizes = (batch, heads) if mask.calls_functions else (min(batch, mask.shape[0]), min(heads, mask.shape[1]))
     b, h = (torch.arange(size, device=inputs.device) for size in sizes)
     q = torch.arange(rows.start + q_first, rows.stop + q_first, device=inputs.device)
     kv = torch.arange(kv_first, kv_first + stop, device=inputs.device)

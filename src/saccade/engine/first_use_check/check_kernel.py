@@ -35,8 +35,8 @@ def check_kernel(kernel: Kernel, inputs: AttentionInputs, value: Tensor, *, grad
     Args:
         kernel: the kernel to check.
         inputs, value: the checked inputs and the value; finite and not empty.
-        gradients: whether to also compare the gradients with respect to query, key, value and other tensors that need
-            one.
+        gradients: whether to also compare the gradients with respect to query, key, value and other tensors that
+            require gradients.
 
     Cost: one run of the kernel (with its backward pass for ``gradients``), and the definition on a few rows of 5 heads.
     """
@@ -91,7 +91,7 @@ class _KernelResults(NamedTuple):
     """Results of the kernel being checked, and the upstream gradients for its backward pass.
 
     Attributes:
-        out, lse: the kernel's results; the lse is None for a kernel without one.
+        out, lse: the kernel's results; the lse is None if the kernel returns none.
         of_rows, of_lse: upstream gradients of output and lse at the compared rows, one for each `Pick`.
     """
 
@@ -107,24 +107,24 @@ class _KernelResults(NamedTuple):
         else:
             out, lse = kernel.forward(inputs, value, None)  # type: ignore[assignment]
         gives_lse = not kernel.verdict(inputs, Request(impl=kernel.name, needs_lse=True)).cannot
-        drawn = torch.Generator().manual_seed(1)
-        of_rows = [torch.randn(len(pick.rows), out.shape[3], generator=drawn).to(out) for pick in picks]
-        of_lse = [torch.randn(len(pick.rows), generator=drawn).to(out) * gives_lse for pick in picks]
+        generator = torch.Generator().manual_seed(1)
+        of_rows = [torch.randn(len(pick.rows), out.shape[3], generator=generator).to(out) for pick in picks]
+        of_lse = [torch.randn(len(pick.rows), generator=generator).to(out) * gives_lse for pick in picks]
         return cls(out, lse if gives_lse else None, of_rows, of_lse)
 
     def gradients(self, picks: list[Pick], leaves: list[Tensor]) -> tuple[Tensor | None, ...]:
         """Return the kernel's gradients with respect to all leaves. Only the compared rows have upstream gradients."""
         both = [(self.out, self.of_rows), (self.lse, self.of_lse)]
-        parts = [(results, own) for results, own in both if results is not None and results.requires_grad]
+        parts = [(results, of_picks) for results, of_picks in both if results is not None and results.requires_grad]
         if not parts:
             return (None,) * len(leaves)
-        wholes = []
-        for results, own in parts:
-            whole = torch.zeros_like(results)
-            for pick, part in zip(picks, own, strict=True):
-                whole[pick.item, pick.head, pick.rows] = part.to(whole.dtype)
-            wholes.append(whole)
-        return torch.autograd.grad([results for results, _ in parts], leaves, wholes, allow_unused=True)
+        grads = []
+        for results, of_picks in parts:
+            grad = torch.zeros_like(results)
+            for pick, part in zip(picks, of_picks, strict=True):
+                grad[pick.item, pick.head, pick.rows] = part.to(grad.dtype)
+            grads.append(grad)
+        return torch.autograd.grad([results for results, _ in parts], leaves, grads, allow_unused=True)
 
 
 def _largest_errors(
@@ -135,76 +135,85 @@ def _largest_errors(
     known = len(sources) - len(inputs.captured)  # a score function reads its captured tensors itself
     wanted = [gradients and x is not None and x.requires_grad for x in sources[:known]]
     leaves = [None if x is None else x.detach().requires_grad_(want) for x, want in zip(sources, wanted, strict=False)]
-    own, values = inputs.of_sources((*leaves, *inputs.captured))
+    detached, values = inputs.of_sources((*leaves, *inputs.captured))
     # Saved-tensor hooks of the caller, such as those of checkpointing, must not see this pass.
     with torch.set_grad_enabled(gradients), torch.autograd.graph.saved_tensors_hooks(_identity, _identity):
-        answer = _KernelResults.of(kernel, own, values, picks)
-        truths = [
-            reference_rows(own, values, pick, of_rows, of_lse, gradients=any(wanted))
-            for pick, of_rows, of_lse in zip(picks, answer.of_rows, answer.of_lse, strict=True)
+        results = _KernelResults.of(kernel, detached, values, picks)
+        references = [
+            reference_rows(detached, values, pick, of_rows, of_lse, gradients=any(wanted))
+            for pick, of_rows, of_lse in zip(picks, results.of_rows, results.of_lse, strict=True)
         ]
-        found = list(_errors_of_results(answer, picks, truths))
+        compared = list(_errors_of_results(results, picks, references))
         if any(wanted):
-            asked = [x for x in leaves if x is not None and x.requires_grad]
-            grads = iter(answer.gradients(picks, asked))
-            found += _errors_of_gradients([next(grads) if want else None for want in wanted], picks, truths, wanted)
-    names = dict.fromkeys(one.name for one in found)
-    return tuple(max((one for one in found if one.name == name), key=lambda one: one.error) for name in names)
+            differentiable = [x for x in leaves if x is not None and x.requires_grad]
+            grads = iter(results.gradients(picks, differentiable))
+            compared += _errors_of_gradients(
+                [next(grads) if want else None for want in wanted], picks, references, wanted
+            )
+    names = dict.fromkeys(quantity.name for quantity in compared)
+    return tuple(
+        max((quantity for quantity in compared if quantity.name == name), key=lambda quantity: quantity.error)
+        for name in names
+    )
 
 
 def _identity(x: Tensor) -> Tensor:
     return x
 
 
-def _errors_of_results(answer: _KernelResults, picks: list[Pick], truths: list[ReferenceRows]) -> Iterator[Compared]:
+def _errors_of_results(
+    results: _KernelResults, picks: list[Pick], references: list[ReferenceRows]
+) -> Iterator[Compared]:
     """Yield the largest errors of a checked kernel's output and lse."""
-    for pick, truth in zip(picks, truths, strict=True):
+    for pick, reference in zip(picks, references, strict=True):
         where = (pick.item, pick.head, pick.rows)
-        yield _worst_row("output", answer.out.detach()[where], truth.out, truth.size_of_out, pick, pick.rows)
-        if answer.lse is not None:
-            size = truth.lse.abs().clamp_min(1.0).nan_to_num(posinf=1.0)
-            got, want = answer.lse.detach()[where], truth.lse
+        yield _worst_row("output", results.out.detach()[where], reference.out, reference.size_of_out, pick, pick.rows)
+        if results.lse is not None:
+            size = reference.lse.abs().clamp_min(1.0).nan_to_num(posinf=1.0)
+            got, want = results.lse.detach()[where], reference.lse
             yield _worst_row("lse", got[:, None], want[:, None], size[:, None], pick, pick.rows)
 
 
 def _errors_of_gradients(
-    grads: list[Tensor | None], picks: list[Pick], truths: list[ReferenceRows], wanted: list[bool]
+    grads: list[Tensor | None], picks: list[Pick], references: list[ReferenceRows], wanted: list[bool]
 ) -> Iterator[Compared]:
     """Yield the largest error of a checked kernel's gradient, for each tensor that needs a gradient."""
-    for place, name in enumerate(("query", "key", "value")):
-        if not wanted[place]:
+    for index, name in enumerate(("query", "key", "value")):
+        if not wanted[index]:
             continue
         totals: dict[tuple[int, int], tuple[Tensor, Tensor, Pick]] = {}
-        for pick, truth in zip(picks, truths, strict=True):
-            grad, size = truth.grads[place], truth.sizes[place]
-            assert grad is not None  # every output depends on it
-            where = (pick.item, pick.head if place == 0 else pick.group)
+        for pick, reference in zip(picks, references, strict=True):
+            grad, size = reference.grads[index], reference.sizes[index]
+            assert grad is not None  # every output depends on each of these tensors
+            where = (pick.item, pick.head if index == 0 else pick.group)
             before = totals.get(where)
             if before is not None:  # a different head of the same group
                 grad, size = grad + before[0], (size.square() + before[1].square()).sqrt()
             totals[where] = (grad, size, pick)
         for (item, head), (grad, size, pick) in totals.items():
-            rows = pick.rows if place == 0 else list(range(len(grad)))
-            of_all = grads[place]
+            rows = pick.rows if index == 0 else list(range(len(grad)))
+            of_all = grads[index]
             got = torch.zeros_like(grad) if of_all is None else of_all[item, head, rows]
             yield _worst_row(f"gradient of {name}", got, grad, size, pick, rows)
-    for number, place in enumerate([place for place in range(3, len(wanted)) if wanted[place]]):
-        parts = [x for truth in truths if (x := truth.grads[3 + number]) is not None]
+    for number, index in enumerate([index for index in range(3, len(wanted)) if wanted[index]]):
+        parts = [x for reference in references if (x := reference.grads[3 + number]) is not None]
         want = torch.stack(parts).sum(0) if parts else torch.zeros(())
-        missed = (want if (got_all := grads[place]) is None else got_all - want).norm()
-        size_of_all = math.hypot(*(truth.size_of_scores for truth in truths)) + float(want.norm())
-        error = float(missed) / size_of_all if size_of_all else float(missed > 0)
-        name = "gradient of bias" if place == 3 else "gradient of a parameter"
+        difference = (want if (got_all := grads[index]) is None else got_all - want).norm()
+        size_of_all = math.hypot(*(reference.size_of_scores for reference in references)) + float(want.norm())
+        error = float(difference) / size_of_all if size_of_all else float(difference > 0)
+        name = "gradient of bias" if index == 3 else "gradient of a parameter"
         yield Compared(name, math.inf if math.isnan(error) else error, "all rows")
 
 
 def _worst_row(name: str, got: Tensor, want: Tensor, size: Tensor, pick: Pick, rows: list[int]) -> Compared:
     """Return the compared row whose error is largest relative to the size of the row."""
     got = got.to(want.dtype)
-    missed = torch.where(got == want, 0.0, (got - want).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
+    difference = torch.where(got == want, 0.0, (got - want).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
     sizes = size.norm(dim=-1)
     floor = _FLOOR * sizes.square().mean().sqrt()
-    errors = torch.where(missed.amax(-1) == 0.0, 0.0, missed.norm(dim=-1) / (sizes + floor)).nan_to_num(nan=math.inf)
+    errors = torch.where(difference.amax(-1) == 0.0, 0.0, difference.norm(dim=-1) / (sizes + floor)).nan_to_num(
+        nan=math.inf
+    )
     worst = int(errors.argmax())
     what = "key" if name in ("gradient of key", "gradient of value") else "query"
     return Compared(name, float(errors[worst]), f"{what} {rows[worst]} of batch item {pick.item}, head {pick.head}")
@@ -231,9 +240,9 @@ class Pick(NamedTuple):
 def picked_rows(inputs: AttentionInputs) -> Iterator[Pick]:
     """Yield the rows to compare in a few heads: rows where kernels tend to be wrong, and some random rows."""
     batch, heads, q_len, _ = inputs.shape
-    drawn = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     rows = {0, q_len - 1, _BLOCK - 1, _BLOCK, (q_len - 1) // _BLOCK * _BLOCK - 1, (q_len - 1) // _BLOCK * _BLOCK}
-    rows |= set(torch.randint(q_len, (_RANDOM,), generator=drawn).tolist())
+    rows |= set(torch.randint(q_len, (_RANDOM,), generator=generator).tolist())
     tiles = inputs.row_plan.tiles
     starts = [tile.rows.start for _, tile in zip(range(4 * _CUTS), tiles)]  # noqa: B905  the first of many
     rows |= {row + side for row in starts[:: max(1, len(starts) // _CUTS)] for side in (-1, 0)}
@@ -241,7 +250,7 @@ def picked_rows(inputs: AttentionInputs) -> Iterator[Pick]:
     share = heads // inputs.key.shape[1]
     # A kernel that confuses groups of heads is still right for the first and the last head.
     chosen = {(0, 0), (0, 1 % heads), (0, share % heads), (batch - 1, heads - 1)}
-    chosen.add((int(torch.randint(batch, (), generator=drawn)), int(torch.randint(heads, (), generator=drawn))))
+    chosen.add((int(torch.randint(batch, (), generator=generator)), int(torch.randint(heads, (), generator=generator))))
     for item, head in sorted(chosen):
         yield Pick(item, head, head // share, inside)
 
@@ -269,29 +278,29 @@ def reference_rows(
         gradients: whether to compute gradients from ``of_rows`` and ``of_lse``.
     """
     wide = widest_dtype(inputs.device)
-    own = inputs.replaced(dtype=wide)
+    wide_inputs = inputs.replaced(dtype=wide)
     q = inputs.query[pick.item, pick.head, pick.rows].to(wide)
     k, v = (x[pick.item, pick.group].to(wide) for x in (inputs.key, value))
     leaves = [x.detach().requires_grad_(gradients) for x in (q, k, v)]
     bias = [] if inputs.bias is None else [inputs.bias.source]
     others = [x.detach().requires_grad_(x.requires_grad) for x in bias]
     others += [x.detach().to(wide).requires_grad_(x.requires_grad) for x in inputs.parameters]
-    own = own.replaced(
+    wide_inputs = wide_inputs.replaced(
         bias=None if inputs.bias is None else inputs.bias.of(others[0]), parameters=tuple(others[len(bias) :])
     )
     with torch.set_grad_enabled(gradients):
-        parts = [_reference_row(own, leaves, pick, number) for number in range(len(pick.rows))]
+        parts = [_reference_row(wide_inputs, leaves, pick, number) for number in range(len(pick.rows))]
         out, lse, weights = (torch.stack([part[i] for part in parts]) for i in range(3))
     p, g = weights.detach(), of_rows.to(wide)
-    seen = (lse.detach() > -math.inf).to(wide)
+    is_nonempty = (lse.detach() > -math.inf).to(wide)
     size_of_out = ((p.square() @ v.square()).sqrt() + out.abs()).detach()
     grads: tuple[Tensor | None, ...] = ()
     sizes: tuple[Tensor, ...] = ()
     size_of_scores = 0.0
     if gradients:
-        asked = [*leaves, *(x for x in others if x.requires_grad)]
-        target = (out * g).sum() + (lse.masked_fill(seen == 0, 0.0) * of_lse.to(wide) * seen).sum()
-        grads = torch.autograd.grad(target, asked, allow_unused=True)
+        wanted = [*leaves, *(x for x in others if x.requires_grad)]
+        target = (out * g).sum() + (lse.masked_fill(is_nonempty == 0, 0.0) * of_lse.to(wide) * is_nonempty).sum()
+        grads = torch.autograd.grad(target, wanted, allow_unused=True)
         with torch.no_grad():
             taken = (out * g).sum(-1).abs() + of_lse.to(wide).abs()
             moved = (p * ((g @ v.T).abs() + taken[:, None])).square()
@@ -308,10 +317,10 @@ def _reference_row(
     """Return the output, lse and weights of one complete reference row."""
     q, k, v = (x[None, None] for x in (leaves[0][number : number + 1], *leaves[1:]))
     row, kv_len = pick.rows[number], inputs.shape[3]
-    one = (slice(pick.item, pick.item + 1), slice(pick.head, pick.head + 1))
-    tile = Tile(*one, range(row, row + 1), (ColumnRange(range(kv_len), ("row", row)),), inputs.rule)
+    item_and_head = (slice(pick.item, pick.item + 1), slice(pick.head, pick.head + 1))
+    tile = Tile(*item_and_head, range(row, row + 1), (ColumnRange(range(kv_len), ("row", row)),), inputs.rule)
     scores = visible_scores(inputs, q, k, None if inputs.bias is None else inputs.bias.read(tile), tile)
-    seen = allowed(inputs, tile)
-    scores = scores if seen is None else scores.masked_fill(~seen, -math.inf)
+    visible = allowed(inputs, tile)
+    scores = scores if visible is None else scores.masked_fill(~visible, -math.inf)
     weights, lse = normalised(scores)
     return product(weights, v)[0, 0, 0], lse[0, 0, 0], weights[0, 0, 0]

@@ -1,4 +1,4 @@
-"""Registry of first-use checks: which kernels have been compared with the definition, and which were wrong.
+"""Registry of first-use checks: which kernels have been compared with the definition, and which failed.
 
 The code that a compiler or a driver generates can be tested only on the machine where it runs. Therefore, the first
 product of each kind (kernel, device, dtype, kinds of mask and bias, widths and lengths) is checked and the result is
@@ -39,7 +39,7 @@ class FirstUse:
         kernel: name of the kernel.
         place: device on which it ran.
         rows: number of compared rows.
-        limit: the largest error that counts as rounding.
+        limit: largest error that is accepted as rounding.
         quantities: errors of output, lse and gradients, as far as they were compared.
         raised: the error that the kernel raised; None if it returned results.
         shapes: shapes of query, key and value.
@@ -65,10 +65,10 @@ class FirstUse:
 
     @property
     def fault(self) -> str:
-        """One sentence that describes how the kernel was wrong; empty if it was right."""
+        """One sentence that describes the kernel's error; empty if the kernel passed the check."""
         if self.raised is not None:
             return f"a product for {self._kind} on {self.place} raised {self.raised}"
-        worst = max(self.quantities, key=lambda one: one.error)
+        worst = max(self.quantities, key=lambda quantity: quantity.error)
         if worst.error <= self.limit:
             return ""
         return (
@@ -104,7 +104,7 @@ class FirstUse:
     def __str__(self) -> str:
         if self.fault:
             return f"{self.kernel}: {self.fault}"
-        errors = ", ".join(f"{one.name} {one.error:.1g}" for one in self.quantities)
+        errors = ", ".join(f"{quantity.name} {quantity.error:.1g}" for quantity in self.quantities)
         return f"{self.rows} rows on {self.place} were right within {self.limit:g} of their size ({errors})"
 
     __repr__ = __str__
@@ -119,7 +119,7 @@ _BLOCK = 128
 
 
 class _Kind(NamedTuple):
-    """Kind of a product for first-use checks: the properties for which compilers may generate different code."""
+    """Kind of product in first-use checks: the properties that may change the code that compilers generate."""
 
     kernel: Kernel | str
     device: torch.device
@@ -134,58 +134,60 @@ class _Kind(NamedTuple):
 class _Record(NamedTuple):
     """Latest first-use check of one kind of product, and the (value width, gradients) combinations checked so far."""
 
-    found: FirstUse
+    result: FirstUse
     covered: frozenset[tuple[int, bool]]
 
 
 _RECORDS: dict[_Kind, _Record] = {}
 
 
-def holds(kernel: Kernel, inputs: AttentionInputs, value: Tensor, own: AttentionInputs) -> bool:
+def holds(kernel: Kernel, inputs: AttentionInputs, value: Tensor, kernel_inputs: AttentionInputs) -> bool:
     """Return whether a kernel passes the first-use check for this kind of product. Run the check if necessary.
 
-    A warning is given once for each kind of product whose check failed.
+    Each kind of product that fails the check causes one warning.
 
     Args:
         kernel, inputs, value: those of the product.
-        own: the inputs as the kernel reads them, possibly with permuted rows.
+        kernel_inputs: the inputs as the kernel reads them, possibly with permuted rows.
     """
     if not kernel.is_checked or not is_on(inputs) or inputs.query.is_meta or not is_plain(inputs.query):
         return True
     kind, wanted = _kind_of(kernel, inputs), (value.shape[3], _wants_gradients(inputs, value))
     record = _RECORDS.get(kind)
-    if record is not None and (not record.found.ok or _covers(record, wanted)):
-        return record.found.ok
+    if record is not None and (not record.result.ok or _covers(record, wanted)):
+        return record.result.ok
     try:
         from saccade.engine.first_use_check.check_kernel import check_kernel  # noqa: PLC0415  GPU kernels only
 
         with unobserved():
             if not is_finite(inputs.query, inputs.key, value):
                 return True  # the reference rows would be NaN; check a later product
-            found = check_kernel(kernel, own, value, gradients=wanted[1])
+            result = check_kernel(kernel, kernel_inputs, value, gradients=wanted[1])
     except torch.OutOfMemoryError:
         return True  # the product may fit into memory without the check; check a smaller one later
-    _record(kind, _Record(found, (frozenset() if record is None else record.covered) | {wanted}))
-    return found.ok
+    _record(kind, _Record(result, (frozenset() if record is None else record.covered) | {wanted}))
+    return result.ok
 
 
-def failed(kernel: Kernel, inputs: AttentionInputs, value: Tensor, own: AttentionInputs, error: Exception) -> None:
+def failed(
+    kernel: Kernel, inputs: AttentionInputs, value: Tensor, kernel_inputs: AttentionInputs, error: Exception
+) -> None:
     """Record and warn that a kernel raised an error although this kind of product had passed the first-use check."""
     from saccade.engine.first_use_check.check_kernel import after_error  # noqa: PLC0415  as above
 
-    _record(_kind_of(kernel, inputs), _Record(after_error(kernel, own, value, error), frozenset()))
+    _record(_kind_of(kernel, inputs), _Record(after_error(kernel, kernel_inputs, value, error), frozenset()))
 
 
 def _record(kind: _Kind, record: _Record) -> None:
     _RECORDS[kind] = record
-    if not record.found.ok:
-        warnings.warn(record.found.warning, stacklevel=3)
+    if not record.result.ok:
+        warnings.warn(record.result.warning, stacklevel=3)
 
 
 def reasons(kernel: Kernel, inputs: AttentionInputs) -> tuple[str, ...]:
-    """Return the error of the kernel's first run on this kind of product, if any, as a reason not to run it."""
+    """Return the reason not to run a kernel: the error of its first-use check on this kind of product, if any."""
     record = _RECORDS.get(_kind_of(kernel, inputs)) if kernel.is_checked and is_on(inputs) else None
-    return () if record is None or record.found.ok else (record.found.fault,)
+    return () if record is None or record.result.ok else (record.result.fault,)
 
 
 def seen(kernel: Kernel, inputs: AttentionInputs) -> str:
@@ -198,7 +200,7 @@ def seen(kernel: Kernel, inputs: AttentionInputs) -> str:
     return (
         "not yet: its first product on this device will be compared with the definition"
         if record is None
-        else str(record.found)
+        else str(record.result)
     )
 
 
@@ -228,7 +230,7 @@ def _kind_of(kernel: Kernel, inputs: AttentionInputs) -> _Kind:
         inputs.modification is not None,
     )
     return _Kind(
-        type(kernel).__qualname__ if _is_ours(kernel) else kernel,
+        type(kernel).__qualname__ if _is_builtin(kernel) else kernel,
         inputs.device,
         inputs.query.dtype,
         _structure(inputs.rule),
@@ -239,7 +241,7 @@ def _kind_of(kernel: Kernel, inputs: AttentionInputs) -> _Kind:
     )
 
 
-def _is_ours(kernel: Kernel) -> bool:
+def _is_builtin(kernel: Kernel) -> bool:
     return type(kernel).__module__.startswith("saccade.")
 
 
@@ -249,5 +251,5 @@ def _structure(rule: Mask) -> tuple[object, ...]:
 
 
 def _length_class(size: int) -> str:
-    """Return the class of a length as kernels distinguish it: one row, a short block, full blocks, or a remainder."""
+    """Classify a length by how kernels process it: one row, a short block, full blocks, or a remainder."""
     return "one" if size == 1 else "short" if size < _BLOCK else "rest" if size % _BLOCK else "whole"

@@ -5,11 +5,11 @@ attention needs both, and no public function offers them. Pitfalls in torch 2.13
 
 - zero lengths and zero heads end the *process*;
 - a head dimension with a stride other than 1 is read out of bounds;
-- a row whose scores are all -inf, masked or not, gets lse 0, and -inf in the lse turns gradients to NaN;
+- a row whose scores are all -inf, masked or not, gets lse 0, and -inf in the lse turns gradients into NaN;
 - the causal flag aligns upper-left;
 - masked scores, already -inf, are multiplied by the scale, which must therefore be above 0;
 - scores that are all NaN give 0 and lse 0 if they fit into one vector register, unless something is added to them;
-- widths of key and value must be equal, and head counts that do not divide give a meaningless result.
+- widths of key and value must be equal, and if kv heads do not divide heads, the result is meaningless.
 
 Callers pass checked shapes; this file handles the rest. `pairs` and `held` compute the cost of a call from the block
 sizes of the operation (``cpu_flash_attention`` in torch's ``FlashAttentionKernel.cpp``). They do not include the
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.engine.memory_accounting import Held, Ledger
+from saccade.engine.memory_accounting import Ledger, MemoryUse
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import unobserved
 
@@ -118,7 +118,7 @@ def held(
     causal: bool,
     added: tuple[int, int] | None,
     threads: int,
-) -> Held:
+) -> MemoryUse:
     """Return the peak bytes of a `forward` call of torch's flash operation, including results.
 
     Args:
@@ -133,23 +133,23 @@ def held(
     wide = 8 if dtype == torch.float64 else 4
     result = batch * heads * rows * (width * dtype.itemsize + wide)
     if batch * heads * rows * width * kv_heads * columns == 0:
-        return Held(result, result)
+        return MemoryUse(result, result)
     ledger = Ledger()
     folds = kv_heads != heads and _folds_heads(q, kv_heads, causal)
     if folds and added is not None and rows * added[1] > 1:
-        ledger.take(added[0] * heads * rows * columns * dtype.itemsize)
+        ledger.allocate(added[0] * heads * rows * columns * dtype.itemsize)
     elif kv_heads != heads and not folds and not reads_groups():
-        ledger.take(2 * batch * heads * columns * width * dtype.itemsize)
+        ledger.allocate(2 * batch * heads * columns * width * dtype.itemsize)
     height, span = _block_size(heads // kv_heads * rows if folds else rows, columns)
     each = height * (span + 2 + width) * wide + (height * span * dtype.itemsize if dtype.itemsize < wide else 0)
     if _packs_keys(dtype) and min(rows, columns) >= _PACKED:
         odd = width % 2
-        ledger.take(batch * kv_heads * ((width + odd) * columns + width * (columns + columns % 2)) * dtype.itemsize)
+        ledger.allocate(batch * kv_heads * ((width + odd) * columns + width * (columns + columns % 2)) * dtype.itemsize)
         each += (span * width + odd * height * (width + odd)) * dtype.itemsize
     with ledger.holding(result):
         ledger.touch(threads * each)
         ledger.touch(result if folds and kv_heads > 1 and rows > 1 else 0)
-    return Held(ledger.most, result)
+    return MemoryUse(ledger.most, result)
 
 
 def bytes_of_backward(rows: int, columns: int, item: int) -> int:
@@ -201,9 +201,9 @@ def _forward_folded(
     (batch, heads, rows, width), groups = q.shape, k.shape[1]
     share = heads // groups
     if added is not None and rows * added.shape[1] > 1:
-        # Repeat a mask that all heads share for the heads of a group; a single row needs no repetition.
-        own = added if added.shape[1] == heads else added.expand(-1, heads, -1, -1)
-        added = own.reshape(own.shape[0], groups, share * rows, own.shape[3])
+        # Repeat a mask that all heads share for each head of a group; a single row needs no repetition.
+        per_head = added if added.shape[1] == heads else added.expand(-1, heads, -1, -1)
+        added = per_head.reshape(per_head.shape[0], groups, share * rows, per_head.shape[3])
     elif added is not None:
         added = added.expand(-1, -1, share, -1)
     out, lse = forward(q.reshape(batch, groups, share * rows, width), k, v, added, None, False, scale)
@@ -224,13 +224,13 @@ def _mark_empty_rows(
 ) -> None:
     """Write -inf to the lse of empty rows. Torch's flash operation returns 0 for them."""
     share, columns = q.shape[1] // k.shape[1], torch.arange(k.shape[2])
-    unsure = (lse == 0.0) & (out == 0.0).all(-1)
-    for b, h in unsure.any(-1).nonzero().tolist():
-        for rows in unsure[b, h].nonzero()[:, 0].split(_ROWS_AGAIN):
+    candidates = (lse == 0.0) & (out == 0.0).all(-1)
+    for b, h in candidates.any(-1).nonzero().tolist():
+        for rows in candidates[b, h].nonzero()[:, 0].split(_ROWS_AGAIN):
             scores = q[b, h, rows].to(lse.dtype) @ k[b, h // share].to(lse.dtype).mT * scale
             if added is not None:
-                own = added[b % len(added), h % added.shape[1]]
-                scores = scores + (own[rows] if len(own) > 1 else own)
+                mask = added[b % len(added), h % added.shape[1]]
+                scores = scores + (mask[rows] if len(mask) > 1 else mask)
             if causal:
                 scores = scores.masked_fill(columns > rows[:, None], -math.inf)
             lse[b, h, rows[(scores == -math.inf).all(-1)]] = -math.inf

@@ -69,7 +69,7 @@ def _keys_per_block(spans: Spans, edges: Ints) -> Ints:
 
 
 def _block_lists(which: npt.NDArray[np.bool_], device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Return a BlockMask's number of needed blocks, int32 ``[items, 1, rows]``, and all blocks, needed ones first."""
+    """Return a BlockMask's block counts, int32 ``[items, 1, rows]``, and block indices, needed blocks first."""
     marked = torch.from_numpy(which).to(device)[:, None]
     order = torch.argsort(marked.to(torch.int8), dim=-1, descending=True, stable=True)
     return marked.sum(-1).to(torch.int32), order.to(torch.int32)

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.kernel import Kernel, Request, Verdict, left_out, reasons_of_dot_products
-from saccade.engine.memory_accounting import Cost, Held
+from saccade.engine.kernels.kernel import Kernel, Request, Verdict, disabled_reasons, reasons_unless_dot_product
+from saccade.engine.memory_accounting import Cost, MemoryUse
 from saccade.support.torch_modes import is_transformed, unobserved
 
 _NARROWEST = 16  # smallest head width that torch compiles
@@ -40,7 +40,7 @@ class Flex(Kernel):
     devices: tuple[str, ...] = ("cuda",)
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why FlexAttention cannot run these inputs, or why there are too few pairs to repay compiling."""
+        """Return why FlexAttention cannot run these inputs, or why ``impl="auto"`` should skip it."""
         why = []
         if inputs.device.type not in self.devices:
             why.append(f"it runs on {' and '.join(self.devices)}, not on {inputs.device.type}")
@@ -52,26 +52,26 @@ class Flex(Kernel):
             why.append(f"it needs heads at least {_NARROWEST} wide, and no empty inputs")
         if request.dropout_p > 0.0:
             why.append("it has no dropout")
-        why += reasons_of_dot_products(inputs)
-        if inputs.rule.asks_functions:
+        why += reasons_unless_dot_product(inputs)
+        if inputs.rule.calls_functions:
             why.append("it compiles masks, and a user's function may not compile")
         if is_transformed():
             why.append("it is not run inside transforms of torch.func")
-        rather_not = left_out(inputs)
+        should_skip = disabled_reasons(inputs)
         if not inputs.rule.is_value:
-            rather_not += ("its mask is not hashable, so its compiled form could not be reused",)
+            should_skip += ("its mask is not hashable, so its compiled form could not be reused",)
         elif inputs.plan.pairs < _FEW_PAIRS:
-            rather_not += (
+            should_skip += (
                 f"{inputs.plan.pairs:,} pairs are too few to repay compiling (at least {_FEW_PAIRS:,} are needed)",
             )
-        return Verdict(tuple(why), rather_not)
+        return Verdict(tuple(why), should_skip)
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the number of pairs that FlexAttention computes, and the bytes of its lists of blocks."""
+        """Return the number of pairs that FlexAttention computes, and the bytes of the block lists."""
         batch, heads, q_len, kv_len = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + 4)
         blocks = 8 * batch * (q_len // 128 + 1) * (kv_len // 128 + 1)
-        return Cost(len(inputs.plan), self.pairs(inputs), Held(results + blocks, results))
+        return Cost(len(inputs.plan), self.pairs(inputs), MemoryUse(results + blocks, results))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Run FlexAttention and return its output and lse."""
@@ -136,7 +136,7 @@ def _cached_block_mask(inputs: AttentionInputs) -> Any:
 def _score_mod(inputs: AttentionInputs) -> Any:
     """Return the ``score_mod`` for FlexAttention: scale, softcap and bias, in this order.
 
-    Numbers are passed as tensors. Python numbers would be compiled in, so each would need a separate graph, and a
+    Numbers are passed as tensors. Python numbers would become constants, so each would need a separate graph, and a
     changed softcap does not compile at all.
     """
     bias, device = inputs.bias, inputs.device

@@ -22,7 +22,7 @@ from saccade.engine.kernels.kernel import (
     Request,
     Tensors,
     Verdict,
-    reasons_of_dot_products,
+    reasons_unless_dot_product,
 )
 from saccade.engine.memory_accounting import Cost
 from saccade.engine.tiles.grouped_heads import add_at, at, groups_of, take
@@ -42,7 +42,7 @@ class Fused(KernelWithBackward):
 
     name = "fused"
     adds_to_masked = True
-    leaves_to = "tiled"
+    defers_to = "tiled"
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
         """Return why torch's flash operation cannot run these inputs, or why complete rows are faster."""
@@ -68,7 +68,7 @@ class Fused(KernelWithBackward):
         if inputs.softcap is not None:
             why.append("it has no softcap")
         if inputs.tile_function is not None or inputs.modification is not None:
-            why += reasons_of_dot_products(inputs)
+            why += reasons_unless_dot_product(inputs)
         if inputs.bias is not None and wants_gradient(inputs.bias.source):
             why.append("it has no gradient for bias")
         if has_forward_derivatives():
@@ -95,7 +95,7 @@ class Fused(KernelWithBackward):
         if single is None:
             out, lse = _forward_of_tiles(inputs, value)
         else:
-            is_plain = inputs.bias is None and (single.causal or single.is_sure)
+            is_plain = inputs.bias is None and (single.causal or single.is_fully_visible)
             terms = NOTHING if is_plain else added_terms(inputs, single)
             key = inputs.key
             if len(single.tile.columns[0].keys) != key.shape[2]:
@@ -127,7 +127,7 @@ class Fused(KernelWithBackward):
 
 
 def _has_large_gradient(inputs: AttentionInputs) -> bool:
-    """Return whether autograd needs gradients of so many scores that their products take longer than starting them."""
+    """Return whether gradients are required and there are so many scores that kernel start-up is negligible."""
     is_large = inputs.shape[2] * inputs.shape[3] > _FEW_SCORES
     return is_large and (wants_gradient(inputs.query) or wants_gradient(inputs.key))
 
@@ -141,12 +141,11 @@ def _prepared_inputs(inputs: AttentionInputs, value: Tensor) -> tuple[AttentionI
     """Return inputs with equal widths, stride 1 and a scale above 0, as torch's flash operation requires."""
     query, key = inputs.query, inputs.key
     if query.shape[3] == value.shape[3] and inputs.scale > 0.0:
-        is_whole = (
-            query.is_contiguous() and key.is_contiguous() and value.is_contiguous()
-        )  # faster to test than strides
-        if is_whole or query.stride(3) == key.stride(3) == value.stride(3) == 1:
+        # Contiguity is faster to test than strides.
+        is_contiguous = query.is_contiguous() and key.is_contiguous() and value.is_contiguous()
+        if is_contiguous or query.stride(3) == key.stride(3) == value.stride(3) == 1:
             return inputs, value
-    # Zero columns change no product.
+    # Columns of zeros change no dot product.
     width = max(value.shape[3], query.shape[3], 1)
     query, key, value = _padded(query, width), _padded(key, width), _padded(value, width)
     sign = _sign(inputs)
@@ -163,7 +162,7 @@ def _first_columns(x: Tensor, width: int) -> Tensor:
 
 
 def _sign(inputs: AttentionInputs) -> float | None:
-    """Return the factor for queries that makes the fused kernel's scale positive; None if the scale is positive."""
+    """Return the factor for queries that makes the scale positive; None if it is positive already."""
     return None if inputs.scale > 0.0 else -1.0 if inputs.scale < 0.0 else 0.0
 
 
@@ -217,7 +216,7 @@ def _keys_and_values(inputs: AttentionInputs, value: Tensor, call: Call) -> tupl
 
 
 def _keys_of_one_range(inputs: AttentionInputs, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    """Return the keys and values for a call of torch's flash operation on all rows and one range of columns."""
+    """Return the keys and values of a flash call on all rows and a single range of columns."""
     if call.tile.width == inputs.shape[3]:
         return inputs.key, value
     span = call.columns[0]
@@ -252,7 +251,7 @@ def _backward(inputs: AttentionInputs, value: Tensor, results: Backward) -> tupl
 def _backward_of_tiles(inputs: AttentionInputs, value: Tensor, results: Backward) -> tuple[Tensor, Tensor, Tensor]:
     query, key, overlaps = inputs.query, inputs.key, inputs.plan.overlaps
     gq = torch.zeros_like(query, dtype=inputs.compute_dtype if overlaps else query.dtype)
-    # Many tiles add to one key: sum in float32, and round once.
+    # Many tiles add to the same key, so sum in float32 and round once.
     gk, gv = (torch.zeros(x.shape, dtype=inputs.compute_dtype, device=x.device) for x in (key, value))
 
     def compute(call: Call) -> tuple[Tensor, Tensor, Tensor]:

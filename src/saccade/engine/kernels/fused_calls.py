@@ -21,23 +21,23 @@ from saccade.support.torch_modes import unobserved
 
 # Tiles with many columns visible to all rows run in two calls, which saves adding zeros to most scores.
 _WIDE = 2048
-_FEW_ROWS, _LONG = 16, 256  # rows of a tile, keys of a range: copying the keys costs more than a call
-_READ_ROWS, _READ_ENTRIES = 256, 1 << 22  # entries of a tile whose bias is read from a table: 16 MB in float32
+_FEW_ROWS, _LONG = 16, 256  # for so few rows, copying a range of so many keys costs more than one more call
+_READ_ROWS, _READ_ENTRIES = 256, 1 << 22  # largest tile whose bias is read from a table: 16 MB
 
 
 class Call(NamedTuple):
     """One call of torch's flash operation.
 
     Attributes:
-        tile: the rows of a tile and those of its columns that the call covers.
+        tile: the tile's rows, with only the columns that the call covers.
         causal: whether the operation's causal flag masks pairs. With a bias, the additive mask does so instead.
-        is_sure: whether every column is visible to every row.
+        is_fully_visible: whether every column is visible to every row.
         is_first: whether this is the first call for its tile.
     """
 
     tile: Tile
     causal: bool
-    is_sure: bool
+    is_fully_visible: bool
     is_first: bool = True
 
     @property
@@ -55,36 +55,36 @@ class Call(NamedTuple):
 def calls_of(inputs: AttentionInputs, tile: Tile) -> Iterator[Call]:
     """Yield the calls of torch's flash operation for one tile. Together they cover each column of the tile once."""
     for number, (columns, is_triangle) in enumerate(_column_groups(tile)):
-        causal, is_sure = is_triangle and inputs.bias is None, not is_triangle and _all_sure(columns)
-        yield Call(tile._replace(columns=columns), causal, is_sure, number == 0)
+        causal, is_fully_visible = is_triangle and inputs.bias is None, not is_triangle and _all_fully_visible(columns)
+        yield Call(tile._replace(columns=columns), causal, is_fully_visible, number == 0)
 
 
 def single_call(inputs: AttentionInputs) -> Call | None:
     """Return a call of torch's flash operation that computes the full product; None if several calls are needed.
 
-    The call covers all rows and columns or, without a bias, a single range of columns, whose keys are a view.
+    The call covers all rows and columns or, without a bias, a single range of columns, so that its keys are a view.
     """
     plan, bias = inputs.plan, inputs.bias
-    key = ("single call", bias is None, bias is None or bias.is_written_out)
+    key = ("single call", bias is None, bias is None or bias.is_materialised)
     if key in plan.memo:
         return cast("Call | None", plan.memo[key])
-    found, shape = None, plan.shape
-    if plan.count == 1 and key[2]:  # a plan with a single tile has all rows in it
+    call, shape = None, plan.shape
+    if plan.count == 1 and key[2]:  # a single tile contains all rows
         (tile,) = plan.tiles
         if len(tile.columns) == 1 and tile.columns[0].partial is True:  # most decoding steps
             is_whole = len(tile.columns[0].keys) == shape[3]
-            found = Call(tile, False, True) if is_whole or bias is None else None
+            call = Call(tile, False, True) if is_whole or bias is None else None
         else:
             calls = list(calls_of(inputs, tile))
             is_whole = tile.width == shape[3] or (bias is None and len(joined(tile.spans)) == 1)
-            found = calls[0] if len(calls) == 1 and is_whole else None
-    plan.memo[key] = found
-    return found
+            call = calls[0] if len(calls) == 1 and is_whole else None
+    plan.memo[key] = call
+    return call
 
 
 def tiles_of(inputs: AttentionInputs) -> Iterable[Tile]:
     """Return the tiles of the plan, split if reading the bias of a full tile would take too much memory."""
-    if inputs.bias is None or inputs.bias.is_written_out:
+    if inputs.bias is None or inputs.bias.is_materialised:
         return inputs.plan.tiles
     share = inputs.query.shape[1] // inputs.key.shape[1] if inputs.key.shape[1] else 1
     cut = (pieces(tile, share=share, rows=_READ_ROWS, entries=_READ_ENTRIES) for tile in inputs.plan.tiles)
@@ -97,18 +97,18 @@ def _column_groups(tile: Tile) -> Iterator[tuple[tuple[ColumnRange, ...], bool]]
         yield (), False
         return
     all_rows = tuple(strip for strip in tile.columns if strip.partial is True)
-    unsure = tuple(strip for strip in tile.columns if strip.partial is not True)
-    if len(unsure) == 1 and isinstance(unsure[0].partial, Triangle) and unsure[0].partial.is_square:
+    undecided = tuple(strip for strip in tile.columns if strip.partial is not True)
+    if len(undecided) == 1 and isinstance(undecided[0].partial, Triangle) and undecided[0].partial.is_square:
         width = sum(len(strip.keys) for strip in all_rows)
         if not all_rows or width >= min(_WIDE, tile.height):
             if all_rows:
                 yield all_rows, False
-            yield unsure, True
+            yield undecided, True
             return
-    if unsure and sum(len(strip.keys) for strip in all_rows) >= _WIDE:
+    if undecided and sum(len(strip.keys) for strip in all_rows) >= _WIDE:
         yield all_rows, False
-        yield unsure, False
-    elif tile.height <= _FEW_ROWS and not unsure:
+        yield undecided, False
+    elif tile.height <= _FEW_ROWS and not undecided:
         for columns in _long_ranges(all_rows):
             yield columns, False
     else:
@@ -127,7 +127,7 @@ def _long_ranges(all_rows: tuple[ColumnRange, ...]) -> Iterator[tuple[ColumnRang
         yield tuple(short)
 
 
-def _all_sure(strips: tuple[ColumnRange, ...]) -> bool:
+def _all_fully_visible(strips: tuple[ColumnRange, ...]) -> bool:
     return all(strip.partial is True for strip in strips)
 
 
@@ -152,7 +152,7 @@ NOTHING = Added(None, None)
 
 def added_terms(inputs: AttentionInputs, call: Call) -> Added:
     """Return the additive mask for a call of torch's flash operation: the bias, and -inf for masked pairs."""
-    hidden = NOTHING if call.causal or call.is_sure else _cached_hidden_terms(inputs, call)
+    hidden = NOTHING if call.causal or call.is_fully_visible else _cached_hidden_terms(inputs, call)
     return hidden if inputs.bias is None or not call.tile.columns else with_bias(inputs, call.tile, hidden.terms)
 
 
@@ -161,7 +161,7 @@ def with_bias(inputs: AttentionInputs, piece: Tile, hidden: Tensor | None) -> Ad
     assert inputs.bias is not None  # callers have checked
     bias = inputs.bias.read(piece)
     bias = bias if bias.dtype == torch.float32 else bias.to(inputs.query.dtype)  # the operation accepts only these
-    bias = bias if bias.stride(3) in (0, 1) else bias.contiguous()  # the operation would do it in each call
+    bias = bias if bias.stride(3) in (0, 1) else bias.contiguous()  # the operation would copy it each time
     # Fill instead of adding, so that a NaN in the bias of a masked pair is also masked.
     terms = bias if hidden is None else bias.masked_fill(hidden == -math.inf, -math.inf)
     return Added.of(terms.expand(*terms.shape[:2], piece.height, piece.width))
@@ -189,25 +189,25 @@ def _cached_hidden_terms(inputs: AttentionInputs, call: Call) -> Added:
     """Return the additive mask of a call, 0 for allowed pairs and -inf for masked pairs; cached if it cannot change."""
     key = hidden_key(inputs, call)
     memo = inputs.plan.memo if inputs.rule.is_value else {}
-    kept = memo.get(key)
-    if isinstance(kept, Added):
-        return kept
+    cached = memo.get(key)
+    if isinstance(cached, Added):
+        return cached
     with unobserved() if inputs.rule.is_value else nullcontext():
-        found = hidden_terms(inputs, call.tile)
+        added = hidden_terms(inputs, call.tile)
     held = sum(x.terms.numel() for x in list(memo.values()) if isinstance(x, Added) and x.terms is not None)
-    if found.terms is not None and fits_into_cache(found.terms.numel(), held):
-        memo[key] = found
-    return found
+    if added.terms is not None and fits_into_cache(added.terms.numel(), held):
+        memo[key] = added
+    return added
 
 
 def hidden_terms(inputs: AttentionInputs, piece: Tile) -> Added:
     """Compute the additive mask of a tile, 0 for allowed pairs and -inf for masked pairs, without the cache."""
-    seen = allowed(inputs, piece)
-    assert seen is not None  # some column range is partial
-    if inputs.rule.is_value:  # the cache serves all items and heads that the mask does not distinguish
+    visible = allowed(inputs, piece)
+    assert visible is not None  # some column range is partial
+    if inputs.rule.is_value:  # batch items and heads with the same mask share a cache entry
         items, heads = inputs.rule.shape
-        seen = seen[: 1 if items == 1 else None, : 1 if heads == 1 else None]
-    terms = torch.full(seen.shape, -math.inf, dtype=inputs.query.dtype, device=inputs.device)
-    terms.masked_fill_(seen, 0.0)
-    empty = ~seen.any(-1)
+        visible = visible[: 1 if items == 1 else None, : 1 if heads == 1 else None]
+    terms = torch.full(visible.shape, -math.inf, dtype=inputs.query.dtype, device=inputs.device)
+    terms.masked_fill_(visible, 0.0)
+    empty = ~visible.any(-1)
     return Added(terms, empty if bool(empty.any()) else None)

@@ -20,7 +20,7 @@ from saccade.engine.kernels.fused_calls import (
     with_bias,
 )
 from saccade.engine.kernels.fused_threads import threads_for
-from saccade.engine.memory_accounting import Cost, Held, Ledger, Probe
+from saccade.engine.memory_accounting import Cost, Ledger, MemoryUse, Probe
 from saccade.engine.tiles.grouped_heads import groups_of
 from saccade.plan import Tile
 
@@ -42,13 +42,13 @@ def cost_of(inputs: AttentionInputs, value_dim: int) -> Cost:
     run.ledger.touch(copies.most)
     with run.ledger.holding(copies.left):
         if single is not None:
-            run.ledger.take(run.call(single))
+            run.ledger.allocate(run.call(single))
         else:
-            run.ledger.take(rows * (width * inputs.query.dtype.itemsize + inputs.compute_dtype.itemsize))
+            run.ledger.allocate(rows * (width * inputs.query.dtype.itemsize + inputs.compute_dtype.itemsize))
             for tile in tiles_of(inputs):
                 for call in calls_of(inputs, tile):
                     run.call(call)
-    return Cost(len(inputs.plan), pairs_of(inputs), Held(run.ledger.most, run.ledger.now))
+    return Cost(len(inputs.plan), pairs_of(inputs), MemoryUse(run.ledger.most, run.ledger.now))
 
 
 def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
@@ -70,32 +70,32 @@ def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
         for call in calls_of(inputs, tile):
             groups = groups_of(tile.heads, heads, key.shape[1])
             items = tile.batch.stop - tile.batch.start
-            own_rows = items * (tile.heads.stop - tile.heads.start) * tile.height * width
-            own = items * (groups.stop - groups.start) * tile.width * width
-            copied = 2 * own * item if len(call.columns) > 1 else 0
+            entries_of_rows = items * (tile.heads.stop - tile.heads.start) * tile.height * width
+            entries_of_keys = items * (groups.stop - groups.start) * tile.width * width
+            copied = 2 * entries_of_keys * item if len(call.columns) > 1 else 0
             buffers = (1 if threads > 1 else torch.get_num_threads()) * aten_flash.bytes_of_backward(
                 tile.height, tile.width, item
             )
-            most = max(most, copied + (2 * own_rows + 2 * own) * item + buffers)
+            most = max(most, copied + (2 * entries_of_rows + 2 * entries_of_keys) * item + buffers)
     rounded = 0 if item == wide else 2 * columns * item
     return rows * item + 2 * columns * wide + max(threads * most, rounded)
 
 
-def _bytes_of_copies(inputs: AttentionInputs, value_dim: int) -> tuple[Held, int]:
+def _bytes_of_copies(inputs: AttentionInputs, value_dim: int) -> tuple[MemoryUse, int]:
     """Return the bytes and the width of the fused kernel's copies of query, key and value."""
     (batch, heads, q_len, _), query, key = inputs.shape, inputs.query, inputs.key
     is_straight = query.stride(3) == key.stride(3) == 1
     if query.shape[3] == value_dim and inputs.scale > 0.0 and is_straight:
-        return Held(0, 0), value_dim
+        return MemoryUse(0, 0), value_dim
     width = max(value_dim, query.shape[3], 1)
     of_query, of_key = (size * width * query.dtype.itemsize for size in (batch * heads * q_len, key[..., 0].numel()))
     copied = sum(size for x, size in ((query, of_query), (key, of_key)) if x.shape[3] != width or x.stride(3) != 1) + (
         of_key if value_dim != width else 0
     )
     if inputs.scale > 0.0:
-        return Held(copied, copied), width
+        return MemoryUse(copied, copied), width
     is_copied = query.shape[3] != width or query.stride(3) != 1
-    return Held(copied + of_query, copied + (0 if is_copied else of_query)), width
+    return MemoryUse(copied + of_query, copied + (0 if is_copied else of_query)), width
 
 
 class _SimulatedRun:
@@ -107,37 +107,37 @@ class _SimulatedRun:
 
     def __init__(self, inputs: AttentionInputs, width: int, threads: int):
         self.ledger = Ledger()
-        self._given, self._width, self._threads = inputs, width, threads
+        self._inputs, self._width, self._threads = inputs, width, threads
         self._probe = Probe(inputs)
-        self._kept: dict[Hashable, tuple[int, int]] = {}
+        self._cached: dict[Hashable, tuple[int, int]] = {}
         self._entries = 0
-        self._own = Ledger()  # of one call
+        self._ledger_of_call = Ledger()  # memory of one call
 
     def call(self, call: Call) -> int:
         """Account for one call of torch's flash operation. Return the bytes of its results, which the ledger omits."""
-        inputs, tile, own = self._given, call.tile, Ledger()
-        self._own = own
+        inputs, tile, ledger = self._inputs, call.tile, Ledger()
+        self._ledger_of_call = ledger
         items, heads = (span.stop - span.start for span in (tile.batch, tile.heads))
         groups = groups_of(tile.heads, inputs.shape[1], inputs.key.shape[1])
         kv_heads, columns, item = groups.stop - groups.start, call.columns, inputs.query.dtype.itemsize
         copies = 2 * items * kv_heads * tile.width * self._width * item if len(columns) > 1 else 0
         terms, num_distinct = self._added(call)
-        with own.holding(terms + copies):
+        with ledger.holding(terms + copies):
             shape = (items, heads, tile.height, self._width)
             of_torch = torch.get_num_threads() if self._threads == 1 else 1
             held = aten_flash.held(shape, kv_heads, tile.width, inputs.query.dtype, call.causal, num_distinct, of_torch)
-            own.touch(held.most)
+            ledger.touch(held.most)
         if inputs.plan.overlaps or not call.is_first:
             # Half precision is merged in float32: both operands and the result are copied.
             rows, wide = items * heads * tile.height, inputs.compute_dtype.itemsize
-            own.touch(held.left + rows * (self._width * wide * (1 if item == wide else 3) + 3 * wide))
-        self.ledger.touch(self._threads * own.most)
+            ledger.touch(held.left + rows * (self._width * wide * (1 if item == wide else 3) + 3 * wide))
+        self.ledger.touch(self._threads * ledger.most)
         return held.left
 
     def _added(self, call: Call) -> tuple[int, tuple[int, int] | None]:
         """Return the bytes of a call's additive mask or bias, and its numbers of batch items and heads."""
         hidden, num_distinct = (0, None) if call.causal else self._hidden(call)
-        bias = self._given.bias
+        bias = self._inputs.bias
         if bias is None:
             return hidden, num_distinct
 
@@ -147,20 +147,20 @@ class _SimulatedRun:
             )
             return with_bias(inputs, piece, likewise)
 
-        with self._own.holding(hidden):
+        with self._ledger_of_call.holding(hidden):
             held = self._probe.held("bias", call.tile, read)
-            self._own.touch(held.most)
-        own = num_distinct or (1, 1)
-        return held.left, (max(own[0], bias.source.shape[0]), max(own[1], bias.source.shape[1]))
+            self._ledger_of_call.touch(held.most)
+        sizes = num_distinct or (1, 1)
+        return held.left, (max(sizes[0], bias.source.shape[0]), max(sizes[1], bias.source.shape[1]))
 
     def _hidden(self, call: Call) -> tuple[int, tuple[int, int] | None]:
-        """Return the two values of `_added` for an additive mask without a bias. A cached mask stays on the ledger."""
-        inputs, tile = self._given, call.tile
+        """Return the values of `_added` if there is no bias. A cached mask stays on the ledger."""
+        inputs, tile = self._inputs, call.tile
         if all(strip.partial is True for strip in tile.columns):
             return 0, None
         key = hidden_key(inputs, call)
-        if key in self._kept:
-            return 0, self._kept[key]
+        if key in self._cached:
+            return 0, self._cached[key]
         making = self._probe.held("hidden", tile, hidden_terms)
         self.ledger.touch(self._threads * making.most)
         entries = making.left // inputs.query.dtype.itemsize
@@ -168,13 +168,13 @@ class _SimulatedRun:
         num_distinct = _num_distinct(entries // (tile.height * tile.width), items, heads, inputs.rule.shape[1])
         if inputs.rule.is_value and fits_into_cache(entries, self._entries):
             self._entries += entries
-            self._kept[key] = num_distinct
-            self.ledger.take(making.left)
+            self._cached[key] = num_distinct
+            self.ledger.allocate(making.left)
             return 0, num_distinct
         return making.left, num_distinct
 
 
 def _num_distinct(copies: int, items: int, heads: int, own_heads: int) -> tuple[int, int]:
-    """Return the numbers of batch items and heads of an additive mask that has ``copies`` matrices."""
+    """Return how many batch items and heads an additive mask with ``copies`` matrices has."""
     apart = heads if own_heads > 1 or copies > items else 1
     return max(1, copies // apart), apart

@@ -34,21 +34,22 @@ try:
 except ImportError:  # Windows, which does not count preemptions
     resource = None  # type: ignore[assignment]
 
-_LEAST = 1 << 20  # pairs times width of a call that takes about as long as Python needs to start it
-_ENOUGH = 1 << 26  # pairs times width of all calls of a thread: shorter work ends before OpenMP's threads fall asleep
+_SMALLEST_CALL = 1 << 20  # pairs times width of a call that takes about as long as Python needs to start it
+# Pairs times width of all calls of a thread: shorter work ends before OpenMP's threads fall asleep.
+_SMALLEST_SHARE = 1 << 26
 _AHEAD = 6  # number of results that may wait for an earlier call, in addition to the calls in progress
-_LOOK, _OFTEN = 0.02, 50  # seconds between two measurements; preemptions per second and thread on a busy machine
+# Seconds between two measurements; preemptions per second and thread on a busy machine.
+_INTERVAL, _BUSY_RATE = 0.02, 50
 
 # Modes of torch and its profiler apply to one thread. If torch cannot report them, assume none.
-_MODE_PROBES = (
+_PROBE_NAMES = (
     (torch._C, "_len_torch_dispatch_stack"),
     (torch._C, "_len_torch_function_stack"),
     (torch.autograd, "_profiler_enabled"),
 )
-_LISTENERS = tuple(getattr(where, name, bool) for where, name in _MODE_PROBES)
-_OWN_NUMBERS = (
-    "backend: OpenMP" in torch.__config__.parallel_info()
-)  # if not, torch has one thread count for all threads
+_MODE_PROBES = tuple(getattr(where, name, bool) for where, name in _PROBE_NAMES)
+# With OpenMP, each thread has a separate thread count; otherwise, all threads share one.
+_COUNTS_PER_THREAD = "backend: OpenMP" in torch.__config__.parallel_info()
 
 Part = TypeVar("Part")
 
@@ -57,7 +58,7 @@ def each_call(inputs: AttentionInputs, compute: Callable[[Call], Part], add: Cal
     """Run all calls of torch's flash operation, possibly on several threads, and add the results in a fixed order."""
     tiles, threads = iter(tiles_of(inputs)), threads_for(inputs)
     for tile in tiles:
-        if threads > 1 and _disturbance.is_seen(threads):
+        if threads > 1 and _preemption.is_frequent(threads):
             left = (part for whole in itertools.chain((tile,), tiles) for part in _split_heads(inputs, whole, threads))
             _Queue(threads, (call for part in left for call in calls_of(inputs, part)), compute, add).run()
             return
@@ -68,7 +69,7 @@ def each_call(inputs: AttentionInputs, compute: Callable[[Call], Part], add: Cal
 def threads_for(inputs: AttentionInputs) -> int:
     """Return the number of threads for a fused product; 1 if threads do not help or would change the result."""
     # A user's mask function may read thread-local data. Modes and profilers observe one thread only.
-    if inputs.rule.asks_functions or not _OWN_NUMBERS or any(ask() for ask in _LISTENERS):
+    if inputs.rule.calls_functions or not _COUNTS_PER_THREAD or any(probe() for probe in _MODE_PROBES):
         return 1
     threads, plan = torch.get_num_threads(), inputs.plan
     if threads == 1 or plan.count < 2 or not (is_plain(inputs.query) and is_plain(inputs.key)):
@@ -76,7 +77,7 @@ def threads_for(inputs: AttentionInputs) -> int:
     key = ("is shared", threads, inputs.key.shape[1], inputs.query.shape[3])
     if key not in plan.memo:
         sizes = [_pairs_of_tile(tile) for tile in plan.tiles]
-        is_worth_it = sum(sizes) * inputs.query.shape[3] >= max(len(sizes) * _LEAST, threads * _ENOUGH)
+        is_worth_it = sum(sizes) * inputs.query.shape[3] >= max(len(sizes) * _SMALLEST_CALL, threads * _SMALLEST_SHARE)
         parts = _num_head_parts(inputs, threads)
         is_even = parts == threads or 2 * threads * max(sizes) <= parts * sum(sizes)
         plan.memo[key] = is_worth_it and is_even
@@ -102,23 +103,23 @@ def _pairs_of_tile(tile: Tile) -> int:
     return items * heads * tile.height * tile.width
 
 
-class _Disturbance:
+class _PreemptionMonitor:
     """A monitor of how often the system preempts this process's threads."""
 
     def __init__(self) -> None:
-        self._time, self._count, self._is_seen = -math.inf, 0, False
+        self._time, self._count, self._is_frequent = -math.inf, 0, False
 
-    def is_seen(self, threads: int) -> bool:
+    def is_frequent(self, threads: int) -> bool:
         """Return whether the system has often preempted threads since the last measurement."""
         now = time.monotonic()
-        if resource is not None and now - self._time >= _LOOK:
+        if resource is not None and now - self._time >= _INTERVAL:
             count = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-            self._is_seen = count - self._count > max(2.0, _OFTEN * threads * (now - self._time))
+            self._is_frequent = count - self._count > max(2.0, _BUSY_RATE * threads * (now - self._time))
             self._time, self._count = now, count
-        return self._is_seen
+        return self._is_frequent
 
 
-_disturbance = _Disturbance()
+_preemption = _PreemptionMonitor()
 
 
 class _Queue(Generic[Part]):

@@ -43,11 +43,11 @@ class Verdict(NamedTuple):
 
     Attributes:
         cannot: every reason why the kernel cannot run these inputs exactly; empty if it can.
-        rather_not: why ``impl="auto"`` should skip the kernel although it can run them.
+        should_skip: why ``impl="auto"`` should skip the kernel although it can run them.
     """
 
     cannot: tuple[str, ...] = ()
-    rather_not: tuple[str, ...] = ()
+    should_skip: tuple[str, ...] = ()
 
 
 CAN_RUN = Verdict()
@@ -65,7 +65,7 @@ class Backward(NamedTuple):
     grad_lse: Tensor | None
 
 
-def reasons_of_dot_products(inputs: AttentionInputs) -> list[str]:
+def reasons_unless_dot_product(inputs: AttentionInputs) -> list[str]:
     """Return why a kernel that supports only dot products as scores cannot run these inputs."""
     why = []
     if inputs.tile_function is not None:
@@ -75,7 +75,7 @@ def reasons_of_dot_products(inputs: AttentionInputs) -> list[str]:
     return why
 
 
-def left_out(inputs: AttentionInputs) -> tuple[str, ...]:
+def disabled_reasons(inputs: AttentionInputs) -> tuple[str, ...]:
     """Return the reason to skip a GPU kernel: ``SACCADE_GPU=tiled`` allows only `tiled`. Empty for other settings.
 
     Raises:
@@ -98,7 +98,7 @@ class Kernel(ABC):
         has_backward: whether the kernel computes its gradients itself.
         has_second_derivatives: whether autograd can differentiate its backward pass. If not, or if the kernel computes
             its own gradients, `saccade.engine.second_order` computes second derivatives.
-        leaves_to: name of the kernel that is faster if this kernel's `verdict` has ``rather_not`` reasons; may be
+        defers_to: name of the kernel that is faster if this kernel's `verdict` has ``should_skip`` reasons; may be
             empty. If that kernel cannot run, ``impl="auto"`` uses this kernel.
         supports_masked_rows: whether the kernel skips queries and keys that a bias masks. If not, `tiled` runs instead
             when NaN or inf could spread. A kernel that may return no lse must set this to False.
@@ -111,7 +111,7 @@ class Kernel(ABC):
     name: str
     has_backward = False
     has_second_derivatives = True
-    leaves_to = ""
+    defers_to = ""
     supports_masked_rows = True
     adds_to_masked = False
     is_checked = False

@@ -24,7 +24,7 @@ from saccade.engine.kernels.kernel import (
     Request,
     Tensors,
     Verdict,
-    reasons_of_dot_products,
+    reasons_unless_dot_product,
 )
 from saccade.engine.kernels.native_arguments import (
     Call,
@@ -51,7 +51,7 @@ _NOT_INSTALLED = "saccade-cpu is not installed: pip install 'saccade-attention[c
 
 
 def _load() -> tuple[Any, str]:
-    """Return the package of the compiled kernel, or None and the reason why there is none."""
+    """Import the compiled kernel's package and return it, or None and the reason why it cannot be imported."""
     try:
         return import_module("saccade_cpu"), ""
     except ImportError:
@@ -102,7 +102,7 @@ class Native(KernelWithBackward):
     """
 
     name = "native"
-    leaves_to = "fused"
+    defers_to = "fused"
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
         """Return why the compiled kernel cannot run these inputs, or why `fused` is faster.
@@ -116,10 +116,10 @@ class Native(KernelWithBackward):
             batch, heads, q_len, kv_len = inputs.shape
             pairs, enough = batch * heads * q_len * kv_len, _FEW_PAIRS.get(inputs.query.dtype, 0)
             if kv_len < _FEW_KEYS:
-                return _few_keys(kv_len)
+                return _verdict_of_few_keys(kv_len)
             if pairs < enough:
                 return Verdict((), (f"{pairs:,} pairs do not repay packing keys (from {enough:,} on they do)",))
-            if request.dropout_p == 0.0 and _has_steps(inputs):
+            if request.dropout_p == 0.0 and _should_gather(inputs):
                 return _STEPS
         return _missing() if abilities() is None else _verdict_of_inputs(inputs)
 
@@ -189,8 +189,8 @@ def _verdict_of_inputs(inputs: AttentionInputs) -> Verdict:
     if not reads(query.dtype):
         why.append(f"it has no {str(query.dtype).removeprefix('torch.')} on this processor")
     if inputs.tile_function is not None or inputs.modification is not None:
-        why += reasons_of_dot_products(inputs)
-    if inputs.rule.asks_functions:
+        why += reasons_unless_dot_product(inputs)
+    if inputs.rule.calls_functions:
         why.append("its mask calls a function")
     if inputs.bias is not None:
         why += _reasons_of_bias(inputs.bias, inputs.shape)
@@ -202,15 +202,15 @@ def _verdict_of_inputs(inputs: AttentionInputs) -> Verdict:
 
 
 @lru_cache
-def _few_keys(count: int) -> Verdict:
+def _verdict_of_few_keys(count: int) -> Verdict:
     return Verdict((), (f"{count} keys do not repay packing them (from {_FEW_KEYS} on they do)",))
 
 
-def _has_steps(inputs: AttentionInputs) -> bool:
+def _should_gather(inputs: AttentionInputs) -> bool:
     """Return whether the mask is strided and has so many pairs that `fused` is faster than the compiled kernel."""
     bits, width = inputs.shape[2] * inputs.shape[3], inputs.query.shape[3]
     is_half = inputs.query.dtype is torch.bfloat16
-    # `fused` writes the bias of each tile to memory, so that gathering keys pays later.
+    # `fused` materialises the bias of each tile, so that gathering keys pays off only for more pairs.
     is_few = bits < _MANY_BITS if is_half else bits * width < _MANY_PRODUCTS * (1 if inputs.bias is None else 2)
     return not is_few and any(step != 1 for step, _ in inputs.rule.terms())
 
@@ -237,19 +237,19 @@ def _reasons_of_bias(bias: Term, shape: tuple[int, int, int, int]) -> list[str]:
     return []
 
 
-def _grad_of_bias(bias: Term, found: Tensor, call: Call, grad_lse: Tensor | None) -> Tensor:
-    """Convert the compiled kernel's gradient of a bias to the gradient of the tensor that the bias is read from.
+def _grad_of_bias(bias: Term, grad: Tensor, call: Call, grad_lse: Tensor | None) -> Tensor:
+    """Convert the compiled kernel's gradient of a bias to the gradient of the bias's source tensor.
 
-    A number that is added to a full row changes nothing but the lse, so that its gradient is that of the lse.
+    A constant added to a full row changes only the lse, so its gradient is that of the lse.
     """
-    if not found.numel() or not bias.source.numel():  # there are no pairs
+    if not grad.numel() or not bias.source.numel():  # there are no pairs
         return torch.zeros_like(bias.source)
     bias = bias.term if isinstance(bias, MaskedTerm) and bias.term is not None else bias
     if call.table:
-        found = found.sum(0)[:, :, None]
+        grad = grad.sum(0)[:, :, None]
     if isinstance(bias, DecayTerm):
-        return bias.of_gradients(found, grad_lse)
-    found = summed_to(found, bias.source)
+        return bias.of_gradients(grad, grad_lse)
+    grad = summed_to(grad, bias.source)
     if call.places is None:
-        return found
-    return torch.zeros(bias.source.shape, dtype=found.dtype).index_add_(3, call.places, found)
+        return grad
+    return torch.zeros(bias.source.shape, dtype=grad.dtype).index_add_(3, call.places, grad)

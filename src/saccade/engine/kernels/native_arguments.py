@@ -17,7 +17,7 @@ from saccade.engine.bias.relative import DistanceTerm
 from saccade.engine.bias.term import MaskedTerm, Term
 from saccade.engine.dropout import Dropped, Words
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.memory_accounting import Cost, Held, Ledger, Probe
+from saccade.engine.memory_accounting import Cost, Ledger, MemoryUse, Probe
 from saccade.engine.tiles.tile_scores import allowed, index_of, positions
 from saccade.plan import ALL, ColumnRange, Groups, Tile
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
@@ -25,8 +25,8 @@ from saccade.support.torch_modes import unobserved
 
 ROWS, PANEL = 24, 64  # rows of a block and keys of a panel, as in the C++ sources
 _MOST_BITS = 1 << 29  # most bits for a mask whose bounds are not exact: 64 MB
-_PAIRS_ASKED = 1 << 20  # number of pairs evaluated at a time
-_MOST_SPANS = 64  # most ranges of a row: with more of them, bits take less memory
+_PAIRS_AT_ONCE = 1 << 20  # number of pairs evaluated at a time
+_MOST_SPANS = 64  # most ranges per row: beyond this number, bits take less memory
 _WHOLE, _LIMITED, _RESIDUAL = range(3)
 
 
@@ -113,18 +113,18 @@ def cached_bits(inputs: AttentionInputs) -> Tensor:
 
 def _bits(inputs: AttentionInputs) -> Tensor:
     words = torch.zeros(_shape_of_bits(inputs), dtype=torch.int64, device=inputs.device)
-    own = words.numpy().view(np.uint8)
+    word_bytes = words.numpy().view(np.uint8)
     for tile in _row_tiles(inputs):
         bits = np.packbits(cast("Tensor", allowed(inputs, tile)).numpy(), axis=-1, bitorder="little")
-        own[:, :, tile.rows.start : tile.rows.stop, : bits.shape[-1]] = bits
+        word_bytes[:, :, tile.rows.start : tile.rows.stop, : bits.shape[-1]] = bits
     return words
 
 
-def held_by_bits(inputs: AttentionInputs) -> Held:
+def held_by_bits(inputs: AttentionInputs) -> MemoryUse:
     """Return the peak bytes of `cached_bits` while it evaluates the mask, and the bytes of its result."""
     words = 8 * math.prod(_shape_of_bits(inputs))
-    asked = Probe(inputs).held("bits", next(_row_tiles(inputs)), allowed)
-    return Held(words + asked.most, words)
+    held = Probe(inputs).held("bits", next(_row_tiles(inputs)), allowed)
+    return MemoryUse(words + held.most, words)
 
 
 @lru_cache
@@ -136,11 +136,11 @@ def _full_plan(q_len: int, kv_len: int) -> NativePlan:
     return NativePlan(torch.arange(blocks + 1, dtype=torch.int32), runs, spans, True)
 
 
-def packed_bits(seen: Tensor) -> Tensor:
+def packed_bits(bools: Tensor) -> Tensor:
     """Pack bools ``[..., keys]`` into the bits of int64 words ``[..., panels]``."""
-    found = np.packbits(seen.numpy(force=True), axis=-1, bitorder="little")
-    words = np.zeros((*seen.shape[:-1], -(-seen.shape[-1] // PANEL) * 8), dtype=np.uint8)
-    words[..., : found.shape[-1]] = found
+    packed = np.packbits(bools.numpy(force=True), axis=-1, bitorder="little")
+    words = np.zeros((*bools.shape[:-1], -(-bools.shape[-1] // PANEL) * 8), dtype=np.uint8)
+    words[..., : packed.shape[-1]] = packed
     return torch.from_numpy(words.view(np.int64))
 
 
@@ -151,26 +151,26 @@ def _key_domain(groups: Ints, first: int, count: int) -> KeyDomain:
 def _exact_spans(inputs: AttentionInputs, items: list[int]) -> Ints | None:
     """Return the key ranges of each row, ``[items, q_len, spans, 2]``. Return None if they are inexact or too many."""
     (_, _, q_len, kv_len), (q_first, kv_first) = inputs.shape, inputs.origin
-    own = np.repeat(np.asarray(items, dtype=np.int64), q_len)
+    batch_items = np.repeat(np.asarray(items, dtype=np.int64), q_len)
     rows = np.tile(np.arange(q_first, q_first + q_len, dtype=np.int64), len(items))
-    asked = inputs.rule.bounds(Groups(own, rows, rows), _key_domain(rows, kv_first, kv_len))
-    is_exact = asked.is_exact or bool((asked.any_row.sizes() == asked.all_rows.sizes()).all())
-    if not is_exact or asked.any_row.starts.shape[1] > _MOST_SPANS:
+    bounds = inputs.rule.bounds(Groups(batch_items, rows, rows), _key_domain(rows, kv_first, kv_len))
+    is_exact = bounds.is_exact or bool((bounds.any_row.sizes() == bounds.all_rows.sizes()).all())
+    if not is_exact or bounds.any_row.starts.shape[1] > _MOST_SPANS:
         return None
-    return (np.stack([asked.any_row.starts, asked.any_row.ends], 2) - kv_first).reshape(len(items), q_len, -1, 2)
+    return (np.stack([bounds.any_row.starts, bounds.any_row.ends], 2) - kv_first).reshape(len(items), q_len, -1, 2)
 
 
 def _panel_runs(inputs: AttentionInputs, bounds: Bounds, first: Ints) -> tuple[Ints, Ints]:
-    """Return two arrays of a compiled kernel's plan: the index of each block's first run, and the runs of panels."""
+    """Return the arrays ``starts`` and ``runs`` of a `NativePlan`."""
     kv_first, panels = inputs.origin[1], _key_domain(first, 0, -(-inputs.shape[3] // PANEL))
     touched = _in_panels(bounds.any_row, kv_first, panels, out=True)
     whole = _in_panels(bounds.all_rows, kv_first, panels, kv_len=inputs.shape[3])
-    found = []
+    parts = []
     for spans, kind in ((whole, _WHOLE), (touched.minus(whole, panels), _LIMITED)):
         block, slot = np.nonzero(spans.starts < spans.ends)
         columns = (block, spans.starts[block, slot], spans.ends[block, slot], np.full_like(block, kind))
-        found.append(np.stack(columns, 1))
-    runs = np.concatenate(found)
+        parts.append(np.stack(columns, 1))
+    runs = np.concatenate(parts)
     runs = runs[np.lexsort((runs[:, 1], runs[:, 0]))]
     return np.searchsorted(runs[:, 0], np.arange(len(first) + 1)), runs[:, 1:]
 
@@ -199,14 +199,14 @@ def _shape_of_bits(inputs: AttentionInputs) -> tuple[int, int, int, int]:
 def _row_tiles(inputs: AttentionInputs) -> Iterator[Tile]:
     """Yield tiles of a few rows each, for computing mask bits, over the batch items and heads with separate bits."""
     (items, heads), (q_len, kv_len) = _num_distinct(inputs), inputs.shape[2:]
-    rows = max(1, _PAIRS_ASKED // (items * heads * kv_len))
+    rows = max(1, _PAIRS_AT_ONCE // (items * heads * kv_len))
     for first in range(0, q_len, rows):
         columns = (ColumnRange(range(kv_len), "all pairs"),)
         yield Tile(slice(0, items), slice(0, heads), range(first, min(first + rows, q_len)), columns, inputs.rule)
 
 
-_LANES = 16  # widths that are multiples of it need no copies
-_TASKS = 16  # number of parts of sums over rows, if there are fewer heads
+_LANES = 16  # tensors whose width is a multiple of this need no copies
+_TASKS = 16  # number of parallel tasks for sums over rows: with fewer heads, rows are split into parts
 
 
 class Call(NamedTuple):
@@ -217,8 +217,8 @@ class Call(NamedTuple):
         places: index of each distance in the bias's source, starting at the first key of the last query; None for a
             bias stored as rows.
         table: number of bias values that all rows share; 0 if each row has separate values, -1 without a bias.
-        of_rows: the part of the bias that is the same for all keys of a row, which the kernel does not add: float64
-            ``[batch, heads, q_len]``; None for 0.
+        of_rows: the part of the bias that is the same for all keys of a row, float64 ``[batch, heads, q_len]``; None
+            for 0. The kernel does not add it.
     """
 
     arguments: tuple[Any, ...]
@@ -241,17 +241,17 @@ class Call(NamedTuple):
             visible, term = packed_bits(~term.keys), term.term
         bias, index, table = (None, None, -1) if term is None else _bias_rows(term, inputs.shape)
         of_rows = term.of_rows() if isinstance(term, DecayTerm) else None
-        rows, columns, threshold, kept = None, None, 0, 1.0
+        rows, columns, threshold, keep_factor = None, None, 0, 1.0
         if dropped is not None:
             b, h, _ = index_of(inputs, inputs.everything)
             words = Words(dropped.seed, dropped.items(b), h, *positions(inputs, inputs.everything), dropped.p)
             rows, columns, threshold = words.rows.contiguous(), words.columns.contiguous(), words.threshold
-            kept = 1.0 / (1.0 - dropped.p)
+            keep_factor = 1.0 / (1.0 - dropped.p)
         q, k = inputs.query, inputs.key
         q, k = q if _is_ready(q) else _padded(q), k if _is_ready(k) else _padded(k)
         tensors = (q, k, value if _is_ready(value) else _padded(value))
         capped = 0.0 if inputs.softcap is None else inputs.softcap
-        options = (bias, index is not None, inputs.scale, capped, rows, columns, threshold, kept)
+        options = (bias, index is not None, inputs.scale, capped, rows, columns, threshold, keep_factor)
         return cls((*tensors, plan.starts, plan.runs, plan.spans, bits, visible, *options), index, table, of_rows)
 
 
@@ -271,19 +271,19 @@ def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
     plan, ledger, rows = known_plan(inputs), Ledger(), batch * heads * q_len
     if not plan.is_exact:
         ledger.step(held_by_bits(inputs))
-    kept = ledger.now
+    cached = ledger.now
     if inputs.bias is not None:
         ledger.step(_held_by_bias(inputs.bias, q_len + kv_len - 1))
     if dropout_p:
-        ledger.step(Held(32 * max(rows, kv_len), 4 * (rows + kv_len)))
+        ledger.step(MemoryUse(32 * max(rows, kv_len), 4 * (rows + kv_len)))
     widths, item = (_padded_width(query.shape[3]), _padded_width(value_dim)), query.dtype.itemsize
-    ledger.take(sum(0 if _is_ready(x) else math.prod(x.shape[:3]) * widths[0] * item for x in (query, key)))
-    ledger.take(0 if value_dim == widths[1] else math.prod(key.shape[:3]) * widths[1] * item)
+    ledger.allocate(sum(0 if _is_ready(x) else math.prod(x.shape[:3]) * widths[0] * item for x in (query, key)))
+    ledger.allocate(0 if value_dim == widths[1] else math.prod(key.shape[:3]) * widths[1] * item)
     results = rows * (widths[1] * item + 4)
-    ledger.take(results)
+    ledger.allocate(results)
     sizes = (batch, heads, key.shape[1], q_len, kv_len, *widths)
     ledger.touch(torch.ops.saccade_cpu.held(*sizes, query.dtype == torch.bfloat16))
-    return Cost(len(plan.runs), plan.pairs(inputs), Held(ledger.most, kept + results))
+    return Cost(len(plan.runs), plan.pairs(inputs), MemoryUse(ledger.most, cached + results))
 
 
 def chunks_of(inputs: AttentionInputs) -> int:
@@ -330,15 +330,15 @@ def _bias_rows(bias: Term, shape: tuple[int, int, int, int]) -> tuple[Tensor | N
     return rows, None, 0 if source.shape[2] > 1 else shape[3]
 
 
-def _held_by_bias(bias: Term, distances: int) -> Held:
+def _held_by_bias(bias: Term, distances: int) -> MemoryUse:
     """Return the peak bytes of `_bias_rows`, and the bytes of its result."""
     source = bias.source
     if isinstance(bias, DistanceTerm):
         read = (8 + 4 * source.shape[0] * source.shape[1]) * distances
-        return Held(read, read)
+        return MemoryUse(read, read)
     if isinstance(bias, DecayTerm):
         rows = source.shape[0] * source.shape[1] * (distances + 1 - source.shape[3])
-        return Held(12 * source.numel() + 8 * rows, 4 * source.numel() + 8 * rows)
+        return MemoryUse(12 * source.numel() + 8 * rows, 4 * source.numel() + 8 * rows)
     widened = 0 if source.dtype == torch.float32 else 4 * source.numel()
     straight = 0 if source.stride(3) == 1 else 4 * source.numel()
-    return Held(widened + straight, straight or widened)
+    return MemoryUse(widened + straight, straight or widened)

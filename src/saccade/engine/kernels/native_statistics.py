@@ -29,7 +29,7 @@ class Band(NamedTuple):
     stop: int
 
 
-class Sweep(NamedTuple):
+class SweepResults(NamedTuple):
     """Results of one pass of the compiled kernel over the matrix: row statistics and column sums.
 
     Attributes:
@@ -57,7 +57,7 @@ def can_sweep(inputs: AttentionInputs, impl: str | Kernel) -> bool:
     return not Native().verdict(_readable(inputs), request).cannot and is_clean(inputs, inputs.query, inputs.key)
 
 
-def sweep_statistics(inputs: AttentionInputs, bands: list[Band], ahead: int) -> Sweep:
+def sweep_statistics(inputs: AttentionInputs, bands: list[Band], ahead: int) -> SweepResults:
     """Compute statistics of all attention rows and columns in one pass of the compiled kernel over the matrix.
 
     Args:
@@ -69,13 +69,13 @@ def sweep_statistics(inputs: AttentionInputs, bands: list[Band], ahead: int) -> 
     O(kv_len) for each part of the column sums, which are added in the same order on any number of threads.
     """
     wide = _readable(inputs)
-    told = [[band.follows, *(min(max(edge, -_FAR), _FAR) for edge in band[1:])] for band in bands]
+    edges = [[band.follows, *(min(max(edge, -_FAR), _FAR) for edge in band[1:])] for band in bands]
     sinks = None if inputs.sink_logit is None else inputs.sink_logit.float().contiguous()
-    ranges = torch.tensor(told, dtype=torch.int32, device="cpu").reshape(-1, 3)
+    ranges = torch.tensor(edges, dtype=torch.int32, device="cpu").reshape(-1, 3)
     rows, received = torch.ops.saccade_cpu.look(
         *Call.of(wide, wide.key, None).of_scores, sinks, ranges, ahead, chunks_of(inputs)
     )
-    return Sweep(rows, received.sum(0))
+    return SweepResults(rows, received.sum(0))
 
 
 def _readable(inputs: AttentionInputs) -> AttentionInputs:

@@ -10,7 +10,7 @@ from saccade.engine import dropout
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel
-from saccade.engine.memory_accounting import Cost, Held, Probe
+from saccade.engine.memory_accounting import Cost, MemoryUse, Probe
 from saccade.engine.tiles.grouped_heads import product
 from saccade.engine.tiles.tile_scores import index_of, normalised, positions, scores_of
 from saccade.plan import Tile
@@ -34,7 +34,7 @@ class Reference(Kernel):
             return weighted(inputs, tile, scores_of(inputs, tile), inputs.key[..., : tile.width, :1], dropped)
 
         held = Probe(inputs, is_narrow=True).held("reference", inputs.everything, run)
-        return Cost(1, self.pairs(inputs), Held(held.most + results, results))
+        return Cost(1, self.pairs(inputs), MemoryUse(held.most + results, results))
 
     def pairs(self, inputs: AttentionInputs) -> int:
         """Return the number of query-key pairs. Dense attention computes all of them."""

@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.kernel import Kernel, Request, Verdict, left_out, reasons_of_dot_products
-from saccade.engine.memory_accounting import Cost, Held
+from saccade.engine.kernels.kernel import Kernel, Request, Verdict, disabled_reasons, reasons_unless_dot_product
+from saccade.engine.memory_accounting import Cost, MemoryUse
 from saccade.plan import ALL, Box, Triangle
 from saccade.support.torch_modes import is_transformed
 
@@ -17,8 +17,8 @@ class Sdpa(Kernel):
     """Exact attention with torch's ``scaled_dot_product_attention``, for full and causal masks.
 
     Torch selects a kernel for the device. Its causal flag aligns the first row with the first key, whereas our mask
-    aligns the last row with the last key. A causal mask must therefore have as many rows as keys, or a single row,
-    which attends to every key. No lse is returned.
+    aligns the last row with the last key. A causal mask must therefore be square, or have a single row, which
+    attends to every key. No lse is returned.
 
     Cost: that of torch's kernel on the device. Beyond inputs and outputs, most of these kernels need memory that is
     only linear in the length.
@@ -46,12 +46,12 @@ class Sdpa(Kernel):
             why.append("it has no softcap")
         if inputs.bias is not None:
             why.append("it would need a dense bias, which takes memory for every pair")
-        why += reasons_of_dot_products(inputs)
+        why += reasons_unless_dot_product(inputs)
         if is_transformed():
             why.append("it is not run inside transforms of torch.func")
         if request.needs_lse:
             why.append("it does not return the lse, which is needed here")
-        return Verdict(tuple(why), left_out(inputs))
+        return Verdict(tuple(why), disabled_reasons(inputs))
 
     def pairs(self, inputs: AttentionInputs) -> int:
         """Return the number of visible query-key pairs: all, or a little more than half for a causal mask."""
@@ -62,7 +62,7 @@ class Sdpa(Kernel):
         """Return the number of pairs and the bytes of the results. The memory inside torch's SDPA is unknown."""
         batch, heads, q_len, _ = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + inputs.compute_dtype.itemsize)
-        return Cost(1, self.pairs(inputs), Held(results, results))
+        return Cost(1, self.pairs(inputs), MemoryUse(results, results))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
         """Run torch's SDPA and return its output, with None as the lse."""

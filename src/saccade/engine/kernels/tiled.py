@@ -24,7 +24,16 @@ from saccade.engine.kernels.kernel import (
 from saccade.engine.kernels.tiled_cost import blocks_of, bytes_of_backward, cost_of, pairs_of
 from saccade.engine.memory_accounting import Cost
 from saccade.engine.tiles.grouped_heads import add_at, at, folded, groups_of, joined, product, take, transposed_product
-from saccade.engine.tiles.tile_scores import biased, capped, compared, index_of, mask_, modified, place_of, positions
+from saccade.engine.tiles.tile_scores import (
+    biased,
+    capped,
+    compared,
+    index_of,
+    mask_,
+    modified,
+    positions,
+    score_mod_indices,
+)
 from saccade.plan import Tile
 from saccade.support.torch_modes import has_forward_derivatives
 
@@ -111,15 +120,15 @@ def _backward(
     ]
     gq, gk, gv, gb, *gp = grads
     grad_out, lse = results.grad_out, results.lse
-    # The row sums that softmax subtracts from each gradient. An output in half precision would make them too coarse for
-    # sums over many rows. Since rows are complete, a block can compute them itself, in one more pass.
+    # Row sums that the softmax backward pass subtracts. Computed from a half-precision output, they would be too
+    # inaccurate for sums over many rows. Since rows are complete, each block then computes them in one more pass.
     is_exact = results.out.dtype == wide
     delta = (grad_out * results.out).sum(-1) if is_exact else torch.zeros_like(lse)
     if results.grad_lse is not None:
         delta = delta - results.grad_lse.to(wide)
     scratch, of_all = _Scratch(inputs), _dropout_words(inputs, dropped)
-    # If exponentials need no shift, divide the rows that they are multiplied by, instead of the weights, by the
-    # denominator.
+    # If exponentials need no shift, multiply unnormalised weights, and divide the other factor of each product by the
+    # denominator instead.
     share = (-lse).exp() if _is_small(inputs) else None
     delta = delta if share is None else delta * share
     for piece in blocks_of(inputs):
@@ -134,15 +143,15 @@ def _backward(
         if words is not None:
             dropout.drop_(grad_weights, words)
         if gv is not None:
-            kept = weights if words is None else dropout.dropped(weights, words, out=scratch.like(weights, 2))
-            block.add_transposed(gv, kept, go)
+            after_dropout = weights if words is None else dropout.dropped(weights, words, out=scratch.like(weights, 2))
+            block.add_transposed(gv, after_dropout, go)
         taken = block.rows(delta)
         if not is_exact:
-            own = torch.linalg.vecdot(grad_weights, weights)
-            taken = taken + (own if share is None else own * block.rows(share))
+            row_sums = torch.linalg.vecdot(grad_weights, weights)
+            taken = taken + (row_sums if share is None else row_sums * block.rows(share))
         grad_scores = grad_weights.sub_(taken[..., None]).mul_(weights)
         if gb is not None and bias is not None:
-            bias.collect(gb, block.tile, grad_scores)
+            bias.accumulate_gradient(gb, block.tile, grad_scores)
         grad_scores = _backward_of_modification(inputs, block, grad_scores, gp)
         if block.slopes is not None:
             grad_scores *= block.slopes
@@ -157,7 +166,7 @@ def _backward_of_modification(
     """Return the gradient with respect to a block's unmodified scores; add those of captured tensors to ``gp``."""
     if inputs.modification is None or block.capped is None:
         return grad_scores
-    place = place_of(inputs, block.tile)
+    place = score_mod_indices(inputs, block.tile)
     of_scores, captured = inputs.modification.gradients(grad_scores, block.capped, place)
     for total, part in zip(gp[len(inputs.parameters) :], captured, strict=True):
         if total is not None and part is not None:
@@ -201,8 +210,8 @@ def _gradients_of_tile(inputs: AttentionInputs, block: _Block, grad: Tensor) -> 
         return (of_query.reshape(block.query.shape), *others)
     leaves = [x.detach().requires_grad_() for x in (q, block.key, *inputs.parameters)]
     with torch.enable_grad():
-        made = function(*leaves)
-    of_query, *others = torch.autograd.grad(made, leaves, grad, allow_unused=True)
+        scores = function(*leaves)
+    of_query, *others = torch.autograd.grad(scores, leaves, grad, allow_unused=True)
     return (None if of_query is None else of_query.reshape(block.query.shape), *others)
 
 
@@ -228,9 +237,9 @@ class _Block(NamedTuple):
         if len(left) > 1 or len(columns) > 1:
             self.add_columns(total, transposed_product(left, right, groups))
             return
-        # Add within the matrix product: a separate sum would pass over all keys once more.
-        own = at(total[self.tile.batch, self.groups], columns[0].keys, 2)[0]
-        own.baddbmm_(folded(left, groups)[0].mT, folded(right, groups)[0])
+        # Accumulate within the matrix product: a separate sum would need another pass over all keys.
+        total_of_block = at(total[self.tile.batch, self.groups], columns[0].keys, 2)[0]
+        total_of_block.baddbmm_(folded(left, groups)[0].mT, folded(right, groups)[0])
 
     def add_columns(self, total: Tensor, part: Tensor) -> None:
         """Add ``[batch, groups, columns, width]`` to the block's columns of ``[batch, kv_heads, kv_len, width]``."""
@@ -273,19 +282,20 @@ def _compute_block(
     q = at(inputs.query[piece.batch, piece.heads], piece.rows, 2).to(wide)
     k, v = (take(x[piece.batch, groups], columns, 2).to(wide) for x in (inputs.key, value))
     is_dot = inputs.tile_function is None
-    made = scratch.product(q * inputs.scale, k.mT, 0) if is_dot else compared(inputs, q, k)
-    made = capped(inputs, made)
-    slope = 1.0 - (made / inputs.softcap).square_() if slopes and inputs.softcap is not None else None
-    before = made.clone() if slopes and inputs.modification is not None else None
-    made = modified(inputs, made, piece)
+    scores = scratch.product(q * inputs.scale, k.mT, 0) if is_dot else compared(inputs, q, k)
+    scores = capped(inputs, scores)
+    slope = 1.0 - (scores / inputs.softcap).square_() if slopes and inputs.softcap is not None else None
+    before = scores.clone() if slopes and inputs.modification is not None else None
+    scores = modified(inputs, scores, piece)
     if inputs.bias is not None:
-        made = biased(inputs, made, inputs.bias.read(piece))  # unnamed, so that it is freed before the mask is made
-    made = mask_(inputs, made, piece)
-    return _Block(piece, q, k, v, made, before, slope, groups)
+        # The bias is unnamed, so that it is freed before the mask is computed.
+        scores = biased(inputs, scores, inputs.bias.read(piece))
+    scores = mask_(inputs, scores, piece)
+    return _Block(piece, q, k, v, scores, before, slope, groups)
 
 
 class _Scratch:
-    """Reusable memory for the tiled kernel's blocks, because allocating it anew costs as much as the matrix product."""
+    """Reusable memory for the tiled kernel's blocks, because a new allocation costs as much as the matrix product."""
 
     def __init__(self, inputs: AttentionInputs):
         self._wide, self._device = inputs.compute_dtype, inputs.device

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.memory_accounting import Cost, Held, Ledger, Probe, bytes_widened
+from saccade.engine.memory_accounting import Cost, Ledger, MemoryUse, Probe, bytes_widened
 from saccade.engine.tiles.grouped_heads import at, groups_of, joined, take
 from saccade.engine.tiles.tile_scores import ROOM_FOR_HIDDEN, caches_hidden, compared, hidden, key_of_hidden, modified
 from saccade.engine.tiles.tile_splitting import Cut, cut, few_rows
@@ -20,7 +20,7 @@ _NARROW = 2048  # keys
 
 
 class Blocks(NamedTuple):
-    """A tile, and the split of the tile into blocks of the tiled kernel."""
+    """A tile, and how the tiled kernel splits it into blocks."""
 
     tile: Tile
     cut: Cut
@@ -40,7 +40,7 @@ class Blocks(NamedTuple):
 
 
 def cuts_of(inputs: AttentionInputs) -> Iterator[Blocks]:
-    """Yield all tiles that have columns, each with the split into blocks of the tiled kernel."""
+    """Yield all non-empty tiles, each with its split into blocks of the tiled kernel."""
     share = inputs.shape[1] // inputs.key.shape[1] if inputs.key.shape[1] else 1
     for tile in inputs.row_plan.tiles:
         if tile.width:
@@ -71,8 +71,8 @@ def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
         # The first slices of batch items and heads are the largest. The others need the same memory or less.
         for piece in blocks.rows():
             run.block(piece._replace(batch=blocks.cut.batch[0], heads=blocks.cut.heads[0]))
-    run.ledger.give(sum(run.buffers.values()))
-    return Cost(len(inputs.row_plan), pairs_of(inputs), Held(run.ledger.most, run.ledger.now))
+    run.ledger.free(sum(run.buffers.values()))
+    return Cost(len(inputs.row_plan), pairs_of(inputs), MemoryUse(run.ledger.most, run.ledger.now))
 
 
 def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
@@ -83,19 +83,19 @@ def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
     of_keys = batch * inputs.key.shape[1] * kv_len * widths
     rows, most = batch * heads * q_len, 0
     for blocks in cuts_of(inputs):
-        items, own = (span.stop - span.start for span in (blocks.cut.batch[0], blocks.cut.heads[0]))
+        items, num_heads = (span.stop - span.start for span in (blocks.cut.batch[0], blocks.cut.heads[0]))
         for piece in blocks.rows():
             columns = items * len(range(*groups_of(blocks.cut.heads[0], heads, inputs.key.shape[1]).indices(heads)))
             is_copied = item < wide or len(joined(piece.spans)) > 1
-            entries, sides = items * own * piece.height, columns * piece.width * widths
+            entries, sides = items * num_heads * piece.height, columns * piece.width * widths
             extra = (
                 _num_score_blocks(inputs) * entries * piece.width + entries * widths + (2 if is_copied else 1) * sides
             )
             extra += _numbers_of_score_function(inputs, entries * piece.width)
             most = max(most, extra)
     rounded = 0 if item == wide else (of_query + of_keys) * item
-    looked = rows * value_dim * wide  # the products whose row sums enter softmax's gradient
-    return (of_query + of_keys) * wide + max(most * wide, rounded, looked) + 2 * rows * wide
+    row_products = rows * value_dim * wide  # grad_out * out, before it is summed over each row
+    return (of_query + of_keys) * wide + max(most * wide, rounded, row_products) + 2 * rows * wide
 
 
 def _num_score_blocks(inputs: AttentionInputs) -> int:
@@ -104,11 +104,12 @@ def _num_score_blocks(inputs: AttentionInputs) -> int:
 
 
 def _numbers_of_score_function(inputs: AttentionInputs, pairs: int) -> int:
-    """Return how many numbers autograd saves for a score function's backward pass, excluding the scaled gradient."""
+    """Return how many elements autograd saves for a score function's backward pass, excluding the scaled gradient."""
     if inputs.tile_function is None:
         return 0
-    told = getattr(inputs.tile_function, "held_bytes", None)
-    return pairs + (2 * pairs if told is None else 2 * told(1))  # its result and the product with a gradient
+    held_bytes = getattr(inputs.tile_function, "held_bytes", None)
+    # The result of the score function, and the product with a gradient.
+    return pairs + (2 * pairs if held_bytes is None else 2 * held_bytes(1))
 
 
 class _SimulatedRun:
@@ -116,28 +117,28 @@ class _SimulatedRun:
 
     def __init__(self, inputs: AttentionInputs, value_dim: int, *, has_dropout: bool):
         self.ledger = Ledger()
-        self._given, self._value_dim, self._has_dropout = inputs, value_dim, has_dropout
+        self._inputs, self._value_dim, self._has_dropout = inputs, value_dim, has_dropout
         self._item, self._wide = inputs.query.dtype.itemsize, inputs.compute_dtype.itemsize
         self._probe = Probe(inputs)
-        self._kept: set[Hashable] = set()
+        self._cached: set[Hashable] = set()
         self._room = ROOM_FOR_HIDDEN
         self.buffers = {0: 0, 3: 0}
 
     def start(self) -> None:
         """Account for results, the dropout words of rows and columns, and the test for large scores."""
-        (batch, heads, q_len, kv_len), inputs = self._given.shape, self._given
+        (batch, heads, q_len, kv_len), inputs = self._inputs.shape, self._inputs
         rows = batch * heads * q_len
-        self.ledger.take(rows * (self._value_dim * self._item + self._wide))
+        self.ledger.allocate(rows * (self._value_dim * self._item + self._wide))
         if self._has_dropout:
             self.ledger.touch(32 * max(rows, kv_len))  # four 64-bit numbers exist while one 32-bit word is computed
-            self.ledger.take(4 * (rows + kv_len))
+            self.ledger.allocate(4 * (rows + kv_len))
         if inputs.is_plain:
             entries = max(rows * inputs.query.shape[3], inputs.key.numel())
             self.ledger.touch(bytes_widened(entries, inputs.query.dtype))
 
     def block(self, piece: Tile) -> None:
         """Account for the memory of one block of the tiled kernel."""
-        inputs, ledger, wide = self._given, self.ledger, self._wide
+        inputs, ledger, wide = self._inputs, self.ledger, self._wide
         items, heads = (span.stop - span.start for span in (piece.batch, piece.heads))
         groups = groups_of(piece.heads, inputs.shape[1], inputs.key.shape[1])
         query = items * heads * piece.height * inputs.query.shape[3] * wide
@@ -154,11 +155,11 @@ class _SimulatedRun:
                     self._buffer(0, entries * wide)
                     if not is_gathered and not is_half and not _is_one_axis(inputs.key, items):
                         ledger.touch(columns * widths[0] * wide)
-                made = 0
+                scores = 0
             else:
-                made = entries * wide
-                ledger.touch(self._compared(piece, made))
-            with ledger.holding(made):
+                scores = entries * wide
+                ledger.touch(self._compared(piece, scores))
+            with ledger.holding(scores):
                 if inputs.modification is not None:
                     changed = self._probe.held("modified", piece, _modified).most
                     ledger.touch(max(changed, 0))
@@ -171,34 +172,34 @@ class _SimulatedRun:
                     self._buffer(3, entries * 4)
                 ledger.touch(2 * items * heads * piece.height * self._value_dim * wide)
 
-    def _compared(self, piece: Tile, made: int) -> int:
+    def _compared(self, piece: Tile, size: int) -> int:
         """Return the bytes that a score function allocates for a block, including the scaled copy of its result."""
-        told = getattr(self._given.tile_function, "held_bytes", None)
-        if told is None:
-            return max(made, self._probe.held("compared", piece, _compared).most)
-        return max(2 * made, made + told(self._wide))
+        held_bytes = getattr(self._inputs.tile_function, "held_bytes", None)
+        if held_bytes is None:
+            return max(size, self._probe.held("compared", piece, _compared).most)
+        return max(2 * size, size + held_bytes(self._wide))
 
     def _hide(self, piece: Tile) -> None:
         """Account for masking the pairs of one column range. Cached masks stay on the ledger."""
-        key = key_of_hidden(self._given, piece)
-        if key in self._kept:
+        key = key_of_hidden(self._inputs, piece)
+        if key in self._cached:
             return
         held = self._probe.held("hidden", piece, hidden)
         self.ledger.touch(held.most)
-        if caches_hidden(self._given) and held.left <= self._room:
+        if caches_hidden(self._inputs) and held.left <= self._room:
             self._room -= held.left
-            self._kept.add(key)
-            self.ledger.take(held.left)
+            self._cached.add(key)
+            self.ledger.allocate(held.left)
 
     def _buffer(self, number: int, size: int) -> None:
         if size > self.buffers[number]:
-            self.ledger.give(self.buffers[number])
-            self.ledger.take(size)
+            self.ledger.free(self.buffers[number])
+            self.ledger.allocate(size)
             self.buffers[number] = size
 
 
 def _is_one_axis(x: Tensor, items: int) -> bool:
-    """Return whether batch and head axes of keys merge into one. If not, a matrix product copies the keys."""
+    """Return whether the batch and head axes of keys merge without a copy. If not, a matrix product copies the keys."""
     return items == 1 or x.shape[1] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
 
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.kernel import Kernel, Request, Verdict, left_out, reasons_of_dot_products
-from saccade.engine.memory_accounting import Cost, Held
+from saccade.engine.kernels.kernel import Kernel, Request, Verdict, disabled_reasons, reasons_unless_dot_product
+from saccade.engine.memory_accounting import Cost, MemoryUse
 from saccade.support.torch_modes import is_transformed, unobserved
 
 if TYPE_CHECKING:
@@ -56,12 +56,12 @@ class Varlen(Kernel):
             why.append("it has no dropout")
         if inputs.softcap is not None or inputs.bias is not None:
             why.append("it has no softcap and no bias")
-        why += reasons_of_dot_products(inputs)
+        why += reasons_unless_dot_product(inputs)
         if is_transformed():
             why.append("it is not run inside transforms of torch.func")
         if request.needs_lse and torch.is_grad_enabled():  # torch silently drops a gradient through the lse
             why.append("its lse has no gradient")
-        return Verdict(tuple(why), left_out(inputs))
+        return Verdict(tuple(why), disabled_reasons(inputs))
 
     def pairs(self, inputs: AttentionInputs) -> int:
         """Return the number of query-key pairs in the windows of all sequences."""
@@ -74,7 +74,7 @@ class Varlen(Kernel):
         """Return the number of pairs and the bytes of the results. The memory inside ``varlen_attn`` is unknown."""
         batch, heads, q_len, _ = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + 4)
-        return Cost(1, self.pairs(inputs), Held(results, results))
+        return Cost(1, self.pairs(inputs), MemoryUse(results, results))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
         """Run torch's ``varlen_attn`` and return its output and lse."""
@@ -85,7 +85,7 @@ class Varlen(Kernel):
         wide = -(-max(inputs.query.shape[3], width) // _EVEN) * _EVEN
         q, k, v = (texts.rows_of(F.pad(x, (0, wide - x.shape[3]))) for x in (inputs.query, inputs.key, value))
         window = tuple(-1 if side is None else side for side in (texts.packed.left, texts.packed.right))
-        found, lse = varlen_attn(
+        rows, lse = varlen_attn(
             q,
             k,
             v,
@@ -98,15 +98,15 @@ class Varlen(Kernel):
             window_size=cast("tuple[int, int]", window),
             **_gqa_option(varlen_attn, heads != inputs.key.shape[1]),
         )
-        out = texts.put_back(found, 0.0, batch * length).view(batch, length, heads, wide).transpose(1, 2)
+        out = texts.scatter(rows, 0.0, batch * length).view(batch, length, heads, wide).transpose(1, 2)
         # The lse's memory layout is [heads, rows], contrary to torch's documentation.
-        of_rows = texts.put_back(lse.reshape(heads, -1).T, -torch.inf, batch * length).view(batch, length, heads)
+        of_rows = texts.scatter(lse.reshape(heads, -1).T, -torch.inf, batch * length).view(batch, length, heads)
         return out if wide == width else out[..., :width], of_rows.transpose(1, 2)
 
 
 @cache
 def _gqa_option(function: Callable[..., Any], is_grouped: bool) -> dict[str, Any]:
-    """Return the option of ``varlen_attn`` that allows fewer key heads than query heads; torch 2.11 needs none."""
+    """Return the option that lets ``varlen_attn`` have fewer key heads than query heads; torch 2.11 needs none."""
     return {"enable_gqa": is_grouped} if "enable_gqa" in inspect.signature(function).parameters else {}
 
 
@@ -115,7 +115,7 @@ class _Sequences(NamedTuple):
 
     Attributes:
         packed: lengths and windows of the sequences.
-        ends: bounds of the sequences among the rows of all batch items, int32 ``[sequences + 1]``.
+        ends: cumulative sequence lengths over all batch items, starting with 0, int32 ``[sequences + 1]``.
         longest: number of tokens in the longest sequence.
         places: indices of the rows that belong to a sequence, int64; None if all do.
     """
@@ -130,11 +130,11 @@ class _Sequences(NamedTuple):
         rows = x.transpose(1, 2).flatten(0, 1)
         return rows if self.places is None else rows.index_select(0, self.places)
 
-    def put_back(self, rows: Tensor, else_: float, count: int) -> Tensor:
-        """Insert the sequences' rows ``[rows, ...]`` among all ``count`` rows. All other rows become ``else_``."""
+    def scatter(self, rows: Tensor, fill: float, count: int) -> Tensor:
+        """Scatter the sequences' rows ``[rows, ...]`` into ``count`` rows, and fill all other rows with ``fill``."""
         if self.places is None:
             return rows
-        return rows.new_full((count, *rows.shape[1:]), else_).index_copy(0, self.places, rows)
+        return rows.new_full((count, *rows.shape[1:]), fill).index_copy(0, self.places, rows)
 
 
 def _packed_mask(inputs: AttentionInputs) -> Packed | None:

@@ -31,7 +31,7 @@ class PositionRange(NamedTuple):
 
 
 class TokenOrder:
-    """An index of token positions that never decrease from row to row of a batch item.
+    """An index of token positions that never decrease within a batch item.
 
     Padding may be anywhere, and positions may repeat or have gaps. The tokens at positions ``start`` to ``stop`` are
     adjacent, so bisection finds them.
@@ -50,7 +50,7 @@ class TokenOrder:
         counts = is_token.sum(axis=1)
         self._begins = np.concatenate([[0], np.cumsum(counts)])
         self._step = int(self._positions.max(initial=0)) + 2  # above the end of any range of positions
-        # Item and position combined into one number that grows from token to token.
+        # Batch item and position combined into one integer that increases from token to token.
         self._places = self._positions + np.repeat(np.arange(items) * self._step, counts)
 
     @classmethod
@@ -69,7 +69,7 @@ class TokenOrder:
         """Number of batch items in the position table."""
         return len(self._begins) - 1
 
-    def universe(self, item: Ints) -> KeyDomain:
+    def domain(self, item: Ints) -> KeyDomain:
         """Return the position domain of each item, from the first token to the last token."""
         low, high = self._begins[item], self._begins[item + 1]
         return KeyDomain(*self._ends(low, high, 1))
@@ -98,8 +98,8 @@ class TokenOrder:
         run_starts, run_ends = self._runs
         return Bounds.exactly(hull.intersection(Spans.of(run_starts[item], run_ends[item], keys), keys))
 
-    def one_by_one(self, item: int, indices: range) -> range | None:
-        """Return the positions of the tokens at ``indices``. Return None for padding or gaps between positions."""
+    def consecutive_range(self, item: int, indices: range) -> range | None:
+        """Return the positions of the tokens at ``indices`` as a range; None if there is padding or a gap."""
         offset = item * self._len
         low, high = np.searchsorted(self._indices, (offset + indices.start, offset + indices.stop)).tolist()
         if high - low != len(indices) or indices.step != 1:
@@ -111,7 +111,7 @@ class TokenOrder:
 
     def span(self, item: int) -> range:
         """Return the range of positions from the first token of an item to the last token."""
-        first, stop = self.universe(np.asarray([item]))
+        first, stop = self.domain(np.asarray([item]))
         return range(int(first[0]), int(stop[0]))
 
     def edges(self, item: int, cuts: Ints) -> Ints:
@@ -123,7 +123,7 @@ class TokenOrder:
 
     @cached_property
     def _runs(self) -> tuple[Ints, Ints] | None:
-        """Return start and end indices of runs of adjacent tokens, ``[items, runs]``; None if there are too many."""
+        """Start and end indices of runs of adjacent tokens, ``[items, runs]``; None if there are too many runs."""
         item = np.repeat(np.arange(self.items), np.diff(self._begins))
         is_new = np.ones(len(self._indices), dtype=bool)
         is_new[1:] = (np.diff(self._indices) != 1) | (np.diff(item) != 0)
@@ -140,7 +140,7 @@ class TokenOrder:
         return starts, ends
 
     def _ends(self, low: Ints, high: Ints, beyond: int) -> tuple[Ints, Ints]:
-        """Return the positions of tokens ``low`` and ``high - 1`` (plus ``beyond``); 0 for empty ranges of tokens."""
+        """Return the positions of token ``low`` and of token ``high - 1`` plus ``beyond``; 0 for empty ranges."""
         if not len(self._indices):
             return np.zeros_like(low), np.zeros_like(low)
         some = low < high

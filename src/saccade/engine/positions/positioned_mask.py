@@ -1,4 +1,4 @@
-"""PositionedMask: a mask on positions, evaluated at the indices of a matrix. Only this file converts positions."""
+"""PositionedMask: a mask on positions, evaluated at the indices of a matrix. Only this file converts between them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def resolve_positions(
         device: device of the matrix.
     """
     _, _, q_len, kv_len = shape
-    # The domain of a mask is a range of numbers, which are unknown during tracing, so the operator checks it.
+    # Positions are unknown during tracing, so the operator checks the domain of the mask when it runs.
     if not is_tracing() and rule.domain is not EVERYWHERE:
         check_domain(rule, q, kv, q_len, kv_len)
     if q is None:
@@ -71,7 +71,7 @@ def at_origin(rule: Mask, origin: tuple[int, int], shape: tuple[int, int, int, i
     q, kv = (Positions(None, table) for table in (rule.q_positions, rule.kv_positions))
     if rule.mask.domain is not EVERYWHERE:
         check_domain(rule.mask, q, kv, *shape[2:])
-    firsts = [x.one_by_one() if can_be_read(x.on()) else None for x in (q, kv)]
+    firsts = [x.consecutive_start() if can_be_read(x.on()) else None for x in (q, kv)]
     if firsts[0] is None or firsts[1] is None:
         return rule, origin
     return rule.mask, (firsts[0], firsts[1])
@@ -144,8 +144,8 @@ class PositionedMask(Mask):
         return False
 
     @property
-    def asks_functions(self) -> bool:
-        return self.mask.asks_functions
+    def calls_functions(self) -> bool:
+        return self.mask.calls_functions
 
     def __repr__(self) -> str:
         return f"{self.mask} at given positions"
@@ -170,8 +170,8 @@ class PositionedMask(Mask):
             return self._bounds(groups, keys)
         # any_row: the keys that any item needs; all_rows: the keys that all items see.
         count, items = len(groups.first), self._items
-        first, last, *universe = (edge.repeat(items) for edge in (groups.first, groups.last, *keys))
-        each = KeyDomain(*universe)
+        first, last, *domain = (edge.repeat(items) for edge in (groups.first, groups.last, *keys))
+        each = KeyDomain(*domain)
         bounds = self._bounds(Groups(np.tile(np.arange(items), count), first, last), each)
         if (groups.rows <= _FEW_ROWS).all():
             return _one_range(bounds, items, keys)
@@ -186,14 +186,14 @@ class PositionedMask(Mask):
         if self._orders is None or (self._items > 1 and box.batch == ALL):
             return unknown
         spans = [
-            order.one_by_one(0 if order.items == 1 else box.batch, indices)
+            order.consecutive_range(0 if order.items == 1 else box.batch, indices)
             for order, indices in zip(self._orders, (box.rows, box.keys), strict=True)
         ]
         rows, columns = spans
         if rows is None or columns is None:
             return unknown
         # A user's function may depend on the item, even if the mask's shape does not show it.
-        is_alike = self.mask.shape[0] == 1 and not self.mask.asks_functions
+        is_alike = self.mask.shape[0] == 1 and not self.mask.calls_functions
         return self.mask.partial(Box(ALL if is_alike else box.batch, rows, columns))
 
     def cuts(self, batch: int, rows: range) -> Ints:
@@ -216,7 +216,7 @@ class PositionedMask(Mask):
 
     @cached_property
     def _orders(self) -> tuple[TokenOrder, TokenOrder] | None:
-        """Position indexes of queries and keys; None if positions are unordered or unreadable, or too few to plan."""
+        """Position indices of queries and keys; None if positions decrease or cannot be read, or are too few."""
         if self._items * self.kv_positions.shape[1] * (self.q_positions.shape[1] + 256) < _FEWEST:
             return None
         q = TokenOrder.of(self.q_positions)
@@ -235,7 +235,7 @@ class PositionedMask(Mask):
         q_item, kv_item = (np.zeros_like(groups.batch) if order.items == 1 else groups.batch for order in (q, kv))
         rows = q.among(q_item, groups.first, groups.last)
         batch = np.full_like(groups.batch, ALL) if self.mask.shape[0] == 1 else groups.batch
-        inner = self.mask.bounds(Groups(batch, rows.first, rows.last), kv.universe(kv_item))
+        inner = self.mask.bounds(Groups(batch, rows.first, rows.last), kv.domain(kv_item))
         columns = kv.columns(kv_item, inner.any_row, keys)
         nothing = Spans.nothing(keys)
         any_row = columns.any_row.where(rows.some, nothing)

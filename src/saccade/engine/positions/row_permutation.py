@@ -11,7 +11,7 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel
 from saccade.masks.grid.row_order import in_order, wanted_order
 
-# Relative cost of a pair in square tiles (they have fewer rows and gathered keys), and cost of a tile, in pairs.
+# Cost of a pair in square tiles, relative to other tiles (fewer rows, gathered keys); cost of a tile, in pairs.
 _PAIR, _TILE = 2.0, 30_000
 FEWEST = 128  # with fewer rows a permutation gains nothing
 
@@ -54,6 +54,6 @@ def reordered(inputs: AttentionInputs, kernel: Kernel, dropout_p: float) -> Reor
     permuted = permuted.replaced(
         query=inputs.query.index_select(2, rows),
         row_positions=rows + inputs.origin[0],
-        bias=None if inputs.bias is None else inputs.bias.in_order(rows, inputs.shape[3]),
+        bias=None if inputs.bias is None else inputs.bias.permuted(rows, inputs.shape[3]),
     )
     return Reordered(permuted, places)

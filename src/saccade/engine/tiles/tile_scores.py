@@ -21,7 +21,7 @@ from saccade.support.called_function import called_function
 from saccade.support.torch_modes import has_values, is_transformed, unobserved
 
 ROOM_FOR_HIDDEN = 1 << 23  # entries of masked pairs that a plan may cache: 8 MB
-_NEVER = -1000.0  # its exp is 0 in every dtype, and 0 times it is 0: unlike -inf, it needs no special case
+_NEVER = -1000.0  # exp(x) and 0 * x are 0 in every dtype, so unlike -inf, it needs no special case
 
 
 def scores_of(inputs: AttentionInputs, tile: Tile) -> Tensor:
@@ -32,8 +32,8 @@ def scores_of(inputs: AttentionInputs, tile: Tile) -> Tensor:
     scores = visible_scores(inputs, q, k, None if inputs.bias is None else inputs.bias.read(tile), tile)
     if _can_write(scores):
         return mask_(inputs, scores, tile)
-    seen = allowed(inputs, tile)
-    return scores if seen is None else scores.masked_fill(~seen, -math.inf)
+    visible = allowed(inputs, tile)
+    return scores if visible is None else scores.masked_fill(~visible, -math.inf)
 
 
 def visible_scores(inputs: AttentionInputs, q: Tensor, k: Tensor, bias: Tensor | None, tile: Tile) -> Tensor:
@@ -67,10 +67,10 @@ def modified(inputs: AttentionInputs, scores: Tensor, tile: Tile) -> Tensor:
     """Apply the user's score function to the capped scores of a tile. The function may modify the scores in place."""
     if inputs.modification is None:
         return scores
-    return inputs.modification(scores, place_of(inputs, tile))
+    return inputs.modification(scores, score_mod_indices(inputs, tile))
 
 
-def place_of(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def score_mod_indices(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return a score function's index arguments for a tile: batch items, heads and positions (0 for padding)."""
     b, h, _ = index_of(inputs, tile)
     q, kv = positions(inputs, tile)
@@ -91,8 +91,8 @@ def mask_(inputs: AttentionInputs, scores: Tensor, tile: Tile) -> Tensor:
     for strip in tile.columns if has_values(scores) else ():
         stop = start + len(strip.keys)
         if strip.partial is not True:
-            own = _cached_hidden(inputs, tile._replace(columns=(strip,)))
-            scores[..., start:stop].masked_fill_(own, -math.inf)
+            masked = _cached_hidden(inputs, tile._replace(columns=(strip,)))
+            scores[..., start:stop].masked_fill_(masked, -math.inf)
         start = stop
     return scores
 
@@ -113,23 +113,23 @@ def _cached_hidden(inputs: AttentionInputs, tile: Tile) -> Tensor:
     if not caches_hidden(inputs):
         return hidden(inputs, tile)
     key, memo = key_of_hidden(inputs, tile), inputs.plan.memo
-    kept = memo.get(key)
-    if isinstance(kept, Tensor):
-        return kept
+    cached = memo.get(key)
+    if isinstance(cached, Tensor):
+        return cached
     with unobserved():
-        made = hidden(inputs, tile)
+        masked = hidden(inputs, tile)
     room = memo.get("room for hidden", ROOM_FOR_HIDDEN)
-    if isinstance(room, int) and made.numel() <= room:
-        memo[key], memo["room for hidden"] = made, room - made.numel()
-    return made
+    if isinstance(room, int) and masked.numel() <= room:
+        memo[key], memo["room for hidden"] = masked, room - masked.numel()
+    return masked
 
 
 def hidden(inputs: AttentionInputs, tile: Tile) -> Tensor:
     """Return the masked pairs in a tile's partial column ranges, bool ``[batch | 1, heads | 1, rows, columns]``."""
-    seen = allowed(inputs, tile)
-    assert seen is not None  # some column range is partial
+    visible = allowed(inputs, tile)
+    assert visible is not None  # some column range is partial
     # A mask that distinguishes no batch items may still return a result for each.
-    return ~(seen[:1, :1] if caches_hidden(inputs) else seen)
+    return ~(visible[:1, :1] if caches_hidden(inputs) else visible)
 
 
 def allowed(inputs: AttentionInputs, tile: Tile) -> Tensor | None:
@@ -145,15 +145,15 @@ def allowed(inputs: AttentionInputs, tile: Tile) -> Tensor | None:
             parts.append(tile.rule.allows(b, h, q, _columns_of(inputs, (strip.keys,))))
     sizes = torch.broadcast_shapes(*(part.shape[:3] for part in parts), (1, 1, tile.height))
     wide = [part.expand(*sizes, len(strip.keys)) for part, strip in zip(parts, tile.columns, strict=True)]
-    seen = wide[0] if len(wide) == 1 else torch.cat(wide, 3)
-    if inputs.answers is not None and inputs.rule.asks_functions:
-        _check_answer(inputs, tile, seen)
-    return seen
+    visible = wide[0] if len(wide) == 1 else torch.cat(wide, 3)
+    if inputs.fingerprints is not None and inputs.rule.calls_functions:
+        _check_fingerprint(inputs, tile, visible)
+    return visible
 
 
 def index_of(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
     """Return three index tensors for a mask on a tile: batch items, heads and rows, int64, each along its own axis."""
-    b, h = (torch.arange(own.start, own.stop, device=inputs.device) for own in (tile.batch, tile.heads))
+    b, h = (torch.arange(span.start, span.stop, device=inputs.device) for span in (tile.batch, tile.heads))
     q = _index_tensor((tile.rows,), inputs.origin[0], inputs.device)
     return b[:, None, None, None], h[None, :, None, None], q[None, None, :, None]
 
@@ -178,14 +178,14 @@ def _index_tensor(spans: Ranges, first: int, device: torch.device) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _check_answer(inputs: AttentionInputs, tile: Tile, seen: Tensor) -> None:
-    """Raise an error if a mask that calls functions returns a different result than before for the same pairs."""
-    rows = torch.arange(seen.shape[2], device=inputs.device) * 1_000_003
-    columns = torch.arange(seen.shape[3], device=inputs.device) * 7_919
+def _check_fingerprint(inputs: AttentionInputs, tile: Tile, visible: Tensor) -> None:
+    """Raise an error if a mask that calls functions returns a different result for the same pairs than before."""
+    rows = torch.arange(visible.shape[2], device=inputs.device) * 1_000_003
+    columns = torch.arange(visible.shape[3], device=inputs.device) * 7_919
     marks = (rows[:, None] + columns + 12_345) % 2_147_483_647
-    fingerprint = int((seen * marks).sum())
+    fingerprint = int((visible * marks).sum())
     place = (tile.batch.start, tile.heads.start, tile.rows, tile.columns)
-    if inputs.answers is not None and inputs.answers.setdefault(place, fingerprint) != fingerprint:
+    if inputs.fingerprints is not None and inputs.fingerprints.setdefault(place, fingerprint) != fingerprint:
         hint = "bind what the function reads, e.g. lambda b, h, q, kv, n=n: kv < n, or pass a tensor"
         sentence = (
             f"{called_function()}: mask must return the same result in the "
@@ -225,7 +225,7 @@ class Rows(NamedTuple):
 
 
 def softmax_rows(inputs: AttentionInputs, tile: Tile, *, differentiable: bool) -> Rows:
-    """Compute the softmax of a tile of complete rows, for code that reads weights instead of multiplying by them."""
+    """Compute the softmax of a tile of complete rows, for code that needs the weights themselves."""
     scores = scores_of(inputs, tile)
     sink = None if inputs.sink_logit is None else inputs.sink_logit[tile.heads]
     if differentiable:

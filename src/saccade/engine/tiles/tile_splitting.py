@@ -28,10 +28,10 @@ class Cut(NamedTuple):
 
 def pieces(tile: Tile, *, share: int, rows: int, entries: int) -> Iterator[Tile]:
     """Yield chunks of a tile. Each has complete rows, with all columns of the tile; see `cut`."""
-    made = cut(tile, share=share, rows=rows, entries=entries)
-    for batch in made.batch:
-        for heads in made.heads:
-            for start, stop in made.rows:
+    split = cut(tile, share=share, rows=rows, entries=entries)
+    for batch in split.batch:
+        for heads in split.heads:
+            for start, stop in split.rows:
                 yield few_rows(tile, start, stop)._replace(batch=batch, heads=heads)
 
 
@@ -74,7 +74,7 @@ def _cut_columns(strip: ColumnRange, start: int, stop: int) -> Iterator[ColumnRa
     if partial is True:
         yield strip
     elif isinstance(partial, Triangle):
-        # The first of these rows attends to the columns common to all of them, the last one to those that any needs.
+        # The first row sees only the columns visible to all rows; the last row sees every column visible to any row.
         all_rows, any_row = (min(max(0, end + partial.offset), len(strip.keys)) for end in (start + 1, stop))
         if all_rows:
             yield ColumnRange(strip.keys[:all_rows], True)

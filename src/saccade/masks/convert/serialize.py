@@ -86,7 +86,7 @@ def _write(thing: Any, program: list[int], tensors: list[Tensor]) -> bool:
     else:
         thing = _with_tables(thing)
         is_function = isinstance(thing, FunctionType)
-        if thing.__code__.co_freevars if is_function else isinstance(thing, Mask) and thing.asks_functions:
+        if thing.__code__.co_freevars if is_function else isinstance(thing, Mask) and thing.calls_functions:
             return False
         address = _address(thing if is_function else type(thing))
         if address is None:
