@@ -68,8 +68,8 @@ class BlockRead:
 
     def portions(self) -> list[slice]:
         """Return slices of the (item, head) rows, each small enough for its selected keys to fit into reused memory."""
-        each = self.count * self._blocks[0].shape[1] // self._size * self._blocks[0].element_size()
-        step = max(1, _AT_ONCE // max(1, each))
+        row_bytes = self.count * self._blocks[0].shape[1] // self._size * self._blocks[0].element_size()
+        step = max(1, _AT_ONCE // max(1, row_bytes))
         return [slice(i, i + step) for i in range(0, len(self._index), step)]
 
     def read(self, rows: slice) -> tuple[Tensor, Tensor]:
@@ -96,7 +96,7 @@ class BlockRead:
         return F.pad(spare, (0, self._stop - self._start), value=False)
 
     def _gathered(self, name: str, table: Tensor, rows: slice) -> Tensor:
-        """Return the selected blocks of one tensor, gathered into reused memory."""
+        """Gather the selected blocks of one tensor into reused memory."""
         index = self._index[rows]
         shape = (index.numel(), table.shape[1])
         # An autograd graph stores its inputs, so the memory is not reused if there is one.
