@@ -30,7 +30,7 @@ def is_near(b, h, q, kv):
 # One case for each mask of the conformance suite that a layer can own: the others describe the rows of one batch.
 CANDIDATES = [
     Case("function", masks.Predicate(is_near), is_near),
-    *(case for case in CASES if case.mask is not None and case.rule is not None and not case.mask.asks_functions),
+    *(case for case in CASES if case.mask is not None and case.rule is not None and not case.mask.calls_functions),
 ]
 DISTINCT = {str(case.mask): case for case in reversed(CANDIDATES) if case.num_heads == 4 and not is_of_batch(case.mask)}
 PATTERNS = {case.name: case for case in DISTINCT.values()}

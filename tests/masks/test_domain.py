@@ -200,7 +200,7 @@ def test_masks_are_not_taken_for_true_or_false():
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in CASES if case.mask is not None and not case.mask.asks_functions], ids=str
+    "case", [case for case in CASES if case.mask is not None and not case.mask.calls_functions], ids=str
 )
 def test_an_answer_keeps_the_axes_that_the_rule_does_not_tell_apart(case):
     """Else a mask for all items and heads is written out for each of them."""

@@ -71,7 +71,7 @@ def test_a_mask_made_of_another_knows_what_that_one_knows() -> None:
     assert Twice(Padding([3, 4])).shape == (2, 1)
     assert Twice(DENSE).tensors() == (DENSE.allowed,)
     assert not Twice(DENSE).is_value
-    assert Twice(Predicate(lambda b, h, q, kv: q == kv)).asks_functions
+    assert Twice(Predicate(lambda b, h, q, kv: q == kv)).calls_functions
     assert Twice(Causal()).is_value
 
 

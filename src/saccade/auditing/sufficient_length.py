@@ -109,7 +109,7 @@ def shortest_that_differs(rule: Mask, length: int) -> tuple[Mask, int] | None:
             middle = (least + most) // 2
             least, most = (least, middle) if _differs(rule, plain, middle) else (middle, most)
     except Exception:
-        if rule.asks_functions:  # a user's function may raise any error at positions for which it was not written
+        if rule.calls_functions:  # a user's function may raise any error at positions for which it was not written
             return None
         raise
     return plain, most

@@ -78,7 +78,7 @@ class Call(NamedTuple):
     @property
     def differs_between_heads(self) -> bool:
         """True if the mask of the call may differ between heads or batch items."""
-        return self.mask is not None and (self.mask.shape != (1, 1) or self.mask.asks_functions)
+        return self.mask is not None and (self.mask.shape != (1, 1) or self.mask.calls_functions)
 
     @property
     def needs_graph(self) -> bool:

@@ -48,7 +48,7 @@ def differentiable(
     try:
         return _TransformedProduct.apply(kernel, inputs.emptied(), dropped, *inputs.sources(value))
     except RuntimeError as error:
-        if isinstance(error, NotImplementedError) or not inputs.rule.asks_functions:
+        if isinstance(error, NotImplementedError) or not inputs.rule.calls_functions:
             raise
         # By now the mapped axis is part of the batch, but not in tensors that the function captured.
         reason = "the mask function could not be called; it may read a mapped tensor"

@@ -96,7 +96,7 @@ def reasons(inputs: AttentionInputs, impl: str | Kernel) -> tuple[str, ...]:
     why = []
     if encode(inputs.rule) is None:
         instead = "a frozen dataclass of numbers, texts, tensors and masks can be"
-        what = "a function, which" if inputs.rule.asks_functions else f"a {type(inputs.rule).__name__}, which"
+        what = "a function, which" if inputs.rule.calls_functions else f"a {type(inputs.rule).__name__}, which"
         why.append(f"its mask is {what} cannot be serialized: {instead}")
     if impl not in KERNELS:
         why.append(f'impl="{impl if isinstance(impl, str) else impl.name}" is not an operation of its own')

@@ -118,7 +118,7 @@ class Nested(NamedTuple):
                 check_domain(rule, None, None, *own)
         if isinstance(rule, Full):
             return Documents(self._blocks)
-        is_alike = rule.shape[0] == 1 and not rule.asks_functions
+        is_alike = rule.shape[0] == 1 and not rule.calls_functions
         if is_alike and self._blocks == self.kv_lengths:
             return Documents(self._blocks, rule)
         return Documents(self._blocks) & Predicate(_Packed(rule, self._table()))

@@ -1,4 +1,4 @@
-"""Mask: base class of masks, which define by position which query may attend to which key."""
+"""Mask: base class of masks. A mask defines by position which query may attend to which key."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class _NoArithmetic:
 
 
 class Mask(_NoArithmetic, ABC):
-    """Base class of masks, which define by *position* which query may attend to which key: ``allows(b, h, q, kv)``.
+    """Base class of masks. A mask defines by *position* which query may attend to which key: ``allows(b, h, q, kv)``.
 
     Masks are small immutable values that combine with ``&``, ``|`` and ``~``. A module has a pattern, each call may
     pass a mask for its batch, and the two are joined with ``&``. A subclass must define `allows`. The other methods
@@ -111,9 +111,9 @@ class Mask(_NoArithmetic, ABC):
         return is_frozen and (not self.made_of or all(part.is_value for part in self.made_of))
 
     @property
-    def asks_functions(self) -> bool:
+    def calls_functions(self) -> bool:
         """True if the mask calls a user's function, whose results may change between calls."""
-        return bool(self.made_of) and any(part.asks_functions for part in self.made_of)
+        return bool(self.made_of) and any(part.calls_functions for part in self.made_of)
 
     @property
     def is_causal(self) -> bool:
@@ -136,7 +136,7 @@ class Mask(_NoArithmetic, ABC):
 
         By default True if the mask distinguishes batch items, reads tensors or calls a function.
         """
-        is_fact = self.shape[0] != 1 or self.asks_functions or bool(self.tensors())
+        is_fact = self.shape[0] != 1 or self.calls_functions or bool(self.tensors())
         return is_fact or any(part.is_fact_of_batch for part in self.made_of)
 
     @property

@@ -159,7 +159,7 @@ def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
     bias, rule, share = given.bias, given.rule, there // given.key.shape[1]
     if bias is not None and bias.source.shape[1] > 1:
         bias = bias.of(bias.source[:, own])
-    if rule.shape[1] > 1 or rule.asks_functions:  # functions may depend on the head without showing it in the shape
+    if rule.shape[1] > 1 or rule.calls_functions:  # functions may depend on the head without showing it in the shape
         if isinstance(rule, PositionedMask):  # only its inner mask is replaced
             rule = dataclasses.replace(rule, mask=_OfHeads(rule.mask, tuple(own)))
         else:

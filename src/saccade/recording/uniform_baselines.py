@@ -49,10 +49,10 @@ class UniformBaselines:
 
     def _of_inputs(self, inputs: AttentionInputs, wanted: list[Statistic[Any, Any]]) -> tuple[Any, ...]:
         batch, heads, q_len, kv_len = inputs.shape
-        alike = inputs.rule.shape[1] == 1 and not inputs.rule.asks_functions
+        alike = inputs.rule.shape[1] == 1 and not inputs.rule.calls_functions
         one_item = alike and inputs.rule.shape[0] == 1 and all(map(_ignores_items, wanted))
         shape = (1 if one_item else batch, 1 if alike else heads, q_len, kv_len)
-        is_value = inputs.rule.is_value and not inputs.rule.asks_functions  # equal masks allow the same pairs
+        is_value = inputs.rule.is_value and not inputs.rule.calls_functions  # equal masks allow the same pairs
         key = (inputs.rule, shape, inputs.origin, inputs.dtype, inputs.device) if is_value else None
         with self._lock:
             found = None if key is None else self._known.get(key)

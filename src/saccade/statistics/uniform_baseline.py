@@ -78,7 +78,7 @@ def _even_info(inputs: AttentionInputs, positions: CheckedPair) -> MatrixInfo:
     """Return the properties of the uniform attention matrix. Batch and heads have size 1 if the mask is shared."""
     batch, heads, q_len, kv_len = inputs.shape
     # A user's function may depend on the batch item and head even if the shape of its mask does not show it.
-    shape = (batch, heads) if inputs.rule.asks_functions else inputs.rule.shape
+    shape = (batch, heads) if inputs.rule.calls_functions else inputs.rule.shape
     items, num_heads = (min(a, b) for a, b in zip(shape, (batch, heads), strict=True))
     items = batch if max(x.items for x in positions) > 1 else items
     return MatrixInfo((items, num_heads, q_len, kv_len), inputs.compute_dtype, inputs.device)

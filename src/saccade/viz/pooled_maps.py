@@ -163,7 +163,7 @@ class _VisibleCells:
         Single pairs are evaluated only in tiles that the mask hides in part.
         """
         inputs = matrix.inputs.current()
-        differs_between_heads = inputs.rule.shape[1] > 1 or inputs.rule.asks_functions
+        differs_between_heads = inputs.rule.shape[1] > 1 or inputs.rule.calls_functions
         for head in heads if differs_between_heads else heads[:1]:
             local_heads = head - heads[0] if differs_between_heads else slice(None)
             for piece in (piece for tile in inputs.row_plan.tiles for piece in part_of(tile, batch, head, None)):

@@ -82,7 +82,7 @@ def test_a_plan_says_what_the_mask_says(rule: masks.Mask | None) -> None:
             given = AttentionInputs.of(torch.zeros(batch, heads, q_len, 8), torch.zeros(batch, heads, kv_len, 8), rule)
         except ValueError:  # a mask made for another length
             continue
-        if given.rule.asks_functions:
+        if given.rule.calls_functions:
             continue
         plan = NativePlan.of(given)
         assert plan is not None

@@ -41,7 +41,7 @@ def check(dtype: torch.dtype, data: st.DataObject) -> None:
     wide = data.draw(st.sampled_from([1, 9]), label="tokens for each position")
     mask = anywhere(data.draw(expressions(batch), label="mask"))
     mask = mask if wide == 1 else masks.Coarse(mask, wide)
-    assume(not mask.asks_functions)
+    assume(not mask.calls_functions)
     heads, groups = data.draw(st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 1)]), label="heads")
     q_len, kv_len = (wide * data.draw(st.integers(1, 40), label="length") for _ in range(2))
     width, value_width = (data.draw(st.sampled_from([1, 8, 16, 33, 64]), label="width") for _ in range(2))

@@ -160,7 +160,7 @@ def test_after_keeps_structure() -> None:
     dense = masks.Dense(table).after(2)
     assert not dense.is_value
     assert dense.tensors()[0].data_ptr() == table.data_ptr()
-    assert masks.Predicate(lambda b, h, q, kv: q == kv).after(1).asks_functions
+    assert masks.Predicate(lambda b, h, q, kv: q == kv).after(1).calls_functions
 
 
 def test_a_class_token() -> None:

@@ -50,8 +50,8 @@ class SelectedBlocks(Mask):
         return max(batch, len(self.index)), max(heads, self.heads if self.index.shape[1] > 1 else 1)
 
     @property
-    def asks_functions(self) -> bool:
-        return self.rule.asks_functions
+    def calls_functions(self) -> bool:
+        return self.rule.calls_functions
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return self.rule.allows(b, h, q, kv) & self.holds(b, h, q - self.origin[0], kv - self.origin[1])

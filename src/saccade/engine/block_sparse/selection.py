@@ -151,7 +151,7 @@ def _count_visible(
 def _allowed(inputs: AttentionInputs, rows: range, stop: int) -> Tensor:
     """Return which of the first ``stop`` keys are allowed for rows, bool ``[batch | 1, heads | 1, rows, stop]``."""
     mask, (batch, heads, _, _), (q_first, kv_first) = inputs.rule, inputs.shape, inputs.origin
-    sizes = (batch, heads) if mask.asks_functions else (min(batch, mask.shape[0]), min(heads, mask.shape[1]))
+    sizes = (batch, heads) if mask.calls_functions else (min(batch, mask.shape[0]), min(heads, mask.shape[1]))
     b, h = (torch.arange(size, device=inputs.device) for size in sizes)
     q = torch.arange(rows.start + q_first, rows.stop + q_first, device=inputs.device)
     kv = torch.arange(kv_first, kv_first + stop, device=inputs.device)

@@ -53,7 +53,7 @@ class Flex(Kernel):
         if request.dropout_p > 0.0:
             why.append("it has no dropout")
         why += reasons_of_dot_products(inputs)
-        if inputs.rule.asks_functions:
+        if inputs.rule.calls_functions:
             why.append("it compiles masks, and a user's function may not compile")
         if is_transformed():
             why.append("it is not run inside transforms of torch.func")

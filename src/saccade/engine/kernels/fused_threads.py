@@ -68,7 +68,7 @@ def each_call(inputs: AttentionInputs, compute: Callable[[Call], Part], add: Cal
 def threads_for(inputs: AttentionInputs) -> int:
     """Return the number of threads for a fused product; 1 if threads do not help or would change the result."""
     # A user's mask function may read thread-local data. Modes and profilers observe one thread only.
-    if inputs.rule.asks_functions or not _OWN_NUMBERS or any(ask() for ask in _LISTENERS):
+    if inputs.rule.calls_functions or not _OWN_NUMBERS or any(ask() for ask in _LISTENERS):
         return 1
     threads, plan = torch.get_num_threads(), inputs.plan
     if threads == 1 or plan.count < 2 or not (is_plain(inputs.query) and is_plain(inputs.key)):

@@ -190,7 +190,7 @@ def _verdict_of_inputs(inputs: AttentionInputs) -> Verdict:
         why.append(f"it has no {str(query.dtype).removeprefix('torch.')} on this processor")
     if inputs.tile_function is not None or inputs.modification is not None:
         why += reasons_of_dot_products(inputs)
-    if inputs.rule.asks_functions:
+    if inputs.rule.calls_functions:
         why.append("its mask calls a function")
     if inputs.bias is not None:
         why += _reasons_of_bias(inputs.bias, inputs.shape)

@@ -144,8 +144,8 @@ class PositionedMask(Mask):
         return False
 
     @property
-    def asks_functions(self) -> bool:
-        return self.mask.asks_functions
+    def calls_functions(self) -> bool:
+        return self.mask.calls_functions
 
     def __repr__(self) -> str:
         return f"{self.mask} at given positions"
@@ -193,7 +193,7 @@ class PositionedMask(Mask):
         if rows is None or columns is None:
             return unknown
         # A user's function may depend on the item, even if the mask's shape does not show it.
-        is_alike = self.mask.shape[0] == 1 and not self.mask.asks_functions
+        is_alike = self.mask.shape[0] == 1 and not self.mask.calls_functions
         return self.mask.partial(Box(ALL if is_alike else box.batch, rows, columns))
 
     def cuts(self, batch: int, rows: range) -> Ints:

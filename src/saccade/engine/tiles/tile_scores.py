@@ -146,7 +146,7 @@ def allowed(inputs: AttentionInputs, tile: Tile) -> Tensor | None:
     sizes = torch.broadcast_shapes(*(part.shape[:3] for part in parts), (1, 1, tile.height))
     wide = [part.expand(*sizes, len(strip.keys)) for part, strip in zip(parts, tile.columns, strict=True)]
     seen = wide[0] if len(wide) == 1 else torch.cat(wide, 3)
-    if inputs.answers is not None and inputs.rule.asks_functions:
+    if inputs.answers is not None and inputs.rule.calls_functions:
         _check_answer(inputs, tile, seen)
     return seen
 

@@ -34,7 +34,7 @@ class Predicate(Mask):
 
     function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     is_value = False  # the data that the function reads may change between two calls
-    asks_functions = True
+    calls_functions = True
 
     def __post_init__(self) -> None:
         if not callable(self.function) or isinstance(self.function, type):
