@@ -89,7 +89,7 @@ class Approximate(Mechanism):
     def _inputs(
         self, query: Tensor, key: Tensor, mask: object, q_positions: GivenPositions, kv_positions: GivenPositions
     ) -> Inputs:
-        """Return the checked inputs of a mechanism's call."""
+        """Check the inputs of a mechanism's call and return them."""
         query, key = autocast(query), autocast(key)
         shape = check_query_key(query, key, None)
         rule = as_mask(mask, shape)

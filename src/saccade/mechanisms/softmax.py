@@ -20,7 +20,7 @@ from saccade.support.validation import check_type, is_integer, register_tensor
 
 
 class Softmax(Mechanism):
-    """Exact softmax attention as a mechanism, which stores options and returns an `AttentionMatrix`.
+    """Exact softmax attention as a mechanism. It stores options and returns an `AttentionMatrix`.
 
     Args:
         score: a `saccade.scores.Score` of query and key, or a function that modifies dot products; the plain dot

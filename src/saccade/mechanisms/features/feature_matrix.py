@@ -105,9 +105,9 @@ class FeatureMatrix(LinearTimeMatrix):
     def _times(self, value: Tensor) -> Tensor:
         bad = self._tainted
         if not (self.visible.hides_nothing or (bad is None and is_surely_finite(value))):
-            worthless = ~torch.isfinite(value.detach()).all(-1)
-            value = value.masked_fill(worthless[..., None], 0.0)
-            bad = worthless if bad is None else bad | worthless
+            nonfinite = ~torch.isfinite(value.detach()).all(-1)
+            value = value.masked_fill(nonfinite[..., None], 0.0)
+            bad = nonfinite if bad is None else bad | nonfinite
         value, nan = value.to(self._key.dtype), self._nan_rows(bad)
         size = self._piece_len(value)
         out = self._normalised(self._gather(_with_ones(value))) if size is None else self._in_pieces(value, size)
@@ -263,7 +263,7 @@ class FeatureMatrix(LinearTimeMatrix):
             return key @ (self._query.mT @ x)
         order = self._order
         a, b, x = order.with_rows(self._query), order.with_keys(key), order.with_rows(x)
-        return order.keys_of(prefix_sums(b, a, x, order.line(logs).turned(), reverse=True))
+        return order.keys_of(prefix_sums(b, a, x, order.line(logs).transposed(), reverse=True))
 
 
 def _with_ones(value: Tensor) -> Tensor:
