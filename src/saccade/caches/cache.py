@@ -43,7 +43,7 @@ class LayerCache(ArgumentHints):
     later calls need. `fork`, `reorder`, ``crop(0)``, `nbytes`, ``repr`` and `state` then work without further code.
 
     Attributes:
-        settings: names of the constructor's arguments, which are stored as attributes with the same names.
+        settings: names of the constructor's arguments. Each is stored as an attribute with the same name.
         leaves: declarations of the state tensors. Their first axis is the batch. Once the cache contains tokens,
             ``_state`` maps their names to the tensors.
         numbers: names of the scalar attributes (int or bool) that are also part of the state.

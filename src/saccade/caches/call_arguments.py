@@ -96,7 +96,7 @@ class Call(NamedTuple):
 
 
 class KeyValueSpec(NamedTuple):
-    """The sizes, dtype and device of cached keys and values, which new keys and values must match."""
+    """The sizes, dtype and device of cached keys and values. New keys and values must match them."""
 
     batch: int
     kv_heads: int

@@ -285,7 +285,7 @@ class HeavyHitterCache(EvictingCache):
 
 
 class SnapKVCache(EvictingCache):
-    r"""A cache of all tokens after the prompt and of the prompt tokens to which the end of the prompt attended most.
+    r"""A cache of all tokens after the prompt, and of the prompt tokens that received the most attention from its end.
 
     After the first call, and only then, each key head selects the tokens to keep: the last ``window`` tokens and, of
     the earlier tokens, the ``budget - window`` that received the most attention from the window. This attention is
@@ -299,8 +299,8 @@ class SnapKVCache(EvictingCache):
 
     Args:
         budget: number of tokens of the first call that each key head keeps.
-        window: number of tokens at the end of the first call, which are always kept and whose attention selects the
-            others; at most the budget.
+        window: number of tokens at the end of the first call, at most the budget. They are always retained, and their
+            attention selects the other tokens.
         pool: number of neighbouring tokens to average over; must be odd.
 
     Raises:

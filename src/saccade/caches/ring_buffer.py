@@ -1,4 +1,4 @@
-"""Ring-buffer caches, whose memory is constant because a new token overwrites the slot of an old one."""
+"""Ring-buffer caches. Their memory is constant because a new token overwrites the slot of an old one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RingCache(LayerCache):
     keep and the mask.
 
     Args:
-        rule: the mask of the equivalent dense run, which hides all tokens that are not stored.
+        rule: the mask of the equivalent dense run. It hides all tokens that are not stored.
         kept_first: number of positions to keep at the beginning, at least 0.
         kept_last: number of positions to keep at the end, including the newest, at least 1.
 
@@ -84,7 +84,7 @@ class RingCache(LayerCache):
         self._tokens = Positions.ending_before(length)
 
     def _step(self, call: Call, table: Tensor, *, is_run: bool) -> Tensor:
-        """Attend with one new token, which overwrites the slot of the token that leaves the ring buffer."""
+        """Attend with one new token. It overwrites the slot of the token that leaves the ring buffer."""
         before = self._write(call, table)
         used = min(self.length + 1, self._slots) if is_run else self._slots  # slots are filled in order
         try:

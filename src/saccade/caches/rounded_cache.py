@@ -22,7 +22,7 @@ _AT_ONCE = 1 << 21  # bytes of keys to convert at a time, few enough to stay in 
 class Store(Protocol):
     """The interface of a store of keys or values that rounds finished blocks, but not the unfinished block.
 
-    It has the tensors ``codes``, ``steps``, ``zeros`` and ``rest``, which the cache keeps as leaves.
+    The cache stores its tensors ``codes``, ``steps``, ``zeros`` and ``rest`` as leaves.
     """
 
     def extended(self, new: Tensor) -> Self:
@@ -30,7 +30,7 @@ class Store(Protocol):
         ...
 
     def read(self, new: Tensor, rows: slice) -> Tensor:
-        """Return some key heads' stored columns as floats, followed by new columns, ``[rows, columns, width]``."""
+        """Return a slice of key heads' stored columns as floats, followed by new ones, ``[rows, columns, width]``."""
         ...
 
 

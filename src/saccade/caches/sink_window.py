@@ -1,4 +1,4 @@
-"""SinkWindowCache: stores the first tokens (attention sinks) and a window of the last ones, in constant memory."""
+"""SinkWindowCache: stores the first tokens (attention sinks) and a window of the last tokens, in constant memory."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class SinkWindowCache(RingCache):
         return torch.cat([self._state["sinks"], keys[:, :, self.sink_tokens :]], 2) if "sinks" in self._state else keys
 
     def _attend_many(self, call: Call, table: Tensor) -> Tensor:
-        """Attend with several tokens, each of which sees the sinks and its own window."""
+        """Attend with several tokens. Each of them sees the sinks and a separate window."""
         if self.rotary is None or not table.numel() or int(table.max()) < self._slots:
             return super()._attend_many(call, table)
         keys, values, kv_positions = self._stored_and_new(call, table)
@@ -133,7 +133,7 @@ class SinkWindowCache(RingCache):
         return q_table - shift, inside
 
     def _check_inside(self, call: Call, table: Tensor) -> None:
-        """Raise unless positions can be counted inside the cache, which ``rotary`` requires."""
+        """Raise unless positions can be counted inside the cache, as ``rotary`` requires."""
         reasons = []
         if call.mask is not None and not call.mask.is_relative:
             reasons.append(f"positions are counted inside the cache, and {call.mask} depends on more than distances")

@@ -41,7 +41,7 @@ class Domain(NamedTuple):
         return Domain(_hull(self.rows, other.rows), _hull(self.keys, other.keys))
 
     def after(self, length: int) -> Domain:
-        """Return the domain of a mask after a shift by ``length`` positions, which attend to nothing."""
+        """Return the domain of a mask shifted by ``length`` positions. The positions before it attend to nothing."""
         return Domain(*(None if x is None else range(x.stop + length) for x in self))
 
     def times(self, size: int) -> Domain:

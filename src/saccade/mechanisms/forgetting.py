@@ -46,7 +46,7 @@ class Forgetting(Approximate):
             keys out of order; another bias.
 
     Cost: that of `Softmax` with a bias; memory is linear in the length. On a CPU, the compiled kernel runs unless
-    decays add up to more than 128 between the first and the last key, which float32 sums for keys cannot resolve.
+    decays add up to more than 128 between the first and the last key, since float32 sums for keys cannot resolve more.
 
     Example:
         >>> from saccade.masks import Causal

@@ -13,7 +13,7 @@ from saccade.support.validation import check_int, check_number
 
 
 class Nystrom(Approximate):
-    r"""Softmax attention in linear time, approximated through a few landmarks, which are means of neighbouring tokens.
+    r"""Softmax attention in linear time, approximated through a few landmarks (means of neighbouring tokens).
 
     .. math:: A \approx \mathrm{softmax}(Q \tilde K^\top)\, \mathrm{softmax}(\tilde Q \tilde K^\top)^{+}\,
               \mathrm{softmax}(\tilde Q K^\top)
@@ -87,7 +87,7 @@ class Nystrom(Approximate):
 
 
 class NystromMatrix(LowRankMatrix):
-    """The Nystrom matrix ``left @ inner @ right``, whose factors lead from queries through landmarks to keys.
+    """The Nystrom matrix ``left @ inner @ right``, from queries through landmarks to keys.
 
     Args:
         left: attention from queries to key landmarks, ``[batch, heads, q_len, landmarks]``.
@@ -116,7 +116,7 @@ class NystromMatrix(LowRankMatrix):
 
 
 def segment_means(x: Tensor, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the landmarks of the Nystrom method, which are means of (nearly) equal numbers of neighbouring tokens.
+    """Return the landmarks of the Nystrom method: means of (nearly) equal numbers of neighbouring tokens.
 
     Args:
         x: ``[batch, heads, len, width]``.

@@ -235,7 +235,7 @@ class EarlierSegments(LinearTimeMatrix):
 
 
 def _normalise(sums: Tensor) -> Tensor:
-    """Divide sums that were read from the memory by their last column, which is the denominator."""
+    """Divide sums that were read from the memory by their last column, the denominator."""
     return divide_rows(sums[..., :-1], sums[..., -1:])
 
 

@@ -16,7 +16,7 @@ from saccade.support.numerics import wide_dtype
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _LARGEST = 1 << 31  # largest value of a count
 _FARTHEST = 1 << 40  # largest position
-_LARGEST_EMPTY = 1 << 20  # largest size of an axis of an empty tensor, which the length of the file does not limit
+_LARGEST_EMPTY = 1 << 20  # largest axis size of an empty tensor, because the file length does not limit it
 
 
 class MisfitError(Exception):

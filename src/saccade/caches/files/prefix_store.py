@@ -1,4 +1,4 @@
-"""PrefixStore: a folder with the keys and values of common prefixes, which prompts and processes share."""
+"""PrefixStore: a folder with the keys and values of common prefixes, shared by prompts and processes."""
 
 from __future__ import annotations
 

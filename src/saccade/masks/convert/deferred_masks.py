@@ -1,4 +1,4 @@
-"""Masks of a traced program that depend on the values of tensors, which are read when attention runs.
+"""Masks of a traced program that depend on tensor values. The values are read when attention runs.
 
 A compiler traces a program without values, and the program must then be correct for any values and any lengths. Each
 class here is a placeholder for a mask until the attention operator runs and calls `Unread.read`.

@@ -30,7 +30,7 @@ class Line(NamedTuple):
     segments: Tensor | None = None
 
     def transposed(self) -> Line:
-        """Return the weights of the transposed prefix sum, which swaps rows and keys and reverses the order."""
+        """Return the weights of the transposed prefix sum: rows and keys are swapped, and the order is reversed."""
         if self.row_logs is None or self.key_logs is None:
             return self
         return Line(-self.key_logs, -self.row_logs, self.segments)
@@ -115,7 +115,7 @@ class Carried(NamedTuple):
     def advanced(
         self, state: Tensor, keys: Tensor, brought: Tensor, line: Line, *, last: int
     ) -> tuple[Tensor, Carried]:
-        """Return the state and its scale after another chunk of keys, whose last key in the sum has index ``last``."""
+        """Return the state and its scale after another chunk of keys. ``last`` indexes its last key in the sum."""
         segment, peak, take, keep = self.segment, self.peak, torch.ones_like(self.peak)[..., None], None
         logs = line.key_logs
         if line.segments is not None:

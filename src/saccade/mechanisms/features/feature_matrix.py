@@ -267,7 +267,7 @@ class FeatureMatrix(LinearTimeMatrix):
 
 
 def _with_ones(value: Tensor) -> Tensor:
-    """Append a column of ones to values, whose weighted sum is the denominator of linear attention."""
+    """Append a column of ones to values. Its weighted sum is the denominator of linear attention."""
     return torch.cat([value, value.new_ones(*value.shape[:3], 1)], -1)
 
 

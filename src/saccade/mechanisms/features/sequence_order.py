@@ -157,7 +157,7 @@ class Continued(Protocol):
 def check_memory(
     matrix: Continued, order: Order | None, visible: Visible, memory: Memory | None, sizes: tuple[int, int]
 ) -> None:
-    """Raise unless new tokens can continue from a recurrent state, whose shape for one head must be ``sizes``."""
+    """Raise unless new tokens can continue from a recurrent state, with shape ``sizes`` for each head."""
     if not visible.causal:
         hint = "combine it with masks.Causal(), or use a KVCache, which stores the tokens themselves"
         rule = "be causal: a state sums over earlier tokens"

@@ -256,7 +256,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
 
     @property
     def _segment(self) -> Tensor | None:
-        """The segment of the empty state before the first token, which is the segment of the first token."""
+        """The segment of the empty state before the first token: the segment of the first token."""
         segments = self._rule.segments
         return None if segments is None or not segments.shape[1] else segments[:, 0]
 
