@@ -73,7 +73,7 @@ class BlockRead:
         return [slice(i, i + step) for i in range(0, len(self._index), step)]
 
     def read(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """Return the selected keys and values for some (item, head) rows, ``[rows, columns, width]`` each."""
+        """Return the selected keys and values for a slice of (item, head) rows, ``[rows, columns, width]`` each."""
         k, v = (self._gathered(name, table, rows) for name, table in zip(("keys", "values"), self._blocks, strict=True))
         if self.newest is None:
             return k, v
@@ -81,7 +81,7 @@ class BlockRead:
         return torch.cat([k[:, :-1], new_k], 1), torch.cat([v[:, :-1], new_v], 1)
 
     def columns(self, rows: slice) -> Tensor:
-        """Return the indices of the columns that a step reads for some (item, head) rows, int64 ``[rows, columns]``."""
+        """Return the column indices that a step reads for a slice of (item, head) rows, int64 ``[rows, columns]``."""
         device = self.chosen.device
         blocks = self.chosen.flatten(0, 1)[rows]
         whole = (blocks[:, :, None] * self._size + torch.arange(self._size, device=device)).flatten(1)
@@ -139,7 +139,7 @@ class VisibleColumns(NamedTuple):
         return cls(allowed, real, isinstance(kv_positions, range) or bool(real.all()), kv_positions)
 
     def tokens(self, blocks: int, size: int) -> Tensor:
-        """Return the number of real tokens in each of the first blocks, int64 ``[batch | 1, blocks]``."""
+        """Return the number of real tokens in each of the first ``blocks`` blocks, int64 ``[batch | 1, blocks]``."""
         return self.real[:, : blocks * size].unflatten(1, (blocks, size)).sum(2)
 
     def positions(self, read: BlockRead, rows: slice) -> Tensor:

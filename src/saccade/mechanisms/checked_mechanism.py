@@ -113,5 +113,5 @@ def parts_of(mask: Mask) -> tuple[Mask, ...]:
 
 
 def scale_of(scale: float | None, head_dim: int) -> float:
-    """Return the scale of dot products, which is ``head_dim ** -0.5`` if ``scale`` is None."""
+    """Return the scale of dot products: ``scale``, or ``head_dim ** -0.5`` if it is None."""
     return max(1, head_dim) ** -0.5 if scale is None else scale

@@ -322,7 +322,7 @@ def crossing(ratios: dict[int, float]) -> int | None:
 
 
 def _lengths(lengths: Sequence[int] | None, case: _Case, rule: Mask) -> list[int]:
-    """Return the numbers of keys at which mechanisms are timed, which always include the actual number."""
+    """Return the numbers of keys at which mechanisms are timed, always including the actual number."""
     kv_len = case.key.shape[2]
     if lengths is None:
         lengths = [kv_len // 8, kv_len // 4, kv_len // 2, kv_len, 2 * kv_len, 4 * kv_len]

@@ -35,7 +35,7 @@ def is_readable(*tensors: Tensor) -> bool:
 
 
 def is_surely_finite(x: Tensor) -> bool:
-    """Return whether a tensor certainly has neither NaN nor inf. If its values cannot be read, that is not certain."""
+    """Return whether a tensor is certainly finite. Unreadable tensors are not, except in a dry run."""
     return is_finite(x) if is_readable(x) else is_dry_run()
 
 

@@ -139,7 +139,7 @@ class Forgetting(Approximate):
 
 
 def with_gates(key: Tensor, gates: Tensor) -> Tensor:
-    """Return keys with their forget gates as last channels, as `Forgetting` takes them.
+    """Append forget gates to keys as the last channels, in the form that `Forgetting` requires.
 
     Args:
         key: ``[batch, kv_heads, kv_len, head_dim]``.

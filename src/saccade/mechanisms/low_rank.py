@@ -118,7 +118,7 @@ def hidden_at(inputs: Inputs, positions: Tensor) -> Tensor:
 
 
 def why_not_keys_only(mask: Mask, because: str) -> tuple[str, ...]:
-    """Return the reasons why low-rank attention does not support a mask. The tuple is empty if it only hides keys."""
+    """Return the reasons why low-rank attention does not support a mask. Masks that only hide keys are supported."""
     return tuple(
         f"{type(part).__name__} lets queries see different keys: {because}"
         for part in parts_of(mask)

@@ -66,7 +66,7 @@ class Contents:
         return key in self._tree
 
     def value(self, key: str) -> Any:
-        """Return a value from the cache file, whatever its type."""
+        """Return a value of any type from the cache file."""
         if key not in self._tree:
             raise MisfitError(f"lacks the value {key} of a {self.kind}")
         return self._tree[key]

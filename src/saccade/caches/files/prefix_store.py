@@ -96,7 +96,7 @@ class PrefixStore:
         return self._blocks.nbytes
 
     def find(self, tokens: Sequence[int]) -> int:
-        """Return how many tokens at the beginning of a sequence are stored. No file is read."""
+        """Return the number of stored tokens at the beginning of a sequence. No file is read."""
         chain = self._chain(tokens)
         return self.block_size * next((i for i, key in enumerate(chain) if not self._blocks.has(key)), len(chain))
 

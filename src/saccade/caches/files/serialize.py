@@ -207,7 +207,7 @@ def _settings(cache: LayerCache) -> dict[str, Any]:
 
 
 def _new_cache(contents: Contents) -> LayerCache:
-    """Return an empty cache of the kind and with the settings in a file."""
+    """Return an empty cache with the kind and settings from a file."""
     kind = _KINDS.get(contents.kind)
     if kind is None:
         raise MisfitError("describes a cache of an unknown kind")

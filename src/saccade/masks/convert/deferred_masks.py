@@ -59,7 +59,7 @@ class Unread(Mask):
 
 
 def read_mask(mask: Mask, shape: Shape) -> Mask | AtOrigin:
-    """Return the mask itself, or the mask that it is a placeholder for if it is `Unread`."""
+    """Return the mask. If it is `Unread`, return the mask that it is a placeholder for."""
     return mask.read(shape) if isinstance(mask, Unread) else mask
 
 

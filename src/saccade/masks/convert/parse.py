@@ -91,10 +91,10 @@ def parse(text: str) -> Mask:
 
     Cost: O(len(text)), plus the cost of the masks.
     """
-    return _Reader(check_type("text", text, str, "be a string")).read()
+    return _Parser(check_type("text", text, str, "be a string")).read()
 
 
-class _Reader:
+class _Parser:
     """A recursive-descent parser of masks written as text, with one method for each level of precedence."""
 
     def __init__(self, text: str):

@@ -193,7 +193,7 @@ class Documents(Mask):
         return np.concatenate(edges)
 
     def _span_of(self, item: int, span: range) -> tuple[int, int, bool]:
-        """Return the results of `_spans` for a single group of rows, but faster."""
+        """Return the same as `_spans` for a single group of rows, but faster."""
         lengths, ends = self._documents[item]
         total = int(ends[-1]) if len(ends) else 0
         if not total or span[0] >= total or span[-1] < 0:

@@ -168,7 +168,7 @@ def _check_heads(inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> N
 
 
 def _nonfinite(x: Tensor) -> Tensor | None:
-    """Return which tokens of a query, key or gate contain NaN or inf, bool ``[batch, heads, len]``; None for none."""
+    """Return which tokens of a query, key or gate contain NaN or inf, bool ``[batch, heads, len]``, or None."""
     if is_surely_finite(x):
         return None
     return (~x.detach().isfinite()).any(-1) if x.shape[3] else None
