@@ -36,7 +36,7 @@ def cold(make: Callable[[int], Mask], n: int) -> Plan:
 
 def forgetful_plan(mask: Mask, n: int) -> Plan:
     """Make a plan after clearing all cached plans."""
-    kept_plans._kept_plan.cache_clear()  # there is no public way
+    kept_plans._cached_plan.cache_clear()  # there is no public way
     return mask.plan(n)
 
 

@@ -126,7 +126,7 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_nothing_kept")
 def test_memory_is_used_again_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffers, "_KEPT", 48)
+    monkeypatch.setattr(buffers, "_MAX_REUSED", 48)
     like = torch.empty(0)
     made = reused("test", (2, 5), like)
     assert (made.shape, made.dtype) == ((2, 5), like.dtype)
@@ -144,7 +144,7 @@ def test_memory_is_used_again_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.usefixtures("_nothing_kept")
 @pytest.mark.parametrize("kept", [0, 1 << 26])
 def test_memory_that_is_used_again_stands_where_it_was_asked_for(monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
-    monkeypatch.setattr(buffers, "_KEPT", kept)
+    monkeypatch.setattr(buffers, "_MAX_REUSED", kept)
     like = torch.empty(0)
     with torch.device("meta"):
         made = reused("where", (3,), like)

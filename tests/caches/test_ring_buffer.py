@@ -54,7 +54,7 @@ def test_a_fork_copies_once_and_writes_nowhere_else() -> None:
 @pytest.mark.parametrize("sinks, window", [(0, 3), (2, 5), (4, 1)])
 def test_no_slot_is_written_twice_in_a_call(sinks: int, window: int) -> None:
     cache, table = SinkWindowCache(sinks, window), torch.arange(20).expand(2, -1)
-    kept = cache._places(None, table, 1 << 62)
+    kept = cache._slots_to_write(None, table, 1 << 62)
     assert kept is not None
     rows, columns, slots = kept
     for row in range(2):

@@ -24,7 +24,7 @@ SMALL = DecoderConfig(vocab_size=512, embed_dim=64, num_heads=4, num_layers=2, f
 def peak(run):
     """Most bytes that torch's allocator hands out meanwhile, what is planned for a mask and then kept among them."""
     run()
-    kept_plans._kept_plan.cache_clear()
+    kept_plans._cached_plan.cache_clear()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         result = run()
     del result

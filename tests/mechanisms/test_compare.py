@@ -90,7 +90,7 @@ def _seconds_told(monkeypatch: pytest.MonkeyPatch, slow: float = 0.0) -> list[in
     """Exact attention takes n² units, others 1000 n; notes the lengths asked for."""
     asked: list[int] = []
 
-    def seconds(mechanism: Mechanism, case: module._Case, *, is_own: bool) -> float:
+    def seconds(mechanism: Mechanism, case: module._Case, *, is_actual_length: bool) -> float:
         n = case.key.shape[2]
         if isinstance(mechanism, Softmax):
             asked.append(n)

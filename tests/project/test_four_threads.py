@@ -109,7 +109,7 @@ def test_first_use() -> None:
 @pytest.mark.ci
 @pytest.mark.parametrize("impl", ["auto", "tiled"])
 def test_plans(impl: str) -> None:
-    for kept in (plan_cache._kept_plan, plan_cache._kept_rows, plan_cache._kept_row_plan):
+    for kept in (plan_cache._cached_plan, plan_cache._cached_rows, plan_cache._cached_row_plan):
         kept.cache_clear()
 
     def work(number: int) -> list[Tensor]:

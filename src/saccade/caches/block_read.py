@@ -68,12 +68,12 @@ class BlockRead:
 
     def portions(self) -> list[slice]:
         """Return slices of the (item, head) rows, each small enough for its selected keys to fit into reused memory."""
-        each = self.count * self._blocks[0].shape[1] // self._size * self._blocks[0].element_size()
-        step = max(1, _AT_ONCE // max(1, each))
+        row_bytes = self.count * self._blocks[0].shape[1] // self._size * self._blocks[0].element_size()
+        step = max(1, _AT_ONCE // max(1, row_bytes))
         return [slice(i, i + step) for i in range(0, len(self._index), step)]
 
     def read(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """Return the selected keys and values for some (item, head) rows, ``[rows, columns, width]`` each."""
+        """Return the selected keys and values for a slice of (item, head) rows, ``[rows, columns, width]`` each."""
         k, v = (self._gathered(name, table, rows) for name, table in zip(("keys", "values"), self._blocks, strict=True))
         if self.newest is None:
             return k, v
@@ -81,7 +81,7 @@ class BlockRead:
         return torch.cat([k[:, :-1], new_k], 1), torch.cat([v[:, :-1], new_v], 1)
 
     def columns(self, rows: slice) -> Tensor:
-        """Return the indices of the columns that a step reads for some (item, head) rows, int64 ``[rows, columns]``."""
+        """Return the column indices that a step reads for a slice of (item, head) rows, int64 ``[rows, columns]``."""
         device = self.chosen.device
         blocks = self.chosen.flatten(0, 1)[rows]
         whole = (blocks[:, :, None] * self._size + torch.arange(self._size, device=device)).flatten(1)
@@ -96,7 +96,7 @@ class BlockRead:
         return F.pad(spare, (0, self._stop - self._start), value=False)
 
     def _gathered(self, name: str, table: Tensor, rows: slice) -> Tensor:
-        """Return the selected blocks of one tensor, gathered into reused memory."""
+        """Gather the selected blocks of one tensor into reused memory."""
         index = self._index[rows]
         shape = (index.numel(), table.shape[1])
         # An autograd graph stores its inputs, so the memory is not reused if there is one.
@@ -139,7 +139,7 @@ class VisibleColumns(NamedTuple):
         return cls(allowed, real, isinstance(kv_positions, range) or bool(real.all()), kv_positions)
 
     def tokens(self, blocks: int, size: int) -> Tensor:
-        """Return the number of real tokens in each of the first blocks, int64 ``[batch | 1, blocks]``."""
+        """Return the number of real tokens in each of the first ``blocks`` blocks, int64 ``[batch | 1, blocks]``."""
         return self.real[:, : blocks * size].unflatten(1, (blocks, size)).sum(2)
 
     def positions(self, read: BlockRead, rows: slice) -> Tensor:

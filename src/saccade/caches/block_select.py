@@ -30,7 +30,7 @@ _ENTRIES = 1 << 21  # number of block scores computed at a time
 
 
 class BlockSelectCache(KVCache):
-    r"""A cache of all keys and values, of which a step reads only the first, the last and the highest-scoring blocks.
+    r"""A cache of all keys and values. A decoding step reads only the first, last and highest-scoring blocks.
 
     Columns are divided into blocks of ``block_size``. A call with several tokens (a prompt, a further question) reads
     everything and is exact. With ``prompt="sparse"``, each of its tokens instead reads the blocks that a step would. A
@@ -263,19 +263,19 @@ class BlockSelectCache(KVCache):
         order = ranking.clone()
         if visible.allowed is None:
             order[..., : self.sink_blocks] = order[..., blocks - (self.local_blocks - 1) :] = torch.inf
-            few = self.budget // size - 1
-            return stable_topk(order, few) if self.prompt == "sparse" else order.topk(
-                few, 2, sorted=False
+            top_blocks = self.budget // size - 1
+            return stable_topk(order, top_blocks) if self.prompt == "sparse" else order.topk(
+                top_blocks, 2, sorted=False
             ).indices, None
         tokens = visible.tokens(blocks, size)
-        has_some = tokens > 0
-        before, after = has_some.cumsum(1), has_some.flip(1).cumsum(1).flip(1)
-        at_ends = has_some & ((before <= self.sink_blocks) | (after <= self.local_blocks - 1))
+        has_tokens = tokens > 0
+        before, after = has_tokens.cumsum(1), has_tokens.flip(1).cumsum(1).flip(1)
+        at_ends = has_tokens & ((before <= self.sink_blocks) | (after <= self.local_blocks - 1))
         order = order.clamp(min=torch.finfo(order.dtype).min).masked_fill(at_ends[:, None], torch.inf)
-        some = visible.allowed[..., : blocks * size].unflatten(-1, (blocks, size)).any(-1)[:, :, 0]
-        if some.shape[1] > 1:
-            some = some.view(some.shape[0], ranking.shape[1], -1, blocks).any(2)
-        order = order.masked_fill(~some, -torch.inf)
+        is_visible = visible.allowed[..., : blocks * size].unflatten(-1, (blocks, size)).any(-1)[:, :, 0]
+        if is_visible.shape[1] > 1:
+            is_visible = is_visible.view(is_visible.shape[0], ranking.shape[1], -1, blocks).any(2)
+        order = order.masked_fill(~is_visible, -torch.inf)
         if visible.is_all_real:
             # If fewer blocks are visible than fit into the budget, masked blocks are read too; the mask hides them.
             return order.topk(self.budget // size - 1, 2, sorted=False).indices, None
@@ -297,20 +297,20 @@ class BlockSelectCache(KVCache):
         """
         batch, heads, tokens, _ = query.shape
         kv_heads, finished, size = summary.shape[1], summary.shape[2], self.block_size
-        few, unused = self.budget // size - 1, -(-(start + tokens) // size)
-        number = torch.arange(finished, device=query.device)
+        top_blocks, unused = self.budget // size - 1, -(-(start + tokens) // size)
+        index_of_block = torch.arange(finished, device=query.device)
         parts = []
         step = max(1, _ENTRIES // max(1, batch * heads * finished))
         for first in range(0, tokens, step):
             part = query[:, :, first : first + step]
             before = torch.arange(first, first + part.shape[2], device=query.device) + start
             before = before.div_(size, rounding_mode="floor")[:, None]  # number of finished blocks
-            scores = self._scores(part, summary).masked_fill(number >= before, -torch.inf)
+            scores = self._scores(part, summary).masked_fill(index_of_block >= before, -torch.inf)
             order = log_shares(scores).unflatten(1, (kv_heads, -1)).amax(2)
-            at_ends = (number < self.sink_blocks) | (number >= before - (self.local_blocks - 1))
-            order = order.masked_fill(at_ends, torch.inf).masked_fill(number >= before, -torch.inf)
-            order = F.pad(order, (0, max(0, few - finished)), value=-torch.inf)
-            index = stable_topk(order, few)
+            at_ends = (index_of_block < self.sink_blocks) | (index_of_block >= before - (self.local_blocks - 1))
+            order = order.masked_fill(at_ends, torch.inf).masked_fill(index_of_block >= before, -torch.inf)
+            order = F.pad(order, (0, max(0, top_blocks - finished)), value=-torch.inf)
+            index = stable_topk(order, top_blocks)
             index = index.masked_fill(order.gather(-1, index) == -torch.inf, unused)
             parts.append(torch.cat([index, before.expand(*index.shape[:3], 1)], -1).int().sort(-1).values)
         return torch.cat(parts, 2)
@@ -356,7 +356,7 @@ def _check_sparse_prompt(call: Call) -> None:
 
 
 def log_shares(scores: Tensor) -> Tensor:
-    """Return the log softmax of block scores. A block with NaN ranks highest, since full attention reads it."""
+    """Return the log softmax of block scores. A NaN ranks highest, so that the output is NaN as in full attention."""
     shares = scores.log_softmax(-1)
     if is_finite(shares):
         return shares

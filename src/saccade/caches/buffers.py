@@ -1,4 +1,4 @@
-"""Functions that allocate cache buffers (on huge pages where available), reuse them, or make them usable again."""
+"""Allocate cache buffers (on huge pages where available), reuse them, and copy those that cannot be written to."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from saccade.support.torch_modes import is_plain
 
 _HUGE = 2 << 20  # bytes of a huge page on x86-64, and on arm64 with 4 KB pages
 _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # only on Linux
-_KEPT = 1 << 26  # largest buffer in bytes that `reused` keeps; larger ones are allocated each time
+_MAX_REUSED = 1 << 26  # largest buffer in bytes that `reused` keeps; larger ones are allocated each time
 
 
 def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
     """Return an uninitialised buffer with the dtype and device of a tensor.
 
     A decoding step that reads ordinary 4 KB pages spends part of its time on address translation. A huge page needs
-    only one page-table entry for 2 MB, but torch does not request huge pages. On the CPU, this function requests those
-    that are completely inside the buffer, so the buffer takes no more memory than a tensor. Copies of the buffer are
-    ordinary tensors.
+    only one page-table entry for 2 MB, but torch does not request huge pages. On the CPU, this function requests them
+    wherever a whole page fits into the buffer, so the buffer takes no more memory than a tensor. Copies of the buffer
+    are ordinary tensors.
 
     Args:
         like: a tensor with the dtype and device of the buffer.
@@ -66,10 +66,10 @@ def reused(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Return an uninitialised buffer for one decoding step. The next call with the same name overwrites it.
 
     Allocating new pages costs more than filling them. All caches of a thread share one buffer for each name and
-    device, which no cache includes in its memory size.
+    device. No cache counts it in its ``nbytes``.
     """
     size = math.prod(shape) * like.element_size()
-    if size > _KEPT:
+    if size > _MAX_REUSED:
         return empty(like, shape)
     key = (name, like.device)
     piece = _BUFFERS.pieces.get(key)

@@ -1,4 +1,4 @@
-"""LayerCache: the base class of all caches for one attention layer, which consist of settings and state."""
+"""LayerCache: the base class of caches for one attention layer. A cache consists of settings and state."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class LayerCache(ArgumentHints):
     later calls need. `fork`, `reorder`, ``crop(0)``, `nbytes`, ``repr`` and `state` then work without further code.
 
     Attributes:
-        settings: names of the constructor's arguments, which are stored as attributes with the same names.
-        leaves: declarations of the state's tensors, whose first axis is the batch. Once the cache contains tokens,
-            ``_state`` maps these names to the tensors.
-        numbers: names of int and bool attributes that also belong to the state.
+        settings: names of the constructor's arguments. Each is stored as an attribute with the same name.
+        leaves: declarations of the state tensors. Their first axis is the batch. Once the cache contains tokens,
+            ``_state`` maps their names to the tensors.
+        numbers: names of the scalar attributes (int or bool) that are also part of the state.
         keeps_order: whether columns are stored in order of arrival, so that positions may be in any order.
         exposes_all_keys: whether the mechanism receives the keys of all tokens so far, in order.
         max_len: largest number of columns; None for no limit.
@@ -110,7 +110,7 @@ class LayerCache(ArgumentHints):
             query: ``[batch, heads, q_len, head_dim]``.
             key: ``[batch, kv_heads, q_len, head_dim]``, of the new tokens only.
             value: ``[batch, kv_heads, q_len, value_dim]``.
-            mask: which pairs may attend, as a rule on token positions.
+            mask: the query-key pairs that may attend, as a rule on token positions.
             positions: positions of the new tokens, -1 for padding; when None, those that the method `positions`
                 returns.
             dropout_p: dropout probability of the attention weights.
@@ -160,8 +160,8 @@ class LayerCache(ArgumentHints):
         for leaf in self.leaves:
             x = self._state.get(leaf.name)
             if x is not None:
-                is_one = leaf.axes.startswith("batch|1") and len(x) == 1
-                self._state[leaf.name] = x.clone() if is_one else self._selected(x, index.to(x.device))
+                is_shared_row = leaf.axes.startswith("batch|1") and len(x) == 1
+                self._state[leaf.name] = x.clone() if is_shared_row else self._selected(x, index.to(x.device))
         self._tokens, self._spec = self._tokens.reordered(index), like._replace(batch=len(index))
         self._shared.clear()
 
@@ -192,7 +192,7 @@ class LayerCache(ArgumentHints):
         return other
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the numbers and tensors to save in a file, next to the settings, to restore the cache's contents."""
+        """Return the scalars and tensors that a file must contain, besides the settings, to restore the cache."""
         tokens, tensors = self._tokens, {}
         for leaf in self.leaves:
             if leaf.is_saved and leaf.name in self._state and self.length:
@@ -278,7 +278,7 @@ class LayerCache(ArgumentHints):
         return tokens
 
     def _selected(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Copy some batch items of a state tensor to new memory."""
+        """Copy the selected batch items of a state tensor to new memory."""
         return x[rows]
 
     def _check_spec(self, stored: KeyValueSpec, new: KeyValueSpec) -> None:
@@ -292,8 +292,8 @@ class LayerCache(ArgumentHints):
                 raise error(what, f"be {was}, as in the cache", got, hint=hint)
 
     def _sizes(self, contents: Contents) -> dict[str, int]:
-        """Return the sizes of state tensors that follow from the settings and the saved length, to check a file."""
+        """Return the axis sizes that the settings and saved length determine, for checking the tensors of a file."""
         return {}
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
-        """Restore the numbers of the state from a file. Raise if no cache of this kind could have written the file."""
+        """Restore the scalar attributes from a file. Raise if no cache of this kind could have written the file."""

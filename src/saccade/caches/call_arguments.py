@@ -1,4 +1,4 @@
-"""The checked arguments of one cache call (`Call`), the checks, and the interface that a mechanism must have."""
+"""The arguments of one cache call (`Call`), their checks, and the interface that a cache requires of a mechanism."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Call(NamedTuple):
 
 
 class KeyValueSpec(NamedTuple):
-    """The sizes, dtype and device of cached keys and values, which new keys and values must match."""
+    """The sizes, dtype and device of cached keys and values. New keys and values must match them."""
 
     batch: int
     kv_heads: int
@@ -120,7 +120,7 @@ _NEW = ShapeSpec(
 
 
 def check_call(mechanism: object, mask: object) -> None:
-    """Raise if a mechanism is not callable or the mask is a tensor, because its columns cannot be matched to tokens."""
+    """Raise if the mechanism is not callable, or if the mask is a tensor: its columns cannot be matched to tokens."""
     if not callable(mechanism):
         hint = "for instance saccade.mechanisms.Softmax()"
         raise type_error(
@@ -142,7 +142,7 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def checked_rows(rows: Tensor | Sequence[int], batch: int | None) -> Tensor:
-    """Return the batch items to keep in a cache as int64 ``[items]``."""
+    """Check the indices of the batch items to keep in a cache, and return them as int64 ``[items]``."""
     is_list = isinstance(rows, Sequence) and not isinstance(rows, str) and all(map(is_integer, rows))
     index = torch.tensor(rows, dtype=torch.int64, device="cpu") if is_list else rows
     if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32) or index.dim() != 1:
@@ -163,13 +163,13 @@ def check_crop(length: object, stored: int) -> None:
 
 
 class Region(NamedTuple):
-    """The region of gradient checkpointing that is currently running, if it can be identified.
+    """The region of gradient checkpointing that is currently running, where it can be identified.
 
-    A replay runs inside a backward pass, which has a number. In the forward pass, a region of the non-reentrant
+    A replay runs inside a backward pass, which has an id. In the forward pass, a region of the non-reentrant
     checkpoint is identified by torch's hooks for saved tensors; a region of the reentrant checkpoint cannot be.
 
     Args:
-        graph_task: number of the backward pass; -1 outside of backward passes.
+        graph_task: id of the backward pass; -1 outside of backward passes.
         hook: id of the checkpoint's hook; 0 outside of checkpoints.
     """
 

@@ -23,12 +23,12 @@ class RemembersSegments(Protocol):
     def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """Return the output, the updated memory, which heads of it contain NaN or inf, and which tokens to store."""
+        """Return the output, the memory, which of its heads contain NaN or inf, and which tokens to store."""
         ...
 
 
 class CompressiveCache(LayerCache):
-    """The cache for `saccade.mechanisms.CompressiveMemory`, whose size does not grow with the sequence.
+    """A cache of bounded size for `saccade.mechanisms.CompressiveMemory`.
 
     It stores a sum over all finished segments, and the keys and values of the open segment: a segment is added to the
     sum only when it is complete. The result equals that of the full run and of a run with a `saccade.caches.KVCache`.

@@ -24,7 +24,7 @@ from saccade.support.numerics import wide_dtype
 from saccade.support.validation import ShapeSpec, check_int
 
 _SCORES = ShapeSpec("scores [batch, kv_heads, columns]")
-_MOST_ROWS = 32  # number of last queries whose weights are stored separately, so that `crop` can subtract them
+_MAX_ROWS = 32  # number of last queries whose weights are stored separately, so that `crop` can subtract them
 _RECENT = (("earlier", "columns"), ("rows", "queries columns"))
 
 
@@ -66,10 +66,10 @@ class EvictingCache(LayerCache):
     result equals that of a `KVCache` until more than ``budget`` tokens have been passed. Evicted tokens cannot be read
     again.
 
-    `crop` continues as if the removed tokens had never been passed. It is possible only while no token has been
-    evicted, and not into a call in which padding followed tokens. If attention is summed in every call, at most the
-    last 32 tokens can be removed. With ``evict_once``, all tokens after the first call can be removed, even after an
-    eviction.
+    After `crop`, the cache continues as if the removed tokens had never been passed. Cropping is possible only while
+    no token has been evicted, and not into a call in which padding followed tokens. If attention is summed in every
+    call, at most the last 32 tokens can be removed. With ``evict_once``, all tokens after the first call can be
+    removed, even after an eviction.
 
     Args:
         budget: number of tokens that each key head stores after a call.
@@ -112,7 +112,7 @@ class EvictingCache(LayerCache):
     voting_queries: int | None = None
     evict_once: ClassVar[bool] = False
 
-    _in_order_from: int  # number of first columns whose order of arrival was lost when padding was moved before tokens
+    _in_order_from: int  # number of leading columns whose arrival order was lost when padding was moved before tokens
 
     def __init__(self, budget: int, *, recent: int | None = None):
         super().__init__()
@@ -141,7 +141,7 @@ class EvictingCache(LayerCache):
             pairs = zip((before["key"], before["value"], before["table"]), (keys, values, table), strict=True)
             keys, values, table = (torch.cat(pair, 2) for pair in pairs)
         voting_call = None if before and self.evict_once else _voting_call(call, self.voting_queries)
-        is_recent = voting_call is call and not self.evict_once and 0 < q_len <= _MOST_ROWS
+        is_recent = voting_call is call and not self.evict_once and 0 < q_len <= _MAX_ROWS
         is_recent &= table.shape[2] == self.length + q_len <= self.budget  # nothing was evicted
         statistic = _AllWeights() if is_recent else Received() if voting_call is call else None
         out, *received = self._product_and_statistic(call, keys, values, table, statistic)
@@ -152,18 +152,18 @@ class EvictingCache(LayerCache):
             summed[..., : -q_len or None] = before["received"]
         recent = {name: x for name, x in before.items() if name in dict(_RECENT) and not q_len}
         if is_recent:
-            recent = _with_rows(before, summed, _by_kv_head(received[0], keys.shape[1]))
+            recent = _add_rows(before, summed, _sum_by_kv_head(received[0], keys.shape[1]))
             summed = recent["earlier"] + recent["rows"].sum(2)
         elif received:
-            summed += _by_kv_head(received[0], keys.shape[1])
+            summed += _sum_by_kv_head(received[0], keys.shape[1])
         held = Held(keys.detach(), values.detach(), table, summed)
         is_padding = table < 0
         if bool((is_padding[..., 1:] & ~is_padding[..., :-1]).any()):
             held, recent, self._in_order_from = held.at(_padding_first(table)), {}, self.length + q_len
         self._traffic = Traffic(held.nbytes, held.nbytes // max(1, table.shape[2]) * q_len)
         if before or q_len:  # an empty first call does not count as a prompt
-            goes = table.shape[2] > self.budget and not (before and self.evict_once)
-            self._state = (self._best(held) if goes else held)._asdict() | recent
+            must_evict = table.shape[2] > self.budget and not (before and self.evict_once)
+            self._state = (self._retained(held) if must_evict else held)._asdict() | recent
         return out
 
     def _product_and_statistic(
@@ -176,7 +176,7 @@ class EvictingCache(LayerCache):
         *,
         product: bool = True,
     ) -> tuple[Tensor, ...]:
-        """Return the output of a call over all keys, and the statistic of its weights that decides on evictions."""
+        """Return the output of a call over all keys, and the weight statistic on which evictions are based."""
 
         def finish(matrix: Matrix, v: Tensor) -> tuple[Tensor, ...]:
             return (*(call.product(matrix, v) if product else ()), *(matrix.compute(statistic) if statistic else ()))
@@ -189,7 +189,7 @@ class EvictingCache(LayerCache):
             call, keys.shape[1], lambda rows: (k[rows], v[rows]), lambda rows: positions[rows], finish
         )
 
-    def _best(self, held: Held) -> Held:
+    def _retained(self, held: Held) -> Held:
         """Return the tokens to keep: the last ``recent`` tokens, and those with the highest scores."""
         scores, (batch, kv_heads, columns) = self.score(held), held.table.shape
         _SCORES.check(scores, batch=batch, kv_heads=kv_heads, columns=columns)
@@ -202,13 +202,13 @@ class EvictingCache(LayerCache):
         self._in_order_from = 0
 
     def _why_not_cropped(self, length: int) -> str | None:
-        columns, gone = self._state["table"].shape[2], self.length - length
-        if columns < self.length and (not self.evict_once or gone > columns - self.budget):
+        columns, removed = self._state["table"].shape[2], self.length - length
+        if columns < self.length and (not self.evict_once or removed > columns - self.budget):
             return "tokens were evicted and scored by the attention of queries that cropping would remove"
         if length < self._in_order_from:
             return "padding arrived after tokens and was moved before them, so the order of arrival is lost"
         recent = self._state["rows"].shape[2] if "rows" in self._state else 0
-        if self.voting_queries == 0 or self.evict_once or gone <= recent:
+        if self.voting_queries == 0 or self.evict_once or removed <= recent:
             return None
         return (
             f"only the attention of the last {recent} queries is stored, and "
@@ -216,10 +216,10 @@ class EvictingCache(LayerCache):
         )
 
     def _crop(self, length: int) -> None:
-        gone = self.length - length
-        columns = self._state["table"].shape[2] - gone
+        removed = self.length - length
+        columns = self._state["table"].shape[2] - removed
         self._state = {
-            name: x[:, :, :columns].clone() if name != "rows" else x[:, :, : x.shape[2] - gone, :columns].clone()
+            name: x[:, :, :columns].clone() if name != "rows" else x[:, :, : x.shape[2] - removed, :columns].clone()
             for name, x in self._state.items()
         }
         if "rows" in self._state:
@@ -238,7 +238,7 @@ class EvictingCache(LayerCache):
 
 
 def _voting_call(call: Call, voting_queries: int | None) -> Call | None:
-    """Return the call with only its voting queries, the last ones of each item, or None if there are none."""
+    """Return the call restricted to its voting queries (the last ones of each item), or None if there are none."""
     query, where = call.query, call.positions
     if voting_queries == 0:
         return None
@@ -262,7 +262,7 @@ class HeavyHitterCache(EvictingCache):
 
     After every call, tokens beyond ``budget`` are evicted. The last ``recent`` tokens stay; of the others, those that
     received the least attention are evicted. Attention is summed over all queries so far and over the heads that share
-    the keys. A sum favours early tokens, because more queries have seen them. Tokens that a later question needs may
+    the keys. A sum favours early tokens, because more queries attend to them. Tokens that a later question needs may
     be evicted.
 
     The equivalent run, errors and cost are those of an `EvictingCache` with ``voting_queries=None``.
@@ -285,7 +285,7 @@ class HeavyHitterCache(EvictingCache):
 
 
 class SnapKVCache(EvictingCache):
-    r"""A cache of all tokens after the prompt and of the prompt tokens to which the end of the prompt attended most.
+    r"""A cache of all tokens after the prompt, and of the prompt tokens that received the most attention from its end.
 
     After the first call, and only then, each key head selects the tokens to keep: the last ``window`` tokens and, of
     the earlier tokens, the ``budget - window`` that received the most attention from the window. This attention is
@@ -299,8 +299,8 @@ class SnapKVCache(EvictingCache):
 
     Args:
         budget: number of tokens of the first call that each key head keeps.
-        window: number of tokens at the end of the first call, which are always kept and whose attention selects the
-            others; at most the budget.
+        window: number of tokens at the end of the first call, at most the budget. They are always retained, and their
+            attention selects the other tokens.
         pool: number of neighbouring tokens to average over; must be odd.
 
     Raises:
@@ -357,20 +357,20 @@ class _AllWeights(Statistic[Tensor, Tensor]):
         return state
 
 
-def _by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
+def _sum_by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
     """Sum the attention that tokens received, ``[batch, heads, ...]``, over the heads that share keys."""
     return x.unflatten(1, (kv_heads, x.shape[1] // kv_heads)).sum(2)
 
 
-def _with_rows(before: Mapping[str, Tensor], summed: Tensor, new: Tensor) -> dict[str, Tensor]:
-    """Return the weights of the last 32 voting queries one by one, and the summed weights of all earlier queries.
+def _add_rows(before: Mapping[str, Tensor], summed: Tensor, new: Tensor) -> dict[str, Tensor]:
+    """Return the last 32 voting queries' weights separately, and the sum of all earlier queries' weights.
 
     Args:
-        before: the cache's state; the earlier result is in it unless earlier weights are not stored separately.
+        before: the cache's state. It contains the previous result if weights are already stored separately.
         summed: sums of earlier weights, ``[batch, kv_heads, columns]``, 0 for new tokens.
         new: weights of the new queries, ``[batch, kv_heads, queries, columns]``.
     """
     more, rows, earlier = new.shape[2], new, summed
     if "rows" in before:
         rows, earlier = torch.cat([F.pad(before["rows"], (0, more)), new], 2), F.pad(before["earlier"], (0, more))
-    return {"earlier": earlier + rows[:, :, :-_MOST_ROWS].sum(2), "rows": rows[:, :, -_MOST_ROWS:]}
+    return {"earlier": earlier + rows[:, :, :-_MAX_ROWS].sum(2), "rows": rows[:, :, -_MAX_ROWS:]}

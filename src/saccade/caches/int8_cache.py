@@ -11,7 +11,7 @@ from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.caches.rounded_cache import RoundedCache
 from saccade.support.numerics import wide_dtype
 
-_MOST = 127  # the largest code; the smallest is -127
+_MAX_CODE = 127  # the largest code; the smallest is -127
 
 
 class Rounded(NamedTuple):
@@ -21,7 +21,7 @@ class Rounded(NamedTuple):
         codes: int8 ``[batch, kv_heads, blocks * block_size, width]``.
         steps: the difference between adjacent codes in each block and channel, float32 or float64 ``[batch, kv_heads,
             blocks, width]``.
-        zeros: the number that code 0 represents, with the shape of ``steps``.
+        zeros: the value that code 0 represents, with the shape of ``steps``.
         rest: unrounded columns of the unfinished block, ``[batch, kv_heads, fewer than block_size, width]``.
         size: block_size.
     """
@@ -50,9 +50,9 @@ class Rounded(NamedTuple):
         blocks = rest[:, :, : full * size].unflatten(2, (full, size)).to(self.steps.dtype)
         least, most = blocks.amin(3), blocks.amax(3)
         # Divide before adding, since the sum or the difference may overflow the dtype.
-        zeros, steps = most / 2 + least / 2, (most / 2 - least / 2) / _MOST
+        zeros, steps = most / 2 + least / 2, (most / 2 - least / 2) / _MAX_CODE
         levels = (blocks - zeros[:, :, :, None]) / steps.clamp(min=torch.finfo(steps.dtype).tiny)[:, :, :, None]
-        codes = levels.round().clamp(-_MOST, _MOST).to(torch.int8)
+        codes = levels.round().clamp(-_MAX_CODE, _MAX_CODE).to(torch.int8)
         return Rounded(
             torch.cat([self.codes, codes.flatten(2, 3)], 2),
             torch.cat([self.steps, steps], 2),
@@ -62,7 +62,7 @@ class Rounded(NamedTuple):
         )
 
     def read(self, new: Tensor, rows: slice) -> Tensor:
-        """Return some key heads' stored columns as floats, followed by new columns, ``[rows, columns, width]``."""
+        """Return a slice of key heads' stored columns as floats, followed by new ones, ``[rows, columns, width]``."""
         codes, steps, zeros, rest = (x.flatten(0, 1)[rows] for x in self[:4])
         blocks = steps.shape[1]
         wide = codes.view(len(codes), blocks, codes.shape[1] // max(1, blocks), codes.shape[2]) * steps[:, :, None]
@@ -74,7 +74,7 @@ class Int8Cache(RoundedCache):
     r"""A cache of all keys and values that needs about a quarter of the memory of float32, or half that of bfloat16.
 
     A finished block is rounded once. In each channel, there are 255 evenly spaced levels from the smallest to the
-    largest number of that channel in the block, so the error of an element is at most half a step,
+    largest value of that channel in the block, so the error of an element is at most half a step,
 
     .. math:: |\hat x - x| \le \frac{\max_{\text{block, channel}} x - \min_{\text{block, channel}} x}{508}
 

@@ -152,8 +152,8 @@ class KVCache(LayerCache):
         Cost: copies ``new``, and all earlier columns if the memory has to grow.
         """
         x, stop = self._state.get(name), start + new.shape[2]
-        is_out_of_reach = x is not None and x.is_inference() and not torch.is_inference_mode_enabled()
-        if x is None or stop > x.shape[2] or name in self._shared or is_out_of_reach:
+        is_read_only = x is not None and x.is_inference() and not torch.is_inference_mode_enabled()
+        if x is None or stop > x.shape[2] or name in self._shared or is_read_only:
             x = self._grow(name, start, stop, new)
         x.narrow(2, start, stop - start).copy_(new.detach() if new.requires_grad else new)
         return x.narrow(2, 0, stop)
@@ -163,8 +163,8 @@ class KVCache(LayerCache):
         old = self._state.get(name)
         size, room = (self.block_size, self.max_len) if name in ("key", "value") else (1, None)
         if room is None:
-            has = _SMALLEST if old is None else old.shape[2]
-            room = max(stop, has if stop <= has or old is None else 2 * has)
+            capacity = _SMALLEST if old is None else old.shape[2]
+            room = max(stop, capacity if stop <= capacity or old is None else 2 * capacity)
         grown = empty(new, (*new.shape[:2], -(-room // size) * size, new.shape[3]))
         if old is not None and start:
             grown[:, :, :start].copy_(old[:, :, :start])

@@ -66,7 +66,7 @@ class Cache:
     def traffic(self) -> Traffic:
         """Number of bytes that the last pass through all layers read and appended."""
         each = [layer.traffic for layer in self._layers]
-        return Traffic(sum(one.bytes_read for one in each), sum(one.bytes_appended for one in each))
+        return Traffic(sum(layer.bytes_read for layer in each), sum(layer.bytes_appended for layer in each))
 
     def positions(self, q_len: int) -> range | Tensor | None:
         """Return the positions of the model's next tokens: a range, or int64 ``[batch, q_len]`` if items differ."""
@@ -81,8 +81,8 @@ class Cache:
     def crop(self, length: int) -> None:
         """Forget all columns after the first ``length`` in all layers' caches."""
         check_crop(length, self.length)
-        for own in self.flat:  # check all caches before any of them changes
-            own.check_crop(length)
+        for layer_cache in self.flat:  # check all caches before any of them changes
+            layer_cache.check_crop(length)
         for layer in self._layers:
             layer.crop(length)
 

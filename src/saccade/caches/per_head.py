@@ -68,7 +68,7 @@ def attend_by_head(
 
 
 def _positions_by_row(where: Positions, batch: int, kv_heads: int) -> Callable[[slice], GivenPositions]:
-    """Return a function that maps (item, head) rows to positions, which are the same for all heads of an item."""
+    """Return a function that maps (item, head) rows to positions. All heads of an item have the same positions."""
     if where.run is not None:
         return lambda part: where
     table = where.on().expand(batch, -1).repeat_interleave(kv_heads, 0)

@@ -22,11 +22,11 @@ class Packed(NamedTuple):
             adjacent tokens, the first one in the lowest bits.
         steps: the difference between adjacent codes, float32 or float64: for each block and channel, ``[batch,
             kv_heads, blocks, width]``, or for each token, ``[batch, kv_heads, blocks * block_size, 1]``.
-        zeros: the number halfway between the lowest and the highest level, with the shape of ``steps``.
+        zeros: the value halfway between the lowest and the highest level, with the shape of ``steps``.
         rest: unrounded columns of the unfinished block, ``[batch, kv_heads, fewer than block_size, width]``.
         size: block_size.
         bits: number of bits in a code.
-        by_channel: whether each channel of a block has its own step, as for keys, or each token, as for values.
+        by_channel: True if each channel of a block has a step (keys); False if each token has one (values).
     """
 
     codes: Tensor
@@ -67,7 +67,7 @@ class Packed(NamedTuple):
         )
 
     def read(self, new: Tensor, rows: slice) -> Tensor:
-        """Return some key heads' stored columns as floats, followed by new columns, ``[rows, columns, width]``."""
+        """Return a slice of key heads' stored columns as floats, followed by new ones, ``[rows, columns, width]``."""
         packed, steps, zeros, rest = (x.flatten(0, 1)[rows] for x in self[:4])
         codes = _unpacked(packed, self.bits).to(steps.dtype) - ((1 << self.bits) - 1) / 2
         if self.by_channel:
@@ -88,7 +88,7 @@ def _packed(codes: Tensor, bits: int) -> Tensor:
 
 
 def _unpacked(packed: Tensor, bits: int) -> Tensor:
-    """Unpack ``[rows, bytes, width]`` to the uint8 codes that `_packed` packed."""
+    """Unpack bytes ``[rows, bytes, width]`` to uint8 codes: the inverse of `_packed`."""
     whole = packed.contiguous().view(torch.uint8)
     parts = [(whole >> (bits * place)) & ((1 << bits) - 1) for place in range(8 // bits)]
     return torch.stack(parts, 2).flatten(1, 2)
@@ -98,7 +98,7 @@ class QuantizedCache(RoundedCache):
     r"""A cache of all keys and values in 4 or 2 bits. As in KIVI, keys are rounded by channel and values by token.
 
     A few channels of the keys are much larger than the others in all tokens, so each channel of a block of keys has its
-    own step and zero. Values have no such channels, so each token of each head has its own. Numbers are rounded once,
+    own step and zero. Values have no such channels, so each token of each head has its own. Elements are rounded once,
     when their block is full, to ``2 ** bits`` levels from the smallest to the largest. The error of an element is at
     most
 

@@ -144,7 +144,7 @@ class RecurrentCache(LayerCache):
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         self._source = _source_in(contents)
-        # The denominator, if there is one, is an extra column. Values may be those of several steps side by side.
+        # A denominator is an extra column. With substeps, a value contains those of all substeps side by side.
         width, value_dim = state["state"].shape[3], contents.count("value_dim")
         if width != value_dim + 1 and (not width or value_dim % width):
             raise contents.misfit("value_dim")
@@ -160,7 +160,7 @@ class RecurrentCache(LayerCache):
 
 
 def _as_lists(source: Hashable) -> Any:
-    """Return a description of the recurrence that wrote a state, with lists instead of tuples, to be saved as JSON.
+    """Convert the tuples in a recurrent state's ``source`` to lists, so that it can be saved as JSON.
 
     Raises:
         UnsupportedError: the source contains something other than numbers, strings and None.
@@ -174,7 +174,7 @@ def _as_lists(source: Hashable) -> Any:
 
 
 def _source_in(contents: Contents) -> Hashable:
-    """Return the source of a recurrent state from a file, with tuples instead of lists."""
+    """Read the ``source`` of a recurrent state from a file, and convert its lists back to tuples."""
 
     def as_tuples(value: object) -> Hashable:
         if isinstance(value, list):

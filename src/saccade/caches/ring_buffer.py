@@ -1,4 +1,4 @@
-"""Ring-buffer caches, whose memory is constant because a new token overwrites the slot of an old one."""
+"""Ring-buffer caches. Their memory is constant because a new token overwrites the slot of an old one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RingCache(LayerCache):
     keep and the mask.
 
     Args:
-        rule: the mask of the equivalent dense run, which hides all tokens that are not stored.
+        rule: the mask of the equivalent dense run. It hides all tokens that are not stored.
         kept_first: number of positions to keep at the beginning, at least 0.
         kept_last: number of positions to keep at the end, including the newest, at least 1.
 
@@ -84,7 +84,7 @@ class RingCache(LayerCache):
         self._tokens = Positions.ending_before(length)
 
     def _step(self, call: Call, table: Tensor, *, is_run: bool) -> Tensor:
-        """Attend with one new token, which overwrites the slot of the token that leaves the ring buffer."""
+        """Attend with one new token. It overwrites the slot of the token that leaves the ring buffer."""
         before = self._write(call, table)
         used = min(self.length + 1, self._slots) if is_run else self._slots  # slots are filled in order
         try:
@@ -108,10 +108,10 @@ class RingCache(LayerCache):
         return out
 
     def _attend_many(self, call: Call, table: Tensor) -> Tensor:
-        """Attend with several tokens, each of which sees a different part of the stored and new tokens."""
+        """Attend with several new tokens. Each of them sees a different part of the stored and new tokens."""
         keys, values, kv_positions = self._stored_and_new(call, table)
         self._traffic = Traffic(keys.nbytes + values.nbytes, call.key.nbytes + call.value.nbytes)
-        mask, where = self._joined_mask(call.mask), call.positions
+        mask, where = self._combined_mask(call.mask), call.positions
         matrix = call.mechanism(call.query, keys, mask=mask, q_positions=where, kv_positions=kv_positions)
         return matrix.matmul(values, dropout_p=call.dropout_p)
 
@@ -131,17 +131,17 @@ class RingCache(LayerCache):
 
     def _step_mask(self, call: Call, q_table: Tensor, table: Tensor) -> tuple[Mask | None, Tensor, Tensor]:
         """Return the mask, the query's position and the positions of the slots for a decoding step."""
-        return self._joined_mask(call.mask), q_table, table
+        return self._combined_mask(call.mask), q_table, table
 
-    def _visible_slots(self, x: Tensor, place: int) -> Tensor:
-        """Return the slots that are visible to a query at position ``place``, if positions are 0, 1, 2, …"""
-        return x[:, :, : min(place + 1, self._slots)]
+    def _visible_slots(self, x: Tensor, position: int) -> Tensor:
+        """Return the slots that are visible to a query at position ``position``, if positions are 0, 1, 2, …"""
+        return x[:, :, : min(position + 1, self._slots)]
 
-    def _joined_mask(self, rule: Mask | None) -> Mask:
+    def _combined_mask(self, rule: Mask | None) -> Mask:
         return self.rule if rule is None else self.rule & rule
 
     def _new_leaves(self, key: Tensor, value: Tensor) -> dict[str, tuple[Tensor, int]]:
-        """Return the new entries and the number of slots of each tensor in the ring buffer."""
+        """Return the new entries and the number of slots for each tensor in the ring buffer."""
         return {"keys": (key, self._slots), "values": (value, self._slots)}
 
     def _prepare_memory(self, call: Call, table: Tensor) -> None:
@@ -167,33 +167,33 @@ class RingCache(LayerCache):
         """Write new tokens into their slots. Return (tensor, index, overwritten entries) for each tensor."""
         new = {name: x for name, (x, _) in self._new_leaves(call.key, call.value).items()}
         new["table"] = table[:, None, :, None]
-        before, all_kept = [], self._places(call.positions.run, table, _FARTHEST)
+        before, all_targets = [], self._slots_to_write(call.positions.run, table, _FARTHEST)
         for name, x in leaves.items():
             slots = x[:, None, :, None] if name == "table" else x
             # A leaf with fewer slots stores only the first positions.
             has_all = slots.shape[2] == self._slots
-            places = all_kept if has_all else self._places(call.positions.run, table, slots.shape[2])
-            if places is not None:
-                row, column, slot = places
+            targets = all_targets if has_all else self._slots_to_write(call.positions.run, table, slots.shape[2])
+            if targets is not None:
+                row, column, slot = targets
                 index = (row, slice(None), slot)
                 before.append((slots, index, slots[index].detach().clone()))
                 slots[index] = new[name][row, :, column]
         return before
 
-    def _places(self, run: range | None, table: Tensor, stop: int) -> tuple[Index, Index, Index] | None:
-        """Return the batch items, columns and slots of the new tokens to store whose positions are below ``stop``.
+    def _slots_to_write(self, run: range | None, table: Tensor, stop: int) -> tuple[Index, Index, Index] | None:
+        """Return the batch items, columns and slots of the new tokens to store, restricted to positions below ``stop``.
 
-        If a single token is at ``stop`` or later, return None.
+        Return None if there is only one new token and its position is not below ``stop``.
         """
         if run is not None and len(run) == 1:
-            place, sinks = run[0], self._first_slots
-            slot = place if place < sinks else sinks + (place - sinks) % self._last_slots
-            return (slice(None), slice(None), slice(slot, slot + 1)) if place < stop else None
+            position, sinks = run[0], self._first_slots
+            slot = position if position < sinks else sinks + (position - sinks) % self._last_slots
+            return (slice(None), slice(None), slice(slot, slot + 1)) if position < stop else None
         if run is not None and run:  # computed without tensor values, which a dry run lacks
-            places = np.arange(run.start, run.stop, run.step)
-            is_last = places > max(run[0], run[-1]) - self._last_slots
-            columns = torch.from_numpy(((places < self._first_slots) | is_last) & (places < stop)).nonzero()[:, 0]
-            kept = torch.from_numpy(places)[columns]
+            positions = np.arange(run.start, run.stop, run.step)
+            is_last = positions > max(run[0], run[-1]) - self._last_slots
+            columns = torch.from_numpy(((positions < self._first_slots) | is_last) & (positions < stop)).nonzero()[:, 0]
+            kept = torch.from_numpy(positions)[columns]
             return slice(None), columns.to(table.device), self._slot(kept).to(table.device)
         is_kept = (table < self._first_slots) | (table > table.amax(1, keepdim=True) - self._last_slots)
         rows, columns = (is_kept & (table >= 0) & (table < stop)).nonzero(as_tuple=True)
@@ -268,7 +268,7 @@ class SegmentCache(RingCache):
         self.segment, self.memory = check_int("segment", segment), check_int("memory", memory, 0)
         super().__init__(Segments(self.segment, self.memory), 0, self.segment + self.memory)
 
-    def _visible_slots(self, x: Tensor, place: int) -> Tensor:
-        first = max(0, place // self.segment * self.segment - self.memory) % self._slots
-        stop = place % self._slots + 1
+    def _visible_slots(self, x: Tensor, position: int) -> Tensor:
+        first = max(0, position // self.segment * self.segment - self.memory) % self._slots
+        stop = position % self._slots + 1
         return x[:, :, first:stop] if first < stop else torch.cat([x[:, :, first:], x[:, :, :stop]], 2)

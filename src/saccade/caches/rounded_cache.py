@@ -22,7 +22,7 @@ _AT_ONCE = 1 << 21  # bytes of keys to convert at a time, few enough to stay in 
 class Store(Protocol):
     """The interface of a store of keys or values that rounds finished blocks, but not the unfinished block.
 
-    It has the tensors ``codes``, ``steps``, ``zeros`` and ``rest``, which the cache keeps as leaves.
+    The cache stores its tensors ``codes``, ``steps``, ``zeros`` and ``rest`` as leaves.
     """
 
     def extended(self, new: Tensor) -> Self:
@@ -30,7 +30,7 @@ class Store(Protocol):
         ...
 
     def read(self, new: Tensor, rows: slice) -> Tensor:
-        """Return some key heads' stored columns as floats, followed by new columns, ``[rows, columns, width]``."""
+        """Return a slice of key heads' stored columns as floats, followed by new ones, ``[rows, columns, width]``."""
         ...
 
 
@@ -55,7 +55,7 @@ class RoundedCache(LayerCache):
 
     @abstractmethod
     def _store(self, name: str, like: Tensor) -> Store:
-        """Return the store of the keys or values (``name``); before the first call, an empty one for ``like``."""
+        """Return the store of the keys or values (``name``); before the first call, an empty store for ``like``."""
 
     def advance(self, call: Call) -> Tensor:
         new = {"key": call.key, "value": call.value}
@@ -65,8 +65,8 @@ class RoundedCache(LayerCache):
             return stored["key"].read(call.key, rows), stored["value"].read(call.value, rows)
 
         batch, kv_heads, q_len, width = call.key.shape
-        each = max(1, _AT_ONCE // max(1, (self.length + q_len) * width * call.key.element_size()))
-        portions = [slice(start, start + each) for start in range(0, batch * kv_heads, each)]
+        rows_at_once = max(1, _AT_ONCE // max(1, (self.length + q_len) * width * call.key.element_size()))
+        portions = [slice(start, start + rows_at_once) for start in range(0, batch * kv_heads, rows_at_once)]
         (out,) = attend_by_head(call, kv_heads, read, None, call.product, portions=portions)
         moved = call.key.nbytes + call.value.nbytes
         self._traffic = Traffic(sum(x.nbytes for x in self._state.values()) + moved, moved)

@@ -1,4 +1,4 @@
-"""SinkWindowCache: stores the first tokens (attention sinks) and a window of the last ones, in constant memory."""
+"""SinkWindowCache: stores the first tokens (attention sinks) and a window of the last tokens, in constant memory."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ class SinkWindowCache(RingCache):
     def _step_mask(self, call: Call, q_table: Tensor, table: Tensor) -> tuple[masks.Mask | None, Tensor, Tensor]:
         if self.rotary is None:
             return super()._step_mask(call, q_table, table)
-        return call.mask, *self._turn_sinks(self.rotary, q_table, table)
+        return call.mask, *self._rotate_sinks(self.rotary, q_table, table)
 
     def _unrotated_keys(self) -> Tensor:
         keys = self._state["keys"]
         return torch.cat([self._state["sinks"], keys[:, :, self.sink_tokens :]], 2) if "sinks" in self._state else keys
 
     def _attend_many(self, call: Call, table: Tensor) -> Tensor:
-        """Attend with several tokens, each of which sees the sinks and its own window."""
+        """Attend with several tokens. Each of them sees the sinks and a separate window."""
         if self.rotary is None or not table.numel() or int(table.max()) < self._slots:
             return super()._attend_many(call, table)
         keys, values, kv_positions = self._stored_and_new(call, table)
@@ -102,7 +102,7 @@ class SinkWindowCache(RingCache):
             # Moving a key forward by n positions has the same effect as moving the query back by n.
             inside = table.clamp(max=self._slots - 1)
             parts.append((self.rotary(self.rotary.unrotate(call.query, table), inside), masks.Causal() & first, inside))
-        outs, logs = [], []
+        outs, lses = [], []
         for query, visible, q_positions in parts:
             mask = visible if call.mask is None else visible & call.mask
             part = call.mechanism(query, keys, mask=mask, q_positions=q_positions, kv_positions=kv_positions)
@@ -114,26 +114,26 @@ class SinkWindowCache(RingCache):
                 hint = "pass one token per call, or use no rotary"
                 raise unsupported(type(call.mechanism).__name__, [reason], hint=hint)
             outs.append(part.matmul(values, dropout_p=call.dropout_p))
-            logs.append(part.lse)
-        return _merge_softmaxes(outs, logs)
+            lses.append(part.lse)
+        return _merge_softmaxes(outs, lses)
 
     def _new_leaves(self, key: Tensor, value: Tensor) -> dict[str, tuple[Tensor, int]]:
         leaves = super()._new_leaves(key, value)
         return leaves | {"sinks": (key, self.sink_tokens)} if self.rotary is not None and self.sink_tokens else leaves
 
-    def _turn_sinks(self, rotary: Rotary, q_table: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    def _rotate_sinks(self, rotary: Rotary, q_table: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
         """Rotate the sinks to just before the window. Return the query and slot positions inside the cache."""
         shift = (q_table - (self._slots - 1)).clamp(min=0)  # [batch | 1, 1]; 0 for an item whose new token is padding
         first = torch.arange(table.shape[1], device=table.device) < self.sink_tokens
         inside = torch.where(first | (table < 0), table, table - shift)
         if self.sink_tokens:
             positions = torch.arange(self.sink_tokens, device=table.device)
-            turned = rotary(rotary.unrotate(self._state["sinks"], positions), positions + shift)
-            self._state["keys"][:, :, : self.sink_tokens] = turned
+            rotated = rotary(rotary.unrotate(self._state["sinks"], positions), positions + shift)
+            self._state["keys"][:, :, : self.sink_tokens] = rotated
         return q_table - shift, inside
 
     def _check_inside(self, call: Call, table: Tensor) -> None:
-        """Raise unless positions can be counted inside the cache, which ``rotary`` requires."""
+        """Raise unless positions can be counted inside the cache, as ``rotary`` requires."""
         reasons = []
         if call.mask is not None and not call.mask.is_relative:
             reasons.append(f"positions are counted inside the cache, and {call.mask} depends on more than distances")

@@ -22,7 +22,7 @@ from saccade.support.validation import check_type
 
 
 class _Formula(Mask):
-    """Base class of combined masks, which are formulas of other masks with ``&``, ``|`` and ``~``."""
+    """Base class of masks that combine other masks with ``&``, ``|`` and ``~``."""
 
     @property
     def is_relative(self) -> bool:
@@ -54,7 +54,7 @@ class _Joined(_Formula):
         object.__setattr__(self, "_shape", self._joined_shape())
 
     def _joined_shape(self) -> tuple[int, int]:
-        """Return the numbers of batch items and heads of the joined masks; raise an error unless they agree."""
+        """Return the joined masks' numbers of batch items and heads; raise an error unless these agree."""
         shapes = [part.shape for part in self.parts if part.shape != (1, 1)]
         for axis, name in enumerate(("batch items", "heads")) if len(shapes) > 1 else ():
             sizes = [shape[axis] for shape in shapes if shape[axis] != 1]
@@ -194,7 +194,7 @@ class Not(_Formula):
 
 @dataclasses.dataclass(frozen=True)
 class After(Mask):
-    """A mask shifted by ``length`` positions, which are fully masked: ``mask.after(length)``."""
+    """A mask shifted by ``length`` positions; all positions before it are fully masked: ``mask.after(length)``."""
 
     rule: Mask
     length: int

@@ -51,7 +51,7 @@ def _has_keys(spans: Spans) -> bool:
 
 
 def _allows_in_sample(mask: Mask, item: int, positions: Tensor) -> bool:
-    """Return whether a sample of queries may attend to later keys, for the causality check of a mask."""
+    """Return whether the mask lets any query in a sample attend to a later key."""
     rows = positions[torch.linspace(0, len(positions) - 1, min(_ROWS, len(positions)), device="cpu").round().long()]
     near, far = (torch.arange(1, end + 1, device="cpu") for end in (_NEAR, _FAR))
     away = torch.cat([near, _NEAR * 2**far // 2])

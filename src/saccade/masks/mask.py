@@ -1,4 +1,4 @@
-"""Mask: base class of masks, which define by position which query may attend to which key."""
+"""Mask: base class of masks. A mask defines by position which query may attend to which key."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Domain(NamedTuple):
         return Domain(_hull(self.rows, other.rows), _hull(self.keys, other.keys))
 
     def after(self, length: int) -> Domain:
-        """Return the domain of a mask after a shift by ``length`` positions, which attend to nothing."""
+        """Return the domain of a mask shifted by ``length`` positions. The positions before it attend to nothing."""
         return Domain(*(None if x is None else range(x.stop + length) for x in self))
 
     def times(self, size: int) -> Domain:
@@ -81,7 +81,7 @@ class _NoArithmetic:
 
 
 class Mask(_NoArithmetic, ABC):
-    """Base class of masks, which define by *position* which query may attend to which key: ``allows(b, h, q, kv)``.
+    """Base class of masks. A mask defines by *position* which query may attend to which key: ``allows(b, h, q, kv)``.
 
     Masks are small immutable values that combine with ``&``, ``|`` and ``~``. A module has a pattern, each call may
     pass a mask for its batch, and the two are joined with ``&``. A subclass must define `allows`. The other methods

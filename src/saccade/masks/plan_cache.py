@@ -1,4 +1,4 @@
-"""Cache of the plans of masks, with a separate cache for the single rows that decoding needs."""
+"""Cache of mask plans, with a separate cache for the single rows that decoding needs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from saccade.plan.decode_plan import ROWS, RowPlan, RowsAhead
 if TYPE_CHECKING:
     from saccade.masks.mask import Mask
 
-_kept_plan = lru_cache(maxsize=256)(make)
-_kept_rows = lru_cache(maxsize=16)(RowsAhead)
-_kept_row_plan = lru_cache(maxsize=64)(RowPlan)
+_cached_plan = lru_cache(maxsize=256)(make)
+_cached_rows = lru_cache(maxsize=16)(RowsAhead)
+_cached_row_plan = lru_cache(maxsize=64)(RowPlan)
 
 
 def plan_of(
@@ -24,19 +24,19 @@ def plan_of(
 ) -> Plan:
     """Return the plan of a mask. It is cached if equal masks always allow the same pairs (``is_value``)."""
     if torch.compiler.is_dynamo_compiling():  # run NumPy's index arithmetic instead of tracing it
-        outside: Callable[..., Plan] = torch.compiler.disable(_complete)
+        outside: Callable[..., Plan] = torch.compiler.disable(_computed_plan)
         return outside(mask, shape, q_first, kv_first, whole_rows)
     batch, heads, q_len, kv_len = shape
     is_last_row = q_len == 1 and kv_len > 1 and q_first == kv_first + kv_len - 1
     if is_last_row and batch and heads and not whole_rows and mask.shape[0] == 1 and mask.is_value:
-        rows = _kept_rows(mask, max(kv_first, q_first - q_first % ROWS), kv_first)
-        return _kept_row_plan(rows, q_first, shape)
-    plan = _kept_plan if mask.is_value else make
+        rows = _cached_rows(mask, max(kv_first, q_first - q_first % ROWS), kv_first)
+        return _cached_row_plan(rows, q_first, shape)
+    plan = _cached_plan if mask.is_value else make
     return plan(mask, shape, q_first=q_first, kv_first=kv_first, whole_rows=whole_rows)
 
 
-def _complete(*args: Any) -> Plan:
-    """Build the plan of a mask for the cache, and compute all lazy attributes of the plan."""
+def _computed_plan(*args: Any) -> Plan:
+    """Build a mask's plan for the cache, and compute all lazy attributes of the plan."""
     plan = plan_of(*args)
     plan.is_full, plan.pairs, plan.tiles  # noqa: B018
     return plan

@@ -39,7 +39,7 @@ from saccade.masks.rules.window import Window
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_int
 
-_ITSELF = Window(0, 0)
+_IDENTITY = Window(0, 0)
 
 
 def through_layers(mask: Mask, layers: int) -> Mask:
@@ -51,28 +51,28 @@ def through_layers(mask: Mask, layers: int) -> Mask:
     """
     layers = check_int("layers", layers)
     if isinstance(mask, Or):  # the identity I is joined again below
-        rest = tuple(part for part in mask.parts if part != _ITSELF) or (_ITSELF,)
+        rest = tuple(part for part in mask.parts if part != _IDENTITY) or (_IDENTITY,)
         mask = rest[0] if len(rest) == 1 else Or(rest)
     if layers == 1 or _is_transitive(mask):
-        return _with_itself(mask)
-    if _is_contiguous(mask) or _sees_beginning(mask):
-        return _with_itself(mask.with_atoms(lambda atom: _widened(atom, layers)))
+        return _with_identity(mask)
+    if _is_contiguous(mask) or _is_window_and_first(mask):
+        return _with_identity(mask.with_atoms(lambda atom: _over_layers(atom, layers)))
     match mask:
         case Documents():
-            return _with_itself(_widened(mask, layers))
+            return _with_identity(_over_layers(mask, layers))
         case After():
-            return _with_itself(After(mask.rule**layers, mask.length))
-        case Or() | Global() if _goes_through_first(mask):
+            return _with_identity(After(mask.rule**layers, mask.length))
+        case Or() | Global() if _connects_through_first(mask):
             return Full()
-        case And() if _steps_anywhere(mask):
+        case And() if _reaches_all_earlier(mask):
             return Causal()
     reason = f"the receptive field of {mask} is not exactly one rule"
     hint = "saccade.auditing.Reach moves sets of tokens through the layers of any rule"
     raise unsupported(f"layers={layers}", [reason], hint=hint)
 
 
-def _with_itself(mask: Mask) -> Mask:
-    return mask if _is_reflexive(mask) else mask | _ITSELF
+def _with_identity(mask: Mask) -> Mask:
+    return mask if _is_reflexive(mask) else mask | _IDENTITY
 
 
 def _is_reflexive(mask: Mask) -> bool:
@@ -102,7 +102,7 @@ def _is_transitive(mask: Mask) -> bool:
         case And():
             return all(map(_is_transitive, mask.parts))
         case Or():  # causal, and a prefix visible to all, which contains every position before each of its tokens
-            rest = tuple(part for part in mask.parts if not (_is_beginning(part) and part.hides_keys_only))
+            rest = tuple(part for part in mask.parts if not (_shows_first_tokens(part) and part.hides_keys_only))
             return rest != () and window_sides(Or(rest)) == (math.inf, 0)
     return isinstance(mask, Global) and not mask.seen  # a token that sees any key sees all keys
 
@@ -117,27 +117,27 @@ def _is_contiguous(mask: Mask) -> bool:
     return window_sides(mask) is not None
 
 
-def _sees_beginning(mask: Mask) -> bool:
+def _is_window_and_first(mask: Mask) -> bool:
     """Return whether the mask is a union of windows and first tokens, restricted to earlier keys."""
-    parts = _behind_causal(mask)
-    return bool(parts) and all(_is_beginning(part) or window_sides(part) is not None for part in parts)
+    parts = _union_under_causal(mask)
+    return bool(parts) and all(_shows_first_tokens(part) or window_sides(part) is not None for part in parts)
 
 
-def _steps_anywhere(mask: Mask) -> bool:
+def _reaches_all_earlier(mask: Mask) -> bool:
     """Return whether a causal window fills the gaps between strides, so that two layers reach any earlier key."""
-    parts = _behind_causal(mask)
+    parts = _union_under_causal(mask)
     width = max((extent[0] for extent in map(window_sides, parts) if extent is not None), default=-1)
     return any(isinstance(part, Strided) and part.step <= width + 1 for part in parts)
 
 
-def _goes_through_first(mask: Mask) -> bool:
+def _connects_through_first(mask: Mask) -> bool:
     """Return whether token 0 sees all tokens and all tokens see token 0, so that two layers connect all pairs."""
     if isinstance(mask, Or):
-        return any(map(_goes_through_first, mask.parts))
+        return any(map(_connects_through_first, mask.parts))
     return isinstance(mask, Global) and mask.sees and mask.seen and 0 in mask.positions
 
 
-def _behind_causal(mask: Mask) -> tuple[Mask, ...]:
+def _union_under_causal(mask: Mask) -> tuple[Mask, ...]:
     """Return the parts of the union in ``Causal() & (a | b)``; an empty tuple for masks without this form."""
     if not isinstance(mask, And):
         return ()
@@ -148,14 +148,14 @@ def _behind_causal(mask: Mask) -> tuple[Mask, ...]:
     return others[0].parts if isinstance(others[0], Or) else (others[0],)
 
 
-def _is_beginning(mask: Mask) -> bool:
+def _shows_first_tokens(mask: Mask) -> bool:
     """Return whether the mask makes the first tokens visible to all queries."""
     if isinstance(mask, Global):
         return mask.seen and mask.positions == tuple(range(len(mask.positions)))
     return isinstance(mask, Prefix)
 
 
-def _widened(atom: Mask, layers: int) -> Mask:
+def _over_layers(atom: Mask, layers: int) -> Mask:
     """Return the receptive field of one part of a mask over several layers."""
     if isinstance(atom, Window):
         left, right = (None if width is None else layers * width for width in (atom.left, atom.right))

@@ -25,8 +25,8 @@ class Mechanism(ArgumentHints, nn.Module):
     """A module that computes an attention matrix from queries and keys. Caches and recordings use this interface.
 
     Attributes:
-        needs_all_keys: whether a weight depends on the keys between its query and its key, so that a cache must pass
-            the keys of all tokens, in order.
+        needs_all_keys: whether weights depend on the keys between query and key. A cache must then pass the keys of all
+            tokens, in order.
     """
 
     needs_all_keys: ClassVar[bool] = False
@@ -52,7 +52,7 @@ class Mechanism(ArgumentHints, nn.Module):
         return KVCache(max_len)
 
     def with_bias(self, bias: Tensor | Bias) -> Mechanism:
-        """Return this mechanism with a bias added to its scores, for one call.
+        """Return a copy of this mechanism for one call, with a bias added to its scores.
 
         Raises:
             UnsupportedError: the mechanism has no scores, or already has a bias.

@@ -27,7 +27,7 @@ def block_means(x: Tensor, size: int) -> Tensor:
 
 
 class BlockMeanMatrix(LinearTimeMatrix):
-    """Attention to the means of key blocks, where the weight of a block is shared equally by its keys.
+    """Attention to the means of key blocks. The keys of a block share its weight equally.
 
     Args:
         attention: attention from queries to the means of the complete blocks, ``[batch, heads, q_len, blocks]``.
@@ -35,7 +35,7 @@ class BlockMeanMatrix(LinearTimeMatrix):
         kv_len: number of keys; those after the last complete block have no weight.
         start: position of the first query; keys begin at position 0.
 
-    Cost: products read all keys once, and take one product with ``attention``.
+    Cost: a product reads all values once, and takes one product with ``attention``.
     """
 
     def __init__(self, attention: AttentionMatrix, size: int, kv_len: int, start: int):
@@ -63,6 +63,6 @@ class BlockMeanMatrix(LinearTimeMatrix):
         return q[None, None, :, None], kv
 
     def _over_keys(self, weights: Tensor) -> Tensor:
-        """Share the weight of each block, ``[..., blocks]``, among its keys, ``[..., kv_len]``."""
+        """Distribute the weight of each block, ``[..., blocks]``, equally over its keys, ``[..., kv_len]``."""
         each = (weights / self.size).repeat_interleave(self.size, -1)
         return F.pad(each, (0, self.shape[3] - each.shape[-1]))

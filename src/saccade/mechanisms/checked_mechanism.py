@@ -89,7 +89,7 @@ class Approximate(Mechanism):
     def _inputs(
         self, query: Tensor, key: Tensor, mask: object, q_positions: GivenPositions, kv_positions: GivenPositions
     ) -> Inputs:
-        """Return the checked inputs of a mechanism's call."""
+        """Check the inputs of a mechanism's call and return them."""
         query, key = autocast(query), autocast(key)
         shape = check_query_key(query, key, None)
         rule = as_mask(mask, shape)
@@ -113,5 +113,5 @@ def parts_of(mask: Mask) -> tuple[Mask, ...]:
 
 
 def scale_of(scale: float | None, head_dim: int) -> float:
-    """Return the scale of dot products, which is ``head_dim ** -0.5`` if ``scale`` is None."""
+    """Return the scale of dot products: ``scale``, or ``head_dim ** -0.5`` if it is None."""
     return max(1, head_dim) ** -0.5 if scale is None else scale

@@ -103,11 +103,11 @@ def compare(
     rule = as_mask(mask, exact.shape)
     with torch.no_grad():
         expected = (exact @ value).to(widest_dtype(value.device))
-        torchs = _SDPA(rule)
+        sdpa_contender = _SDPA(rule)
         reasons = [one.reasons(rule) for one in given]
-        able = [one for one, why in zip(given, reasons, strict=True) if not why]
-        unable = torchs.reasons(case)
-        contenders: list[Mechanism | _SDPA] = [softmax, *able, *([] if unable else [torchs])]
+        supported = [one for one, why in zip(given, reasons, strict=True) if not why]
+        sdpa_reasons = sdpa_contender.reasons(case)
+        contenders: list[Mechanism | _SDPA] = [softmax, *supported, *([] if sdpa_reasons else [sdpa_contender])]
         exact_times, *others = _timed(contenders, case, _lengths(timed_lengths, case, rule))
         times = iter(others)
         rows = tuple(
@@ -116,9 +116,9 @@ def compare(
             else _compared(name, one, case, exact, expected, exact_times, next(times))
             for name, one, why in zip(_names(given), given, reasons, strict=True)
         )
-        sdpa = Compared("torch SDPA", reasons=unable)
-        if not unable:
-            sdpa = _compared(sdpa.name, torchs, case, exact, expected, exact_times, next(times))
+        sdpa = Compared("torch SDPA", reasons=sdpa_reasons)
+        if not sdpa_reasons:
+            sdpa = _compared(sdpa.name, sdpa_contender, case, exact, expected, exact_times, next(times))
         memory = _peak_bytes(lambda: softmax(query, key, mask=mask) @ value, query.device)
     qualities = [math.nan] * (len(rows) + 1) if quality is None else _qualities(quality, mechanisms, rows)
     rows = tuple(row._replace(quality=x) for row, x in zip(rows, qualities[1:], strict=True))
@@ -146,7 +146,7 @@ class _Case(NamedTuple):
     mask: object
 
     def at(self, length: int) -> _Case:
-        """Return the case with a different number of keys, obtained by cutting off or repeating tokens."""
+        """Return the case with a different number of keys. Tokens are cut off or repeated."""
         q_len, kv_len = self.query.shape[2], self.key.shape[2]
         if length == kv_len:
             return self
@@ -161,7 +161,7 @@ class _Case(NamedTuple):
 
 
 class _Masked(Softmax):
-    """Exact attention under an additional mask, to stand for this mask in a comparison."""
+    """Exact attention under an additional mask. It represents this mask in a comparison."""
 
     def __init__(self, rule: Mask):
         super().__init__()
@@ -221,7 +221,7 @@ class _SDPA:
             size = self._mask_bytes(case)
             if size > _LARGEST_MASK:
                 raise value_error("mask", f"have a tensor of at most {_LARGEST_MASK} bytes", size)
-            self._prepared = None  # free the last one first
+            self._prepared = None  # free the previous tensor first
             self._prepared = sizes, self.rule.to_dense(*sizes).to(case.query.device) if size else None
         return self._prepared[1]
 
@@ -271,10 +271,10 @@ def _compared(
     """Return the comparison's row for one contender: its errors, times and memory."""
     size = expected.norm(dim=-1)
     errors = (case.run(contender).to(expected) - expected).norm(dim=-1) / size
-    distances, held = (math.nan, math.nan), 0
+    distances, mask_bytes = (math.nan, math.nan), 0
     if isinstance(contender, _SDPA):  # torch's SDPA has no matrix to compare
         mask = contender.prepare(case)
-        held = 0 if mask is None else mask.nbytes
+        mask_bytes = 0 if mask is None else mask.nbytes
     else:
         distances = _distances(contender(case.query, case.key, mask=case.mask), exact, expected)
     ratios = {length: exact_times[length] / seconds for length, seconds in times.items() if not math.isnan(seconds)}
@@ -283,7 +283,7 @@ def _compared(
         *_median_and_worst(errors[size > 0]),
         *distances,
         times[exact.shape[3]],
-        _peak_bytes(lambda: case.run(contender), case.query.device) + held,
+        _peak_bytes(lambda: case.run(contender), case.query.device) + mask_bytes,
         crossing(ratios),
         max(ratios, default=0),
     )
@@ -292,8 +292,8 @@ def _compared(
 def _distances(matrix: Matrix, exact: Matrix, expected: Tensor) -> tuple[float, float]:
     """Return the median and the largest distance between rows of two matrices, over a sample of the rows."""
     count, distances = math.prod(exact.shape[:3]), []
-    for place in torch.linspace(0, count - 1, min(_SAMPLED, count)).round().long():
-        b, h, i = (int(x) for x in torch.unravel_index(place, exact.shape[:3]))
+    for index in torch.linspace(0, count - 1, min(_SAMPLED, count)).round().long():
+        b, h, i = (int(x) for x in torch.unravel_index(index, exact.shape[:3]))
         distances.append((matrix[b, h, i].to(expected) - exact[b, h, i].to(expected)).abs().sum() / 2)
     return _median_and_worst(torch.stack(distances))
 
@@ -322,16 +322,16 @@ def crossing(ratios: dict[int, float]) -> int | None:
 
 
 def _lengths(lengths: Sequence[int] | None, case: _Case, rule: Mask) -> list[int]:
-    """Return the numbers of keys at which mechanisms are timed, which always include the actual number."""
+    """Return the numbers of keys at which mechanisms are timed, always including the actual number."""
     kv_len = case.key.shape[2]
     if lengths is None:
         lengths = [kv_len // 8, kv_len // 4, kv_len // 2, kv_len, 2 * kv_len, 4 * kv_len]
     else:
-        what, must = "timed_lengths", "be a list of ints of at least 1"
+        name, must = "timed_lengths", "be a list of ints of at least 1"
         if isinstance(lengths, str) or not isinstance(lengths, Sequence) or not lengths:
-            raise type_error(what, must, repr(lengths))
+            raise type_error(name, must, repr(lengths))
         if not all(is_integer(n) and n >= 1 for n in lengths):
-            raise value_error(what, must, list(lengths))
+            raise value_error(name, must, list(lengths))
     if not (case.mask is None or isinstance(case.mask, Mask)):
         lengths = []
     elif rule.is_fact_of_batch:
@@ -354,7 +354,7 @@ def _timed(mechanisms: Sequence[Mechanism | _SDPA], case: _Case, lengths: Sequen
         ):  # take turns, so that changes in the machine's speed affect all of them; the first round is a warm-up
             for mechanism, is_bound, times in zip(mechanisms, is_of_batch, runs, strict=True):
                 is_beyond = is_bound and length > kv_len
-                seconds = math.nan if is_beyond else _seconds(mechanism, at, is_own=length == kv_len)
+                seconds = math.nan if is_beyond else _seconds(mechanism, at, is_actual_length=length == kv_len)
                 if turn:
                     times.append(seconds)
         for times, by_length in zip(runs, results, strict=True):
@@ -362,8 +362,8 @@ def _timed(mechanisms: Sequence[Mechanism | _SDPA], case: _Case, lengths: Sequen
     return results
 
 
-def _seconds(mechanism: Mechanism | _SDPA, case: _Case, *, is_own: bool) -> float:
-    """Return how many seconds a mechanism's product takes, or NaN if the mechanism does not support the length."""
+def _seconds(mechanism: Mechanism | _SDPA, case: _Case, *, is_actual_length: bool) -> float:
+    """Return the seconds that a mechanism's product takes, or NaN if the mechanism does not support the length."""
     try:
         if isinstance(mechanism, _SDPA):
             mechanism.prepare(case)  # not timed
@@ -371,7 +371,7 @@ def _seconds(mechanism: Mechanism | _SDPA, case: _Case, *, is_own: bool) -> floa
         start = time.perf_counter()
         case.run(mechanism)
     except ValueError:
-        if is_own:
+        if is_actual_length:
             raise
         return math.nan  # a mechanism for another fixed length, or torch's SDPA with too large a mask tensor
     _wait(case.query.device)

@@ -7,7 +7,7 @@ import math
 from typing import NamedTuple
 
 CLOSE, ROUGH = 0.01, 0.1
-"""Largest median relative errors of a result that is "close" to exact attention, and of one that is still useful."""
+"""Largest median relative errors that are called "close" to exact attention, and "rough"."""
 
 
 class Compared(NamedTuple):

@@ -7,7 +7,7 @@ from torch import Tensor
 from saccade.mechanisms.checked_mechanism import Inputs
 from saccade.mechanisms.features.mask_support import Visible
 from saccade.mechanisms.recurrences.mechanism import Recurrence, checked_gate
-from saccade.mechanisms.recurrences.substeps import SubstepMatrix, first_of, in_steps, last_of
+from saccade.mechanisms.recurrences.substeps import SubstepMatrix, expand_mask, to_first_substep, to_last_substep
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import describe, value_error
 from saccade.support.validation import check_int
@@ -21,12 +21,12 @@ class DeltaProduct(Recurrence):
               o_t = s\, S_{t,n}^T q_t
 
     The state transition of a token is a product of n Householder matrices, which can permute what the state holds: with
-    :math:`\beta = 2` and two steps, rotate it. One step is `Delta`. Without a decay this is DeltaProduct, with one
-    Gated DeltaProduct. Keys should have length 1, and :math:`0 \le \beta \le 2`.
+    :math:`\beta = 2` and two steps, rotate it. A single step is `Delta`. Without a decay, this is DeltaProduct; with a
+    decay, Gated DeltaProduct. Keys should have length 1, and :math:`0 \le \beta \le 2`.
 
-    The matrix has a head for each step of each head, with the values of this step: rows and columns are tokens. The
-    output is the sum of the heads of all steps. ``A.total(value)`` computes it in one pass, from values with those of
-    all steps side by side, as caches do.
+    Rows and columns of the matrix are tokens. For each step of each head, it has a separate head that weights the
+    values of that step. The output is the sum over the steps. ``A.total(value)`` computes it in one pass, as caches
+    do, from the values of all steps side by side.
 
     Args:
         num_steps: n, the number of steps for each token.
@@ -37,7 +37,7 @@ class DeltaProduct(Recurrence):
         UnsupportedError: a mask other than Causal, Causal within Documents, and masks that only hide keys (Padding).
 
     Cost: `total` and decoding take as long as `Delta` with n times as many tokens, and the matrix n times that. The
-    state has ``head_dim * value_dim`` elements per head, whatever n is.
+    state has ``head_dim * value_dim`` elements per head for any n.
 
     Example:
         >>> import torch
@@ -93,21 +93,21 @@ class DeltaProduct(Recurrence):
         whole = (*key.shape[:3], self.num_steps)
         if beta is not None and beta.shape != whole:
             raise value_error("beta", f"have shape {list(whole)}", list(beta.shape), facts=[describe("key", key)])
-        return self._in_steps(inputs, key, decay, None if beta is None else beta.flatten(2, 3))
+        return self._substep_matrix(inputs, key, decay, None if beta is None else beta.flatten(2, 3))
 
-    def _matrix_of(self, inputs: Inputs) -> SubstepMatrix:  # type: ignore[override]  # of tokens, in several steps
-        return self._in_steps(inputs, inputs.key.repeat(1, 1, 1, self.num_steps), None, None)
+    def _matrix_of(self, inputs: Inputs) -> SubstepMatrix:  # type: ignore[override]  # not a RecurrenceMatrix
+        return self._substep_matrix(inputs, inputs.key.repeat(1, 1, 1, self.num_steps), None, None)
 
-    def _in_steps(self, inputs: Inputs, key: Tensor, decay: Tensor | None, beta: Tensor | None) -> SubstepMatrix:
+    def _substep_matrix(self, inputs: Inputs, key: Tensor, decay: Tensor | None, beta: Tensor | None) -> SubstepMatrix:
         steps, (batch, heads, q_len, kv_len) = self.num_steps, inputs.shape
         visible = Visible.of(inputs)
         each = inputs._replace(
-            query=last_of(inputs.query, steps),
+            query=to_last_substep(inputs.query, steps),
             key=key.to(inputs.key.dtype).unflatten(3, (steps, -1)).flatten(2, 3),
             shape=(batch, heads, q_len * steps, kv_len * steps),
         )
-        decay = None if decay is None else first_of(decay, steps)
-        whole = self._recurrence(each, decay, beta, visible=in_steps(visible, steps))
+        decay = None if decay is None else to_first_substep(decay, steps)
+        whole = self._recurrence(each, decay, beta, visible=expand_mask(visible, steps))
         return SubstepMatrix(whole, visible, steps, steps)
 
     def extra_repr(self) -> str:

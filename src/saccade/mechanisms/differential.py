@@ -15,7 +15,7 @@ from saccade.support.errors import unsupported, value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import check_int, check_number
 
-_SPREAD = 0.1  # initial standard deviation of the vectors of λ
+_INITIAL_STD = 0.1  # initial standard deviation of the λ vectors
 
 
 class Differential(Mechanism):
@@ -69,9 +69,9 @@ class Differential(Mechanism):
     lambda_k2: nn.Parameter
 
     def reset_parameters(self) -> None:
-        """Draw the vectors of λ from a normal distribution with a small variance, so that λ starts near λ_init."""
+        """Draw the λ vectors from a normal distribution with a small variance, so that λ starts near λ_init."""
         for parameter in self.parameters():
-            nn.init.normal_(parameter, std=_SPREAD)
+            nn.init.normal_(parameter, std=_INITIAL_STD)
 
     @property
     def weight(self) -> Tensor:
@@ -103,7 +103,7 @@ class Differential(Mechanism):
         return first - self.weight * second
 
     def with_bias(self, bias: Tensor | Bias) -> Differential:
-        """Return this mechanism with a bias added to the scores of both attention maps, for one call."""
+        """Return a copy of this mechanism for one call, with a bias added to the scores of both attention maps."""
         if self.bias is not None:
             reason = "it has a bias already"
             raise unsupported("bias", [reason])

@@ -35,7 +35,7 @@ def is_readable(*tensors: Tensor) -> bool:
 
 
 def is_surely_finite(x: Tensor) -> bool:
-    """Return whether a tensor certainly has neither NaN nor inf. If its values cannot be read, that is not certain."""
+    """Return whether a tensor is certainly finite. Unreadable tensors are not, except in a dry run."""
     return is_finite(x) if is_readable(x) else is_dry_run()
 
 
@@ -44,12 +44,12 @@ def nonfinite_tokens(x: Tensor) -> Tensor | None:
     return None if is_surely_finite(x) else ~torch.isfinite(x.detach()).all(-1)
 
 
-def unless_none(marks: Tensor) -> Tensor | None:
-    """Return bool marks, or None if none is True. Marks whose values cannot be read are returned unchanged."""
+def marks_or_none(marks: Tensor) -> Tensor | None:
+    """Return bool marks, or None if no mark is True. Marks whose values cannot be read are returned unchanged."""
     return None if (not bool(marks.any()) if is_readable(marks) else is_dry_run()) else marks
 
 
 def is_dry_run() -> bool:
-    """Return whether a dry run forecasts costs, in which no result is used and unreadable tensors count as finite."""
+    """Return whether a dry run is forecasting costs. It uses no results, and unreadable tensors count as finite."""
     # torch.compile cannot trace a context variable, but dry runs are never compiled.
     return not torch.compiler.is_dynamo_compiling() and _is_clean.get()

@@ -32,7 +32,7 @@ class Forgetting(Approximate):
     The gates before their sigmoid, z, are the last channels of the keys, so that every cache stores, crops, copies and
     saves them together with the keys, and decoding equals the whole run. Logarithms are summed in float64: the sums
     grow with the length, and only their differences are rounded. Packed documents need no special treatment, since a
-    difference contains the gates of only one document. `with_gates` makes such keys;
+    difference contains the gates of only one document. `with_gates` creates such keys;
     `saccade.nn.ForgettingAttention` is the layer.
 
     Args:
@@ -46,7 +46,7 @@ class Forgetting(Approximate):
             keys out of order; another bias.
 
     Cost: that of `Softmax` with a bias; memory is linear in the length. On a CPU, the compiled kernel runs unless
-    decays add up to more than 128 between the first and the last key, which float32 sums for keys cannot resolve.
+    decays add up to more than 128 between the first and the last key, since float32 sums for keys cannot resolve more.
 
     Example:
         >>> from saccade.masks import Causal
@@ -73,14 +73,14 @@ class Forgetting(Approximate):
         reasons = [] if mask.is_causal else [f"{name} is not causal: gates count from a key forward to the query"]
         for part in parts_of(mask):
             inner = () if not isinstance(part, Documents) or part.rule is None else parts_of(part.rule)
-            for one in (part, *inner):
-                if not (isinstance(one, Causal | Window | Documents | Full) or one.hides_keys_only):
+            for rule in (part, *inner):
+                if not (isinstance(rule, Causal | Window | Documents | Full) or rule.hides_keys_only):
                     why = "the gates of keys that a query does not see would count"
-                    reasons.append(f"{type(one).__name__} is none of Causal, Window, Padding and Documents: {why}")
+                    reasons.append(f"{type(rule).__name__} is none of Causal, Window, Padding and Documents: {why}")
         return tuple(reasons)
 
     def with_bias(self, bias: Tensor | Bias) -> Mechanism:
-        """Raise, because the decays are the bias of the scores."""
+        """Raise an error, because the decays already are the bias of the scores."""
         raise unsupported("bias", ["its decays are already the bias"], hint="mechanism=Softmax() adds one")
 
     def forward(
@@ -110,15 +110,17 @@ class Forgetting(Approximate):
 
     def _matrix_of(self, inputs: Inputs, gates: Tensor | None = None) -> AttentionMatrix:
         query, key, rule, shape, q_positions, kv_positions = inputs
-        own = AttentionInputs.of(query, key, rule, scale=self.scale, q_positions=q_positions, kv_positions=kv_positions)
+        attention = AttentionInputs.of(
+            query, key, rule, scale=self.scale, q_positions=q_positions, kv_positions=kv_positions
+        )
         if 0 in shape or gates is None:
-            return matrix_from_inputs(own, self.impl)
+            return matrix_from_inputs(attention, self.impl)
         logs = F.logsigmoid(gates.to(torch.float64)).clamp(min=_LEAST)
         logs = logs.expand(-1, -1, -1, shape[1] // key.shape[1]).movedim(3, 2).flatten(1, 2)
         hidden = _hidden_keys(inputs)
         logs = logs if hidden is None else logs.masked_fill(hidden[:, None], 0.0)
         term = DecayTerm(logs.cumsum(2)[:, :, None], _last_keys(inputs), inputs.wide)
-        return matrix_from_inputs(own.replaced(bias=term), self.impl)
+        return matrix_from_inputs(attention.replaced(bias=term), self.impl)
 
     def _check_widths(self, query: Tensor, key: Tensor) -> None:
         """Raise unless queries and keys have the right widths."""
@@ -137,12 +139,12 @@ class Forgetting(Approximate):
 
 
 def with_gates(key: Tensor, gates: Tensor) -> Tensor:
-    """Return keys with their forget gates as last channels, as `Forgetting` takes them.
+    """Append forget gates to keys as the last channels, in the form that `Forgetting` requires.
 
     Args:
         key: ``[batch, kv_heads, kv_len, head_dim]``.
         gates: the gates before their sigmoid, ``[batch, heads, kv_len]``: one for each query head. ``torch.logit(f)``
-            gives them from gates between 0 and 1.
+            converts gates between 0 and 1.
 
     Returns:
         ``[batch, kv_heads, kv_len, head_dim + heads // kv_heads]``, in the dtype of the keys.
@@ -183,6 +185,6 @@ def _hidden_keys(inputs: Inputs) -> Tensor | None:
     items = torch.arange(inputs.shape[0], device=kv.device)[:, None]
     for part in parts_of(inputs.rule):
         if part.hides_keys_only:
-            own = ~part.allows(items, torch.zeros_like(items), torch.zeros_like(items), kv.clamp(min=0))
-            hidden = own if hidden is None else hidden | own
+            hidden_by_part = ~part.allows(items, torch.zeros_like(items), torch.zeros_like(items), kv.clamp(min=0))
+            hidden = hidden_by_part if hidden is None else hidden | hidden_by_part
     return hidden

@@ -1,4 +1,4 @@
-"""LinearTimeMatrix: the base class of matrices with products in linear time, whose weights are computed on request."""
+"""LinearTimeMatrix: the base class of matrices with linear-time products. Weights are only computed on request."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from saccade.engine.tiles.grouped_heads import groups_of
 from saccade.masks import Mask
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs, scale_of
-from saccade.mechanisms.fake_tensors import unless_none
+from saccade.mechanisms.fake_tensors import marks_or_none
 from saccade.mechanisms.low_rank import LowRankMatrix, MaskedTokens, NarrowSoftmax, why_not_keys_only
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import value_error
@@ -129,7 +129,7 @@ class Linformer(Approximate):
     def _columns(self, projection: Tensor, tokens: MaskedTokens) -> Tensor:
         """Return the weight of each key position in each slot, ``[batch | 1, kv_heads | 1, rank, kv_len]``."""
         columns = projection[:, :, tokens.keys.clamp(min=0)].movedim(2, 0)
-        hidden = unless_none(tokens.hidden)
+        hidden = marks_or_none(tokens.hidden)
         return columns if hidden is None else columns.masked_fill(hidden[:, None, None], 0.0)
 
 
@@ -146,12 +146,12 @@ class LinformerMatrix(LowRankMatrix):
     """
 
     def __init__(self, left: NarrowSoftmax, projection: Tensor, tokens: MaskedTokens, *, dtype: torch.dtype):
-        super().__init__(left, left.key.shape[1], projection.shape[3], dtype=dtype, lost=tokens.lost)
+        super().__init__(left, left.key.shape[1], projection.shape[3], dtype=dtype, padding_rows=tokens.padding_rows)
         self.projection, self._hidden = projection, tokens.hidden
 
     def slots(self) -> Tensor:
         """Return the weight of each slot for each query, ``[batch, heads, q_len, rank]``. Each row sums to 1."""
-        return self._without_lost(self.left.matrix().to_dense())
+        return self._zero_padding(self.left.matrix().to_dense())
 
     def _gathered(self, value: Tensor) -> Tensor:
         return self.projection @ value.masked_fill(self._hidden[:, None, :, None], 0.0)

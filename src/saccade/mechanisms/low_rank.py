@@ -14,7 +14,7 @@ from saccade.engine.tiles.grouped_heads import groups_of, product
 from saccade.masks import Full, Mask
 from saccade.matrix import AttentionMatrix, Block
 from saccade.mechanisms.checked_mechanism import Inputs, parts_of
-from saccade.mechanisms.fake_tensors import is_readable, unless_none
+from saccade.mechanisms.fake_tensors import is_readable, marks_or_none
 from saccade.mechanisms.linear_time import LinearTimeMatrix
 from saccade.support.torch_modes import without_autocast
 
@@ -26,14 +26,14 @@ class LowRankMatrix(LinearTimeMatrix):
         left: attention from queries to the slots, ``[batch, heads, q_len, slots]``.
         kv_heads, kv_len: sizes of the right factor.
         dtype: dtype of the inputs and of matrix products.
-        lost: bool ``[batch, q_len]``, True at padding.
+        padding_rows: bool ``[batch, q_len]``, True at padding.
 
     Cost: products take O((q_len + kv_len) * slots * width) time, and memory that is linear in the lengths.
     """
 
-    def __init__(self, left: NarrowSoftmax, kv_heads: int, kv_len: int, *, dtype: torch.dtype, lost: Tensor):
+    def __init__(self, left: NarrowSoftmax, kv_heads: int, kv_len: int, *, dtype: torch.dtype, padding_rows: Tensor):
         super().__init__((*left.query.shape[:3], kv_len), kv_heads, dtype=dtype, device=left.query.device)
-        self.left, self._lost = left, unless_none(lost)
+        self.left, self._padding_rows = left, marks_or_none(padding_rows)
 
     @property
     def is_stochastic(self) -> bool:
@@ -50,16 +50,16 @@ class LowRankMatrix(LinearTimeMatrix):
 
     @abstractmethod
     def _right(self, items: slice, heads: slice) -> Tensor:
-        """Return the dense right factor for some heads, ``[batch | 1, heads | key heads | 1, slots, kv_len]``."""
+        """Return the dense right factor of some heads, ``[batch | 1, heads | key heads | 1, slots, kv_len]``."""
 
     def _times(self, value: Tensor) -> Tensor:
-        return self._without_lost(self.left.times(self._gathered(value.to(self.left.query.dtype))))
+        return self._zero_padding(self.left.times(self._gathered(value.to(self.left.query.dtype))))
 
     def rmatmul(self, x: Tensor) -> Tensor:
         """Return ``A.mT @ x`` in linear time; see `Matrix.rmatmul`."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         with without_autocast(self.device):
-            rows = self._without_lost(x.to(self.left.query.dtype))
+            rows = self._zero_padding(x.to(self.left.query.dtype))
             return self._scattered(self.left.matrix().mT @ rows).to(x.dtype)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
@@ -69,12 +69,12 @@ class LowRankMatrix(LinearTimeMatrix):
                 part, right = (items, heads), self._right(items, heads)
             left = self.left.weights(items, heads, span)
             weights = product(left, right.expand(len(left), -1, -1, -1))
-            if self._lost is not None:
-                weights = weights.masked_fill(self._lost[items, None, span.start : span.stop, None], 0.0)
+            if self._padding_rows is not None:
+                weights = weights.masked_fill(self._padding_rows[items, None, span.start : span.stop, None], 0.0)
             yield Block(items, heads, span, (range(self.shape[3]),), weights)
 
-    def _without_lost(self, rows: Tensor) -> Tensor:
-        return rows if self._lost is None else rows.masked_fill(self._lost[:, None, :, None], 0.0)
+    def _zero_padding(self, rows: Tensor) -> Tensor:
+        return rows if self._padding_rows is None else rows.masked_fill(self._padding_rows[:, None, :, None], 0.0)
 
 
 class MaskedTokens(NamedTuple):
@@ -86,7 +86,7 @@ class MaskedTokens(NamedTuple):
         query: ``[batch, heads, q_len, head_dim]``, in float32 or wider.
         key: ``[batch, kv_heads, kv_len, head_dim]``, in float32 or wider.
         rows, keys: positions, int64 ``[batch | 1, len]``.
-        lost: bool ``[batch, q_len]``, True at padding.
+        padding_rows: bool ``[batch, q_len]``, True at padding.
         hidden: bool ``[batch, kv_len]``, keys that no query may attend to.
     """
 
@@ -94,17 +94,17 @@ class MaskedTokens(NamedTuple):
     key: Tensor
     rows: Tensor
     keys: Tensor
-    lost: Tensor
+    padding_rows: Tensor
     hidden: Tensor
 
     @classmethod
     def of(cls, inputs: Inputs) -> MaskedTokens:
         """Return the queries and keys of checked inputs, with masked tokens and padding set to 0."""
         rows, keys = inputs.position_tables()
-        lost, hidden = _is_padding(inputs, rows), hidden_at(inputs, keys)
-        query = inputs.query.to(inputs.wide).masked_fill(lost[:, None, :, None], 0.0)
+        padding_rows, hidden = _is_padding(inputs, rows), hidden_at(inputs, keys)
+        query = inputs.query.to(inputs.wide).masked_fill(padding_rows[:, None, :, None], 0.0)
         key = inputs.key.to(inputs.wide).masked_fill(hidden[:, None, :, None], 0.0)
-        return cls(query, key, rows, keys, lost, hidden)
+        return cls(query, key, rows, keys, padding_rows, hidden)
 
 
 def hidden_at(inputs: Inputs, positions: Tensor) -> Tensor:
@@ -113,12 +113,12 @@ def hidden_at(inputs: Inputs, positions: Tensor) -> Tensor:
     if isinstance(inputs.rule, Full):
         return hidden
     items = torch.arange(inputs.shape[0], device=positions.device)[:, None]
-    nobody = torch.zeros_like(items)
-    return hidden | ~inputs.rule.allows(items, nobody, nobody, positions.clamp(min=0))
+    zeros = torch.zeros_like(items)
+    return hidden | ~inputs.rule.allows(items, zeros, zeros, positions.clamp(min=0))
 
 
 def why_not_keys_only(mask: Mask, because: str) -> tuple[str, ...]:
-    """Return the reasons why low-rank attention does not support a mask: none if the mask only hides keys."""
+    """Return the reasons why low-rank attention does not support a mask. Masks that only hide keys are supported."""
     return tuple(
         f"{type(part).__name__} lets queries see different keys: {because}"
         for part in parts_of(mask)

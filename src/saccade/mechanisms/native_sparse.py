@@ -143,7 +143,7 @@ class NativeSparse(Approximate):
         return Sum(*zip(gates.split(1, -1), branches, strict=True))
 
     def _exact(self, inputs: Inputs, mask: Mask) -> AttentionMatrix:
-        """Return exact attention under the mask of the inputs and another one."""
+        """Return exact attention under the mask of the inputs combined with ``mask``."""
         return AttentionMatrix(
             inputs.query,
             inputs.key,
@@ -160,7 +160,7 @@ class NativeSparse(Approximate):
         count = means.shape[2]
         ends = range(self.block_size - 1, count * self.block_size, self.block_size) if count else range(0)
         rows: range | Tensor = range(start, start + q_len)
-        if start < 0:  # with more queries than keys, the first queries stand before all keys
+        if start < 0:  # with more queries than keys, the first queries are before all keys
             rows = torch.arange(start, start + q_len, device=means.device).clamp(min=-1)
         attention = AttentionMatrix(
             inputs.query, means, inputs.rule, scale=self.scale, q_positions=rows, kv_positions=ends
@@ -195,17 +195,17 @@ class NativeSparse(Approximate):
             count, done = -(-stop // size), min(-(-stop // size), means.shape[2])
             query = inputs.query[:, :, rows.start : rows.stop].to(wide).unflatten(1, (kv_heads, -1))
             scores = (query @ means[:, :, None, :done].mT * scale).flatten(1, 2)
-            place = torch.arange(rows.start + start, rows.stop + start, device=device)[:, None]
+            position = torch.arange(rows.start + start, rows.stop + start, device=device)[:, None]
             block = torch.arange(count, device=device)
             visible = inputs.rule.allows(
-                items, nothing, place[None, None], (block[:done] * size + size - 1)[None, None]
+                items, nothing, position[None, None], (block[:done] * size + size - 1)[None, None]
             )
             scores = scores.masked_fill(~visible, -torch.inf)
             weights = scores.softmax(-1).masked_fill(~visible.any(-1, keepdim=True), 0.0)
             importance = weights.unflatten(1, (kv_heads, -1)).sum(2)
             importance = torch.nn.functional.pad(importance, (0, count - done))
-            own = place.div(size, rounding_mode="floor")
-            is_forced = (block < self.sink_blocks) | ((block > own - self.local_blocks) & (block <= own))
+            own_block = position.div(size, rounding_mode="floor")
+            is_forced = (block < self.sink_blocks) | ((block > own_block - self.local_blocks) & (block <= own_block))
             return importance.masked_fill(is_forced, torch.inf)
 
         return score

@@ -13,7 +13,7 @@ from saccade.support.validation import check_int, check_number
 
 
 class Nystrom(Approximate):
-    r"""Softmax attention in linear time, approximated through a few landmarks, which are means of neighbouring tokens.
+    r"""Softmax attention in linear time, approximated through a few landmarks (means of neighbouring tokens).
 
     .. math:: A \approx \mathrm{softmax}(Q \tilde K^\top)\, \mathrm{softmax}(\tilde Q \tilde K^\top)^{+}\,
               \mathrm{softmax}(\tilde Q K^\top)
@@ -69,7 +69,7 @@ class Nystrom(Approximate):
         batch, heads, q_len, kv_len = inputs.shape
         tokens = MaskedTokens.of(inputs)
         q, k, hidden = tokens.query, tokens.key, tokens.hidden
-        left_out = hidden_at(inputs, tokens.rows) if q_len == kv_len else tokens.lost
+        left_out = hidden_at(inputs, tokens.rows) if q_len == kv_len else tokens.padding_rows
         scale = scale_of(self.scale, inputs.query.shape[3])
         with without_autocast(inputs.query.device):
             q_means, no_rows = segment_means(q, left_out, min(self.num_landmarks, q_len))
@@ -79,7 +79,7 @@ class Nystrom(Approximate):
             everything = slice(0, batch), slice(0, heads), range(q_means.shape[2])
             middle = NarrowSoftmax(q_means, k_means, no_keys, scale).weights(*everything)
             inner = pseudo_inverse(middle.masked_fill(no_rows[:, None, :, None], 0.0), self.iterations)
-        return NystromMatrix(left, inner, right, dtype=inputs.query.dtype, lost=tokens.lost)
+        return NystromMatrix(left, inner, right, dtype=inputs.query.dtype, padding_rows=tokens.padding_rows)
 
     def extra_repr(self) -> str:
         text = f"{self.num_landmarks}, iterations={self.iterations}"
@@ -87,20 +87,22 @@ class Nystrom(Approximate):
 
 
 class NystromMatrix(LowRankMatrix):
-    """The Nystrom matrix ``left @ inner @ right``, whose factors lead from queries through landmarks to keys.
+    """The Nystrom matrix ``left @ inner @ right``, from queries through landmarks to keys.
 
     Args:
         left: attention from queries to key landmarks, ``[batch, heads, q_len, landmarks]``.
         inner: the pseudo-inverse, ``[batch, heads, landmarks, landmarks]``.
         right: attention from query landmarks to keys, ``[batch, heads, landmarks, kv_len]``.
         dtype: dtype of the inputs and of matrix products.
-        lost: bool ``[batch, q_len]``, True at padding.
+        padding_rows: bool ``[batch, q_len]``, True at padding.
 
     Cost: products take O((q_len + kv_len) * landmarks * width) time, and memory that is linear in the lengths.
     """
 
-    def __init__(self, left: NarrowSoftmax, inner: Tensor, right: NarrowSoftmax, *, dtype: torch.dtype, lost: Tensor):
-        super().__init__(left, right.key.shape[1], right.key.shape[2], dtype=dtype, lost=lost)
+    def __init__(
+        self, left: NarrowSoftmax, inner: Tensor, right: NarrowSoftmax, *, dtype: torch.dtype, padding_rows: Tensor
+    ):
+        super().__init__(left, right.key.shape[1], right.key.shape[2], dtype=dtype, padding_rows=padding_rows)
         self.inner, self.right = inner, right
 
     def _gathered(self, value: Tensor) -> Tensor:
@@ -114,7 +116,7 @@ class NystromMatrix(LowRankMatrix):
 
 
 def segment_means(x: Tensor, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the landmarks of the Nystrom method, which are means of (nearly) equal numbers of neighbouring tokens.
+    """Return the landmarks of the Nystrom method: means of (nearly) equal numbers of neighbouring tokens.
 
     Args:
         x: ``[batch, heads, len, width]``.

@@ -147,7 +147,7 @@ class Performer(FeatureMechanism):
         return of_query, of_key, (*self._source(), self.num_features, self.kind, scale)
 
     def _source(self) -> tuple[Hashable, ...]:
-        """Return an identifier of the random directions, which is less specific if values cannot be read."""
+        """Return an identifier of the random directions. It is less specific if their values cannot be read."""
         if self.directions is None:
             return self.seed, int(self.draws) if is_readable(self.draws) else None, self.orthogonal
         if not is_readable(self.directions):

@@ -1,4 +1,4 @@
-"""RWKV7: a delta rule that removes by one key and writes by another, with a decay and a rate for each channel."""
+"""RWKV7: a delta rule that removes with one key and writes with another, with a decay and a rate for each channel."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from saccade.mechanisms.checked_mechanism import Inputs
 from saccade.mechanisms.fake_tensors import is_readable
 from saccade.mechanisms.features.mask_support import Visible
 from saccade.mechanisms.recurrences.mechanism import Recurrence, checked_gate
-from saccade.mechanisms.recurrences.substeps import SubstepMatrix, in_steps, last_of
+from saccade.mechanisms.recurrences.substeps import SubstepMatrix, expand_mask, to_last_substep
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import describe, value_error
 
-STRONGEST = -30.0
-"""The lowest log decay: what a token removes is divided by the decay first, which must stay far from overflow."""
+MIN_LOG_DECAY = -30.0
+"""The lowest log decay. What a token removes is first divided by the decay, which must not overflow."""
 
 
 class RWKV7(Recurrence):
@@ -27,8 +27,8 @@ class RWKV7(Recurrence):
     terms r·k that RWKV adds to the output are not part of the matrix. Each token takes two steps of one recurrence: one
     that removes and one that decays and writes.
 
-    The removal keys should have length 1 and rates be at most 1, or the state may grow without bound. Nothing is
-    normalised here; use ``torch.nn.functional.normalize(removal, dim=-1)``.
+    The removal keys should have length 1, and rates should be at most 1. Otherwise, the state may grow without bound.
+    Nothing is normalised here; use ``torch.nn.functional.normalize(removal, dim=-1)``.
 
     Args:
         scale: s; 1, as in RWKV.
@@ -89,16 +89,16 @@ class RWKV7(Recurrence):
                 raise value_error(name, rule, list(x.shape), facts=[describe("key", key)])
         inputs = self._inputs(query, key, mask, q_positions, kv_positions)
         if decay is not None:
-            if is_readable(decay) and decay.numel() and bool((decay < STRONGEST).any()):
+            if is_readable(decay) and decay.numel() and bool((decay < MIN_LOG_DECAY).any()):
                 hint = "RWKV-7 has -exp(-0.5) * sigmoid(x)"
-                raise value_error("decay", f"be at least {STRONGEST:g}", f"{float(decay.min()):.3g}", hint=hint)
+                raise value_error("decay", f"be at least {MIN_LOG_DECAY:g}", f"{float(decay.min()):.3g}", hint=hint)
             decay = checked_gate("decay", decay, inputs)
-        return self._in_steps(inputs, decay, removal, rate)
+        return self._substep_matrix(inputs, decay, removal, rate)
 
-    def _matrix_of(self, inputs: Inputs) -> SubstepMatrix:  # type: ignore[override]  # of tokens, in several steps
-        return self._in_steps(inputs, None, None, None)
+    def _matrix_of(self, inputs: Inputs) -> SubstepMatrix:  # type: ignore[override]  # not a RecurrenceMatrix
+        return self._substep_matrix(inputs, None, None, None)
 
-    def _in_steps(
+    def _substep_matrix(
         self, inputs: Inputs, decay: Tensor | None, removal: Tensor | None, rate: Tensor | None
     ) -> SubstepMatrix:
         key, (batch, heads, q_len, kv_len) = inputs.key.to(inputs.wide), inputs.shape
@@ -106,13 +106,13 @@ class RWKV7(Recurrence):
         removed = removal if rate is None else removal * rate.to(inputs.wide)
         if decay is not None:  # the decay of the second step also applies to what the first one removes
             removed = removed * (-decay.to(inputs.wide)).exp()
-            decay = last_of(decay, 2)
+            decay = to_last_substep(decay, 2)
         visible = Visible.of(inputs)
         each = inputs._replace(
-            query=last_of(inputs.query, 2),
+            query=to_last_substep(inputs.query, 2),
             key=torch.stack([removed, key], 3).flatten(2, 3),
             shape=(batch, heads, q_len * 2, kv_len * 2),
         )
         recall = torch.stack([removal, torch.zeros_like(removal)], 3).flatten(2, 3)
-        whole = self._recurrence(each, decay, None, recall, in_steps(visible, 2))
+        whole = self._recurrence(each, decay, None, recall, expand_mask(visible, 2))
         return SubstepMatrix(whole, visible, 2, 1)

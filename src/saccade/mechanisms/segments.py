@@ -20,7 +20,7 @@ from saccade.mechanisms.linear_time import LinearTimeMatrix, divide_rows, take_r
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import without_autocast
 
-_NEVER = 1 << 62  # larger than the number of every segment
+_NO_SEGMENT = 1 << 62  # larger than every segment index
 
 
 class EarlierSegments(LinearTimeMatrix):
@@ -105,7 +105,7 @@ class EarlierSegments(LinearTimeMatrix):
             lines, keys, recalled = self._parts()
             share = self.shape[1] // max(1, self.kv_heads)
             keys, recalled = (y.repeat_interleave(share, 1) for y in (keys, recalled))
-            inputs = self._rows.in_line(x.to(lines.dtype))
+            inputs = self._rows.to_segment_order(x.to(lines.dtype))
             state = inputs.new_zeros(*self.shape[:2], keys.shape[3], x.shape[3])
             outs = [keys[:, :, :0] @ state]
             for read, written in zip(reversed(self._rows.spans), reversed(self._columns.spans), strict=True):
@@ -113,7 +113,7 @@ class EarlierSegments(LinearTimeMatrix):
                 if self._is_delta:
                     state = state - recalled[:, :, written].mT @ outs[-1]
                 state = state + lines[:, :, read].mT @ inputs[:, :, read]
-            return self._columns.back(torch.cat(outs[::-1], 2)).to(x.dtype)
+            return self._columns.to_token_order(torch.cat(outs[::-1], 2)).to(x.dtype)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         nan, parts = self._nan_rows(self._bad_keys(self._tainted), None, None), None
@@ -122,7 +122,7 @@ class EarlierSegments(LinearTimeMatrix):
             with without_autocast(self.device):
                 if parts is None:
                     lines, *both = self._parts()
-                    parts = (self._rows.back(lines), *both)
+                    parts = (self._rows.to_token_order(lines), *both)
                 weights = self._rows_of(parts, items, heads, groups, slice(span.start, span.stop))
             if nan is not None:
                 weights = weights.masked_fill(nan[items, heads, span.start : span.stop, None], math.nan)
@@ -135,12 +135,13 @@ class EarlierSegments(LinearTimeMatrix):
 
     def _product(self, value: Tensor, memory: Tensor | None, is_open: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the output from the memory of earlier segments, and the memory after all finished segments."""
-        lines, spans = self._rows.in_line(self._features(self._query, self._nonfinite_queries)), self._columns.spans
+        lines = self._rows.to_segment_order(self._features(self._query, self._nonfinite_queries))
+        spans = self._columns.spans
         empty = lines.new_zeros(self.shape[0], self.kv_heads, lines.shape[3], value.shape[3] + 1)
         state = empty if memory is None else memory
         outs, keys = [lines[..., :0, :1].expand(-1, -1, -1, value.shape[3])], None
         if len(spans) > 1:  # no query reads the last segment from the memory
-            inputs = self._columns.in_line(F.pad(value.to(lines.dtype), (0, 1), value=1.0))
+            inputs = self._columns.to_segment_order(F.pad(value.to(lines.dtype), (0, 1), value=1.0))
             keys = self._keys(is_open)
         for read, written in zip(self._rows.spans, spans, strict=True):
             outs.append(_normalise(product(lines[:, :, read], state)))
@@ -149,11 +150,12 @@ class EarlierSegments(LinearTimeMatrix):
                 if self._is_delta:
                     brought = brought - F.pad(_normalise(keys[:, :, written] @ state), (0, 1))
                 state = state + keys[:, :, written].mT @ brought
-        return self._rows.back(torch.cat(outs, 2)), memory if keys is None else state
+        return self._rows.to_token_order(torch.cat(outs, 2)), memory if keys is None else state
 
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return, in segment order, the normalised queries, the keys, and the keys normalised by the earlier memory."""
-        lines, keys = self._rows.in_line(self._features(self._query, self._nonfinite_queries)), self._keys(None)
+        lines = self._rows.to_segment_order(self._features(self._query, self._nonfinite_queries))
+        keys = self._keys(None)
         norm = keys.new_zeros(*keys.shape[:2], keys.shape[3], 1)
         totals = [lines[..., :0, :1]], [keys[..., :0, :1]]
         for read, written in zip(self._rows.spans, self._columns.spans, strict=True):
@@ -177,7 +179,7 @@ class EarlierSegments(LinearTimeMatrix):
             if self._is_delta:
                 reading = reading - outs[-1] @ recalled[:, :, written]
             reading = reading + lines * (begins == name)
-        return self._columns.of(items).back(torch.cat(outs[::-1], 3).mT).mT
+        return self._columns.of(items).to_token_order(torch.cat(outs[::-1], 3).mT).mT
 
     def _features(self, x: Tensor, bad: Tensor | None) -> Tensor:
         clean = x if bad is None else x.masked_fill(bad[..., None], 0.0)
@@ -189,15 +191,15 @@ class EarlierSegments(LinearTimeMatrix):
         for marks in (self._hidden, is_open):
             features = features if marks is None else features.masked_fill(marks[:, None, :, None], 0.0)
         features = features if self._tainted is None else features.masked_fill(self._tainted[..., None], 0.0)
-        return self._columns.in_line(features)
+        return self._columns.to_segment_order(features)
 
     def _clean(self, value: Tensor) -> tuple[Tensor, Tensor | None]:
         """Set non-finite values to 0. Return the result, and which keys make the rows of later segments NaN."""
-        worthless = nonfinite_tokens(value)
-        if worthless is None:
+        nonfinite = nonfinite_tokens(value)
+        if nonfinite is None:
             return value, self._bad_keys(self._tainted)
-        bad = worthless if self._tainted is None else worthless | self._tainted
-        return value.masked_fill(worthless[..., None], 0.0), self._bad_keys(bad)
+        bad = nonfinite if self._tainted is None else nonfinite | self._tainted
+        return value.masked_fill(nonfinite[..., None], 0.0), self._bad_keys(bad)
 
     def _bad_keys(self, bad: Tensor | None) -> Tensor | None:
         """Return which non-finite keys are not masked, bool ``[batch, kv_heads, kv_len]``; None if ``bad`` is None."""
@@ -206,8 +208,8 @@ class EarlierSegments(LinearTimeMatrix):
     @property
     def _visible(self) -> Tensor:
         """True for keys that are not masked, bool ``[batch | 1, kv_len]``."""
-        stands = self._columns.segments >= 0
-        return stands if self._hidden is None else stands & ~self._hidden
+        is_token = self._columns.segments >= 0
+        return is_token if self._hidden is None else is_token & ~self._hidden
 
     def _nan_rows(self, bad: Tensor | None, memory: Tensor | None, tainted: Tensor | None) -> Tensor | None:
         """Return which rows must be NaN because of their query or an earlier segment, or None if there are none."""
@@ -226,14 +228,14 @@ class EarlierSegments(LinearTimeMatrix):
     def _first(self, keys: Tensor) -> Tensor:
         """Return the first segment that contains a marked key, for marks ``[batch, groups, kv_len]``.
 
-        If no key is marked, return a number larger than that of every segment.
+        If no key is marked, return a number larger than every segment index.
         """
-        segments = torch.where(keys, self._columns.segments[:, None], _NEVER)
-        return F.pad(segments, (0, 1), value=_NEVER).amin(-1)
+        segments = torch.where(keys, self._columns.segments[:, None], _NO_SEGMENT)
+        return F.pad(segments, (0, 1), value=_NO_SEGMENT).amin(-1)
 
 
 def _normalise(sums: Tensor) -> Tensor:
-    """Divide sums that were read from the memory by their last column, which is the denominator."""
+    """Divide sums that were read from the memory by their last column, the denominator."""
     return divide_rows(sums[..., :-1], sums[..., -1:])
 
 
@@ -245,10 +247,10 @@ class SegmentLayout(NamedTuple):
 
     Attributes:
         segments: int64 ``[batch | 1, len]``, the segment of each token; -1 for padding.
-        names: the segment numbers in ascending order, the same for queries and keys.
+        names: the segment indices in ascending order, the same for queries and keys.
         spans: the range of slots of each segment.
         first: number of tokens before the first slot, if tokens stay in order.
-        places: int64 ``[batch | 1, len]``, the slot of each token; all padding shares a slot after the others. None
+        slots: int64 ``[batch | 1, len]``, the slot of each token; all padding shares a slot after the others. None
             if tokens stay in order.
     """
 
@@ -256,7 +258,7 @@ class SegmentLayout(NamedTuple):
     names: tuple[int, ...]
     spans: tuple[slice, ...]
     first: int = 0
-    places: Tensor | None = None
+    slots: Tensor | None = None
 
     @classmethod
     def pair(cls, inputs: Inputs, q: Tensor, kv: Tensor, segment: int) -> tuple[SegmentLayout, SegmentLayout]:
@@ -288,8 +290,8 @@ class SegmentLayout(NamedTuple):
         rank = torch.empty_like(rank).scatter_(1, order, rank)
         sizes = counts[:, :count].amax(0) if batch else counts.new_zeros(count)
         edges = F.pad(sizes.cumsum(0), (1, 0))
-        places = torch.where(table < 0, edges[-1], edges[which] + rank)
-        return cls(table, tuple(segments.tolist()), _between(edges.tolist()), 0, places)
+        slots = torch.where(table < 0, edges[-1], edges[which] + rank)
+        return cls(table, tuple(segments.tolist()), _between(edges.tolist()), 0, slots)
 
     @property
     def size(self) -> int:
@@ -297,24 +299,24 @@ class SegmentLayout(NamedTuple):
         return self.spans[-1].stop if self.spans else 0
 
     def of(self, items: slice) -> SegmentLayout:
-        """Return the layout of some batch items."""
-        is_one = self.places is None or len(self.places) == 1
-        return self if is_one else self._replace(places=self.places[items])  # type: ignore[index]  # not None here
+        """Return the layout of the selected batch items."""
+        is_shared = self.slots is None or len(self.slots) == 1
+        return self if is_shared else self._replace(slots=self.slots[items])  # type: ignore[index]  # not None here
 
-    def in_line(self, x: Tensor) -> Tensor:
+    def to_segment_order(self, x: Tensor) -> Tensor:
         """Move tokens ``[batch, heads, len, width]`` to segment order, with 0 in empty slots."""
-        if self.places is None:
+        if self.slots is None:
             return x[:, :, self.first :] if self.first else x
         length = x.shape[2]
-        index = torch.full((len(self.places), self.size + 1), length, device=x.device)
-        index = index.scatter_(1, self.places, torch.arange(length, device=x.device).expand_as(self.places))
+        index = torch.full((len(self.slots), self.size + 1), length, device=x.device)
+        index = index.scatter_(1, self.slots, torch.arange(length, device=x.device).expand_as(self.slots))
         return take_rows(F.pad(x, (0, 0, 0, 1)), index[:, : self.size])
 
-    def back(self, x: Tensor) -> Tensor:
+    def to_token_order(self, x: Tensor) -> Tensor:
         """Move entries from segment order back to token order, ``[batch, heads, len, width]``, with 0 for padding."""
-        if self.places is None:
+        if self.slots is None:
             return F.pad(x, (0, 0, self.first, 0)) if self.first else x
-        return take_rows(F.pad(x, (0, 0, 0, 1)), self.places)
+        return take_rows(F.pad(x, (0, 0, 0, 1)), self.slots)
 
 
 def _between(edges: list[int]) -> tuple[slice, ...]:

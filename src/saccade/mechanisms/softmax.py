@@ -20,7 +20,7 @@ from saccade.support.validation import check_type, is_integer, register_tensor
 
 
 class Softmax(Mechanism):
-    """Exact softmax attention as a mechanism, which stores options and returns an `AttentionMatrix`.
+    """Exact softmax attention as a mechanism. It stores options and returns an `AttentionMatrix`.
 
     Args:
         score: a `saccade.scores.Score` of query and key, or a function that modifies dot products; the plain dot
@@ -28,8 +28,8 @@ class Softmax(Mechanism):
         bias: a `saccade.positions.Bias` to add to the scores, or None. A tensor belongs to one batch; pass it to
             `saccade.attention` instead.
         scale, softcap, impl: see `saccade.AttentionMatrix`.
-        sink_logit: initial values ``[num_heads]`` of a trainable logit per head, whose exponential is added to the
-            softmax denominator. An int is a number of heads whose logits start at 0. None for no sink.
+        sink_logit: initial values ``[num_heads]`` of a trainable logit per head. Its exponential is added to the
+            softmax denominator. An int is a number of heads, with logits that start at 0. None for no sink.
 
     Raises:
         TypeError: a score or bias of a wrong type, or a sink_logit that is neither a float tensor nor an int.

@@ -20,10 +20,10 @@ from saccade.support.torch_modes import without_autocast
 
 
 class _Run(NamedTuple):
-    """The tokens of one sequence that are not masked, as batch items and token indices."""
+    """The unmasked tokens of one sequence: batch items and token indices."""
 
     items: slice
-    places: Tensor | slice
+    tokens: Tensor | slice
     segment: int
 
 
@@ -78,7 +78,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
             whole = whole.masked_fill(hidden[:, None, :, None], 0.0)
         with without_autocast(self.device):
             for run in self._runs():
-                part = whole[run.items][:, :, run.places].flip(2)
+                part = whole[run.items][:, :, run.tokens].flip(2)
                 out = _replace_run(out, run, self._convolve(part).flip(2))
         return out.to(x.dtype)
 
@@ -107,13 +107,13 @@ class StateSpaceMatrix(LinearTimeMatrix):
         with without_autocast(self.device):
             for run in self._runs():
                 if segment is not None and run.segment != int(segment.expand(batch)[run.items][0]):
-                    begin, was = torch.zeros_like(state[run.items]), bad.new_zeros(state[run.items].shape[:2])
+                    begin, earlier = torch.zeros_like(state[run.items]), bad.new_zeros(state[run.items].shape[:2])
                 else:
-                    begin, was = state[run.items], tainted[run.items]
-                product, after = self._run(clean[run.items][:, :, run.places], begin)
+                    begin, earlier = state[run.items], tainted[run.items]
+                product, after = self._run(clean[run.items][:, :, run.tokens], begin)
                 out = _replace_run(out, run, product)
                 follows_bad = (
-                    torch.cat([was[..., None], bad[run.items][:, :, run.places]], 2).int().cummax(2).values.bool()
+                    torch.cat([earlier[..., None], bad[run.items][:, :, run.tokens]], 2).int().cummax(2).values.bool()
                 )
                 touched = _replace_run(touched[..., None], run, follows_bad[..., 1:, None])[..., 0]
                 state, tainted = (
@@ -127,16 +127,16 @@ class StateSpaceMatrix(LinearTimeMatrix):
         return UniformMatrix(self, self.visible.in_block)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
-        kernel, (ranks, texts) = self.kernel(self._length), self._ranks()
+        kernel, (ranks, documents) = self.kernel(self._length), self._ranks()
         for items, heads, span in self._pieces(batch, head, rows):
             columns = range(self._order.past + span.stop)
-            places = slice(self._order.past + span.start, self._order.past + span.stop)
-            rank, text = (x[items] if len(x) > 1 else x for x in (ranks, texts))
-            lags = rank[:, places, None] - rank[:, None, : columns.stop]
+            row_tokens = slice(self._order.past + span.start, self._order.past + span.stop)
+            rank, document = (x[items] if len(x) > 1 else x for x in (ranks, documents))
+            lags = rank[:, row_tokens, None] - rank[:, None, : columns.stop]
             allowed = self.visible.allowed(items, span, columns)
             weights = kernel[heads][:, lags.clamp(min=0)].movedim(0, 1)  # [batch | 1, heads, rows, columns]
-            together = (text[:, places, None] == text[:, None, : columns.stop]) & (lags >= 0)
-            allowed = allowed & together[:, None] & self._visible_tokens(items)[:, None, places, None]
+            together = (document[:, row_tokens, None] == document[:, None, : columns.stop]) & (lags >= 0)
+            allowed = allowed & together[:, None] & self._visible_tokens(items)[:, None, row_tokens, None]
             weights = weights.masked_fill(~allowed, 0.0)
             yield Block(items, heads, span, (columns,), weights.expand(items.stop - items.start, -1, -1, -1))
 
@@ -148,13 +148,13 @@ class StateSpaceMatrix(LinearTimeMatrix):
         whole = value.to(self._wide)
         out = whole.new_zeros(*self.shape[:2], self._length, value.shape[3])
         for run in self._runs():
-            out = _replace_run(out, run, self._convolve(whole[run.items][:, :, run.places]))
+            out = _replace_run(out, run, self._convolve(whole[run.items][:, :, run.tokens]))
         out, hidden = out[:, :, self._order.past :], self.visible.hidden_rows
         if bad is not None:
             out = out.masked_fill(rows_that_see(self, self._order, self.visible, bad)[..., None], math.nan)
-        there = self._visible_tokens(slice(None))[:, self._order.past :]
-        there = there if hidden is None else there & ~hidden
-        return out.masked_fill(~there[:, None, :, None], 0.0)
+        is_visible = self._visible_tokens(slice(None))[:, self._order.past :]
+        is_visible = is_visible if hidden is None else is_visible & ~hidden
+        return out.masked_fill(~is_visible[:, None, :, None], 0.0)
 
     def _convolve(self, value: Tensor) -> Tensor:
         """Return the outputs for tokens ``[batch, channels, len, width]`` at the start of a sequence."""
@@ -172,9 +172,11 @@ class StateSpaceMatrix(LinearTimeMatrix):
 
     def _ranks(self) -> tuple[Tensor, Tensor]:
         """Return each token's index among the visible tokens, and its document, int64 ``[batch | 1, length]`` each."""
-        texts, there = self.visible.kv_documents, self._visible_tokens(slice(None))
-        texts = torch.zeros_like(there[:1], dtype=torch.int64) if texts is None else texts[:, : self._length]
-        return there.long().cumsum(1) - 1, texts  # only differences within a sequence matter
+        documents, is_visible = self.visible.kv_documents, self._visible_tokens(slice(None))
+        documents = (
+            torch.zeros_like(is_visible[:1], dtype=torch.int64) if documents is None else documents[:, : self._length]
+        )
+        return is_visible.long().cumsum(1) - 1, documents  # only differences within a sequence matter
 
     def _visible_tokens(self, items: slice) -> Tensor:
         """Return which tokens are visible, bool ``[batch | 1, length]``. Masked tokens do not advance the state."""
@@ -185,20 +187,20 @@ class StateSpaceMatrix(LinearTimeMatrix):
 
     def _runs(self) -> Iterator[_Run]:
         """Yield the visible tokens of each sequence: of all items at once if nothing is masked, or item by item."""
-        hidden, texts = self.visible.hidden_keys, self.visible.kv_documents
+        hidden, documents = self.visible.hidden_keys, self.visible.kv_documents
         if not self._length:
             return
-        if hidden is None and texts is None:
+        if hidden is None and documents is None:
             yield _Run(slice(None), slice(0, self._length), 0)
             return
         for item in range(self.shape[0]):
-            places = self._visible_tokens(slice(item, item + 1))[0].nonzero()[:, 0]
-            if texts is None:
-                yield _Run(slice(item, item + 1), places, 0)
+            tokens = self._visible_tokens(slice(item, item + 1))[0].nonzero()[:, 0]
+            if documents is None:
+                yield _Run(slice(item, item + 1), tokens, 0)
                 continue
-            text = texts[item if len(texts) > 1 else 0, : self._length][places]
-            for segment in text.unique(sorted=True).tolist():
-                yield _Run(slice(item, item + 1), places[text == segment], segment)
+            document = documents[item if len(documents) > 1 else 0, : self._length][tokens]
+            for segment in document.unique(sorted=True).tolist():
+                yield _Run(slice(item, item + 1), tokens[document == segment], segment)
 
     def _segment_after(self, segment: Tensor | None, run: _Run, batch: int) -> Tensor | None:
         """Return the document to which each item's state belongs after a run of tokens."""
@@ -214,10 +216,10 @@ def _replace_run(whole: Tensor, run: _Run, part: Tensor) -> Tensor:
     """Replace the entries of a run of tokens in ``[batch, channels, len, width]``, without writing in place."""
     if run.items == slice(None) and part.shape[2] == whole.shape[2]:
         return part
-    places = run.places
-    if isinstance(places, slice):
-        places = torch.arange(places.start, places.stop, device=whole.device)
-    return _replace_items(whole, run.items, whole[run.items].index_copy(2, places, part))
+    tokens = run.tokens
+    if isinstance(tokens, slice):
+        tokens = torch.arange(tokens.start, tokens.stop, device=whole.device)
+    return _replace_items(whole, run.items, whole[run.items].index_copy(2, tokens, part))
 
 
 def _replace_items(whole: Tensor, items: slice, part: Tensor) -> Tensor:
@@ -291,9 +293,9 @@ class Modes(NamedTuple):
     def step(self, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return all outputs and the new state, computed token by token. For the arguments, see `advance`."""
         factor, weight, out = self.log_factor.exp().to(state.dtype), self.weight.to(state.dtype), []
-        for one in value.unbind(2):
-            state = factor * state + one[..., None]
-            out.append(2.0 * (weight * state).real.sum(-1) + self.skip.to(one.dtype) * one)
+        for x in value.unbind(2):
+            state = factor * state + x[..., None]
+            out.append(2.0 * (weight * state).real.sum(-1) + self.skip.to(x.dtype) * x)
         return (torch.stack(out, 2) if out else value), state
 
     def run(self, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -316,8 +318,8 @@ class Modes(NamedTuple):
 
     def _powers(self, exponents: Tensor) -> Tensor:
         """Return powers of the modes' factors, complex128 ``[powers, channels, modes]``."""
-        place = exponents.to(self.log_factor.device, torch.float64)
-        return (self.log_factor * place[:, None, None]).exp()
+        power = exponents.to(self.log_factor.device, torch.float64)
+        return (self.log_factor * power[:, None, None]).exp()
 
 
 def convolved(kernel: Tensor, x: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ def _nothing_cached(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         aten_flash.reads_groups,
         native.abilities,
         native_arguments._full_plan,
-        plan_cache._kept_plan,
+        plan_cache._cached_plan,
     )
     for function in cached:
         function.cache_clear()

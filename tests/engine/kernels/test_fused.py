@@ -69,7 +69,7 @@ def test_parts_of_a_tile_merge(mask: masks.Mask, wide: int, monkeypatch: pytest.
     monkeypatch.setattr("saccade.engine.kernels.fused_calls._WIDE", wide)
     monkeypatch.setattr("saccade.plan.plan._ROW_BLOCKS", (4, 1))
     monkeypatch.setattr("saccade.plan.row_grouping.TILE_COST", 0)
-    monkeypatch.setattr("saccade.masks.plan_cache._kept_plan", sc.masks.plan_cache._kept_plan.__wrapped__)
+    monkeypatch.setattr("saccade.masks.plan_cache._cached_plan", sc.masks.plan_cache._cached_plan.__wrapped__)
     _agrees(mask)
 
 

@@ -179,7 +179,7 @@ class Asking(masks.Mask):
 def test_a_product_inside_of_a_product(seen: Seen) -> None:
     its = inputs()
     expected = alone(its, Asking(9) & MASK)
-    masks.plan_cache._kept_plan.cache_clear()
+    masks.plan_cache._cached_plan.cache_clear()
     assert_same(results(its, Asking(9) & MASK), expected)
     assert seen.others
     torch.testing.assert_close(expected, alone(its, masks.Window(8, 8) & MASK), rtol=1e-4, atol=1e-4)
@@ -191,7 +191,7 @@ def test_several_threads_of_a_user_at_a_time() -> None:
 
     def work(number: int) -> None:
         for turn in range(6):
-            masks.plan_cache._kept_plan.cache_clear()
+            masks.plan_cache._cached_plan.cache_clear()
             torch.set_num_threads(2 + (number + turn) % 3)
             if not all(torch.equal(a, b) for a, b in zip(results(its[number]), expected[number], strict=True)):
                 wrong.append(number)
@@ -224,5 +224,5 @@ def test_memory_is_counted_for_all_threads(seen: Seen) -> None:
     its = [x.detach() for x in inputs(4000)]
     together = sc.AttentionMatrix(*its[:2], MASK, impl="fused").explain().extra_bytes
     torch.set_num_threads(1)
-    masks.plan_cache._kept_plan.cache_clear()
+    masks.plan_cache._cached_plan.cache_clear()
     assert 1.5 < together / sc.AttentionMatrix(*its[:2], MASK, impl="fused").explain().extra_bytes < 2.5

@@ -156,14 +156,14 @@ def test_a_name_that_was_given_again_is_another_one():
 )
 def test_values_from_another_process_are_resolved_by_name(monkeypatch, value):
     program, tensors = encode(value)
-    monkeypatch.setattr(written, "_written", {})
+    monkeypatch.setattr(written, "_registry", {})
     written._cached.cache_clear()
     assert decode(program, tensors) == value
 
 
 def test_missing_classes_are_named(monkeypatch):
     program, tensors = encode(Pair(1))
-    monkeypatch.setattr(written, "_written", {})
+    monkeypatch.setattr(written, "_registry", {})
     written._cached.cache_clear()
     with monkeypatch.context() as changed:
         changed.delattr(sys.modules[__name__], "Pair")

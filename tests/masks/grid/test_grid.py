@@ -108,7 +108,7 @@ def test_a_large_grid_is_planned_by_its_rows_and_columns() -> None:
 
 
 def test_ranges_of_keys_do_not_outgrow_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.masks.grid.grid._MOST_RANGES", 3)
+    monkeypatch.setattr("saccade.masks.grid.grid._MAX_RANGES", 3)
     mask, expected = GRIDS["neighborhood"]
     assert torch.equal(_covered(mask, (1, 1, 35, 35))[0, 0], expected)
 
@@ -124,7 +124,7 @@ def test_too_many_ranges_of_keys_are_one(
     table = torch.nn.functional.pad(mask.to_dense(25)[0, 0], (0, 0, 4, 0)).numpy()
     seen = [table[row + 4 : row + 4 + height] for row in first]
     for most in (len(first) * ranges, len(first) * ranges - 1):
-        monkeypatch.setattr("saccade.masks.grid.grid._MOST_RANGES", most)
+        monkeypatch.setattr("saccade.masks.grid.grid._MAX_RANGES", most)
         bounds = mask.bounds(groups, keys)
         any_row, all_rows = ([[*itertools.chain(*x)] for x in part.ranges(first)] for part in bounds)
         if most == len(first) * ranges:

@@ -33,7 +33,7 @@ def test_masks_that_want_an_order() -> None:
     wanted = RowOrder(GridSize(4, 6, 0), near.squares, 2, 9)
     assert wanted_order(near, 2, 9) == wanted
     assert wanted_order(masks.Causal() & ~(masks.Global([0]) | near), 2, 9) == wanted
-    assert wanted_order(near.after(3) | masks.Global([0]), 2, 9).grounds == GridSize(4, 6, 3)
+    assert wanted_order(near.after(3) | masks.Global([0]), 2, 9).grid_size == GridSize(4, 6, 3)
     assert wanted_order(masks.ShiftedWindows(4, 6, 2, 1), 0, 24).squares == Squares(2, 2, 1, 1)
     assert wanted_order(masks.Axial(4, 6), 0, 24).squares == Squares(8, 8)
     assert wanted_order(masks.Causal() | masks.Axial(4, 6, "rows"), 2, 9) is None

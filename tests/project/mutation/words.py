@@ -20,7 +20,7 @@ def _set(text: str) -> frozenset[str]:
 
 # Functions that build sentences: all of a call to one.
 _SPEAKERS = _set("""
-    value_error type_error unsupported hidden_by_vmap missing_extra shown describe kind misfit MisfitError refused
+    value_error type_error unsupported hidden_by_vmap missing_extra shown describe kind misfit MisfitError error_at
     TypeVar warn AssertionError _hint_for_keys cast escaped
 """)
 # Methods that write for the eye.
@@ -29,7 +29,7 @@ _WRITERS = _set("__repr__ __str__ _after_text _one_text _texts _misfit _sentence
 _TEXTS = _set("hint rule where reason what got expected sentence instead facts equals kind schema msg more")
 # Checks that are told what to say: the text literals among their arguments.
 _CHECKS = _set("""
-    integer number instance flag one_of size_of items_of ints_of check_field value takes answers held position
+    integer number instance flag one_of size_of items_of ints_of check_field value consume answers held position
     _checked count of has written_out check_readable _check_image checked_path _sizes global_positions radii_of
     misfit Shapes check check_tensors check_grid check_crop count_or_none check_softmax says part _said
     checked_positions checked_rows checked_scale checked_sink checked_softcap check_call check_room

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from saccade.caches.files.tensor_files import read_plain, write_whole
 from saccade.support.errors import value_error
 
-_OLD = 3600.0  # seconds after which an unfinished file is assumed to be left over from a dead process
+_STALE_AFTER = 3600.0  # seconds after which an unfinished file is assumed to be left over from a dead process
 _FOLDER_ERRORS = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENOTEMPTY),
     errno.ENXIO,
@@ -77,7 +77,7 @@ class BlockFolder:
         _try_remove(self.path(key))
 
     def touch(self, keys: Sequence[str]) -> None:
-        """Mark the blocks of a sequence as just used. Its last blocks get older times, so they are removed first."""
+        """Mark the blocks of a sequence as just used. Later blocks get older times, so they are removed first."""
         now = time.time_ns()
         for i, key in enumerate(keys):
             if self.has(key):
@@ -93,11 +93,11 @@ class BlockFolder:
         """
         with self._locked():
             files = self._files()
-            spare = self._max_bytes - data.nbytes - sum(file.size for file in files)
+            free_bytes = self._max_bytes - data.nbytes - sum(file.size for file in files)
             for file in sorted(files, key=lambda file: file.used):
-                if spare < 0 and file.path.stem not in protected and _try_remove(file.path):
-                    spare += file.size
-            if spare < 0:
+                if free_bytes < 0 and file.path.stem not in protected and _try_remove(file.path):
+                    free_bytes += file.size
+            if free_bytes < 0:
                 return False
             path = self.path(key)
             with _explain_errors(path):
@@ -135,9 +135,9 @@ class BlockFolder:
             # Without the lock, two processes together may briefly exceed max_bytes. Nothing else depends on it.
             yield
             return
-        place = self._folder / "lock"
-        with _explain_errors(place):
-            handle = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        lock_path = self._folder / "lock"
+        with _explain_errors(lock_path):
+            handle = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
@@ -169,8 +169,8 @@ def _as_file(entry: os.DirEntry[str]) -> _File | None:
     except OSError:  # it was removed meanwhile
         return None
     path = Path(entry.path)
-    is_left_over = is_unfinished and time.time() - status.st_mtime > _OLD and _try_remove(path)
-    return None if is_left_over else _File(path, status.st_size, status.st_mtime_ns)
+    is_stale = is_unfinished and time.time() - status.st_mtime > _STALE_AFTER and _try_remove(path)
+    return None if is_stale else _File(path, status.st_size, status.st_mtime_ns)
 
 
 @contextlib.contextmanager

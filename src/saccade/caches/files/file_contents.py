@@ -16,11 +16,11 @@ from saccade.support.numerics import wide_dtype
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _LARGEST = 1 << 31  # largest value of a count
 _FARTHEST = 1 << 40  # largest position
-_LARGEST_EMPTY = 1 << 20  # largest size of an axis of an empty tensor, which the length of the file does not limit
+_LARGEST_EMPTY = 1 << 20  # largest axis size of an empty tensor, because the file length does not limit it
 
 
 class MisfitError(Exception):
-    """The error for a cache file with impossible contents. Its message completes a phrase that begins "one that"."""
+    """The error for a cache file with impossible contents. Its message completes the phrase "a file that …"."""
 
 
 class Leaf(NamedTuple):
@@ -29,7 +29,7 @@ class Leaf(NamedTuple):
     Args:
         name: name of the tensor in the state and in files.
         axes: names of its axes, such as ``"batch kv_heads columns head_dim"``. ``batch|1`` is an axis of size 1 if all
-            items share a row; of ``columns``, only the first `LayerCache.length` entries are used.
+            items share a row. Along ``columns``, only the first `LayerCache.length` entries are used.
         dtype: ``float`` (the dtype of the keys), ``wide`` (float32, or float64 with float64 keys), ``positions``
             (int64, -1 at padding), ``int8`` or ``bool``.
         is_optional: whether the tensor may be missing.
@@ -66,7 +66,7 @@ class Contents:
         return key in self._tree
 
     def value(self, key: str) -> Any:
-        """Return a value from the cache file, whatever its type."""
+        """Return a value of any type from the cache file."""
         if key not in self._tree:
             raise MisfitError(f"lacks the value {key} of a {self.kind}")
         return self._tree[key]
@@ -102,7 +102,7 @@ class Contents:
         return self._name + name in self._tensors
 
     def is_empty(self, leaves: Sequence[Leaf]) -> bool:
-        """Return whether the saved cache is empty. Raise if the file contains tokens although it is."""
+        """Return whether the saved cache is empty. Raise if the file of an empty cache contains tokens."""
         is_empty = self.value("first") is None if not self.has_value("length") else self.position("length") == 0
         has_tokens = any(self.has(leaf.name) and self._tensors[self._name + leaf.name].numel() for leaf in leaves)
         if is_empty and (has_tokens or (self.has_value("next") and self.count("next", 0, 0))):
@@ -166,7 +166,7 @@ class Contents:
         return self.leaf(Leaf("positions", "batch columns", "positions"), {"batch": batch, "columns": columns})
 
     def upcoming(self, batch: int, reached: Tensor | None) -> int | Tensor:
-        """Return the saved next position of each batch item, which must be after ``reached``, ``[batch | 1, ...]``."""
+        """Return each batch item's saved next position. Raise unless it is after ``reached [batch | 1, ...]``."""
         reached = torch.empty(1, 0, dtype=torch.int64, device="cpu") if reached is None else reached
         after: int | Tensor = self.position("next") if not self.has("next") else 0
         if self.has("next"):
@@ -178,9 +178,11 @@ class Contents:
 
     def check_room(self, key: Tensor, value: Tensor, columns: int) -> None:
         """Raise if a file describes more columns than fit into this machine's memory. Called before allocation."""
-        each = sum(x.shape[0] * x.shape[1] * x.shape[3] * x.element_size() for x in (key, value))
-        if each * columns > _memory_bytes():
-            raise MisfitError(f"needs {each * columns:,} bytes of memory for a {self.kind}, more than this machine has")
+        column_bytes = sum(x.shape[0] * x.shape[1] * x.shape[3] * x.element_size() for x in (key, value))
+        if column_bytes * columns > _memory_bytes():
+            raise MisfitError(
+                f"needs {column_bytes * columns:,} bytes of memory for a {self.kind}, more than this machine has"
+            )
 
 
 def _memory_bytes() -> int:

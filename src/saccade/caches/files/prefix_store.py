@@ -1,4 +1,4 @@
-"""PrefixStore: a folder with the keys and values of common prefixes, which prompts and processes share."""
+"""PrefixStore: a folder with the keys and values of common prefixes, shared by prompts and processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KIND = "block of a prefix"
 
 
 class PrefixStore:
-    """A folder that stores keys and values in blocks, for prompts that begin like earlier prompts.
+    """A folder that stores keys and values in blocks, for prompts that share a prefix with earlier prompts.
 
     A sequence is divided into blocks of ``block_size`` tokens. Each block has a file, named by a hash of its tokens,
     all blocks before it and everything else that keys and values depend on: the model's `fingerprint`, the ``salt``
@@ -96,12 +96,12 @@ class PrefixStore:
         return self._blocks.nbytes
 
     def find(self, tokens: Sequence[int]) -> int:
-        """Return how many tokens at the beginning of a sequence are stored. No file is read."""
+        """Return the number of stored tokens at the beginning of a sequence. No file is read."""
         chain = self._chain(tokens)
         return self.block_size * next((i for i, key in enumerate(chain) if not self._blocks.has(key)), len(chain))
 
     def restore(self, tokens: Sequence[int], cache: Cache | LayerCache, *, device: torch.device | str = "cpu") -> int:
-        """Fill an empty cache with the stored beginning of a sequence.
+        """Fill an empty cache with the stored prefix of a sequence.
 
         Args:
             tokens: the tokens of one sequence.
@@ -123,7 +123,7 @@ class PrefixStore:
         chain = self._chain(tokens)
         parts: list[list[Tensor]] = []
         for i, key in enumerate(chain[: max(0, len(tokens) - 1) // size]):
-            part = self._block(key, list(tokens[i * size : (i + 1) * size]), len(layers))
+            part = self._read_block(key, list(tokens[i * size : (i + 1) * size]), len(layers))
             if part is None or (parts and any(map(_differ, part, parts[0]))):
                 break
             parts.append(part)
@@ -182,7 +182,7 @@ class PrefixStore:
         return f"PrefixStore({str(self.folder)!r}, {self.max_bytes}, block_size={self.block_size})"
 
     def _chain(self, tokens: Sequence[int]) -> list[str]:
-        """Return the keys of a sequence's full blocks: hashes, each of which includes the one before."""
+        """Return the keys of a sequence's full blocks. Each key is a hash of the previous key and its tokens."""
         given = tokens.tolist() if isinstance(tokens, Tensor) else tokens
         is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes)
         if not is_list or not all(type(token) is int for token in given):
@@ -193,7 +193,7 @@ class PrefixStore:
             chain.append(key)
         return chain
 
-    def _block(self, key: str, tokens: list[int], layers: int) -> list[Tensor] | None:
+    def _read_block(self, key: str, tokens: list[int], layers: int) -> list[Tensor] | None:
         """Return the stored keys and values of a block for each layer, or None if it is missing or damaged."""
         raw = self._blocks.read(key)
         if raw is None:
@@ -203,8 +203,8 @@ class PrefixStore:
             tensors, about = decoded(raw, _KIND)
         except ValueError:
             tensors, about = {}, {}
-        is_it = about.get("key") == key and about.get("tokens") == tokens and set(tensors) == set(names)
-        pairs = [tensors[name] for name in names] if is_it else []
+        is_this_block = about.get("key") == key and about.get("tokens") == tokens and set(tensors) == set(names)
+        pairs = [tensors[name] for name in names] if is_this_block else []
         if pairs and all(self._fits(*pair) for pair in zip(pairs[::2], pairs[1::2], strict=True)):
             return pairs
         self._blocks.remove(key)

@@ -30,7 +30,7 @@ from saccade.scorers import BlockBounds, BlockMeans, BlockScorer
 from saccade.support.errors import type_error, unsupported, value_error
 
 _KIND = "cache"
-_DEEPEST = 16  # largest nesting depth of Caches
+_MAX_DEPTH = 16  # largest nesting depth of Caches
 _KINDS = {
     kind.__name__: kind
     for kind in (
@@ -158,7 +158,7 @@ def _load_layer(tree: object, name: str, tensors: dict[str, Tensor], depth: int 
     contents = Contents(tree, name, tensors)
     if contents.kind == "Cache":
         layers = contents.value("layers")
-        if depth == _DEEPEST or not isinstance(layers, list) or not layers:
+        if depth == _MAX_DEPTH or not isinstance(layers, list) or not layers:
             raise contents.misfit("layers")
         return Cache(_load_layer(layer, f"{name}{i}.", tensors, depth + 1) for i, layer in enumerate(layers))
     try:
@@ -200,12 +200,14 @@ def _settings(cache: LayerCache) -> dict[str, Any]:
         settings["rotary"] = arguments
     if not isinstance(cache, _GROUPED):
         return {"kind": kind, **settings}
-    apart: dict[str, Any] = {name: settings.pop(name) for name in ("scorer", "prompt", "max_len") if name in settings}
-    return {"kind": kind, "settings": settings} | apart
+    ungrouped: dict[str, Any] = {
+        name: settings.pop(name) for name in ("scorer", "prompt", "max_len") if name in settings
+    }
+    return {"kind": kind, "settings": settings} | ungrouped
 
 
 def _new_cache(contents: Contents) -> LayerCache:
-    """Return an empty cache of the kind and with the settings in a file."""
+    """Return an empty cache with the kind and settings from a file."""
     kind = _KINDS.get(contents.kind)
     if kind is None:
         raise MisfitError("describes a cache of an unknown kind")

@@ -1,4 +1,4 @@
-"""Tensor files in safetensors format, which are either complete or absent and contain a checksum."""
+"""Tensor files in safetensors format with a checksum. A file is either complete or absent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from saccade.support.errors import missing_extra, type_error, value_error
 
 VERSION = 1
-_WORD = "saccade"
+_METADATA_KEY = "saccade"
 _RULE = "be a complete and undamaged file of a {}"
 _BINARY = getattr(os, "O_BINARY", 0)  # only on Windows
 _PIECE = 1 << 24  # bytes of one write
@@ -49,7 +49,7 @@ def encoded(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> memoryvi
     plain = {name: x.detach().cpu().clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
     described = {**about, "version": VERSION}
     described["checksum"] = _checksum(described, plain)
-    return memoryview(save(plain, metadata={_WORD: json.dumps(described)}))
+    return memoryview(save(plain, metadata={_METADATA_KEY: json.dumps(described)}))
 
 
 def write_whole(path: Path, data: memoryview) -> None:
@@ -57,8 +57,8 @@ def write_whole(path: Path, data: memoryview) -> None:
 
     If the process is killed, it leaves behind at most a file ``.NAME.*.part``, which is never read.
     """
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
     try:
         try:
             done = 0
@@ -67,10 +67,10 @@ def write_whole(path: Path, data: memoryview) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-        os.replace(beside, path)
+        os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            beside.unlink()
+            temporary.unlink()
         raise
     _sync_folder(path.parent)
 
@@ -104,7 +104,7 @@ def read_plain(path: Path) -> bytes:
 
 
 def decoded(raw: bytes, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors by name and the description in the bytes of a tensor file. Raise as `read_tensors` does."""
+    """Parse the bytes of a tensor file into tensors by name and the description. Raise as `read_tensors` does."""
     try:
         from safetensors import SafetensorError  # noqa: PLC0415  imported when used
         from safetensors.torch import load  # noqa: PLC0415
@@ -132,7 +132,7 @@ def _header_description(raw: bytes) -> dict[str, Any] | None:
     """Return the description in the header of a tensor file, or None if saccade did not write the file."""
     try:
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
-        about = json.loads(header["__metadata__"][_WORD])
+        about = json.loads(header["__metadata__"][_METADATA_KEY])
     except (KeyError, TypeError, ValueError, RecursionError):  # deeply nested JSON
         return None
     return about if isinstance(about, dict) else None

@@ -50,10 +50,10 @@ def as_mask(mask: object, shape: tuple[int, int, int, int]) -> Mask:
     if callable(mask) and not isinstance(mask, type):
         return Predicate(mask)
     rule = "be None, a saccade mask, a bool tensor or a function (b, h, q, kv) -> bool"
-    raise type_error("mask", rule, kind(mask), hint=_hint_for_words(mask))
+    raise type_error("mask", rule, kind(mask), hint=_hint_for_text_or_class(mask))
 
 
-def _hint_for_words(mask: object) -> str | None:
+def _hint_for_text_or_class(mask: object) -> str | None:
     """Return an error hint if the user passed text or a class as a mask; None otherwise."""
     if isinstance(mask, str):
         return "masks.parse(...) reads one: masks.parse('causal & window(4, 0)')"

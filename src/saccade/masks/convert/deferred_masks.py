@@ -1,4 +1,4 @@
-"""Masks of a traced program that depend on the values of tensors, which are read when attention runs.
+"""Masks of a traced program that depend on tensor values. The values are read when attention runs.
 
 A compiler traces a program without values, and the program must then be correct for any values and any lengths. Each
 class here is a placeholder for a mask until the attention operator runs and calls `Unread.read`.
@@ -59,7 +59,7 @@ class Unread(Mask):
 
 
 def read_mask(mask: Mask, shape: Shape) -> Mask | AtOrigin:
-    """Return the mask itself, or the mask that it is a placeholder for if it is `Unread`."""
+    """Return the mask. If it is `Unread`, return the mask that it is a placeholder for."""
     return mask.read(shape) if isinstance(mask, Unread) else mask
 
 
@@ -92,12 +92,12 @@ class TensorMask(Unread):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Converted(Unread):
-    """A mask that a function converts from a tensor in a traced program.
+    """A placeholder for the result of a function that converts a tensor to a mask, in a traced program.
 
     Args:
         function: name of the function, such as "from_attention_mask"; see `_functions`.
-        tensor: its first argument.
-        rule: its argument ``rule``, the mask within each document; None if it has none.
+        tensor: first argument of the function.
+        rule: argument ``rule`` of the function, the mask within each document; None if the function has none.
     """
 
     function: str
@@ -122,7 +122,7 @@ class Converted(Unread):
         return self.function in _DOCUMENTS
 
     def within(self, pattern: Mask) -> Converted:
-        """Return the mask with a pattern added to the rule within each document."""
+        """Return this mask with a pattern joined to the rule within each document."""
         return Converted(self.function, self.tensor, pattern if self.rule is None else pattern & self.rule)
 
     def read(self, shape: Shape) -> Mask:
@@ -151,7 +151,7 @@ class Converted(Unread):
         return Dense(allowed[:, None, None, :] if x.dim() == 2 else allowed)
 
     def _document(self, b: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the document of each position, -1 if none, and the position where it starts."""
+        """Return the document index of each position, -1 if none, and the position where that document starts."""
         x = self.tensor.to(positions.device)
         if self.function == "from_cu_seqlens":
             number = (positions[..., None] >= x[1:]).sum(-1)

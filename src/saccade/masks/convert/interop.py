@@ -51,7 +51,7 @@ def from_key_padding_mask(key_padding_mask: Tensor) -> Mask:
 
 
 def from_attention_mask(attention_mask: Tensor) -> Mask:
-    """Convert an ``attention_mask`` of transformers, which is 1 for tokens and 0 for padding, to a mask.
+    """Convert an ``attention_mask`` of transformers (1 for tokens, 0 for padding) to a mask.
 
     The mask hides *keys* only; join it with the pattern of the model:
     ``Causal() & from_attention_mask(attention_mask)``.
@@ -125,7 +125,7 @@ def from_cu_seqlens(cu_seqlens: Tensor, rule: Mask | None = None) -> Documents |
 
 
 def from_position_ids(position_ids: Tensor, rule: Mask | None = None) -> Documents | Converted:
-    """Convert ``position_ids``, which restart at 0 with each packed document, to a mask.
+    """Convert ``position_ids`` that restart at 0 with each packed document to a mask.
 
     >>> from_position_ids(torch.tensor([[0, 1, 0, 1, 2]])).lengths
     ((2, 3),)
@@ -216,7 +216,7 @@ def _checked_rule(rule: Mask | None) -> Mask | None:
 
 
 def _of_tokens(is_token: Tensor) -> Mask:
-    """Convert ``is_token``, bool ``[batch, kv_len]``, to a padding mask, which hides all other keys."""
+    """Convert ``is_token``, bool ``[batch, kv_len]``, to a mask that hides all other keys."""
     kv_len = is_token.shape[1]
     lengths = is_token.sum(1)
     index = torch.arange(kv_len, device=is_token.device)

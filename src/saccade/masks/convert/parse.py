@@ -22,8 +22,8 @@ from saccade.support.errors import escaped, value_error
 from saccade.support.validation import check_type
 
 _TOKEN = re.compile(r"[0-9]+|[^\W\d]\w*|\S")
-_MOST_DIGITS = 19  # the number of digits of 2**62; Python refuses to convert thousands of digits
-_MOST_BRACKETS = 64  # limit of nested brackets, since each is a recursive call
+_MAX_DIGITS = 19  # the number of digits of 2**62; Python refuses to convert thousands of digits
+_MAX_BRACKETS = 64  # limit of nested brackets, since each is a recursive call
 _SHOWN = 32  # characters shown on either side of an error
 
 
@@ -91,110 +91,110 @@ def parse(text: str) -> Mask:
 
     Cost: O(len(text)), plus the cost of the masks.
     """
-    return _Reader(check_type("text", text, str, "be a string")).read()
+    return _Parser(check_type("text", text, str, "be a string")).read()
 
 
-class _Reader:
+class _Parser:
     """A recursive-descent parser of masks written as text, with one method for each level of precedence."""
 
     def __init__(self, text: str):
         self.text = text
         self.tokens = [(match.group(), match.start()) for match in _TOKEN.finditer(text)] + [("", len(text))]
-        self.at = 0
+        self.index = 0
         self.brackets = 0
 
     def read(self) -> Mask:
-        mask = self.either()
+        mask = self.union()
         if self.word:
-            raise self.refused("continue with & or |, or end")
+            raise self.error_at("continue with & or |, or end")
         return mask
 
     @property
     def word(self) -> str:
-        return self.tokens[self.at][0]
+        return self.tokens[self.index][0]
 
-    def takes(self, word: str) -> bool:
+    def consume(self, word: str) -> bool:
         """Consume the next token of the mask text if it equals ``word``; return whether a token was consumed."""
         is_next = self.word == word
-        self.at += is_next
+        self.index += is_next
         return is_next
 
-    def either(self) -> Mask:
-        place, parts = self.at, [self.both()]
-        while self.takes("|"):
-            parts.append(self.both())
-        return self.joined(Or, parts, place)
+    def union(self) -> Mask:
+        index, parts = self.index, [self.intersection()]
+        while self.consume("|"):
+            parts.append(self.intersection())
+        return self.combine(Or, parts, index)
 
-    def both(self) -> Mask:
-        place, parts = self.at, [self.inverted()]
-        while self.takes("&"):
-            parts.append(self.inverted())
-        return self.joined(And, parts, place)
+    def intersection(self) -> Mask:
+        index, parts = self.index, [self.complement()]
+        while self.consume("&"):
+            parts.append(self.complement())
+        return self.combine(And, parts, index)
 
-    def joined(self, kind: type[And | Or], parts: list[Mask], place: int) -> Mask:
+    def combine(self, kind: type[And | Or], parts: list[Mask], index: int) -> Mask:
         try:
             return kind(tuple(parts)) if len(parts) > 1 else parts[0]
         except ValueError as error:  # masks with different numbers of batch items
-            raise self.refused("join masks that fit together", place, cause=error) from error
+            raise self.error_at("join masks that fit together", index, cause=error) from error
 
-    def inverted(self) -> Mask:
+    def complement(self) -> Mask:
         is_inverted = False
-        while self.takes("~"):
+        while self.consume("~"):
             is_inverted = not is_inverted
-        return ~self.one() if is_inverted else self.one()
+        return ~self.operand() if is_inverted else self.operand()
 
-    def one(self) -> Mask:
-        if not self.takes("("):
-            return self.named()
+    def operand(self) -> Mask:
+        if not self.consume("("):
+            return self.named_mask()
         self.brackets += 1
-        if self.brackets > _MOST_BRACKETS:
-            raise self.refused(f"nest at most {_MOST_BRACKETS} brackets")
-        mask = self.either()
-        if not self.takes(")"):
-            raise self.refused("close each bracket with )")
+        if self.brackets > _MAX_BRACKETS:
+            raise self.error_at(f"nest at most {_MAX_BRACKETS} brackets")
+        mask = self.union()
+        if not self.consume(")"):
+            raise self.error_at("close each bracket with )")
         self.brackets -= 1
         return mask
 
-    def named(self) -> Mask:
-        place, hint = self.at, f"use {', '.join(_NAMES)}"
+    def named_mask(self) -> Mask:
+        index, hint = self.index, f"use {', '.join(_NAMES)}"
         if self.word not in _NAMES:
             is_name = self.word.isidentifier()
-            raise self.refused("name known masks" if is_name else "have a mask here", hint=hint)
+            raise self.error_at("name known masks" if is_name else "have a mask here", hint=hint)
         name = _NAMES[self.word]
-        self.at += 1
-        numbers = self.numbers() if self.takes("(") else []
+        self.index += 1
+        numbers = self.numbers() if self.consume("(") else []
         try:
             return name.of(*numbers)
         except (TypeError, ValueError) as error:
-            raise self.refused(
-                "contain numbers that the mask accepts", place, cause=error, hint=f"write {name.form}"
+            raise self.error_at(
+                "contain numbers that the mask accepts", index, cause=error, hint=f"write {name.form}"
             ) from error
 
     def numbers(self) -> list[int]:
         """Parse the numbers in brackets after the name of a mask. The opening bracket is already consumed."""
         numbers: list[int] = []
-        if self.takes(")"):
+        if self.consume(")"):
             return numbers
         while True:
             if not (self.word.isascii() and self.word.isdigit()):
-                raise self.refused("have a whole number here")
-            if len(self.word.lstrip("0")) > _MOST_DIGITS:
-                raise self.refused(f"contain numbers of at most {_MOST_DIGITS} digits")
+                raise self.error_at("have a whole number here")
+            if len(self.word.lstrip("0")) > _MAX_DIGITS:
+                raise self.error_at(f"contain numbers of at most {_MAX_DIGITS} digits")
             numbers.append(int(self.word.lstrip("0") or "0"))
-            self.at += 1
-            if self.takes(")"):
+            self.index += 1
+            if self.consume(")"):
                 return numbers
-            if not self.takes(","):
-                raise self.refused("continue with a comma or close the bracket with )")
+            if not self.consume(","):
+                raise self.error_at("continue with a comma or close the bracket with )")
 
-    def refused(
-        self, rule: str, place: int | None = None, *, cause: Exception | None = None, hint: str | None = None
+    def error_at(
+        self, rule: str, index: int | None = None, *, cause: Exception | None = None, hint: str | None = None
     ) -> ValueError:
         """Return the error for invalid mask text. It shows the text and points at a token, by default the next one."""
-        word, start = self.tokens[self.at if place is None else place]
+        word, start = self.tokens[self.index if index is None else index]
         before = ("..." if start > _SHOWN else "") + escaped(self.text[max(start - _SHOWN, 0) : start])
-        behind = self.text[start : start + _SHOWN] + ("..." if len(self.text) > start + _SHOWN else "")
+        after = self.text[start : start + _SHOWN] + ("..." if len(self.text) > start + _SHOWN else "")
         got = word if len(word) <= _SHOWN else f"{word[:_SHOWN]}..."
-        facts = [before + escaped(behind), " " * len(before) + "^"]
+        facts = [before + escaped(after), " " * len(before) + "^"]
         facts += [] if cause is None else [str(cause).split("\n", 1)[0]]
         return value_error("text", rule, escaped(got) or "the end", facts=facts, hint=hint)

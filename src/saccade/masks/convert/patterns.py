@@ -173,7 +173,7 @@ class RowRanges(NamedTuple):
 
     @property
     def position(self) -> Ints:
-        """Positions of the queries (rows) whose visible ranges are described."""
+        """Positions of the queries to which the rows belong."""
         rows = self.starts.shape[1]
         return np.arange(self.columns - rows, self.columns)
 
@@ -221,7 +221,7 @@ def _padding_of_rows(first: Ints, stop: Ints, columns: int) -> Mask | None:
 
 
 def _documents_of_rows(ranges: RowRanges) -> Mask | None:
-    """Return the documents mask that matches visible ranges, split where no row sees a key beyond the split."""
+    """Return the documents mask that matches visible ranges. Documents begin where no row sees across the boundary."""
     (starts, ends, columns), position = ranges, ranges.position
     before = np.maximum.accumulate(ends, 1)[:, :-1]
     behind = np.minimum.accumulate(starts[:, ::-1], 1)[:, -2::-1]

@@ -154,16 +154,16 @@ def _as_array(allowed: Tensor) -> Bools:
 
 
 def _changes(visible: Bools) -> tuple[Ints, Ints] | None:
-    """Return where visible ranges of a mask tensor start or end, as rows and columns; None if there are too many."""
+    """Return the rows and columns where visible ranges of a mask tensor start or end; None if there are too many."""
     columns = visible.shape[2]
     bits = np.zeros((visible.shape[0] * visible.shape[1], columns // 8 + 1), dtype=np.uint8)
     bits[:, : -(-columns // 8)] = np.packbits(visible, axis=2, bitorder="little").reshape(len(bits), -1)
     flips = np.left_shift(bits, 1, dtype=np.uint8)
     flips[:, 1:] |= bits[:, :-1] >> 7
     flips ^= bits
-    place = np.flatnonzero(flips != 0)  # NumPy skips False values eight at a time
-    which, bit = np.nonzero(np.unpackbits(flips.ravel()[place][:, None], axis=1, bitorder="little"))
-    row, byte = np.divmod(place[which], flips.shape[1])
+    changed = np.flatnonzero(flips != 0)  # NumPy skips False values eight at a time
+    which, bit = np.nonzero(np.unpackbits(flips.ravel()[changed][:, None], axis=1, bitorder="little"))
+    row, byte = np.divmod(changed[which], flips.shape[1])
     if (row[2 * _MAX_RANGES :] == row[: -2 * _MAX_RANGES]).any():
         return None
     return row, 8 * byte + bit

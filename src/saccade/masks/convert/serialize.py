@@ -26,9 +26,9 @@ from saccade.masks.mask import Mask
 from saccade.support.errors import unsupported
 
 _NOTHING, _BOOL, _INT, _FLOAT, _TEXT, _TUPLE, _TENSOR, _VALUE, _FUNCTION = range(9)
-_LETTERS = 7  # bytes of a string packed into one integer
+_CHUNK_BYTES = 7  # bytes of a string packed into one integer
 
-_written: dict[str, Any] = {}
+_registry: dict[str, Any] = {}
 
 
 def encode(thing: object) -> tuple[list[int], list[Tensor]] | None:
@@ -97,7 +97,7 @@ def _write(thing: Any, program: list[int], tensors: list[Tensor]) -> bool:
 
 
 def _with_tables(thing: Any) -> Any:
-    """Store the lengths of a batch's mask as a tensor, so that a program runs with the lengths of any batch."""
+    """Convert the lengths of a batch's mask to a tensor, so that a program runs with the lengths of any batch."""
     if isinstance(thing, masks.Padding):
         return Converted("Padding", thing.table)
     return Converted("Documents", thing.table, thing.rule) if isinstance(thing, masks.Documents) else thing
@@ -129,7 +129,7 @@ def _address(thing: Any) -> tuple[str, ...] | None:
         return None
     is_ours = getattr(masks, thing.__name__, None) is thing
     name = thing.__name__ if is_ours else f"{thing.__module__}:{thing.__qualname__}"
-    while _written.setdefault(name, thing) is not thing:  # redefined, for example in a notebook cell
+    while _registry.setdefault(name, thing) is not thing:  # redefined, for example in a notebook cell
         name += "'"
     return name, *fields
 
@@ -150,7 +150,7 @@ def _fields(thing: Any) -> tuple[str, ...] | None:
 def _lookup(name: str) -> tuple[Any, ...]:
     """Return the class (with its field names) or the function for a serialised name."""
     module, _, path = name.rpartition(":")
-    thing = _written.get(name)
+    thing = _registry.get(name)
     if thing is None:
         if module.startswith("saccade."):  # a program exported by another process
             with contextlib.suppress(ImportError):
@@ -165,9 +165,9 @@ def _lookup(name: str) -> tuple[Any, ...]:
 
 
 def _packed(text: str) -> list[int]:
-    """Serialise a string as the number of integers that follow, and those integers."""
-    letters = text.encode()
-    parts = [letters[start : start + _LETTERS] for start in range(0, len(letters), _LETTERS)]
+    """Serialise a string as integers, preceded by their count."""
+    encoded = text.encode()
+    parts = [encoded[start : start + _CHUNK_BYTES] for start in range(0, len(encoded), _CHUNK_BYTES)]
     # A leading 1 preserves leading zeros.
     return [len(parts), *(int.from_bytes(b"\x01" + part, "big") for part in parts)]
 

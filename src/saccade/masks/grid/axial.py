@@ -64,7 +64,7 @@ class Axial(Grid):
     def squares(self) -> Squares | None:
         return Squares(8, 8) if self.axis == "both" else None
 
-    def _sight(self, y: Any, x: Any) -> Sequence[Rectangle]:
+    def _visible_rectangles(self, y: Any, x: Any) -> Sequence[Rectangle]:
         row = Rectangle(y, y + 1, x - x, x - x + self.width)
         column = Rectangle(y - y, y - y + self.height, x, x + 1)
         return {"rows": [row], "columns": [column], "both": [row, column]}[self.axis]

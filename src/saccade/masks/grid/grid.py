@@ -16,7 +16,7 @@ from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.errors import value_error
 
-_MOST_RANGES = 1 << 22  # limit over all groups; beyond it, the keys of each group are a single range
+_MAX_RANGES = 1 << 22  # limit over all groups; beyond it, the keys of each group are a single range
 
 
 class Rectangle(NamedTuple):
@@ -36,7 +36,7 @@ class Hulls(NamedTuple):
 
     @property
     def first_ends(self) -> tuple[int, int, int, int] | None:
-        """Return top, bottom, left and right of the first group's hull; None if the group contains no grid cell."""
+        """Top, bottom, left and right of the first group's hull; None if the group contains no grid cell."""
         if not self.some[0]:
             return None
         return int(self.top[0]), int(self.bottom[0]), int(self.left[0]), int(self.right[0])
@@ -56,7 +56,7 @@ class Cells(NamedTuple):
         ends: top, bottom, left and right of the cells on the grid (inclusive); None if there are no cells.
         all: whether all rows are on the grid.
         first: grid row and column of the first cell.
-        pattern: hash key of the displacements of the cells from the first cell.
+        pattern: hash key of the cells' displacements from the first cell.
         place: hash key of the cells themselves.
     """
 
@@ -79,7 +79,7 @@ class Squares(NamedTuple):
 class Grid(Mask):
     """Base class of masks on a grid: position p is the cell in row ``p // width`` and column ``p % width``.
 
-    A subclass defines the rectangles of keys that a cell sees, in `_sight`. All other methods use `_sight`. Queries
+    A subclass defines `_visible_rectangles`, the rectangles of keys that a cell sees. All other methods use it. Queries
     and keys are on the same grid; positions outside it attend to nothing and are never visible.
     """
 
@@ -87,7 +87,7 @@ class Grid(Mask):
     width: int
 
     @abstractmethod
-    def _sight(self, y: Any, x: Any) -> Sequence[Rectangle]:
+    def _visible_rectangles(self, y: Any, x: Any) -> Sequence[Rectangle]:
         """Return the rectangles of the grid that the cell (y, x) sees, for ints, arrays and tensors.
 
         Rectangles may extend beyond the grid. Each edge must be nondecreasing in y and x.
@@ -112,7 +112,7 @@ class Grid(Mask):
         here = (q >= 0) & (q < cells) & (kv >= 0) & (kv < cells)
         y, x = kv.div(width, rounding_mode="floor"), kv % width
         allowed = q != q
-        for top, bottom, left, right in self._sight(q.div(width, rounding_mode="floor"), q % width):
+        for top, bottom, left, right in self._visible_rectangles(q.div(width, rounding_mode="floor"), q % width):
             allowed = allowed | ((y >= top) & (y < bottom) & (x >= left) & (x < right))
         return allowed & here
 
@@ -141,8 +141,8 @@ class Grid(Mask):
         hull = self._hulls(np.asarray([rows[0]]), np.asarray([rows[-1]]))
         y, x = divmod(rows[0], self.width)
         # The start column determines where the rows continue in the next row of the grid.
-        goes_on = rows[-1] // self.width != y
-        pattern = (rows.step, len(rows), x if goes_on else None)
+        crosses_rows = rows[-1] // self.width != y
+        pattern = (rows.step, len(rows), x if crosses_rows else None)
         return self.residual_of(Cells(hull.first_ends, bool(hull.all[0]), (y, x), pattern, rows), box.keys)
 
     def residual_of(self, cells: Cells, keys: range) -> bool | Hashable:
@@ -155,7 +155,7 @@ class Grid(Mask):
         is_inside = cells.all and least == keys[0] and most == keys[-1]
         y, last_y, x, last_x = cells.ends
         touched = False
-        for low, high in zip(self._sight(y, x), self._sight(last_y, last_x), strict=True):
+        for low, high in zip(self._visible_rectangles(y, x), self._visible_rectangles(last_y, last_x), strict=True):
             covers = high.top <= top and bottom < low.bottom and high.left <= left and right < low.right
             if covers and is_inside:
                 return True
@@ -165,12 +165,15 @@ class Grid(Mask):
         if not (is_inside and self.depends_on_displacement):
             return (self, cells.place, keys)
         displacement = (top - cells.first[0], keys[0] % self.width - cells.first[1])
-        goes_on = None if top == bottom else keys[0] % self.width
-        return (self, cells.pattern, displacement, keys.step, len(keys), goes_on)
+        crosses_rows = None if top == bottom else keys[0] % self.width
+        return (self, cells.pattern, displacement, keys.step, len(keys), crosses_rows)
 
     def _ends(self, hulls: Hulls) -> list[tuple[Rectangle, Rectangle]]:
         """Return the grid rectangles visible from the first and from the last corner of each hull."""
-        firsts, lasts = self._sight(hulls.top, hulls.left), self._sight(hulls.bottom, hulls.right)
+        firsts, lasts = (
+            self._visible_rectangles(hulls.top, hulls.left),
+            self._visible_rectangles(hulls.bottom, hulls.right),
+        )
         return [(self._clipped(low), self._clipped(high)) for low, high in zip(firsts, lasts, strict=True)]
 
     def _clipped(self, r: Rectangle) -> Rectangle:
@@ -196,7 +199,7 @@ class Grid(Mask):
         is_wide = (r.left == 0) & (r.right == self.width)
         ranges = np.where(is_wide, np.minimum(count, 1), count)
         most = int(ranges.max(initial=0))
-        if most * len(count) > _MOST_RANGES:
+        if most * len(count) > _MAX_RANGES:
             return None
         row = r.top[:, None] + np.arange(max(most, 1))
         starts = row * self.width + r.left[:, None]

@@ -62,7 +62,7 @@ class Neighborhood(Grid):
         check_grid(self)
         object.__setattr__(self, "radius", radii_of(radius))
 
-    def _sight(self, y: Any, x: Any) -> Sequence[Rectangle]:
+    def _visible_rectangles(self, y: Any, x: Any) -> Sequence[Rectangle]:
         vertical, horizontal = self.radius
         return [Rectangle(y - vertical, y + vertical + 1, x - horizontal, x + horizontal + 1)]
 

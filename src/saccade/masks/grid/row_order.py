@@ -28,16 +28,16 @@ class GridSize(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RowOrder:
-    """An order of rows in which the cells of a square are adjacent. Rows before and after the grid keep their places.
+    """An order of rows in which the cells of a square are adjacent. Rows before and after the grid do not move.
 
     Args:
-        grounds: the grid.
+        grid_size: size and offset of the grid.
         squares: the division of the grid into squares.
         q_first: position of the first row; the positions of the rows are consecutive.
         q_len: number of rows.
     """
 
-    grounds: GridSize
+    grid_size: GridSize
     squares: Squares
     q_first: int
     q_len: int
@@ -74,7 +74,7 @@ class _Tables(NamedTuple):
 @lru_cache(maxsize=64)
 def _tables(order: RowOrder) -> _Tables:
     """Compute the tables that describe the rows of a row order."""
-    (height, width, before), squares = order.grounds, order.squares
+    (height, width, before), squares = order.grid_size, order.squares
     positions = np.arange(order.q_first, order.q_first + order.q_len)
     cell = positions - before
     on_grid = (cell >= 0) & (cell < height * width)
@@ -108,7 +108,7 @@ def _tables(order: RowOrder) -> _Tables:
 
 @dataclasses.dataclass(frozen=True)
 class InOrder(Mask):
-    """A mask with reordered queries, which are numbered from 0. Keys keep their positions.
+    """A mask with reordered queries, indexed from 0 in the new order. Keys keep their positions.
 
     Args:
         mask: the mask on positions.
@@ -133,7 +133,7 @@ class InOrder(Mask):
             first = _extreme_per_group(np.minimum, tables.positions, groups.first, groups.last)
             last = _extreme_per_group(np.maximum, tables.positions, groups.first, groups.last)
             return self.mask.bounds(Groups(groups.batch, first, last), keys)
-        before = self.order.grounds.before
+        before = self.order.grid_size.before
         local = KeyDomain(*(np.maximum(edge - before, 0) for edge in keys))
         inner = grid.bounds_of(_hulls(_tables(self.order), groups.first, groups.last), local)
         offset = np.full_like(groups.first, before)
@@ -151,7 +151,7 @@ class InOrder(Mask):
             hull = range(int(positions.min()), int(positions.max()) + 1)
             partial = self.mask.partial(Box(box.batch, hull, box.keys))
             return partial if isinstance(partial, bool) else super().partial(box)
-        before = self.order.grounds.before
+        before = self.order.grid_size.before
         if box.keys[0] < before:
             return super().partial(box) if box.keys[-1] >= before else False
         keys = range(box.keys.start - before, box.keys.stop - before, box.keys.step)
@@ -165,8 +165,8 @@ class InOrder(Mask):
 
     def _grid(self) -> Grid | None:
         """Return the mask if it is a `Grid` on the same grid as the row order; None otherwise."""
-        grid, grounds = _grid_of(self.mask)
-        return grid if grounds == self.order.grounds else None
+        grid, grid_size = _grid_of(self.mask)
+        return grid if grid_size == self.order.grid_size else None
 
 
 def _hulls(tables: _Tables, first: Ints, last: Ints) -> Hulls:
@@ -204,9 +204,9 @@ def wanted_order(mask: Mask, q_first: int, q_len: int) -> RowOrder | None:
     There are ``q_len`` rows, the first at position ``q_first``.
     """
     for atom in mask.atoms():
-        grid, grounds = _grid_of(atom)
-        if grid is not None and grounds is not None and grid.squares is not None:
-            return RowOrder(grounds, grid.squares, q_first, q_len)
+        grid, grid_size = _grid_of(atom)
+        if grid is not None and grid_size is not None and grid.squares is not None:
+            return RowOrder(grid_size, grid.squares, q_first, q_len)
     return None
 
 

@@ -66,7 +66,7 @@ class ShiftedWindows(Grid):
     def squares(self) -> Squares | None:
         return Squares(self.window, self.window, self.shift, self.shift)
 
-    def _sight(self, y: Any, x: Any) -> Sequence[Rectangle]:
+    def _visible_rectangles(self, y: Any, x: Any) -> Sequence[Rectangle]:
         top, left = ((c - self.shift) // self.window * self.window + self.shift for c in (y, x))
         return [Rectangle(top, top + self.window, left, left + self.window)]
 

@@ -53,11 +53,11 @@ class BlockDiffusion(RangeTable):
     def __post_init__(self) -> None:
         check_field(self, "block", 1, bits=SIZE_BITS)
         check_field(self, "length", 1, bits=_LENGTH_BITS)
-        place = np.arange(self.length, dtype=np.int64)
-        begin = place // self.block * self.block
+        position = np.arange(self.length, dtype=np.int64)
+        begin = position // self.block * self.block
         end = np.minimum(begin + self.block, self.length)
-        clean = np.full_like(place, self.length)
-        nothing = np.zeros_like(place)
+        clean = np.full_like(position, self.length)
+        nothing = np.zeros_like(position)
         noisy_rows = np.stack([begin, clean], 1), np.stack([end, clean + begin], 1)
         clean_rows = np.stack([clean, nothing], 1), np.stack([clean + end, nothing], 1)
         starts, ends = (np.concatenate(sides) for sides in zip(noisy_rows, clean_rows, strict=True))

@@ -148,26 +148,26 @@ class Documents(Mask):
     def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         if len(self.lengths) > 1 and (groups.batch == ALL).any():
             return Bounds.unknown(keys)
-        start, stop, one = self._spans(groups)
+        start, stop, is_single = self._spans(groups)
         inside = Spans.within(keys, start, stop)
-        apart = Bounds(inside, Spans.nothing(keys))
+        spanning = Bounds(inside, Spans.nothing(keys))
         if self.rule is None:
-            return Bounds.exactly(inside).where(one, apart)
+            return Bounds.exactly(inside).where(is_single, spanning)
         first = np.clip(keys.first - start, 0, stop - start)
         local = KeyDomain(first, np.maximum(first, np.minimum(keys.stop, stop) - start))
         shifted = groups._replace(first=groups.first - start, last=groups.last - start)
         inner = self.rule.bounds(shifted, local)
         within = Bounds(inner.any_row.shifted(start, keys), inner.all_rows.shifted(start, keys))
-        return within.where(one, apart)
+        return within.where(is_single, spanning)
 
     def partial(self, box: Box) -> bool | Hashable:
         if len(self.lengths) > 1 and box.batch == ALL:
             return (self, box)
         item = 0 if len(self.lengths) == 1 else box.batch
-        (row_start, row_stop, one), (start, stop, other) = (self._around(item, x) for x in (box.rows, box.keys))
+        (row_start, row_stop, is_single), (start, stop, other) = (self._span_of(item, x) for x in (box.rows, box.keys))
         if row_start >= stop or start >= row_stop:
             return False
-        if not (one and other and start == row_start):
+        if not (is_single and other and start == row_start):
             return (self, box)
         rows, keys = (range(x.start - start, x.stop - start, x.step) for x in (box.rows, box.keys))
         return self._inside.partial(Box(box.batch, rows, keys))
@@ -192,8 +192,8 @@ class Documents(Mask):
                 )
         return np.concatenate(edges)
 
-    def _around(self, item: int, span: range) -> tuple[int, int, bool]:
-        """Return the results of `_spans` for a single group of rows, but faster."""
+    def _span_of(self, item: int, span: range) -> tuple[int, int, bool]:
+        """Return the same as `_spans` for a single group of rows, but faster."""
         lengths, ends = self._documents[item]
         total = int(ends[-1]) if len(ends) else 0
         if not total or span[0] >= total or span[-1] < 0:
@@ -202,9 +202,9 @@ class Documents(Mask):
         return int(ends[low] - lengths[low]), int(ends[high]), low == high and span[0] >= 0 and span[-1] < total
 
     def _spans(self, groups: Groups) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
-        """Return starts and ends of the documents around each group of rows, and whether it is in a single document."""
+        """Return starts and ends of the documents around row groups, and whether each group is in a single document."""
         start, stop = np.zeros_like(groups.first), np.zeros_like(groups.first)
-        one = np.zeros(groups.first.shape, dtype=bool)
+        is_single = np.zeros(groups.first.shape, dtype=bool)
         items = np.zeros_like(groups.batch) if len(self.lengths) == 1 else groups.batch
         for item in np.unique(items).tolist():
             chosen = items == item
@@ -218,8 +218,8 @@ class Documents(Mask):
             high = np.searchsorted(ends, np.clip(last, 0, total - 1), side="right")
             start[chosen] = np.where(touches, ends[low] - lengths[low], 0)
             stop[chosen] = np.where(touches, ends[high], 0)
-            one[chosen] = (low == high) & (first >= 0) & (last < total)
-        return start, stop, one
+            is_single[chosen] = (low == high) & (first >= 0) & (last < total)
+        return start, stop, is_single
 
 
 def documents_of_table(table: Tensor, rule: Mask | None) -> Documents:

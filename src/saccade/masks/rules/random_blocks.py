@@ -16,8 +16,8 @@ from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
 DRAW_BITS = 12  # each random block is compared with all earlier ones; with more, a row would take minutes
 SEED_BITS = 63  # exported programs store the seed as int64
-_WORD = 0xFFFFFFFF
-_MOST_ROWS = 64  # with more blocks of queries in a group, nearly all keys are visible
+_LOW_32_BITS = 0xFFFFFFFF
+_MAX_ROWS = 64  # with more blocks of queries in a group, nearly all keys are visible
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Random(Mask):
     Raises:
         ValueError: an argument does not meet the conditions above.
 
-    Reference: Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D. There, blocks are sampled anew for every
+    Reference: Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D. There, blocks are sampled again for every
     length (in a widespread implementation, only in training).
     """
 
@@ -83,7 +83,7 @@ class Random(Mask):
         candidates = 2 * (row + 1 + (draws - row - 1) * (row + 1 < draws))
         for number in range(draws):
             most = candidates - draws + number
-            pick = _random_word(self.seed, row, number) % (most + 1)
+            pick = _random_bits(self.seed, row, number) % (most + 1)
             for other in before:
                 pick = pick + (most - pick) * (other == pick)
             before.append(pick)
@@ -93,7 +93,7 @@ class Random(Mask):
         size = self.block_size
         low, high = (np.floor_divide(edge, size) for edge in (groups.first, groups.last))
         most = int((high - low).max(initial=0)) + 1
-        if most > _MOST_ROWS:
+        if most > _MAX_ROWS:
             return Bounds.unknown(keys)
         starts, ends = [], []
         for offset in range(most):
@@ -120,13 +120,13 @@ class Random(Mask):
         return np.arange(max(rows.start, 0) // self.block_size * self.block_size, rows.stop, self.block_size)
 
 
-def _random_word(seed: int, row: Any, number: int) -> Any:
+def _random_bits(seed: int, row: Any, number: int) -> Any:
     """Return 32 random bits for each row of an array or tensor, computed by Murmur3's finaliser."""
-    x = (row & _WORD) ^ (seed * 0x9E3779B1 + number * 0x85EBCA77 + 0x27D4EB2F) & _WORD
+    x = (row & _LOW_32_BITS) ^ (seed * 0x9E3779B1 + number * 0x85EBCA77 + 0x27D4EB2F) & _LOW_32_BITS
     for _ in range(2):
         x = x ^ (x >> 16)
-        x = (x * 0x85EBCA6B) & _WORD
+        x = (x * 0x85EBCA6B) & _LOW_32_BITS
         x = x ^ (x >> 13)
-        x = (x * 0xC2B2AE35) & _WORD
+        x = (x * 0xC2B2AE35) & _LOW_32_BITS
         x = (x ^ (x >> 16)) ^ (number + 1)
-    return x & _WORD
+    return x & _LOW_32_BITS

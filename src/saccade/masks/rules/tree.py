@@ -94,8 +94,8 @@ class Tree(Mask):
         item = b if items > 1 else 0
         inside = (q >= 0) & (q < length) & (kv >= 0) & (kv < length)
         row, column = q.clamp(0, length - 1), kv.clamp(0, length - 1)
-        first, own, end = table[0, item, column], table[0, item, row], table[1, item, column]
-        return inside & (first <= own) & (own < end)
+        first, index, end = table[0, item, column], table[0, item, row], table[1, item, column]
+        return inside & (first <= index) & (index < end)
 
     def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         is_one = len(self.parents) == 1

@@ -29,8 +29,8 @@ class Line(NamedTuple):
     key_logs: Tensor | None = None
     segments: Tensor | None = None
 
-    def turned(self) -> Line:
-        """Return the weights of the transposed prefix sum, which swaps rows and keys and reverses the order."""
+    def transposed(self) -> Line:
+        """Return the weights of the transposed prefix sum: rows and keys are swapped, and the order is reversed."""
         if self.row_logs is None or self.key_logs is None:
             return self
         return Line(-self.key_logs, -self.row_logs, self.segments)
@@ -73,11 +73,11 @@ def chunked_sums(
         rows, keys, brought = (folded(x[:, :, part], groups) for x in (a, b, c))
         scores = rows @ keys.mT
         if is_even:
-            chunk = (rows @ state).add_(_triangle_of(scores, size, reverse) @ brought)
+            chunk = (rows @ state).add_(_zero_later_keys(scores, size, reverse) @ brought)
             state.add_(keys.mT @ brought)
         else:
             chunk_line = line.at(part)
-            scores = _spread(scores, size, _pair_weights(chunk_line, reverse)[:, :, None, :, None])
+            scores = _multiply_pairs(scores, size, _pair_weights(chunk_line, reverse)[:, :, None, :, None])
             chunk = _scaled(rows @ state, carried.share_of(chunk_line)).add_(scores @ brought)
             state, carried = carried.advanced(state, keys, brought, chunk_line, last=0 if reverse else size - 1)
         out[:, :, part] = chunk.reshape(batch, heads, size, -1)
@@ -115,7 +115,7 @@ class Carried(NamedTuple):
     def advanced(
         self, state: Tensor, keys: Tensor, brought: Tensor, line: Line, *, last: int
     ) -> tuple[Tensor, Carried]:
-        """Return the state and its scale after another chunk of keys, whose last key in the sum has index ``last``."""
+        """Return the state and its scale after another chunk of keys. ``last`` indexes its last key in the sum."""
         segment, peak, take, keep = self.segment, self.peak, torch.ones_like(self.peak)[..., None], None
         logs = line.key_logs
         if line.segments is not None:
@@ -134,12 +134,12 @@ class Carried(NamedTuple):
         return state + _scaled(keys, take).mT @ brought, Carried(peak, segment)
 
 
-def _triangle_of(scores: Tensor, size: int, reverse: bool) -> Tensor:
+def _zero_later_keys(scores: Tensor, size: int, reverse: bool) -> Tensor:
     """Set the scores in each row of a chunk to 0 at all keys that come later in the prefix sum."""
     if scores.shape[2:] == (size, size):
         return scores.triu_() if reverse else scores.tril_()
     pairs = scores.new_ones(size, size)
-    return _spread(scores, size, (pairs.triu_() if reverse else pairs.tril_())[:, None])
+    return _multiply_pairs(scores, size, (pairs.triu_() if reverse else pairs.tril_())[:, None])
 
 
 def _pair_weights(line: Line, reverse: bool) -> Tensor:
@@ -153,7 +153,7 @@ def _pair_weights(line: Line, reverse: bool) -> Tensor:
     return weights.triu() if reverse else weights.tril()
 
 
-def _spread(scores: Tensor, size: int, weights: Tensor) -> Tensor:
+def _multiply_pairs(scores: Tensor, size: int, weights: Tensor) -> Tensor:
     """Multiply a chunk's scores, ``[batch, groups, heads * size, others * size]``, by weights that all heads share."""
     batch, groups, rows, columns = scores.shape
     pairs = scores.view(batch, groups, rows // size, size, columns // size, size)

@@ -105,9 +105,9 @@ class FeatureMatrix(LinearTimeMatrix):
     def _times(self, value: Tensor) -> Tensor:
         bad = self._tainted
         if not (self.visible.hides_nothing or (bad is None and is_surely_finite(value))):
-            worthless = ~torch.isfinite(value.detach()).all(-1)
-            value = value.masked_fill(worthless[..., None], 0.0)
-            bad = worthless if bad is None else bad | worthless
+            nonfinite = ~torch.isfinite(value.detach()).all(-1)
+            value = value.masked_fill(nonfinite[..., None], 0.0)
+            bad = nonfinite if bad is None else bad | nonfinite
         value, nan = value.to(self._key.dtype), self._nan_rows(bad)
         size = self._piece_len(value)
         out = self._normalised(self._gather(_with_ones(value))) if size is None else self._in_pieces(value, size)
@@ -263,11 +263,11 @@ class FeatureMatrix(LinearTimeMatrix):
             return key @ (self._query.mT @ x)
         order = self._order
         a, b, x = order.with_rows(self._query), order.with_keys(key), order.with_rows(x)
-        return order.keys_of(prefix_sums(b, a, x, order.line(logs).turned(), reverse=True))
+        return order.keys_of(prefix_sums(b, a, x, order.line(logs).transposed(), reverse=True))
 
 
 def _with_ones(value: Tensor) -> Tensor:
-    """Append a column of ones to values, whose weighted sum is the denominator of linear attention."""
+    """Append a column of ones to values. Its weighted sum is the denominator of linear attention."""
     return torch.cat([value, value.new_ones(*value.shape[:3], 1)], -1)
 
 
@@ -317,6 +317,6 @@ class FeatureMechanism(Approximate):
 
 
 def _zero_nonfinite(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Set non-finite queries or keys to 0. Return the result and which were set to 0, or None if there are none."""
+    """Set non-finite queries or keys to 0. Return the result and which tokens were set to 0, or None."""
     bad = nonfinite_tokens(x)
     return (x if bad is None else x.masked_fill(bad[..., None], 0.0)).to(dtype), bad

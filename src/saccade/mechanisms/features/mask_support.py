@@ -10,7 +10,7 @@ from torch import Tensor
 from saccade.masks import Causal, Documents, Full, Mask
 from saccade.matrix import Block
 from saccade.mechanisms.checked_mechanism import Inputs, parts_of
-from saccade.mechanisms.fake_tensors import is_readable, unless_none
+from saccade.mechanisms.fake_tensors import is_readable, marks_or_none
 
 _BECAUSE = "only a sum over keys is stored"
 
@@ -45,8 +45,7 @@ class Visible:
         rule: the mask itself.
         is_placed: whether positions were passed; a position below 0 then means padding.
         causal: whether later keys are hidden from each row.
-        offset: the number for which query i has the position of key ``i + offset``; None if tokens are not known to be
-            in order.
+        offset: query i has the position of key ``i + offset``. None if tokens are not known to be in order.
         q_positions, kv_positions: int64 ``[batch | 1, len]``; -1 for padding.
         hidden_rows, hidden_keys: bool ``[batch | 1, len]``, rows that attend to no key because they are padding or
             outside all documents, and keys to which no row may attend; None if there are certainly none.
@@ -72,7 +71,7 @@ class Visible:
         packs = [part for part in parts if isinstance(part, Documents)]
         q, kv = inputs.position_tables()
         causal = any(isinstance(rule, Causal) for part in parts for rule in (part, *_masks_in_documents(part)))
-        # Default positions are never padding, not even those below 0 that the first of more queries than keys get.
+        # Default positions are never padding, even if they are below 0 because there are more queries than keys.
         lost_rows = [q < 0] if inputs.q_positions is not None and inputs.q_positions.run is None else []
         lost_keys = [kv < 0] if inputs.kv_positions is not None and inputs.kv_positions.run is None else []
         documents: list[Tensor] = []
@@ -119,13 +118,13 @@ def _masks_in_documents(part: Mask) -> tuple[Mask, ...]:
 
 
 def _union(marks: list[Tensor]) -> Tensor | None:
-    """Return the union of bool marks, or None if certainly nothing is marked."""
+    """Return the union of bool marks, or None if it is certainly empty."""
     if not marks:
         return None
     union = marks[0]
     for other in marks[1:]:
         union = union | other
-    return unless_none(union)
+    return marks_or_none(union)
 
 
 def _documents(mask: Documents, positions: Tensor) -> Tensor:

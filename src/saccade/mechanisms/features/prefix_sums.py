@@ -69,7 +69,7 @@ def _run_prefix_sums(
     return chunked_sums(a, b, c, Line(row_logs, key_logs, segments), reverse=reverse).out
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     *tensors, ctx.reverse = inputs
     ctx.save_for_backward(*tensors)
 
@@ -78,11 +78,11 @@ def _derivatives(ctx: Any, grad: Tensor, run: Callable[..., Tensor]) -> tuple[Te
     """Return the gradients of the prefix sums. Each gradient is itself a prefix sum, forwards or backwards."""
     a, b, c, *line_tensors = ctx.saved_tensors
     line, reverse, needs_grad = Line(*line_tensors), ctx.reverse, ctx.needs_input_grad
-    turned = line.turned()
+    transposed = line.transposed()
     return (
         run(grad, c, b, *line, reverse) if needs_grad[0] else None,
-        run(c, grad, a, *turned, not reverse) if needs_grad[1] else None,
-        run(b, a, grad, *turned, not reverse) if needs_grad[2] else None,
+        run(c, grad, a, *transposed, not reverse) if needs_grad[1] else None,
+        run(b, a, grad, *transposed, not reverse) if needs_grad[2] else None,
         *(None, None, None, None),
     )
 
@@ -112,7 +112,7 @@ class _PrefixSums(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _keep(ctx, inputs, output)
+        _save_inputs(ctx, inputs, output)
         ctx.save_for_forward(*inputs[:-1])
 
     @staticmethod
@@ -123,9 +123,9 @@ class _PrefixSums(torch.autograd.Function):
     def jvp(ctx: Any, da: Tensor | None, db: Tensor | None, dc: Tensor | None, *_: None) -> Tensor:
         """Return the forward-mode derivative, which adds one prefix sum for each argument that has a tangent."""
         a, b, c, *line = ctx.saved_tensors
-        threes = ((da, b, c), (a, db, c), (a, b, dc))
-        changed = [three for three in threes if all(x is not None for x in three)]
-        first, *others = (_PrefixSums.apply(*three, *line, ctx.reverse) for three in changed)
+        terms = ((da, b, c), (a, db, c), (a, b, dc))
+        changed = [term for term in terms if all(x is not None for x in term)]
+        first, *others = (_PrefixSums.apply(*term, *line, ctx.reverse) for term in changed)
         return sum(others, first)
 
     @staticmethod
@@ -136,5 +136,5 @@ class _PrefixSums(torch.autograd.Function):
 # A custom op, so that a compiler sees one node instead of the operations of every chunk.
 _operation = torch.library.custom_op("saccade::prefix_sums", _run_prefix_sums, mutates_args=())
 _operation.register_fake(lambda a, b, c, *_: a.new_empty(*a.shape[:3], c.shape[3]))
-_operation.register_autograd(lambda ctx, grad: _derivatives(ctx, grad, _operation), setup_context=_keep)
+_operation.register_autograd(lambda ctx, grad: _derivatives(ctx, grad, _operation), setup_context=_save_inputs)
 _operation.register_vmap(lambda info, in_dims, *args: _mapped(info, in_dims, _operation, *args))

@@ -45,7 +45,7 @@ class Order(NamedTuple):
 
     @classmethod
     def of(cls, visible: Visible, q_len: int, kv_len: int) -> Order:
-        """Return the order of queries and keys for a mask that is causal or has documents, unsorted if possible."""
+        """Return the order of queries and keys for a mask that is causal or has documents. Sort only if necessary."""
         past = visible.offset
         if visible.causal and past is not None and 0 <= past <= kv_len - q_len:
             length, documents = past + q_len, visible.kv_documents
@@ -53,16 +53,16 @@ class Order(NamedTuple):
         size = max(len(visible.q_positions), len(visible.kv_positions))
         order = torch.arange(q_len + kv_len, device=visible.q_positions.device).expand(size, -1)
         if visible.causal:
-            places = torch.cat([x.expand(size, -1) for x in (visible.kv_positions, visible.q_positions)], 1)
-            order = places.argsort(dim=1, stable=True)  # keys stay before queries with the same position
+            positions = torch.cat([x.expand(size, -1) for x in (visible.kv_positions, visible.q_positions)], 1)
+            order = positions.argsort(dim=1, stable=True)  # keys stay before queries with the same position
         segments = None
         if visible.kv_documents is not None and visible.q_documents is not None:
             size = max(size, len(visible.kv_documents))
             order = order.expand(size, -1)
             segments = torch.cat([x.expand(size, -1) for x in (visible.kv_documents, visible.q_documents)], 1)
             segments = segments.gather(1, order)
-            again = segments.argsort(dim=1, stable=True)
-            segments, order = segments.gather(1, again), order.gather(1, again)
+            by_segment = segments.argsort(dim=1, stable=True)
+            segments, order = segments.gather(1, by_segment), order.gather(1, by_segment)
         return cls(0, kv_len, q_len + kv_len, segments, order)
 
     def with_rows(self, x: Tensor) -> Tensor:
@@ -91,13 +91,13 @@ class Order(NamedTuple):
 
     def rows_after(self, marks: Tensor) -> Tensor:
         """Return which rows follow a marked key in the merged sequence, bool ``[batch, groups, q_len]``."""
-        places = torch.arange(self.length, device=marks.device)
+        indices = torch.arange(self.length, device=marks.device)
         marked = self.with_keys(marks[..., None])[..., 0]
-        last = torch.where(marked, places, -1).cummax(-1).values
-        first = torch.zeros_like(places)
+        last = torch.where(marked, indices, -1).cummax(-1).values
+        first = torch.zeros_like(indices)
         if self.segments is not None:
             is_new = self.segments[:, 1:] != self.segments[:, :-1]
-            first = F.pad(is_new * places[1:], (1, 0)).cummax(-1).values[:, None]
+            first = F.pad(is_new * indices[1:], (1, 0)).cummax(-1).values[:, None]
         return self.rows_of((last >= first)[..., None])[..., 0]
 
     def line(self, logs: Tensor | None) -> Line:
@@ -157,7 +157,7 @@ class Continued(Protocol):
 def check_memory(
     matrix: Continued, order: Order | None, visible: Visible, memory: Memory | None, sizes: tuple[int, int]
 ) -> None:
-    """Raise unless new tokens can continue from a recurrent state, whose shape for one head must be ``sizes``."""
+    """Raise unless new tokens can continue from a recurrent state, with shape ``sizes`` for each head."""
     if not visible.causal:
         hint = "combine it with masks.Causal(), or use a KVCache, which stores the tokens themselves"
         rule = "be causal: a state sums over earlier tokens"

@@ -1,4 +1,4 @@
-"""A group of chunks of a recurrence, with precomputed factors that do not depend on the incoming state."""
+"""A group of chunks of a recurrence, with precomputed tensors that do not depend on the incoming state."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from saccade.mechanisms.recurrences.decays import Decays
-from saccade.mechanisms.recurrences.recurrence_spec import CHUNK, Rule, cut
+from saccade.mechanisms.recurrences.recurrence_spec import CHUNK, Rule, split_chunks
 
 
 class Group(NamedTuple):
-    """Several chunks of a recurrence and their precomputed factors, as tensors ``[chunks, sequences, CHUNK, width]``.
+    """Several chunks of a recurrence and their precomputed tensors, ``[chunks, sequences, CHUNK, width]`` each.
 
     From the incoming state S, a chunk computes the values u to write, the outputs o and the outgoing state S':
 
@@ -22,7 +22,7 @@ class Group(NamedTuple):
 
     Attributes:
         query, key: queries, multiplied by the scale, and keys.
-        recall: the keys by which tokens recall; those of ``key`` unless the recurrence has others.
+        recall: the keys with which tokens read the state to correct it; ``key`` unless the recurrence has others.
         beta: the strength with which each token is written; None for 1.
         decays: the decays exp(b_i - b_j), and which pairs of tokens are allowed.
         weights: P, the weights of tokens in the same chunk for each query.
@@ -53,7 +53,7 @@ class Group(NamedTuple):
 
     @classmethod
     def of(cls, rule: Rule, span: slice, segment: Tensor | None) -> Group:
-        """Precompute the factors of a recurrence for a range of tokens.
+        """Precompute the tensors of a recurrence for a range of tokens.
 
         Args:
             rule: the recurrence of the full sequences.
@@ -61,15 +61,17 @@ class Group(NamedTuple):
             segment: int64 ``[sequences]``, the segment of the incoming state; None without segments.
         """
         dtype = rule.query.dtype
-        query, key = cut(rule.query, span), cut(rule.key, span)
-        recall = key if rule.recall is None else cut(rule.recall, span)
+        query, key = split_chunks(rule.query, span), split_chunks(rule.key, span)
+        recall = key if rule.recall is None else split_chunks(rule.recall, span)
         query = query if rule.scale == 1.0 else query * rule.scale
-        beta = None if rule.beta is None else cut(rule.beta, span)
+        beta = None if rule.beta is None else split_chunks(rule.beta, span)
         allowed = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=key.device).tril_()
         first = last = None
         if rule.segments is not None and segment is not None:
             allowed, first, last, is_one = _split_segments(rule.segments[:, span], segment, allowed, dtype)
-        decays = Decays.of(None if rule.decay is None else cut(rule.decay, span, torch.float64), allowed, dtype)
+        decays = Decays.of(
+            None if rule.decay is None else split_chunks(rule.decay, span, torch.float64), allowed, dtype
+        )
         keeps = decays.kept(key)
         keeps = keeps if first is None else keeps * is_one
         reads, writes = scaled(query, decays.from_start, first), scaled(key, decays.to_end, last)
@@ -164,7 +166,7 @@ def backwards(group: Group, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     return reached, states
 
 
-def after(rule: Rule, span: slice, segment: Tensor | None) -> Tensor | None:
+def segment_before(rule: Rule, span: slice, segment: Tensor | None) -> Tensor | None:
     """Return the segment of the token before a range of tokens. Before the first token, it is ``segment``."""
     if rule.segments is None or span.start == 0:
         return segment

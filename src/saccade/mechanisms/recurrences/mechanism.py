@@ -1,4 +1,4 @@
-"""Recurrence: the base class of mechanisms whose matrix is a recurrence, with the checks of their gates."""
+"""Recurrence: the base class of mechanisms whose matrix is a recurrence, and the checks of their gates."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Recurrence(Approximate):
 
         Args:
             inputs, decay, beta: the inputs and gates.
-            recall: the keys by which tokens recall, like the keys of the inputs; None for those.
-            visible: the mask of the inputs, if it was evaluated already.
+            recall: the keys with which tokens read the state, like the keys of the inputs; None for those keys.
+            visible: the evaluated mask of the inputs; None to evaluate it.
         """
         where, dtype = type(self).__name__, inputs.query.dtype
         gates = [checked_gate(name, x, inputs) for name, x in (("decay", decay), ("beta", beta)) if x is not None]
@@ -139,7 +139,7 @@ class GatedRecurrence(Recurrence):
 
 
 def checked_gate(name: str, x: Tensor, inputs: Inputs) -> Tensor:
-    """Return a checked gate of a recurrence as ``[batch, heads, kv_len, width]``."""
+    """Check a gate of a recurrence and return it as ``[batch, heads, kv_len, width]``."""
     check_type(name, x, Tensor, "be a tensor")
     (batch, kv_len), head_dim = (inputs.shape[0], inputs.shape[3]), inputs.key.shape[3]
     shapes = f"[{batch}, heads, {kv_len}]" + (f" or [{batch}, heads, {kv_len}, {head_dim}]" if name == "decay" else "")
@@ -168,7 +168,7 @@ def _check_heads(inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> N
 
 
 def _nonfinite(x: Tensor) -> Tensor | None:
-    """Return which tokens of a query, key or gate contain NaN or inf, bool ``[batch, heads, len]``; None for none."""
+    """Return which tokens of a query, key or gate contain NaN or inf, bool ``[batch, heads, len]``, or None."""
     if is_surely_finite(x):
         return None
     return (~x.detach().isfinite()).any(-1) if x.shape[3] else None
@@ -186,7 +186,7 @@ def _union(marks: list[Tensor | None]) -> Tensor | None:
 
 
 def _clean(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return queries, keys or a gate in the dtype of the recurrence, with non-finite elements set to 0."""
+    """Convert queries, keys or a gate to the dtype of the recurrence, and set non-finite elements to 0."""
     if x is None:
         return None
     return x.to(dtype) if is_surely_finite(x) else torch.where(x.isfinite(), x, 0.0).to(dtype)

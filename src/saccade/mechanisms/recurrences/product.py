@@ -10,8 +10,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.mechanisms.fake_tensors import is_readable, is_surely_finite
-from saccade.mechanisms.recurrences.chunk_group import Group, after, backwards, forwards, scaled, written_by
-from saccade.mechanisms.recurrences.recurrence_spec import CHUNK, Rule, cut, groups_of, joined, stepped
+from saccade.mechanisms.recurrences.chunk_group import Group, backwards, forwards, scaled, segment_before, written_by
+from saccade.mechanisms.recurrences.recurrence_spec import (
+    CHUNK,
+    Rule,
+    groups_of,
+    join_chunks,
+    product_by_token,
+    split_chunks,
+)
 from saccade.support.torch_modes import is_tracing
 
 
@@ -48,16 +55,16 @@ def transposed(rule: Rule, x: Tensor, segment: Tensor | None) -> Tensor:
     state = x.new_zeros(lines, head_dim, x.shape[2])
     first = length - x.shape[1]
     for span in reversed(list(groups_of(length))):
-        group = Group.of(rule, span, after(rule, span, segment))
+        group = Group.of(rule, span, segment_before(rule, span, segment))
         if span.start >= first:
             part = x[:, span.start - first : span.stop - first]
         else:
             part = x.new_zeros(lines, span.stop - span.start, x.shape[2])
             if span.stop > first:
                 part[:, first - span.start :] = x[:, : span.stop - first]
-        reached, states = backwards(group, cut(part, slice(None)), state)
+        reached, states = backwards(group, split_chunks(part, slice(None)), state)
         reached = reached if group.beta is None else reached * group.beta
-        out[:, span], state = joined(reached, span.stop - span.start), states[0]
+        out[:, span], state = join_chunks(reached, span.stop - span.start), states[0]
     return out
 
 
@@ -79,8 +86,10 @@ def _run_groups(
     out, states = torch.empty_like(value), state.new_empty(len(spans), *state.shape)
     for i, span in enumerate(spans):
         states[i] = state
-        read, state = forwards(Group.of(rule, span, after(rule, span, segment)), cut(value, span), state)
-        out[:, span] = joined(read, span.stop - span.start)
+        read, state = forwards(
+            Group.of(rule, span, segment_before(rule, span, segment)), split_chunks(value, span), state
+        )
+        out[:, span] = join_chunks(read, span.stop - span.start)
     return out, state.clone(), states
 
 
@@ -108,11 +117,11 @@ def _gradients(
     grads = [query.new_empty(0) if x is None else torch.empty_like(x) for x in given]
     state = grad_state
     for i, span in reversed(list(enumerate(groups_of(key.shape[1])))):
-        group = Group.of(rule, span, after(rule, span, segment))
-        parts, state = _gradients_of(group, cut(value, span), states[i], cut(grad, span), state)
+        group = Group.of(rule, span, segment_before(rule, span, segment))
+        parts, state = _gradients_of(group, split_chunks(value, span), states[i], split_chunks(grad, span), state)
         for whole, part in zip(grads, parts, strict=True):
             if part is not None:
-                whole[:, span] = joined(part, span.stop - span.start)
+                whole[:, span] = join_chunks(part, span.stop - span.start)
     if scale != 1.0:
         grads[0] *= scale
     return [*grads, state.clone()]
@@ -121,7 +130,7 @@ def _gradients(
 def _gradients_of(
     group: Group, value: Tensor, state: Tensor, grad: Tensor, grad_state: Tensor
 ) -> tuple[tuple[Tensor | None, ...], Tensor]:
-    """Return the gradients of a group of chunks by query, key, decay, beta, recall, value and incoming state.
+    """Return a group's gradients with respect to query, key, decay, beta, recall, value and incoming state.
 
     No exponential is differentiated: the gradient with respect to the summed log decays is ``query * grad_query`` for
     each token that reads, minus ``key * grad_key`` for each token that writes.
@@ -165,7 +174,7 @@ def _unweighted(group: Group, value: Tensor, new: Tensor, before: Tensor) -> Ten
     return value - decayed_keys @ before - group.recalled @ new
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     *tensors, ctx.scale, ctx.is_delta = inputs
     query, key, decay, beta, segments, recall, value, state, segment = tensors
     ctx.save_for_backward(query, key, decay, beta, segments, recall, value, output[2], segment, state)
@@ -197,7 +206,7 @@ def _differentiable(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor 
     rule = Rule(query, key, decay, beta, segments, recall, ctx.scale, ctx.is_delta)
     given = (query, key, decay, beta, recall, value, state)
     leaves = [x for x in given if x is not None and x.requires_grad]
-    out = stepped(rule, value, state, segment)
+    out = product_by_token(rule, value, state, segment)
     computed = iter(torch.autograd.grad(out, leaves, (grad, grad_state), create_graph=True, allow_unused=True))
     grads = [next(computed) if x is not None and x.requires_grad else None for x in given]
     return (*grads[:4], None, *grads[4:], None, None, None)
@@ -223,7 +232,7 @@ class _Product(torch.autograd.Function):
     """The product of a recurrence as an autograd function."""
 
     forward = staticmethod(_run_groups)
-    setup_context = staticmethod(_keep)
+    setup_context = staticmethod(_save_inputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -250,4 +259,4 @@ def _(query: Tensor, key: Tensor, decay, beta, segments, recall, value: Tensor, 
     return [*(_like(x, query) for x in (query, key, decay, beta, recall, value)), kept.new_empty(kept.shape[1:])]
 
 
-_operation.register_autograd(_derivatives, setup_context=_keep)
+_operation.register_autograd(_derivatives, setup_context=_save_inputs)

@@ -20,12 +20,12 @@ from saccade.mechanisms.features.mask_support import Visible
 from saccade.mechanisms.features.sequence_order import Order, check_memory, rows_that_see
 from saccade.mechanisms.linear_time import LinearTimeMatrix
 from saccade.mechanisms.recurrences.product import product, transposed
-from saccade.mechanisms.recurrences.recurrence_spec import FEW, Rule, stepped
+from saccade.mechanisms.recurrences.recurrence_spec import FEW, Rule, product_by_token
 from saccade.statistics import Received
 from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.support.torch_modes import is_transformed, without_autocast
 
-_ENTRIES = 1 << 22  # elements in a block, all of whose rows, in all heads, one pass from the end computes
+_ENTRIES = 1 << 22  # weights in a block; one pass from the last token computes all its rows, in all heads
 _FEWEST_ROWS = 64
 
 
@@ -39,13 +39,13 @@ class RecurrenceMatrix(LinearTimeMatrix):
     a state ``[head_dim, value_dim]``. There is no denominator, so weights may have any sign and rows any sum.
 
     Args:
-        query: ``[batch, heads, q_len, head_dim]``, float32 or wider and finite. The queries and keys are of the same
-            tokens, or the queries of the last ones.
+        query: ``[batch, heads, q_len, head_dim]``, float32 or wider and finite. Queries and keys belong to the
+            same tokens, or the queries to the last of them.
         key: ``[batch, kv_heads | fewer, kv_len, head_dim]``, float32 or wider and finite.
         decay: g, ``[batch, kv_heads, kv_len, 1 | head_dim]``, at most 0; None for 0.
         beta: ``[batch, kv_heads, kv_len, 1]``; None for 1.
         visible: the mask, which is causal.
-        recall: r, the keys by which tokens recall with the delta rule, in the shape of ``key``; None for the keys.
+        recall: r, the keys with which the delta rule reads the state, in the shape of ``key``; None for ``key``.
         scale: s.
         is_delta: whether to use the delta rule: a token writes the difference between its value and what its recalling
             key reads from the state.
@@ -100,13 +100,15 @@ class RecurrenceMatrix(LinearTimeMatrix):
 
     def of_heads(self, heads: Sequence[int]) -> RecurrenceMatrix:
         """Return the recurrence matrix with only the given heads, in the given order."""
-        part, (batch, there, q_len, kv_len) = copy.copy(self), self.shape
+        part, (batch, head_count, q_len, kv_len) = copy.copy(self), self.shape
         part.shape, part.kv_heads = (batch, len(heads), q_len, kv_len), len(heads)
-        lines = [item * there + head for item in range(batch) for head in heads]
+        lines = [item * head_count + head for item in range(batch) for head in heads]
         part._rule = self._rule.of(lines, self._rule.key.shape[1])
         marks = (self._tainted, self._nonfinite_queries)
-        few = [None if x is None else x[:, [head * x.shape[1] // there for head in heads]] for x in marks]
-        part._tainted, part._nonfinite_queries = few
+        selected_marks = [
+            None if x is None else x[:, [head * x.shape[1] // head_count for head in heads]] for x in marks
+        ]
+        part._tainted, part._nonfinite_queries = selected_marks
         return part
 
     def below(self, earlier: RecurrenceMatrix) -> RecurrenceMatrix | None:
@@ -115,11 +117,12 @@ class RecurrenceMatrix(LinearTimeMatrix):
         If either call has documents or hidden tokens, or if rows between the calls are missing, return None.
         """
         q_len, past, visible = earlier.shape[2], self._order.past, self.visible
-        plain = all(
-            one.key is not None and one._rule.segments is one.visible.hidden_keys is one.visible.hidden_rows is None
-            for one in (earlier, self)
+        can_join = all(
+            matrix.key is not None
+            and matrix._rule.segments is matrix.visible.hidden_keys is matrix.visible.hidden_rows is None
+            for matrix in (earlier, self)
         )
-        if not plain or earlier._order.length != past or self.shape[:2] != earlier.shape[:2]:
+        if not can_join or earlier._order.length != past or self.shape[:2] != earlier.shape[:2]:
             return None
         joined, first = copy.copy(self), earlier._order.past
         joined.shape = (*self.shape[:2], q_len + self.shape[2], self.shape[3])
@@ -128,7 +131,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         rows = torch.cat([earlier.visible.q_positions, visible.q_positions], 1)
         joined.visible = dataclasses.replace(visible, offset=first, q_positions=rows)
         if earlier._nonfinite_queries is not None or self._nonfinite_queries is not None:
-            none = [torch.zeros(one.shape[:3], dtype=torch.bool, device=self.device) for one in (earlier, self)]
+            none = [torch.zeros(matrix.shape[:3], dtype=torch.bool, device=self.device) for matrix in (earlier, self)]
             both = ((earlier._nonfinite_queries, none[0]), (self._nonfinite_queries, none[1]))
             joined._nonfinite_queries = torch.cat([x if mark is None else mark.expand_as(x) for mark, x in both], 2)
         return joined
@@ -191,7 +194,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
             yield Block(slice(b, b + 1), heads, span, (range(weights.shape[3]),), weights)
 
     def weights_of(self, batch: int, heads: slice, rows: range) -> Tensor:
-        """Return the weights of some rows for all keys up to the last of them, ``[1, heads, rows, length]``."""
+        """Return the weights of a range of rows for all keys up to the last row, ``[1, heads, rows, length]``."""
         first, length = batch * self.shape[1], self._order.past + rows[-1] + 1
         rule = self._rule.of(slice(first + heads.start, first + heads.stop), length)
         eye = torch.eye(len(rows), dtype=rule.key.dtype, device=self.device)
@@ -210,9 +213,9 @@ class RecurrenceMatrix(LinearTimeMatrix):
     def _times(self, value: Tensor) -> Tensor:
         bad = self._tainted
         if not (bad is None and is_surely_finite(value)):
-            worthless = ~torch.isfinite(value.detach()).all(-1)
-            value = value.masked_fill(worthless[..., None], 0.0)
-            bad = worthless if bad is None else bad | worthless
+            nonfinite = ~torch.isfinite(value.detach()).all(-1)
+            value = value.masked_fill(nonfinite[..., None], 0.0)
+            bad = nonfinite if bad is None else bad | nonfinite
         out, nan = self._product(self._rule, value, None, self._segment, self._empty_rows)[0], self._nan_rows(bad)
         return out if nan is None else out.masked_fill(nan[..., None], math.nan)
 
@@ -226,7 +229,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
             begin = value.new_zeros(batch * heads, rule.key.shape[2], value.shape[2])
         else:
             begin = self._lines(state.to(dtype))
-        run = stepped if value.shape[1] <= FEW or is_transformed() else product
+        run = product_by_token if value.shape[1] <= FEW or is_transformed() else product
         out, last = run(rule, value, begin, segment)
         last = last.unflatten(0, (batch, heads))[:, :: max(1, heads // max(1, self.kv_heads))]
         out = out.unflatten(0, (batch, heads))[:, :, out.shape[1] - q_len :]
@@ -242,7 +245,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         with torch.enable_grad():
             value = x.new_zeros(lines, length, x.shape[2], requires_grad=True)
             begin = x.new_zeros(lines, head_dim, x.shape[2])
-            out, _ = stepped(rule, value, begin, None if rule.segments is None else rule.segments[:, 0])
+            out, _ = product_by_token(rule, value, begin, None if rule.segments is None else rule.segments[:, 0])
             (grad,) = torch.autograd.grad(out[:, length - x.shape[1] :], value, x, create_graph=True)
         return grad
 
@@ -253,7 +256,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
 
     @property
     def _segment(self) -> Tensor | None:
-        """The segment of the empty state before the first token, which is the segment of the first token."""
+        """The segment of the empty state before the first token: the segment of the first token."""
         segments = self._rule.segments
         return None if segments is None or not segments.shape[1] else segments[:, 0]
 
@@ -293,9 +296,9 @@ class RecurrenceMatrix(LinearTimeMatrix):
             follows_bad = whole.cummax(2).values
         else:
             line = torch.cat([segment[:, None], segments], 1).unflatten(0, (-1, heads))[:, :1]
-            places = torch.arange(whole.shape[2], device=bad.device)
-            begins = F.pad((line[..., 1:] != line[..., :-1]) * places[1:], (1, 0)).cummax(2).values
-            follows_bad = ((places * whole).masked_fill(whole == 0, -1).cummax(2).values >= begins).to(torch.int64)
+            indices = torch.arange(whole.shape[2], device=bad.device)
+            begins = F.pad((line[..., 1:] != line[..., :-1]) * indices[1:], (1, 0)).cummax(2).values
+            follows_bad = ((indices * whole).masked_fill(whole == 0, -1).cummax(2).values >= begins).to(torch.int64)
         rows = follows_bad[..., 1:].bool().repeat_interleave(heads // groups, 1)
         rows = rows if self._nonfinite_queries is None else rows | self._nonfinite_queries
         return rows, follows_bad[..., -1].bool().expand(before.shape)
@@ -315,9 +318,9 @@ def spans_of(
 
 
 def column_sums(matrix: Matrix, statistics: Sequence[Statistic[Any, Any]]) -> dict[int, Any]:
-    """Compute those statistics that are column sums by one matrix product; all others need a pass over the rows."""
-    places = [place for place, statistic in enumerate(statistics) if type(statistic) is Received]
-    if not places:
+    """Compute the statistics that are column sums with one matrix product; all others need a pass over the rows."""
+    indices = [index for index, statistic in enumerate(statistics) if type(statistic) is Received]
+    if not indices:
         return {}
     ones = torch.ones(*matrix.shape[:3], 1, dtype=matrix.dtype, device=matrix.device)
-    return dict.fromkeys(places, matrix.rmatmul(ones)[..., 0].double())
+    return dict.fromkeys(indices, matrix.rmatmul(ones)[..., 0].double())

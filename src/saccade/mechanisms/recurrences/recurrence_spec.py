@@ -1,4 +1,4 @@
-"""Rule: the tensors of a recurrence, the division into chunks, and the definition token by token."""
+"""Rule: the tensors of a recurrence, its division into chunks, and its definition token by token."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Rule(NamedTuple):
         beta: ``[sequences, len, 1]``; None for 1.
         segments: int64 ``[sequences, len]``, non-decreasing; where it increases, the state is emptied. None for one
             segment.
-        recall: r, the keys by which tokens recall what to correct, like ``key``; None for the keys themselves.
+        recall: r, the keys with which the delta rule reads the state, like ``key``; None for ``key`` itself.
         scale: s.
         is_delta: whether to use the delta rule.
     """
@@ -47,7 +47,7 @@ class Rule(NamedTuple):
         return self[:6]
 
     def of(self, lines: slice | list[int], length: int) -> Rule:
-        """Return the recurrence for the first ``length`` tokens of some of its sequences."""
+        """Return the recurrence for the first ``length`` tokens of the selected sequences."""
         decay, beta, segments, recall = (None if x is None else x[lines, :length] for x in self[2:6])
         query, key = self.query[lines, :length], self.key[lines, :length]
         return Rule(query, key, decay, beta, segments, recall, self.scale, self.is_delta)
@@ -59,7 +59,7 @@ def groups_of(length: int) -> Iterator[slice]:
         yield slice(start, min(start + GROUP, length))
 
 
-def cut(x: Tensor, span: slice, dtype: torch.dtype | None = None) -> Tensor:
+def split_chunks(x: Tensor, span: slice, dtype: torch.dtype | None = None) -> Tensor:
     """Divide a range of tokens ``[sequences, len, width]`` into chunks ``[chunks, sequences, CHUNK, width]``.
 
     The last chunk is padded with zeros. Chunks are the first axis, so that each chunk is contiguous and matrix products
@@ -71,15 +71,15 @@ def cut(x: Tensor, span: slice, dtype: torch.dtype | None = None) -> Tensor:
     return part.unflatten(1, (-1, CHUNK)).transpose(0, 1).to(dtype).contiguous()
 
 
-def joined(chunks: Tensor, length: int) -> Tensor:
-    """Join chunks into ``[sequences, length, width]``: the inverse of `cut`."""
+def join_chunks(chunks: Tensor, length: int) -> Tensor:
+    """Join chunks into ``[sequences, length, width]``: the inverse of `split_chunks`."""
     return chunks.transpose(0, 1).flatten(1, 2)[:, :length]
 
 
 FEW = 2  # up to this number of tokens, single steps cost less than a chunk
 
 
-def stepped(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
+def product_by_token(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
     """Compute `product` token by token, as a recurrence is defined. It is differentiable any number of times.
 
     Cost: a few passes over the state for each token; with gradients, every state is stored.
@@ -93,8 +93,8 @@ def stepped(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) ->
         if rule.decay is not None:
             state = state * rule.decay[:, i].exp()[..., None]
         if rule.is_delta:
-            own = key if rule.recall is None else rule.recall[:, i]
-            written = written - (own[:, None] @ state)[:, 0]
+            recall = key if rule.recall is None else rule.recall[:, i]
+            written = written - (recall[:, None] @ state)[:, 0]
         if rule.beta is not None:
             written = written * rule.beta[:, i]
         state = torch.baddbmm(state, key[..., None], written[:, None])
