@@ -13,11 +13,11 @@ from saccade.testing.case import Case
 from saccade.testing.problem import Problem
 
 Definition = Callable[[Problem], Tensor]
-"""A function that computes the truth of a problem, float64 ``[batch, heads, q_len, value_dim]``."""
+"""A function that computes the expected output of a problem, float64 ``[batch, heads, q_len, value_dim]``."""
 
 
 def with_definition(case: Case, definition: Definition) -> Case:
-    """Return the case with an expected output from another definition; the expected lse is NaN."""
+    """Return a copy of the case that computes its expected output with ``definition``; the expected lse is NaN."""
     return _DefinedCase(**_fields(case), definition=definition)
 
 

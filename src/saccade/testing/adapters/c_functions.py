@@ -73,7 +73,7 @@ def run(
 
 
 def call_c(kernel: Any, inputs: list[Tensor], outputs: list[Tensor], scale: float) -> None:
-    """Call a C function with pointers to inputs and outputs, sizes and the scale; raise unless it returns 0."""
+    """Call a C function with pointers to inputs and outputs, the sizes and the scale. Raise unless it returns 0."""
     query, key, value = inputs[:3]
     batch, heads, q_len, head_dim = query.shape
     counts = (batch, heads, key.shape[1], q_len, key.shape[2], head_dim, value.shape[3])
