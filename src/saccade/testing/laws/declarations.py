@@ -43,7 +43,7 @@ class _Trial:
         return subject.missing(self.needed)
 
     def reasons(self, subject: Subject) -> tuple[str, ...]:
-        """Return the reasons that the subject declares in advance for not running the trial."""
+        """Return the reasons, declared in advance, why the subject cannot run the trial."""
         with torch.set_grad_enabled(self.gradients):
             return subject.reasons_against(self.problem)
 
