@@ -1,4 +1,4 @@
-"""ConvolvedProjections: a short convolution over projected tokens, whose state is part of the layer's cache."""
+"""ConvolvedProjections: a short convolution over projected tokens, with its state in the layer's cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`with_definition`: a case whose expected output is computed by a definition other than softmax attention."""
+"""`with_definition`: replace softmax attention by another definition of a case's expected output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def with_definition(case: Case, definition: Definition) -> Case:
 
 @dataclasses.dataclass(frozen=True)
 class _DefinedCase(Case):
-    """A case whose expected output is computed by a definition other than softmax attention."""
+    """A case with a definition of the expected output other than softmax attention."""
 
     definition: Definition | None = None
 
@@ -33,7 +33,7 @@ class _DefinedCase(Case):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _DefinedProblem(Problem):
-    """A problem whose expected output is computed by a definition other than softmax attention."""
+    """A problem with a definition of the expected output other than softmax attention."""
 
     definition: Definition | None = None
 

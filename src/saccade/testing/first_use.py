@@ -1,4 +1,4 @@
-"""`first_use`: the check of a kernel at its first use, which compares a few rows and gradients with the definition."""
+"""`first_use`: check a kernel as at its first use, by comparing a few rows and gradients with the definition."""
 
 from __future__ import annotations
 

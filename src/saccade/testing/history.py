@@ -40,7 +40,7 @@ def find(bug: PastBug) -> Result | None:
 def find_mutant(mutant: Mutant, seed: int = 0) -> Result | None:
     """Return the first broken law for a mutant, or None if all laws are kept.
 
-    Trials in float32 with inputs that trigger the mistake come first, in the order of their lengths.
+    Trials in float32 with inputs that trigger the mistake come first, and short inputs before long ones.
     """
 
     def cost(trial: tuple[object, Case, torch.dtype]) -> tuple[bool, bool, int]:
@@ -56,7 +56,7 @@ def find_mutant(mutant: Mutant, seed: int = 0) -> Result | None:
 
 
 def false_alarms(name: str, seed: int, share: int = 1) -> list[Result]:
-    """Return the trials with one seed in which a correct kernel breaks a law. There should be none.
+    """Return the results, for one seed, in which a correct kernel breaks a law. There should be none.
 
     Args:
         name: a name in `RIGHT_KERNELS`.

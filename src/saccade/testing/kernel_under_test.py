@@ -172,5 +172,5 @@ def _signature_offers(function: Callable[..., Any]) -> frozenset[str] | None:
         return None
     named = {parameter.name for parameter in parameters}
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    visible = (name for name in (*OPTIONS, *_POSITIONS) if name != "relative")  # this is not a parameter's name
+    visible = (name for name in (*OPTIONS, *_POSITIONS) if name != "relative")  # not a parameter's name
     return frozenset(name for name in visible if takes_all or name in named)

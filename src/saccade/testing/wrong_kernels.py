@@ -35,7 +35,7 @@ def with_changed_inputs(change: Callable[[Tensor, Tensor, Tensor, Tensor], tuple
 
 
 def gradient_times(out: Tensor, factor: float) -> Tensor:
-    """Return the output with its gradient multiplied by ``factor``."""
+    """Return the output, and multiply the gradient that flows back through it by ``factor``."""
     return out.detach() + factor * (out - out.detach())
 
 

@@ -92,7 +92,7 @@ def pooled(features: Tensor, how: str) -> Tensor:
 
 
 class ECA(ArgumentHints, nn.Module):
-    r"""Efficient channel attention: a gate for every channel, computed by one small convolution.
+    r"""Efficient channel attention: a gate for every channel, computed by a small convolution.
 
     .. math:: s = \sigma(w * \mathrm{mean}(x)), \qquad \mathrm{out}_c = s_c\, x_c
 

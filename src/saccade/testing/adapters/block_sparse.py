@@ -95,7 +95,7 @@ def _why(
 
 
 def _cases(size: int) -> tuple[Case, ...]:
-    """Return cases whose masks consist of whole blocks, with and without partial blocks at the end."""
+    """Build cases with masks of whole blocks, with and without an incomplete last block."""
 
     def causal(b: Any, h: Any, q: Any, kv: Any) -> Any:
         return kv // size <= q // size

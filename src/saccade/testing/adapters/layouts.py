@@ -28,7 +28,7 @@ def layout(
     gqa: bool = True,
     output: int | None = None,
 ) -> Form:
-    """Adapt a kernel ``kernel(q, k, v, ...)`` whose tensors have a different order of axes.
+    """Adapt a kernel ``kernel(q, k, v, ...)`` that takes tensors with a different order of axes.
 
     Example:
         >>> import torch.nn.functional as F
@@ -80,7 +80,7 @@ def run(
     output: int | None,
     **options: Any,
 ) -> Tensor:
-    """Call a kernel with its order of axes, and return the output as ``[batch, heads, q_len, value_dim]``."""
+    """Permute the inputs to the kernel's order of axes, and the output to ``[batch, heads, q_len, value_dim]``."""
     if "b" not in order:  # one call for each batch item
         outs = []
         for b in range(len(query)):

@@ -20,7 +20,7 @@ from saccade.testing.laws.law import law
 def operator(name: str, order: str = "bhld", **options: Any) -> Form:
     """Adapt an operator registered with ``torch.library``, by its name, such as "mylib::attention".
 
-    Its options are read from the names of its arguments, unless ``offers=`` lists them. In addition to all other laws,
+    Its options are read from its argument names, unless ``offers=`` lists them. In addition to all other laws,
     `torch.library.opcheck` tests its schema, its fake implementation, and its registration for gradients and
     compilation.
 

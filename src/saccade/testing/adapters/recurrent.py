@@ -135,7 +135,7 @@ def run(
     names: Mapping[str, str],
     **options: Any,
 ) -> Tensor:
-    """Call a kernel on the tokens before the first query, then on the remaining tokens with the resulting state."""
+    """Call the kernel on the tokens before the first query, then on the remaining tokens with the resulting state."""
     heads = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(heads, 1) for x in (key, value))
     before, settings = key.shape[2] - query.shape[2], (rule, head_first, returns_state, names)
@@ -159,7 +159,7 @@ def _call(
     names: Mapping[str, str],
     options: dict[str, Any],
 ) -> tuple[Tensor, Any]:
-    """Call a kernel with its rule's arguments; return the output ``[batch, heads, len, value_dim]`` and the state."""
+    """Call the kernel with its rule's arguments; return the output ``[batch, heads, len, value_dim]`` and the state."""
     key, value, beta, decay = tensors
 
     def put(x: Tensor) -> Tensor:

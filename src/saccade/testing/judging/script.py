@@ -140,7 +140,7 @@ def _call_lines(call: Call) -> list[str] | None:
 
 
 def _tensor(x: Tensor) -> str:
-    """Return a Python expression for a tensor with its strides."""
+    """Return a Python expression that recreates a tensor with its strides."""
     flat = x.detach().cpu().contiguous()
     shape = tuple(x.shape)
     if flat.numel() <= _LITERAL:

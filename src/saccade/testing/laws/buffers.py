@@ -118,7 +118,7 @@ def _memory_of_nan(problem: Problem) -> Iterator[None]:
     memory: Any = torch.utils.deterministic  # torch replaces this module by an object with properties
     fill = memory.fill_uninitialized_memory
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # about operations that have no deterministic form
+        warnings.simplefilter("ignore", UserWarning)  # about operations without a deterministic implementation
         try:
             memory.fill_uninitialized_memory = True
             torch.use_deterministic_algorithms(True, warn_only=True)
